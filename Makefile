@@ -1,0 +1,43 @@
+# Everything runs in the project's own environment, .venv; `make` alone lists what there is.
+# PYTHON is the interpreter that makes that environment (3.11 or newer); ARGS goes to the command a target runs.
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install run test check lint bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## make .venv with the pinned dependencies, if that has not been done
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "fedhet needs Python 3.11 or newer, and $(PYTHON) is older: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,plots,sweep]"
+	@touch $@
+
+run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist strategy=scaffold' for another)
+	$(BIN)/fedhet $(ARGS)
+
+test: $(STAMP) ## the whole test suite, real Flower runs included
+	$(BIN)/python -m pytest $(ARGS)
+
+check: lint ## lint, types and the unit tests: what to run before a commit, a minute or so
+	$(BIN)/python -m mypy
+	$(BIN)/python -m pytest -q -m "not flower" $(ARGS)
+
+lint: $(STAMP) ## ruff: rules and format
+	$(BIN)/python -m ruff check
+	$(BIN)/python -m ruff format --check
+
+bench: $(STAMP) ## seconds per round beside a plain PyTorch loop that does the same work
+	$(BIN)/python benchmarks/floor.py $(ARGS)
+
+clean: ## remove the environment and every cache; results/ stays
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

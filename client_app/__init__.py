@@ -1,0 +1,1 @@
+"""The client: a ClientApp, FederatedClient(NumPyClient), the local training loop, client state."""

@@ -1,0 +1,206 @@
+"""FederatedClient: a NumPyClient whose ``fit`` runs any method's client half."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from logging import WARNING
+
+import numpy as np
+import torch
+from flwr.client import NumPyClient
+from flwr.common.logger import log
+from flwr.common.typing import NDArrays, Scalar
+from torch import Tensor, nn
+
+from client_app.state import ClientState, ClientStateStore
+from client_app.training import LocalOptions, train_locally
+from strategies.base import (
+    ClientData,
+    ClientSide,
+    LocalContext,
+    LocalSolver,
+    Payloads,
+    Tensors,
+)
+from strategies.layers import LayerSelector, shared_names
+from tasks.evaluation import evaluate_model
+
+PERSONAL = "personal"  # the client state's entry for the tensors that never travel
+
+
+@dataclass
+class FederatedClient(NumPyClient):
+    """One client.
+
+    ``fit`` and ``evaluate`` keep NumPyClient's contract, over the tensors named by
+    ``shared_names``. What a method's sides exchange beyond the model lies beside it: set
+    ``received`` before ``fit``, read ``sent`` after it.
+
+    Args:
+        client_id: the partition id.
+        model: on its device; ``forward`` returns (features, logits).
+        data: the training examples.
+        loss: mean task loss of (logits, labels).
+        solver: the local solver.
+        options: how long and how to train.
+        store: where the client state lives.
+        sides: client halves of the methods, by name.
+        seed: of the run; batch order, augmentation and dropout follow from it, the round and
+            ``client_id``.
+        held_out: examples that are not trained on; ``evaluate`` uses them when there are any.
+        personal: tensors that stay here: kept in the client state, never sent.
+    """
+
+    client_id: int
+    model: nn.Module
+    data: ClientData
+    loss: Callable[[Tensor, Tensor], Tensor]
+    solver: LocalSolver
+    options: LocalOptions
+    store: ClientStateStore
+    sides: Mapping[str, ClientSide] = field(default_factory=dict)
+    seed: int = 0
+    held_out: ClientData | None = None
+    personal: LayerSelector = field(default_factory=lambda: LayerSelector("none"))
+    received: Payloads = field(default_factory=dict)
+    sent: Payloads = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Let every side refuse a model or solver it cannot work with."""
+        for side in self.sides.values():
+            side.check(self.model, self.solver)
+        names = [name for name, _ in self.model.named_parameters()]
+        self.personal_names = set(self.personal.select(names))
+        self.shared_names = shared_names(self.model, self.personal)
+
+    # ---- NumPyClient -------------------------------------------------------------------------
+
+    def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
+        """Return the shared tensors, in the order of ``shared_names``."""
+        state = self.model.state_dict()
+        return [state[name].detach().cpu().numpy().copy() for name in self.shared_names]
+
+    def fit(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        """Train on the client's data, starting from ``parameters``.
+
+        Args:
+            parameters: x, in the order of ``shared_names``.
+            config: "round" (t, from 1), "lr"; optionally "experiment", "state-round" (which
+                version of the client state to start from), "state-keep", "evaluate-received".
+
+        Returns:
+            y_i in the same order, n_i, and metrics: "num-steps", "lr-sum", "train-loss", and
+            "received-loss" and "received-accuracy" when asked for.
+        """
+        round = int(config["round"])
+        experiment = str(config.get("experiment", "experiment"))
+        version = int(config.get("state-round", 0))
+        state = self.store.load(experiment, version)
+        known = bool(state)
+        self._load(parameters, state)
+        metrics: dict[str, Scalar] = {}
+        if config.get("evaluate-received", False):
+            loss, accuracy = self._evaluate()
+            metrics |= {"received-loss": loss, "received-accuracy": accuracy}
+        context = self._context(state, round)
+        with seeded(self.seed, round, self.client_id, self._device) as generator:
+            for side in self.sides.values():
+                side.begin(context)
+            summary, train_loss = train_locally(
+                context,
+                list(self.sides.values()),
+                self.solver,
+                self.options,
+                float(config["lr"]),
+                generator,
+            )
+            self.sent = {
+                name: tensors
+                for side in self.sides.values()
+                for name, tensors in side.end(context, summary).items()
+            }
+        self._keep_personal(context.state)
+        if context.state:
+            if version > 0 and not known:
+                log(WARNING, "client %s lost its state of round %s", self.client_id, version)
+            keep = {version, int(config.get("state-keep", 0))}
+            self.store.save(experiment, round, dict(context.state), keep)
+        metrics |= {
+            "num-steps": summary.num_steps,
+            "lr-sum": summary.lr_sum,
+            "train-loss": train_loss,
+        }
+        return self.get_parameters(config), summary.num_examples, metrics
+
+    def evaluate(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[float, int, dict[str, Scalar]]:
+        """Evaluate ``parameters`` on the held-out examples, or on all where none are held out."""
+        experiment = str(config.get("experiment", "experiment"))
+        self._load(parameters, self.store.load(experiment, int(config.get("state-round", 0))))
+        loss, accuracy = self._evaluate()
+        return loss, len(self._evaluation_data), {"accuracy": accuracy}
+
+    # ---- pieces ------------------------------------------------------------------------------
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def _evaluation_data(self) -> ClientData:
+        return self.held_out if self.held_out is not None else self.data
+
+    @torch.no_grad()
+    def _load(self, parameters: NDArrays, state: ClientState) -> None:
+        tensors = self.model.state_dict()
+        for name, value in zip(self.shared_names, parameters, strict=True):
+            tensors[name].copy_(torch.from_numpy(value))
+        for name, kept in state.get(PERSONAL, {}).items():
+            tensors[name].copy_(kept)
+
+    def _context(self, state: ClientState, round: int) -> LocalContext:
+        received_state = {n: v.detach().clone() for n, v in self.model.state_dict().items()}
+        trainable = {name for name, _ in self.model.named_parameters()}
+        return LocalContext(
+            model=self.model,
+            received_state=received_state,
+            anchor={n: received_state[n] for n in self.shared_names if n in trainable},
+            received={name: self._to_device(value) for name, value in self.received.items()},
+            state={name: self._to_device(value) for name, value in state.items()},
+            data=self.data,
+            loss=self.loss,
+            round=round,
+            batch_size=self.options.batch_size,
+        )
+
+    def _to_device(self, tensors: Tensors) -> Tensors:
+        return {name: value.to(self._device) for name, value in tensors.items()}
+
+    def _keep_personal(self, state: dict[str, Tensors]) -> None:
+        if self.personal_names:
+            tensors = self.model.state_dict()
+            state[PERSONAL] = {name: tensors[name].clone() for name in self.personal_names}
+
+    @torch.no_grad()
+    def _evaluate(self) -> tuple[float, float]:
+        return evaluate_model(self.model, self._evaluation_data, self.loss)
+
+
+@contextlib.contextmanager
+def seeded(
+    seed: int, round: int, client_id: int, device: torch.device
+) -> Iterator[torch.Generator]:
+    """Give a generator of (seed, round, client), and seed torch's own inside the block only.
+
+    Dropout draws from torch's global generator and takes no other; its state is put back after.
+    """
+    stream = np.random.SeedSequence([seed, round, client_id]).generate_state(2, np.uint64)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(int(stream[0] >> 1))
+        yield torch.Generator().manual_seed(int(stream[1] >> 1))

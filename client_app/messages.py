@@ -1,0 +1,55 @@
+"""Messages in front of a FederatedClient, and its results behind it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+
+from client_app.client import FederatedClient
+from strategies.base import subtract
+from strategies.records import CONFIG, METRICS, PARAMS, UPDATE, to_record, to_tensors
+
+
+def train_reply(client: FederatedClient, message: Message, evaluate_every: int = 0) -> Message:
+    """Run ``fit`` on a train message.
+
+    Args:
+        client: the client.
+        message: holds "params" (x), the server's payloads, and "config".
+        evaluate_every: evaluate the received model every that many rounds; 0 never.
+
+    Returns:
+        a reply with "update" (y_i - x), the client's payloads, and "metrics".
+    """
+    config: dict[str, Any] = dict(message.content.config_records[CONFIG])
+    since_first = int(config["round"]) - 1
+    config["evaluate-received"] = evaluate_every > 0 and since_first % evaluate_every == 0
+    anchor = to_tensors(message.content.array_records[PARAMS])
+    client.received = {
+        name: to_tensors(record)
+        for name, record in message.content.array_records.items()
+        if name != PARAMS
+    }
+    arrays = [anchor[name].numpy() for name in client.shared_names]
+    trained, num_examples, metrics = client.fit(arrays, config)
+    local = dict(zip(client.shared_names, map(torch.from_numpy, trained), strict=True))
+    content: dict[str, ArrayRecord | MetricRecord] = {
+        UPDATE: to_record(subtract(local, anchor)),
+        METRICS: MetricRecord(
+            {"partition-id": client.client_id, "num-examples": num_examples, **metrics}
+        ),
+    }
+    content |= {name: to_record(tensors) for name, tensors in client.sent.items()}
+    return Message(RecordDict(content), reply_to=message)
+
+
+def evaluate_reply(client: FederatedClient, message: Message) -> Message:
+    """Run ``evaluate`` on an evaluate message; the reply's "metrics" hold loss and accuracy."""
+    config: dict[str, Any] = dict(message.content.config_records[CONFIG])
+    params = to_tensors(message.content.array_records[PARAMS])
+    arrays = [params[name].numpy() for name in client.shared_names]
+    loss, num_examples, metrics = client.evaluate(arrays, config)
+    row = {"partition-id": client.client_id, "num-examples": num_examples, "loss": loss, **metrics}
+    return Message(RecordDict({METRICS: MetricRecord(row)}), reply_to=message)

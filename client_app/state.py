@@ -1,0 +1,105 @@
+"""Client state: what a method keeps at the client between rounds, in versions.
+
+Each version is the state after a round. The server says from which one a round starts: that of
+the client's last *aggregated* reply. So a reply that was refused or got lost, and a run resumed
+from a checkpoint, leave the state as consistent as if the lost round had not been.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from flwr.app import ArrayRecord, RecordDict
+from safetensors.torch import load_file
+from torch import Tensor
+
+from strategies.records import to_record, to_tensors
+from strategies.storage import save_tensors
+
+ClientState = dict[str, Mapping[str, Tensor]]
+
+
+class ClientStateStore(Protocol):
+    """Keeps the versions of one client's state, by experiment."""
+
+    def load(self, experiment: str, round: int) -> ClientState:
+        """Return the state after ``round``; empty where there is none (round 0: always)."""
+
+    def save(self, experiment: str, round: int, state: ClientState, keep: Collection[int]) -> None:
+        """Store the state after ``round`` and drop all versions but it and those in ``keep``."""
+
+
+class ContextStateStore:
+    """In Flower's ``Context.state``: survives rounds, not the node's process nor the run."""
+
+    def __init__(self, records: RecordDict) -> None:
+        self.records = records
+
+    def load(self, experiment: str, round: int) -> ClientState:
+        """Return the state after ``round``."""
+        prefix = f"state/{experiment}/{round}/"
+        return {
+            name.removeprefix(prefix): to_tensors(record)
+            for name, record in self.records.array_records.items()
+            if name.startswith(prefix)
+        }
+
+    def save(self, experiment: str, round: int, state: ClientState, keep: Collection[int]) -> None:
+        """Store the state after ``round`` and drop the versions that nobody can ask for."""
+        kept = tuple(f"state/{experiment}/{version}/" for version in {*keep, round})
+        for name in [n for n in self.records.array_records if n.startswith("state/")]:
+            if not name.startswith(kept):
+                del self.records[name]
+        for name, tensors in state.items():
+            self.records[f"state/{experiment}/{round}/{name}"] = ArrayRecord(
+                dict(to_record(tensors))
+            )
+
+
+class FolderStateStore:
+    """A folder on disk, one safetensors file a version: survives the process and the run.
+
+    Layout: ``<folder>/<experiment>/client-<id>/round-<t>.safetensors``. Files are written whole
+    or not at all (write beside, flush to disk, rename).
+    """
+
+    def __init__(self, folder: Path, client_id: int) -> None:
+        self.folder = Path(folder)
+        self.client_id = client_id
+
+    def load(self, experiment: str, round: int) -> ClientState:
+        """Return the state after ``round``."""
+        path = self._path(experiment, round)
+        if not path.exists():
+            return {}
+        state: dict[str, dict[str, Tensor]] = {}
+        for key, value in load_file(path).items():
+            name, _, tensor = key.partition("/")
+            state.setdefault(name, {})[tensor] = value
+        return dict(state)
+
+    def save(self, experiment: str, round: int, state: ClientState, keep: Collection[int]) -> None:
+        """Store the state after ``round`` and drop the versions that nobody can ask for."""
+        path = self._path(experiment, round)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_tensors(
+            path,
+            {
+                f"{name}/{tensor}": value
+                for name, tensors in state.items()
+                for tensor, value in tensors.items()
+            },
+        )
+        kept = {*keep, round}
+        for other in path.parent.glob("round-*.safetensors"):
+            if int(other.stem.removeprefix("round-")) not in kept:
+                other.unlink(missing_ok=True)
+
+    def _path(self, experiment: str, round: int) -> Path:
+        if not re.fullmatch(r"[A-Za-z0-9_.-]+", experiment) or experiment.startswith("."):
+            raise ValueError(f"experiment={experiment!r} is no folder name")  # it came by network
+        client = f"client-{self.client_id:05d}"
+        return self.folder / experiment / client / f"round-{round:06d}.safetensors"

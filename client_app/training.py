@@ -1,0 +1,143 @@
+"""The one local training loop; every method runs through it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from strategies.base import (
+    Batch,
+    ClientData,
+    ClientSide,
+    ConfigError,
+    LocalContext,
+    LocalSolver,
+    LocalSummary,
+    Step,
+    require_range,
+)
+
+
+@dataclass(frozen=True)
+class LocalOptions:
+    """How long and how a client trains.
+
+    Attributes:
+        batch_size: examples per mini-batch.
+        epochs: passes over the client's data; None when ``steps`` is given.
+        steps: optimiser steps; None when ``epochs`` is given.
+        drop_last: leave out a last, smaller batch (FedPVR's released loaders do).
+        clip: maximum L2 norm of the corrected gradient; None does not clip.
+        autocast: compute the forward pass in bfloat16.
+    """
+
+    batch_size: int = 32
+    epochs: int | None = 1
+    steps: int | None = None
+    drop_last: bool = False
+    clip: float | None = None
+    autocast: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require_range("local.batch_size", self.batch_size, low=1)
+        if (self.epochs is None) == (self.steps is None):
+            raise ConfigError(
+                f"local.epochs={self.epochs} and local.steps={self.steps}: give exactly one, and "
+                "set the other to null"
+            )
+        require_range("local.epochs", self.epochs or 1, low=1)
+        require_range("local.steps", self.steps or 1, low=1)
+        if self.clip is not None:
+            require_range("local.clip", self.clip, open_low=True)
+
+
+def local_options(local: Mapping[str, Any]) -> LocalOptions:
+    """Return the options that the recipe's ``local`` holds, checked."""
+    return LocalOptions(**{field.name: local[field.name] for field in fields(LocalOptions)})
+
+
+def train_locally(
+    context: LocalContext,
+    sides: Sequence[ClientSide],
+    solver: LocalSolver,
+    options: LocalOptions,
+    lr: float,
+    generator: torch.Generator,
+) -> tuple[LocalSummary, float]:
+    """Train ``context.model`` in place on the client's data.
+
+    Args:
+        context: the round as this client sees it; the sides' ``begin`` has been called.
+        sides: whose penalties and corrections apply.
+        solver: takes the steps.
+        options: how long.
+        lr: eta_l of this round.
+        generator: the order of the examples and their augmentation are drawn from it.
+
+    Returns:
+        what was done, and the mean local objective over the steps (penalties included).
+    """
+    context.model.train()
+    solver.start(context.params, lr)
+    backward = partial(_backward, context, sides, options.autocast)
+    correct = partial(_correct, context, sides, options.clip)
+    stream = _stream(context.data, options, generator)
+    num_steps = 0
+    total = torch.zeros((), device=next(iter(context.params.values())).device)
+    while options.steps is None or num_steps < options.steps:
+        try:  # a solver may draw several batches a step, so only it knows when they run out
+            loss = solver.step(partial(next, stream), backward, correct)
+        except StopIteration:
+            break
+        total = total + loss  # stays on the device: no synchronisation per step
+        num_steps += 1
+    summary = LocalSummary(len(context.data), num_steps, num_steps * lr)
+    return summary, float(total) / max(num_steps, 1)
+
+
+def _stream(data: ClientData, options: LocalOptions, generator: torch.Generator) -> Iterator[Batch]:
+    epoch = 0
+    while options.epochs is None or epoch < options.epochs:
+        yield from data.batches(
+            options.batch_size, generator=generator, train=True, drop_last=options.drop_last
+        )
+        epoch += 1
+
+
+def _backward(
+    context: LocalContext, sides: Sequence[ClientSide], autocast: bool, batch: Batch
+) -> Tensor:
+    inputs, labels = batch
+    for param in context.params.values():
+        param.grad = None
+    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=autocast):
+        features, logits = context.model(inputs)
+        step = Step(context.params, inputs, labels, features, logits, context)
+        loss = context.loss(logits, labels)
+        for side in sides:
+            penalty = side.penalty(step)
+            if penalty is not None:
+                loss = loss + penalty
+    loss.backward()
+    return loss.detach()
+
+
+def _correct(context: LocalContext, sides: Sequence[ClientSide], clip: float | None) -> None:
+    if sides:
+        grads = {name: _gradient(param) for name, param in context.params.items()}
+        for side in sides:
+            side.correct(grads, context)
+    if clip is not None:
+        nn.utils.clip_grad_norm_(list(context.params.values()), clip)
+
+
+def _gradient(param: Tensor) -> Tensor:
+    if param.grad is None:  # unused in this batch; a correction applies to it all the same
+        param.grad = torch.zeros_like(param)
+    return param.grad

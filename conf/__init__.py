@@ -1,0 +1,155 @@
+"""The recipe: Hydra's composition of conf/, the same on the server and on every client.
+
+The run config that Flower ships carries what the user asked for; both apps compose the recipe from
+it and compare the hashes of what came out, and of the code, before round 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+FOLDER = Path(__file__).resolve().parent
+PACKAGES = ("conf", "strategies", "tasks", "client_app", "server_app")
+# Where a run happens and what it leaves there is each site's own business, not the recipe's.
+SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint")
+
+RunConfig = Mapping[str, bool | float | int | str]
+
+
+def overrides_of(run_config: RunConfig) -> list[str]:
+    """Return the Hydra overrides that a Flower run config stands for.
+
+    Every key but ``overrides`` is a recipe key; "" leaves it as the recipe has it. ``overrides``
+    holds any further ones: a JSON list of strings, or words as in a shell.
+    """
+    words = []
+    for key, value in run_config.items():
+        if key != "overrides" and value != "":
+            words.append(f"{key}={_quote(value)}")
+    text = str(run_config.get("overrides", "")).strip()
+    return words + (json.loads(text) if text.startswith("[") else shlex.split(text))
+
+
+def _quote(value: bool | float | int | str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str) or value.startswith("[") or re.fullmatch(r"[\w.+-]+", value):
+        return str(value)
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def compose(run_config: RunConfig) -> DictConfig:
+    """Compose the recipe of a Flower run config.
+
+    Raises:
+        hydra.errors.HydraException: an unknown key or option; lists what there is.
+    """
+    return _compose(tuple(overrides_of(run_config))).copy()
+
+
+@lru_cache(maxsize=8)  # a simulation's worker composes once, not once a message
+def _compose(overrides: tuple[str, ...]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
+        return hydra_compose(config_name="config", overrides=list(overrides))
+
+
+def method_name(recipe: DictConfig) -> str:
+    """Return the name of the method, or of the composition in alphabetical order."""
+    return "+".join(sorted(str(name) for name in recipe.strategy.methods)) or "fedavg"
+
+
+def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
+    """Instantiate one part of the recipe, such as ``strategy.client_sides``.
+
+    Args:
+        recipe: the composed recipe.
+        key: the part's key.
+        classifier_tensors: how many of the model's last tensors are its classifier; recipes refer
+            to it as ``${task.classifier_tensors}``.
+    """
+    with open_dict(recipe):
+        recipe.task.classifier_tensors = classifier_tensors
+    return instantiate(OmegaConf.select(recipe, key), _convert_="all")
+
+
+def build_solver(recipe: DictConfig, classifier_tensors: int) -> Any:
+    """Instantiate the local solver that ``local.solver`` names.
+
+    Raises:
+        ValueError: for an unknown name (lists the options), or momentum with another than sgd.
+    """
+    options = sorted(str(name) for name in recipe.local.solvers)
+    if recipe.local.solver not in options:
+        raise ValueError(f"local.solver={recipe.local.solver!r} is unknown; allowed: {options}")
+    if recipe.local.solver == "adam" and recipe.local.momentum:
+        raise ValueError(
+            f"local.momentum={recipe.local.momentum} is SGD's and local.solver=adam has none: set "
+            "local.momentum=0, or local.solvers.adam.betas"
+        )
+    return build_part(recipe, f"local.solvers.{recipe.local.solver}", classifier_tensors)
+
+
+def plain_part(recipe: DictConfig, key: str) -> dict[str, Any]:
+    """Return one part of the recipe as plain, resolved values."""
+    plain = OmegaConf.to_container(recipe[key], resolve=True)
+    assert isinstance(plain, dict)
+    return {str(name): value for name, value in plain.items() if name != "classifier_tensors"}
+
+
+def fingerprint(recipe: DictConfig) -> dict[str, str]:
+    """Return the hashes that server and clients compare: of the recipe and of the code."""
+    return {"recipe": _recipe_hash(recipe, SITE_KEYS), "code": _code_hash(FOLDER.parent)}
+
+
+def resume_fingerprint(recipe: DictConfig) -> str:
+    """Return the hash of all that a resumed run must share with the run it goes on with."""
+    ignored = (*SITE_KEYS, "rounds", "target_accuracy", "evaluation")
+    return _recipe_hash(recipe, ignored)
+
+
+def _recipe_hash(recipe: DictConfig, ignored: Sequence[str]) -> str:
+    plain = OmegaConf.to_container(recipe, resolve=False)
+    assert isinstance(plain, dict)
+    shared = {key: value for key, value in plain.items() if key not in ignored}
+    for local in ("path", "classifier_tensors"):  # a site's own folder; filled in by build_part
+        shared["task"].pop(local, None)
+    return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=1)
+def _code_hash(root: Path) -> str:
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".yaml"):
+                digest.update(path.relative_to(root).as_posix().encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what the numbers depend on."""
+    names = ("fedhet", "flwr", "torch", "torchvision", "numpy", "ray")
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,1 @@
+"""The ServerApp: composes the recipe, runs the strategy, evaluates, checkpoints, writes results."""

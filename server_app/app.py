@@ -1,0 +1,258 @@
+"""The ServerApp: a recipe in, a results directory out."""
+
+from __future__ import annotations
+
+import time
+from functools import cached_property
+from logging import INFO
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid, ServerApp
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from client_app.training import local_options
+from conf import (
+    build_part,
+    build_solver,
+    compose,
+    fingerprint,
+    method_name,
+    plain_part,
+    resume_fingerprint,
+    versions,
+)
+from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
+from server_app.results import ResultsFolder, parameters_sha256, row_of
+from strategies.base import ConfigError, require_range
+from strategies.federated import FederatedStrategy
+from strategies.layers import LayerSelector, shared_names
+from strategies.records import to_record, to_tensors
+from strategies.report import RoundReport
+from strategies.storage import save_tensors
+from tasks import Task, TensorData, build_task, pick_device
+from tasks.evaluation import evaluate_model
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Compose the recipe, check it, run it."""
+    recipe = compose(context.run_config)
+    folder = results_folder(recipe)
+    last = last_checkpoint(recipe, folder)
+    try:
+        run = Run(recipe, folder, last)
+    except Exception as error:
+        if last is None:  # else the folder holds a run's summary, which this is not a part of
+            ResultsFolder(folder).write_summary({}, "failed", f"{type(error).__name__}: {error}")
+        raise
+    run.start(grid)
+
+
+def results_folder(recipe: DictConfig) -> Path:
+    """Return the run's results directory; by default a new one under ~/fedhet-results."""
+    if recipe.results_dir:
+        folder = Path(recipe.results_dir).expanduser()
+        if not folder.is_absolute():
+            raise ConfigError(
+                f"results_dir={recipe.results_dir} must be absolute here: Flower starts the "
+                "ServerApp in a directory of its own"
+            )
+        return folder
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    name = f"{stamp}_{method_name(recipe)}_{recipe.task.name}_seed{recipe.seed}"
+    return Path.home() / "fedhet-results" / name
+
+
+def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
+    """Return the checkpoint to resume from, None for a fresh run.
+
+    Raises:
+        ConfigError: if a fresh run would overwrite another, or there is nothing to resume.
+    """
+    found = checkpoints(folder / "checkpoints")
+    if recipe.resume and not found:
+        raise ConfigError(
+            f"resume=true, but results_dir={folder} holds no checkpoint; set resume=false to start "
+            "afresh"
+        )
+    if not recipe.resume and (found or (folder / "metrics.jsonl").exists()):
+        raise ConfigError(
+            f"results_dir={folder} holds a run already; set resume=true to go on with it, or "
+            "another results_dir"
+        )
+    return found[-1] if found else None
+
+
+class Run:
+    """One run of a recipe: task, strategy and results directory, checked before round 1.
+
+    Args:
+        recipe: the composed recipe.
+        folder: the results directory, absolute.
+        last: the checkpoint to resume from, or None.
+    """
+
+    def __init__(self, recipe: DictConfig, folder: Path, last: Path | None) -> None:
+        check_recipe(recipe)
+        self.recipe, self.folder = recipe, folder
+        self.began = time.time()
+        self.device = pick_device(recipe.device)
+        self.task = build_task(
+            plain_part(recipe, "task"),
+            plain_part(recipe, "partition"),
+            seed=int(recipe.seed),
+            num_clients=int(recipe.clients) or 1,
+        )
+        self.model = self.task.build_model(int(recipe.seed)).to(self.device)
+        self.names = shared_names(self.model, LayerSelector(recipe.strategy.personal))
+        self.strategy = build_strategy(recipe, self.task, self.model)
+        self.arrays = self._restore(last) if last else self._initial_arrays()
+        self.results = ResultsFolder(folder, self.strategy.state.round if last else None)
+        self.results.write_config(OmegaConf.to_yaml(recipe, resolve=True))
+
+    def start(self, grid: Grid) -> None:
+        """Run the rounds; the summary is written whether they end well or not."""
+        try:
+            result = self.strategy.start(
+                grid,
+                self.arrays,
+                num_rounds=int(self.recipe.rounds),
+                timeout=float(self.recipe.runtime.round_timeout_seconds),
+                evaluate_fn=self._evaluate,
+                on_round=self._on_round,
+            )
+            params = to_tensors(result.arrays)
+            save_tensors(self.folder / "model.safetensors", params)
+            about = self._about() | {"parameters_sha256": parameters_sha256(params)}
+            self.results.write_summary(about, "completed")
+        except BaseException as error:
+            self.results.write_summary(self._about(), "failed", f"{type(error).__name__}: {error}")
+            raise
+        log(INFO, "Results are in %s", self.folder)
+
+    # ---- pieces ------------------------------------------------------------------------------
+
+    def _initial_arrays(self) -> ArrayRecord:
+        state = self.model.state_dict()
+        return to_record({name: state[name] for name in self.names})
+
+    def _restore(self, last: Path) -> ArrayRecord:
+        checkpoint = load_checkpoint(last, self.names)
+        if checkpoint.recipe != resume_fingerprint(self.recipe):
+            raise ConfigError(
+                f"resume=true, but {last} was written by another recipe; allowed to "
+                "change are rounds, target_accuracy, evaluation, device, runtime and checkpoint "
+                f"(its recipe is {self.folder / 'config.yaml'})"
+            )
+        if checkpoint.state.round >= int(self.recipe.rounds):
+            raise ConfigError(
+                f"rounds={self.recipe.rounds} are done already: {last} is of round "
+                f"{checkpoint.state.round}; set rounds higher to go on"
+            )
+        log(INFO, "Resuming after round %s", checkpoint.state.round)
+        self.strategy.restore(checkpoint.state)
+        return to_record(checkpoint.params)
+
+    @cached_property
+    def _test_data(self) -> TensorData:
+        return self.task.test_data(self.device)
+
+    def _evaluate(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        every, last = int(self.recipe.evaluation.every), int(self.recipe.rounds)
+        if round != last and (every == 0 or round % every != 0):
+            return None
+        state = self.model.state_dict()
+        with torch.no_grad():
+            for name, value in to_tensors(arrays).items():
+                state[name].copy_(value)
+        loss, accuracy = evaluate_model(self.model, self._test_data, self.task.loss)
+        return MetricRecord({"accuracy": accuracy, "loss": loss})
+
+    def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
+        every, last = int(self.recipe.checkpoint.every), int(self.recipe.rounds)
+        if report.round > 0 and (report.round == last or (every and report.round % every == 0)):
+            checkpoint = Checkpoint(
+                to_tensors(arrays),
+                self.strategy.snapshot(),
+                resume_fingerprint(self.recipe),
+            )
+            save_checkpoint(self.folder / "checkpoints", checkpoint)
+            self.strategy.mark_durable()
+        row = row_of(report)
+        self.results.append(row)
+        shown = ("accuracy", "loss", "train_loss")
+        log(
+            INFO,
+            "[round %s/%s] %s  %.2f s",
+            report.round,
+            last,
+            "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row),
+            report.seconds,
+        )
+        target = self.recipe.target_accuracy
+        return target is not None and report.evaluation.get("accuracy", -1.0) >= float(target)
+
+    def _about(self) -> dict[str, Any]:
+        recipe = self.recipe
+        return {
+            "strategy": method_name(recipe),
+            "task": recipe.task.name,
+            "model": recipe.task.model,
+            "partition": recipe.partition.name,
+            "clients": int(recipe.clients),
+            "seed": int(recipe.seed),
+            "wall_seconds": time.time() - self.began,
+            "versions": versions(),
+            "fingerprint": fingerprint(recipe),
+        }
+
+
+def check_recipe(recipe: DictConfig) -> None:
+    """Refuse values that no method can run with."""
+    require_range("rounds", recipe.rounds, low=1)
+    require_range("clients", recipe.clients, low=0)
+    require_range("evaluation.every", recipe.evaluation.every)
+    require_range("checkpoint.every", recipe.checkpoint.every)
+    local_options(recipe.local)
+    if recipe.target_accuracy is not None:
+        require_range("target_accuracy", recipe.target_accuracy, high=1.0)
+        if recipe.evaluation.every == 0:
+            raise ConfigError(
+                f"target_accuracy={recipe.target_accuracy} is checked at evaluations, but "
+                "evaluation.every=0 has none before the end; set evaluation.every to 1 or more"
+            )
+
+
+def build_strategy(recipe: DictConfig, task: Task, model: nn.Module) -> FederatedStrategy:
+    """Assemble the recipe's strategy; both halves are checked against each other and the model."""
+    tensors = task.classifier_tensors
+    client_sides = build_part(recipe, "strategy.client_sides", tensors)
+    solver = build_solver(recipe, tensors)
+    for side in client_sides.values():
+        side.check(model, solver)
+    transforms = build_part(recipe, "strategy.transforms", tensors)
+    return FederatedStrategy(
+        client_sides=client_sides,
+        server_sides=build_part(recipe, "strategy.server_sides", tensors),
+        aggregator=build_part(recipe, "strategy.aggregator", tensors),
+        server_optimizer=build_part(recipe, "strategy.server_optimizer", tensors),
+        sampler=build_part(recipe, "strategy.sampler", tensors),
+        transforms=[transforms[name] for name in sorted(transforms)],
+        schedule=build_part(recipe, "schedule", tensors),
+        local_lr=float(recipe.local.lr),
+        buffers=[name for name, _ in model.named_buffers()],
+        population=int(recipe.clients),
+        min_replies=int(recipe.min_replies),
+        max_failed_rounds=int(recipe.max_failed_rounds),
+        fingerprint=fingerprint(recipe),
+        evaluate_on_clients=bool(recipe.evaluation.clients),
+        connect_timeout_seconds=float(recipe.runtime.connect_timeout_seconds),
+        allow_stacked_corrections=bool(recipe.strategy.allow_stacked_corrections),
+    )

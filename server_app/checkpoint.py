@@ -1,0 +1,88 @@
+"""Checkpoints: one safetensors file a round with everything needed to go on after it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+from strategies.base import Tensors
+from strategies.report import StrategyState
+from strategies.storage import save_tensors
+
+_KEPT = 2  # the last one, and the one before it should the disk fail under the last
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The params after ``state.round``, the strategy's state, and the recipe's hash."""
+
+    params: Tensors
+    state: StrategyState
+    recipe: str
+
+
+def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint (whole or not at all) and drop all but the last two."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = checkpoint.state
+    tensors = {f"params/{name}": value for name, value in checkpoint.params.items()}
+    for group, values in state.tensors.items():
+        tensors |= {f"state/{group}/{name}": value for name, value in values.items()}
+    about = {
+        "round": state.round,
+        "experiment": state.experiment,
+        "committed": state.committed,
+        "failed_rounds": state.failed_rounds,
+        "groups": sorted(state.tensors),
+        "recipe": checkpoint.recipe,
+    }
+    path = folder / f"round-{state.round:06d}.safetensors"
+    save_tensors(path, tensors, {"fedhet": json.dumps(about)})
+    for old in checkpoints(folder)[:-_KEPT]:
+        old.unlink(missing_ok=True)
+    return path
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, oldest first."""
+    return sorted(folder.glob("round-*.safetensors"))
+
+
+def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
+    """Read a checkpoint.
+
+    Args:
+        path: of the file.
+        order: the params' names in the model's order, which the file does not keep.
+
+    Raises:
+        ValueError: if the file's params are not those of ``order``.
+    """
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["fedhet"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    params = _below("params/", tensors)
+    if set(params) != set(order):
+        raise ValueError(
+            f"{path} holds other tensors than the model: {sorted(set(params) ^ set(order))}; "
+            "resume with the task.model that wrote it"
+        )
+    state = StrategyState(
+        round=about["round"],
+        experiment=about["experiment"],
+        committed={int(client): version for client, version in about["committed"].items()},
+        failed_rounds=about["failed_rounds"],
+        tensors={group: _below(f"state/{group}/", tensors) for group in about["groups"]},
+    )
+    return Checkpoint({name: params[name] for name in order}, state, about["recipe"])
+
+
+def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
+    }

@@ -1,0 +1,1 @@
+"""Federated methods: one file per paper, each a Flower Strategy with its two halves."""

@@ -1,0 +1,350 @@
+"""The interface that every method is written against; the one file a method's author must read.
+
+What *adds* is a set: any number of :class:`ClientSide` and :class:`ServerSide` parts.
+What *replaces* is a slot: one aggregator, server optimiser, sampler and local solver.
+
+One sign convention holds everywhere: ``update_i = y_i - x`` and ``x <- x + eta_g * Delta``.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+Tensors = Mapping[str, Tensor]  # by parameter (or statistic) name
+Payloads = Mapping[str, Tensors]  # by payload name
+Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by payload name, then tensor name
+Batch = tuple[Tensor, Tensor]  # inputs (B, ...), labels (B,)
+
+
+RESERVED_RECORDS = frozenset({"params", "config", "update", "metrics", "client"})
+
+
+class ConfigError(ValueError):
+    """A recipe that cannot run; the message names the value, what is allowed and the key."""
+
+
+class ClientData(Protocol):
+    """The examples of one client, on its device."""
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of the task, held by this client or not."""
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        generator: torch.Generator | None,
+        train: bool,
+        drop_last: bool = False,
+    ) -> Iterator[Batch]:
+        """Yield one pass: shuffled by ``generator`` when given, augmented when ``train``."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One client's valid answer to a round.
+
+    Attributes:
+        client_id: the partition id of the client.
+        num_examples: n_i, number of training examples.
+        num_steps: K, number of optimiser steps taken.
+        lr_sum: sum of the step sizes really taken (K * eta_l when eta_l is constant).
+        update: ``y_i - x`` for every trainable shared tensor.
+        buffers: ``y_i - x`` for every shared floating-point buffer (BatchNorm statistics).
+        payloads: what the client's sides sent, by payload name.
+        metrics: scalars that the client measured.
+    """
+
+    client_id: int
+    num_examples: int
+    num_steps: int
+    lr_sum: float
+    update: Tensors
+    payloads: Payloads = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    buffers: Tensors = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The round (t, from 1), the number of valid replies |S| and the population N."""
+
+    round: int
+    size: int
+    population: int
+
+
+@dataclass(frozen=True)
+class LocalSummary:
+    """What local training did: n_i, K and the sum of the step sizes taken."""
+
+    num_examples: int
+    num_steps: int
+    lr_sum: float
+
+
+@dataclass
+class LocalContext:
+    """Everything a client side may see during one round of local training.
+
+    Attributes:
+        model: the local model y_i, in training; ``forward`` returns (features, logits).
+        received_state: the model's whole state as received (clones, never written).
+        anchor: x, the trainable shared tensors as received (a subset of ``received_state``).
+        received: the payloads the server sent this client, by payload name.
+        state: the client state; it survives rounds and never travels.
+        data: the client's training examples.
+        loss: mean task loss of (logits, labels), a scalar.
+        round: t, from 1.
+        batch_size: the local batch size.
+    """
+
+    model: nn.Module
+    received_state: Tensors
+    anchor: Tensors
+    received: Payloads
+    state: MutableMapping[str, Tensors]
+    data: ClientData
+    loss: Callable[[Tensor, Tensor], Tensor]
+    round: int
+    batch_size: int
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes of the task."""
+        return self.data.num_classes
+
+    @cached_property
+    def params(self) -> dict[str, Tensor]:
+        """The local model's trainable tensors by name, live."""
+        return dict(self.model.named_parameters())
+
+    @cached_property
+    def global_model(self) -> nn.Module:
+        """The model as received: frozen, in eval mode, made once and shared by all sides."""
+        model = copy.deepcopy(self.model)
+        model.load_state_dict(dict(self.received_state), strict=True)
+        return model.requires_grad_(False).eval()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One mini-batch: params by name, features (B, d) and logits (B, C) of the local model."""
+
+    params: Tensors
+    inputs: Tensor
+    labels: Tensor
+    features: Tensor
+    logits: Tensor
+    context: LocalContext
+
+
+class LocalSolver(Protocol):
+    """Takes local steps. A fresh one is started every round, so its state never leaks."""
+
+    def start(self, params: Tensors, lr: float) -> None:
+        """Begin a round on these trainable tensors with this step size."""
+
+    def step(
+        self,
+        next_batch: Callable[[], Batch],
+        backward: Callable[[Batch], Tensor],
+        correct: Callable[[], None],
+    ) -> Tensor:
+        """Take one step and return its loss (detached scalar, left on the device).
+
+        Args:
+            next_batch: draws a mini-batch.
+            backward: puts the gradient of the local objective into ``.grad``; returns the loss.
+            correct: lets the sides edit ``.grad``, then clips it. Called once a step.
+        """
+
+    def stateful(self, names: Sequence[str]) -> list[str]:
+        """Return those of the named tensors whose step is not plain SGD (momentum, Adam)."""
+
+
+class ClientSide:
+    """A method's client half: four hooks, each a no-op by default.
+
+    ``needs`` are payloads the server must broadcast, ``sends`` payloads that ``end`` returns.
+    A side may keep what ``begin`` computed on ``self`` until ``end``; what must outlive the
+    round goes into ``context.state``.
+    """
+
+    needs: frozenset[str] = frozenset()
+    sends: frozenset[str] = frozenset()
+
+    def check(self, model: nn.Module, solver: LocalSolver) -> None:
+        """Refuse, before round 1, a model or solver this side cannot work with."""
+
+    def begin(self, context: LocalContext) -> None:
+        """Prepare for local training."""
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """Return a scalar to add to the task loss, or None."""
+        return None
+
+    def correct(self, grads: Tensors, context: LocalContext) -> None:
+        """Edit gradients in place, after backward and before the optimiser."""
+
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Write the client state and return the payloads named in ``sends``."""
+        return {}
+
+
+class ServerSide:
+    """A method's server half."""
+
+    needs: frozenset[str] = frozenset()
+    sends: frozenset[str] = frozenset()
+
+    def init(self, params: Tensors) -> None:
+        """Start from the initial trainable shared tensors."""
+
+    def broadcast(self, client_id: int) -> Payloads:
+        """Return the payloads named in ``sends`` for one client."""
+        return {}
+
+    def expected(self) -> Shapes:
+        """Return the tensors, with shapes, that a reply's payloads must hold (if known)."""
+        return {}
+
+    def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
+        """Take in the round: its valid replies (by client id) and the aggregate Delta."""
+
+    def state_dict(self) -> Payloads:
+        """Return everything that must survive a restart, as named groups of tensors."""
+        return {}
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore what ``state_dict`` returned."""
+
+
+class Aggregator(Protocol):
+    """(x, replies) -> Delta, over the trainable shared tensors."""
+
+    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
+        """Return the aggregate of the replies' updates."""
+
+
+class ReplyTransform(Protocol):
+    """(x, replies) -> replies: alignment, clipping, compression."""
+
+    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
+        """Return the replies to aggregate instead."""
+
+
+class ServerOptimizer(Protocol):
+    """Turns the aggregate Delta into new params."""
+
+    def init(self, params: Tensors) -> None:
+        """Start from the initial params."""
+
+    def step(self, params: Tensors, update: Tensors, cohort: Cohort) -> dict[str, Tensor]:
+        """Return the params after one step along ``update``."""
+
+    def state_dict(self) -> Payloads:
+        """Return everything that must survive a restart."""
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore what ``state_dict`` returned."""
+
+
+class ClientSampler(Protocol):
+    """Chooses the cohort; a pure function of its seed, the round and the population."""
+
+    def sample(self, round: int, population: int) -> list[int]:
+        """Return the sorted client ids of a round's cohort."""
+
+
+class Schedule(Protocol):
+    """Learning-rate factor of a round."""
+
+    def __call__(self, round: int, num_rounds: int) -> float:
+        """Return the factor for ``round`` in 1..num_rounds."""
+
+
+def zeros_like(tensors: Tensors) -> dict[str, Tensor]:
+    """Return zero tensors of the same names and shapes."""
+    return {name: torch.zeros_like(value) for name, value in tensors.items()}
+
+
+def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
+    """Return ``left - right`` by name."""
+    return {name: value - right[name] for name, value in left.items()}
+
+
+def check_sides(
+    client_sides: Mapping[str, ClientSide],
+    server_sides: Mapping[str, ServerSide],
+    *,
+    allow_stacked_corrections: bool = False,
+) -> None:
+    """Refuse sides whose payloads do not meet, or whose corrections depend on their order.
+
+    Raises:
+        ConfigError: naming the side, the payload and the key.
+    """
+    broadcast = _all_payloads("server", server_sides)
+    sent = _all_payloads("client", client_sides)
+    for name, client_side in client_sides.items():
+        _require_payloads(f"strategy.client_sides.{name}", client_side.needs, broadcast, "server")
+    for name, server_side in server_sides.items():
+        _require_payloads(f"strategy.server_sides.{name}", server_side.needs, sent, "client")
+    correcting = sorted(
+        name for name, side in client_sides.items() if type(side).correct is not ClientSide.correct
+    )
+    if len(correcting) > 1 and not allow_stacked_corrections:
+        raise ConfigError(
+            f"client sides {correcting} all correct the gradient, so their order matters; allowed "
+            "is one. Drop one from strategy=[...], or set strategy.allow_stacked_corrections=true"
+        )
+
+
+def _all_payloads(
+    half: str, sides: Mapping[str, ClientSide] | Mapping[str, ServerSide]
+) -> frozenset[str]:
+    names = [payload for side in sides.values() for payload in side.sends]
+    clashes = sorted({n for n in names if names.count(n) > 1 or n in RESERVED_RECORDS})
+    if clashes:
+        raise ConfigError(
+            f"the payloads {clashes} are sent by two of the {half} sides {sorted(sides)}, or are "
+            f"reserved ({sorted(RESERVED_RECORDS)}); drop one from strategy=[...]"
+        )
+    return frozenset(names)
+
+
+def _require_payloads(key: str, needs: frozenset[str], offered: frozenset[str], other: str) -> None:
+    missing = sorted(needs - offered)
+    if missing:
+        raise ConfigError(
+            f"{key} needs the payloads {missing}, but no {other} side sends them (sent are: "
+            f"{sorted(offered)}); add the {other} half to strategy.{other}_sides"
+        )
+
+
+def require_range(
+    key: str,
+    value: float,
+    *,
+    low: float = 0.0,
+    high: float = float("inf"),
+    open_low: bool = False,
+) -> float:
+    """Return ``value`` if it lies in [low, high] (or (low, high]), else raise ConfigError."""
+    inside = (value > low if open_low else value >= low) and value <= high
+    if not inside:
+        bracket = "(" if open_low else "["
+        raise ConfigError(f"{key}={value} is not allowed: it must lie in {bracket}{low}, {high}]")
+    return value

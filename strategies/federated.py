@@ -1,0 +1,409 @@
+"""FederatedStrategy: the round, on Flower's Message API, that all methods share.
+
+server                                                        client (one node)
+sampler -> cohort
+"params", "<payload>" of every ServerSide.broadcast, "config"  --->   local training
+"update" (y_i - x), "<payload>" of every ClientSide.end, "metrics"  <---
+validate, sort by client id -> transforms -> aggregator -> Delta -> server optimiser -> x;
+then reduce() of every ServerSide
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from logging import INFO, WARNING
+from typing import TypedDict
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result, Strategy
+
+from strategies import server_optimizers
+from strategies.aggregators import WeightedMean
+from strategies.base import (
+    Aggregator,
+    ClientSampler,
+    ClientSide,
+    Reply,
+    ReplyTransform,
+    Schedule,
+    ServerOptimizer,
+    ServerSide,
+    Tensors,
+    check_sides,
+    require_range,
+)
+from strategies.records import (
+    CONFIG,
+    PARAMS,
+    count_bytes,
+    mean_metrics,
+    parse_reply,
+    scalars,
+    to_record,
+    to_tensors,
+    valid_replies,
+)
+from strategies.report import RoundReport, StrategyState
+from strategies.roll_call import Population, roll_call
+from strategies.samplers import FixedSizeSampler
+from strategies.schedules import Constant
+from strategies.server_step import ServerStep
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+
+
+class Slots(TypedDict, total=False):
+    """What every method's strategy takes beside its own arguments: see FederatedStrategy."""
+
+    aggregator: Aggregator
+    server_optimizer: ServerOptimizer
+    sampler: ClientSampler
+    transforms: Sequence[ReplyTransform]
+    schedule: Schedule
+    local_lr: float
+    buffers: Collection[str]
+    population: int
+    min_replies: int
+    max_failed_rounds: int
+    fingerprint: Mapping[str, str]
+    evaluate_on_clients: bool
+    connect_timeout_seconds: float
+
+
+OnRound = Callable[[RoundReport, ArrayRecord], bool]
+
+
+class FederatedStrategy(Strategy):
+    """A method, assembled from sides and slots. FedAvg when none is given.
+
+    Args:
+        client_sides: the client halves, by name; here only to be checked against the server's.
+        server_sides: the server halves, by name.
+        aggregator: (x, replies) -> Delta; mean weighted by example counts by default.
+        server_optimizer: x, Delta -> x; SGD with eta_g = 1 by default.
+        sampler: chooses the cohort over client ids; everybody by default.
+        transforms: (x, replies) -> replies, applied in order before aggregation.
+        schedule: factor of ``local_lr`` per round; constant by default.
+        local_lr: eta_l, sent to the clients as "lr".
+        buffers: names in the arrays that are not trained (BatchNorm statistics): always the
+            example-weighted mean, never seen by sides, aggregator or server optimiser.
+        population: N; 0 takes as many clients as there are nodes.
+        min_replies: with fewer valid replies a round leaves the model as it was.
+        max_failed_rounds: that many such rounds in a row end the run with an error.
+        fingerprint: hashes that every node must share with the server.
+        evaluate_on_clients: evaluate the new model at all clients, in a second exchange a round.
+        connect_timeout_seconds: how long to wait for the nodes before round 1.
+        allow_stacked_corrections: permit several sides that edit gradients.
+
+    Raises:
+        ConfigError: if the sides do not fit each other.
+    """
+
+    def __init__(
+        self,
+        *,
+        client_sides: Mapping[str, ClientSide] | None = None,
+        server_sides: Mapping[str, ServerSide] | None = None,
+        aggregator: Aggregator | None = None,
+        server_optimizer: ServerOptimizer | None = None,
+        sampler: ClientSampler | None = None,
+        transforms: Sequence[ReplyTransform] = (),
+        schedule: Schedule | None = None,
+        local_lr: float = 0.05,
+        buffers: Collection[str] = (),
+        population: int = 0,
+        min_replies: int = 1,
+        max_failed_rounds: int = 3,
+        fingerprint: Mapping[str, str] | None = None,
+        evaluate_on_clients: bool = False,
+        connect_timeout_seconds: float = 600.0,
+        allow_stacked_corrections: bool = False,
+    ) -> None:
+        self.client_sides = dict(client_sides or {})
+        self.server_sides = dict(server_sides or {})
+        check_sides(
+            self.client_sides,
+            self.server_sides,
+            allow_stacked_corrections=allow_stacked_corrections,
+        )
+        self.server_step = ServerStep(
+            self.server_sides,
+            aggregator or WeightedMean(),
+            server_optimizer or server_optimizers.SGD(),
+            transforms,
+            buffers,
+        )
+        self.sampler = sampler or FixedSizeSampler()
+        self.schedule = schedule or Constant()
+        self.local_lr = require_range("local.lr", local_lr, open_low=True)
+        self.size = population
+        self.min_replies = int(require_range("min_replies", min_replies, low=1))
+        self.max_failed_rounds = int(require_range("max_failed_rounds", max_failed_rounds, low=1))
+        self.fingerprint = dict(fingerprint or {})
+        self.evaluate_on_clients = evaluate_on_clients
+        self.connect_timeout_seconds = connect_timeout_seconds
+        self.state = StrategyState()
+        self.durable: dict[int, int] = {}
+        self.num_rounds = 0
+        self.population: Population | None = None
+        self._params: Tensors = {}
+        self._report = RoundReport(round=0)
+
+    # ---- Flower's entry point ----------------------------------------------------------------
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+        on_round: OnRound | None = None,
+    ) -> Result:
+        """Run rounds ``state.round + 1`` to ``num_rounds``; Flower's signature plus ``on_round``.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            initial_arrays: x, the shared tensors by name (after ``restore``: those of its round).
+            num_rounds: the last round.
+            timeout: seconds to wait for a round's replies.
+            train_config: further entries of the clients' config.
+            evaluate_config: the same for evaluation at the clients.
+            evaluate_fn: evaluates params at the server; returns None for a round to skip.
+            on_round: called with each finished round and its params; True ends the run.
+        """
+        self.num_rounds = num_rounds
+        self.server_step.init(to_tensors(initial_arrays), self.state.tensors)
+        self.population = roll_call(grid, self.size, self.fingerprint, self.connect_timeout_seconds)
+        self.summary()
+        result, arrays = Result(), initial_arrays
+        result.arrays = initial_arrays
+        first = self.state.round + 1
+        for round in range(0 if first == 1 else first, num_rounds + 1):
+            if round > 0:
+                arrays = self._train_round(
+                    grid, round, arrays, timeout, train_config or ConfigRecord(), result
+                )
+                self._evaluate_at_clients(
+                    grid, round, arrays, timeout, evaluate_config or ConfigRecord(), result
+                )
+            evaluation = evaluate_fn(round, arrays) if evaluate_fn else None
+            if evaluation is not None:
+                result.evaluate_metrics_serverapp[round] = evaluation
+                self._extend_report(evaluation=scalars(evaluation))
+            if on_round is not None and on_round(self._report, arrays):
+                log(INFO, "Stopped after round %s: the target is reached", round)
+                break
+        return result
+
+    def restore(self, state: StrategyState) -> None:
+        """Go on after ``state.round`` when ``start`` is called next."""
+        self.state = state
+        self.durable = dict(state.committed)
+
+    def snapshot(self) -> StrategyState:
+        """Return the state to ``restore``, together with the params of the last finished round."""
+        return replace(
+            self.state,
+            committed=dict(self.state.committed),
+            tensors=self.server_step.state_dict(),
+        )
+
+    def mark_durable(self) -> None:
+        """Say that the last snapshot is on disk: clients may drop older states."""
+        self.durable = dict(self.state.committed)
+
+    # ---- Flower's four hooks -----------------------------------------------------------------
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Sample the cohort and write its messages."""
+        population = self._require_population()
+        cohort = self.sampler.sample(server_round, len(population))
+        self._params = to_tensors(arrays)
+        lr = self.local_lr * self.schedule(server_round, self.num_rounds)
+        records: dict[int, ArrayRecord] = {}  # what many clients get is serialised once
+        messages = []
+        for client in cohort:
+            content = RecordDict({PARAMS: arrays})
+            for name, tensors in self.server_step.broadcast(client).items():
+                content[name] = records.setdefault(id(tensors), to_record(tensors))
+            content[CONFIG] = self._config(server_round, client, lr, config)
+            messages.append(_message(content, MessageType.TRAIN, population.nodes[client]))
+        self._report = RoundReport(
+            round=server_round,
+            lr=lr,
+            clients=cohort,
+            bytes_down=sum(count_bytes(message.content) for message in messages),
+        )
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Validate the replies and take the step; (None, None) leaves the model as it was."""
+        valid, failures, bytes_up = valid_replies(
+            replies,
+            {self._require_population().nodes[client]: client for client in self._report.clients},
+            self._parse,
+        )
+        self._extend_report(
+            clients=[reply.client_id for reply in valid], failures=failures, bytes_up=bytes_up
+        )
+        for failure in failures:
+            log(WARNING, "round %s: %s", server_round, failure)
+        self.state.round = server_round
+        if len(valid) < self.min_replies:
+            self._count_failed_round(server_round, len(valid), failures)
+            return None, None
+        self.state.failed_rounds = 0
+        self.state.committed |= {reply.client_id: server_round for reply in valid}
+        params = self.server_step(
+            self._params, valid, server_round, len(self._require_population())
+        )
+        metrics = mean_metrics([reply.metrics for reply in valid])
+        self._extend_report(metrics=metrics)
+        return to_record(params), MetricRecord(metrics)
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Write a message to every client, if clients evaluate in an exchange of their own."""
+        if not self.evaluate_on_clients:
+            return []
+        return [
+            _message(
+                RecordDict(
+                    {PARAMS: arrays, CONFIG: self._config(server_round, client, 0.0, config)}
+                ),
+                MessageType.EVALUATE,
+                node,
+            )
+            for client, node in self._require_population().nodes.items()
+        ]
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return the example-weighted mean of the clients' metrics."""
+        records = [
+            scalars(message.content.metric_records["metrics"])
+            for message in replies
+            if not message.has_error()
+        ]
+        records.sort(key=lambda metrics: metrics["partition-id"])
+        if not records:
+            return None
+        metrics = mean_metrics(records)
+        self._extend_report(client_evaluation=metrics)
+        return MetricRecord(metrics)
+
+    def summary(self) -> None:
+        """Log the parts."""
+        parts = {
+            "client sides": sorted(self.client_sides),
+            "server sides": sorted(self.server_sides),
+            "aggregator": type(self.server_step.aggregator).__name__,
+            "server optimiser": type(self.server_step.optimizer).__name__,
+            "sampler": type(self.sampler).__name__,
+        }
+        log(INFO, "%s: %s", type(self).__name__, ", ".join(f"{k} {v}" for k, v in parts.items()))
+
+    # ---- one round, in pieces ----------------------------------------------------------------
+
+    def _require_population(self) -> Population:
+        if self.population is None:
+            raise RuntimeError("the roll call comes first: call start(), which makes it")
+        return self.population
+
+    def _config(self, round: int, client: int, lr: float, config: ConfigRecord) -> ConfigRecord:
+        return ConfigRecord(
+            {
+                **config,
+                "round": round,
+                "num-rounds": self.num_rounds,
+                "lr": lr,
+                "experiment": self.state.experiment,
+                "state-round": self.state.committed.get(client, 0),
+                "state-keep": self.durable.get(client, 0),
+            }
+        )
+
+    def _train_round(
+        self,
+        grid: Grid,
+        round: int,
+        arrays: ArrayRecord,
+        timeout: float,
+        config: ConfigRecord,
+        result: Result,
+    ) -> ArrayRecord:
+        began = time.perf_counter()
+        replies = grid.send_and_receive(
+            self.configure_train(round, arrays, config, grid), timeout=timeout
+        )
+        new_arrays, metrics = self.aggregate_train(round, replies)
+        self._extend_report(seconds=time.perf_counter() - began)
+        if new_arrays is None or metrics is None:
+            return arrays
+        result.arrays = new_arrays
+        result.train_metrics_clientapp[round] = metrics
+        return new_arrays
+
+    def _evaluate_at_clients(
+        self,
+        grid: Grid,
+        round: int,
+        arrays: ArrayRecord,
+        timeout: float,
+        config: ConfigRecord,
+        result: Result,
+    ) -> None:
+        messages = list(self.configure_evaluate(round, arrays, config, grid))
+        if messages:
+            metrics = self.aggregate_evaluate(
+                round, grid.send_and_receive(messages, timeout=timeout)
+            )
+            if metrics is not None:
+                result.evaluate_metrics_clientapp[round] = metrics
+
+    def _parse(self, message: Message, client: int) -> Reply:
+        payloads = {name for side in self.client_sides.values() for name in side.sends}
+        return parse_reply(
+            message,
+            client,
+            self._params,
+            self.server_step.buffers,
+            payloads,
+            self.server_step.expected(),
+        )
+
+    def _count_failed_round(self, round: int, num_valid: int, failures: Sequence[str]) -> None:
+        self.state.failed_rounds += 1
+        log(
+            WARNING,
+            "round %s: %s valid replies, min_replies=%s: the model stays as it was",
+            round,
+            num_valid,
+            self.min_replies,
+        )
+        if self.state.failed_rounds >= self.max_failed_rounds:
+            raise RuntimeError(
+                f"{self.state.failed_rounds} rounds in a row had fewer than min_replies="
+                f"{self.min_replies} valid replies (max_failed_rounds={self.max_failed_rounds}); "
+                f"the last failures: {'; '.join(failures[:5])}"
+            )
+
+    def _extend_report(self, **values: object) -> None:
+        self._report = replace(self._report, **values)
+
+
+def _message(content: RecordDict, message_type: str, node: int) -> Message:
+    return Message(content=content, message_type=message_type, dst_node_id=node)

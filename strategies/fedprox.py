@@ -1,0 +1,40 @@
+"""FedProx: federated optimization in heterogeneous networks.
+
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. MLSys 2020. https://arxiv.org/abs/1812.06127
+
+Local objective (eq. 2):  L(y) = CE(y) + (mu / 2) ||y - x||^2,  x the model as received.
+mu = 0 is FedAvg. The norm is squared and taken over all trainable shared tensors; clipping sees
+the whole gradient (public code that folds mu into weight decay lets it see only a part).
+Defaults of the papers here: FedDW .01, FedPVR's code .01, MA-Echo .1; the class has none.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from strategies.base import ClientSide, Step, require_range
+from strategies.federated import FederatedStrategy, Slots
+
+
+class FedProxClient(ClientSide):
+    """Adds (mu / 2) ||y - x||^2 to the local objective."""
+
+    def __init__(self, mu: float) -> None:
+        self.mu = require_range("strategy.client_sides.fedprox.mu", mu)
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """Return (mu / 2) ||y - x||^2, a scalar; None at mu = 0."""
+        if self.mu == 0.0:
+            return None
+        squares = [(step.params[n] - x).square().sum() for n, x in step.context.anchor.items()]
+        return 0.5 * self.mu * torch.stack(squares).sum()
+
+
+class FedProx(FederatedStrategy):
+    """FedAvg's server with :class:`FedProxClient` at the clients."""
+
+    def __init__(self, mu: float = 0.01, **slots: Unpack[Slots]) -> None:
+        super().__init__(client_sides={"fedprox": FedProxClient(mu)}, **slots)

@@ -1,0 +1,99 @@
+"""Selectors of parameter tensors by name, for partial methods and personal parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from strategies.base import ConfigError
+
+_SYNTAX = "'all', 'none', 'last:N', 'first:N', or name patterns such as 'head.*,body.fc*'"
+
+
+@dataclass(frozen=True)
+class LayerSelector:
+    """Selects tensors out of the model's ``named_parameters()`` order.
+
+    Args:
+        spec: ``all``; ``none``; ``last:N`` or ``first:N`` tensors (weights and biases counted
+            separately); or comma-separated shell patterns of names.
+    """
+
+    spec: str
+
+    def __post_init__(self) -> None:
+        """Refuse a malformed count."""
+        kind, _, count = self.spec.partition(":")
+        if kind in ("last", "first") and not (count.isdigit() and int(count) > 0):
+            raise ConfigError(f"layers={self.spec!r} is no selector; allowed: {_SYNTAX}")
+
+    def select(self, names: Iterable[str]) -> list[str]:
+        """Return the selected names in the given order.
+
+        Raises:
+            ConfigError: if nothing is selected (other than by ``none``); lists the names.
+        """
+        ordered = list(names)
+        kind, _, count = self.spec.partition(":")
+        if self.spec == "none":
+            return []
+        if self.spec == "all":
+            chosen = ordered
+        elif kind in ("last", "first"):
+            chosen = self._by_count(ordered, kind, int(count))
+        else:
+            patterns = [pattern.strip() for pattern in self.spec.split(",")]
+            chosen = [n for n in ordered if any(fnmatchcase(n, p) for p in patterns)]
+        if not chosen:
+            raise ConfigError(
+                f"layers={self.spec!r} selects none of the model's tensors {ordered}; "
+                f"allowed: {_SYNTAX}. Change strategy.layers"
+            )
+        return chosen
+
+    def _by_count(self, ordered: list[str], kind: str, count: int) -> list[str]:
+        if count > len(ordered):
+            raise ConfigError(
+                f"layers={self.spec!r} asks for {count} of {len(ordered)} tensors {ordered}; "
+                "change strategy.layers"
+            )
+        return ordered[-count:] if kind == "last" else ordered[:count]
+
+
+def as_selector(layers: LayerSelector | str) -> LayerSelector:
+    """Return ``layers`` as a selector; a string is its spec."""
+    return layers if isinstance(layers, LayerSelector) else LayerSelector(layers)
+
+
+def all_tensors() -> LayerSelector:
+    """Select every trainable tensor."""
+    return LayerSelector("all")
+
+
+def no_tensors() -> LayerSelector:
+    """Select nothing."""
+    return LayerSelector("none")
+
+
+def last_tensors(count: int) -> LayerSelector:
+    """Select the last ``count`` trainable tensors."""
+    return LayerSelector(f"last:{count}")
+
+
+def named(*patterns: str) -> LayerSelector:
+    """Select the tensors whose names match any of the shell patterns."""
+    return LayerSelector(",".join(patterns))
+
+
+def shared_names(model: nn.Module, personal: LayerSelector) -> list[str]:
+    """Return the names that travel: parameters, then floating-point buffers, less personal ones.
+
+    Integer buffers (BatchNorm's batch counters) stay: their mean means nothing.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    kept = set(personal.select(names))
+    buffers = [name for name, value in model.named_buffers() if value.is_floating_point()]
+    return [name for name in names if name not in kept] + buffers

@@ -1,0 +1,191 @@
+"""What travels: named tensors in ArrayRecords, and the validation of what comes back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from torch import Tensor
+
+from strategies.base import Payloads, Reply, Shapes, Tensors
+
+PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
+
+
+class RefusedReplyError(Exception):
+    """A reply that must not be aggregated; the message says why."""
+
+
+def to_record(tensors: Tensors) -> ArrayRecord:
+    """Return named tensors as an ArrayRecord (host memory, C order)."""
+    return ArrayRecord({name: value.detach() for name, value in tensors.items()})
+
+
+def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
+    """Return an ArrayRecord as named tensors; object arrays (pickles) are refused by NumPy."""
+    # a copy, since the deserialised arrays are read-only views of the message's bytes
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+
+
+def count_bytes(content: RecordDict) -> int:
+    """Return the bytes of a message's arrays as serialised (data and per-array headers)."""
+    return sum(
+        len(array.data) for record in content.array_records.values() for array in record.values()
+    )
+
+
+def check_finite(what: str, tensors: Tensors) -> None:
+    """Refuse NaN and Inf."""
+    for name, value in tensors.items():
+        if value.is_floating_point() and not torch.isfinite(value).all():
+            raise RefusedReplyError(f"{what} {name!r} holds NaN or Inf")
+
+
+def check_shapes(what: str, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse missing and unknown names and wrong shapes."""
+    if tensors.keys() != shapes.keys():
+        missing = sorted(shapes.keys() - tensors.keys())
+        unknown = sorted(tensors.keys() - shapes.keys())
+        raise RefusedReplyError(
+            f"{what} lacks the tensors {missing} and has unknown ones {unknown}"
+        )
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape:
+            raise RefusedReplyError(
+                f"{what} {name!r} has shape {tuple(tensors[name].shape)}, expected {shape}"
+            )
+
+
+def parse_reply(
+    message: Message,
+    client_id: int,
+    params: Tensors,
+    buffers: Iterable[str],
+    payload_names: Iterable[str],
+    expected: Shapes,
+) -> Reply:
+    """Return a train reply's content, checked.
+
+    Args:
+        message: the reply.
+        client_id: whom it must come from.
+        params: the shared tensors that were sent, buffers included.
+        buffers: which of them are buffers.
+        payload_names: the payloads that the client sides send.
+        expected: names and shapes of the payloads where the server sides know them.
+
+    Raises:
+        RefusedReplyError: for an error reply, a wrong sender, a missing record, a wrong name or
+            shape, NaN or Inf.
+    """
+    if message.has_error():
+        raise RefusedReplyError(f"error {message.error.code}: {message.error.reason}")
+    content = message.content
+    metrics = _metrics(content)
+    if int(metrics["partition-id"]) != client_id:
+        raise RefusedReplyError(f"it names partition {int(metrics['partition-id'])}")
+    update = _tensors(content, UPDATE)
+    check_shapes("update", update, {name: tuple(value.shape) for name, value in params.items()})
+    check_finite("update", update)
+    held = set(buffers)
+    return Reply(
+        client_id=client_id,
+        num_examples=int(metrics["num-examples"]),
+        num_steps=int(metrics["num-steps"]),
+        lr_sum=metrics["lr-sum"],
+        update={name: value for name, value in update.items() if name not in held},
+        buffers={name: value for name, value in update.items() if name in held},
+        payloads=_payloads(content, payload_names, expected),
+        metrics=metrics,
+    )
+
+
+def valid_replies(
+    messages: Iterable[Message],
+    cohort: Mapping[int, int],
+    parse: Callable[[Message, int], Reply],
+) -> tuple[list[Reply], list[str], int]:
+    """Return the valid replies by client id, why the others are missing, and the bytes received.
+
+    Args:
+        messages: the replies as they came.
+        cohort: client id by node id.
+        parse: reads one client's message, or refuses it.
+    """
+    waiting = dict(cohort)
+    valid, failures, bytes_up = [], [], 0
+    for message in messages:
+        if message.has_content():
+            bytes_up += count_bytes(message.content)
+        client = waiting.pop(message.metadata.src_node_id, None)
+        if client is None:  # the SuperLink answers in the name of a node it has lost
+            reason = message.error.reason if message.has_error() else "unknown sender"
+            failures.append(f"node {message.metadata.src_node_id}: {reason}")
+            continue
+        try:
+            valid.append(parse(message, client))
+        except RefusedReplyError as refusal:
+            failures.append(f"client {client}: {refusal}")
+    failures += [f"client {client}: no reply" for client in sorted(waiting.values())]
+    return sorted(valid, key=lambda reply: reply.client_id), failures, bytes_up
+
+
+def _tensors(content: RecordDict, name: str) -> dict[str, Tensor]:
+    record = content.array_records.get(name)
+    if record is None:
+        raise RefusedReplyError(f"it lacks the payload {name!r}")
+    try:
+        return to_tensors(record)
+    except (ValueError, TypeError) as error:
+        raise RefusedReplyError(f"payload {name!r} cannot be read: {error}") from error
+
+
+def _payloads(content: RecordDict, names: Iterable[str], expected: Shapes) -> Payloads:
+    payloads = {name: _tensors(content, name) for name in sorted(names)}
+    for name, tensors in payloads.items():
+        if name in expected:
+            check_shapes(f"payload {name!r}", tensors, expected[name])
+        check_finite(f"payload {name!r}", tensors)
+    return payloads
+
+
+def _metrics(content: RecordDict) -> dict[str, float]:
+    record = content.metric_records.get(METRICS, MetricRecord())
+    metrics = scalars(record)
+    missing = sorted({"partition-id", "num-examples", "num-steps", "lr-sum"} - metrics.keys())
+    if missing:
+        raise RefusedReplyError(f"its metrics lack {missing}")
+    bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+    if bad:
+        raise RefusedReplyError(f"its metrics {bad} are NaN or Inf")
+    if metrics["num-examples"] < 1 or metrics["num-steps"] < 1:
+        raise RefusedReplyError("it trained on no example")
+    return metrics
+
+
+def scalars(record: MetricRecord) -> dict[str, float]:
+    """Return a MetricRecord's numbers."""
+    return {name: float(v) for name, v in record.items() if isinstance(v, int | float)}
+
+
+def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means, weighted by "num-examples", of what every client measured.
+
+    Counts ("num-examples", "num-steps") are summed; a metric that only some clients report is the
+    mean over those.
+    """
+    counts = ("num-examples", "num-steps")
+    names = sorted({name for row in metrics for name in row} - {"partition-id", *counts})
+    result = {name: sum(row[name] for row in metrics if name in row) for name in counts}
+    for name in names:
+        rows = [row for row in metrics if name in row]
+        weight = sum(row["num-examples"] for row in rows)
+        result[name] = sum(row["num-examples"] * row[name] for row in rows) / weight
+    return result
+
+
+def client_card(content: RecordDict) -> ConfigRecord:
+    """Return what a node says of itself in the roll call."""
+    return content.config_records.get(CLIENT, ConfigRecord())

@@ -1,0 +1,58 @@
+"""What a finished round reports, and what a strategy must get back to go on after it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from strategies.base import Payloads
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """One finished round.
+
+    Attributes:
+        round: t, from 1 (0: the initial model).
+        lr: the local learning rate.
+        clients: ids of the clients whose replies were aggregated.
+        failures: why each missing or refused reply was not.
+        metrics: example-weighted means of what the clients measured.
+        bytes_down: array bytes sent to clients, as serialised.
+        bytes_up: array bytes received from clients, refused replies included.
+        seconds: from sampling to the new params, evaluation not included.
+        evaluation: metrics of the new params on the server's test set, if evaluated.
+        client_evaluation: the same at the clients, if they were asked.
+    """
+
+    round: int
+    lr: float = 0.0
+    clients: Sequence[int] = ()
+    failures: Sequence[str] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    seconds: float = 0.0
+    evaluation: Mapping[str, float] = field(default_factory=dict)
+    client_evaluation: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class StrategyState:
+    """All a strategy must get back to go on after ``round``, beside the params.
+
+    Attributes:
+        round: the last finished round.
+        experiment: names this run at the clients' state stores.
+        committed: by client id, the round of its last aggregated reply: the version of its client
+            state that the next round starts from.
+        failed_rounds: how many rounds in a row had too few replies.
+        tensors: every side's and the server optimiser's state, by "<owner>/<group>".
+    """
+
+    round: int = 0
+    experiment: str = field(default_factory=lambda: uuid.uuid4().hex)
+    committed: dict[int, int] = field(default_factory=dict)
+    failed_rounds: int = 0
+    tensors: Payloads = field(default_factory=dict)

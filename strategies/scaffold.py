@@ -1,0 +1,170 @@
+"""SCAFFOLD: stochastic controlled averaging for federated learning.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020. https://arxiv.org/abs/1910.06378
+
+Local step (eq. 3):      y <- y - eta_l (g(y) - c_i + c)
+After K steps (eq. 4):   option I   c_i+ = g_i(x), the gradient of the local loss at the received x
+                         option II  c_i+ = c_i - c + (x - y_K) / (K eta_l)
+Server (eq. 5):          x <- x + eta_g / |S| sum_{i in S} (y_i - x)
+                         c <- c + (1 / N) sum_{i in S} (c_i+ - c_i),   N the population, not |S|
+
+c and all c_i start at zero. What travels: c down (d numbers), c_i+ - c_i up (d), c_i stays.
+``lr_sum``, the sum of the step sizes really taken, stands for K eta_l: right under schedules and
+partial epochs (public code divides by an undecayed, or already decayed, rate). The control
+variates live on a layer selector: all tensors here, the last ones in FedPVR, none is FedAvg.
+Option II reads the mean gradient off the displacement, which only plain SGD steps allow: momentum
+or Adam on a corrected tensor is refused. Weight decay is part of the local gradient, so it is in
+c_i; gradient clipping acts on the corrected gradient.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from strategies.aggregators import UniformMean
+from strategies.base import (
+    ClientSide,
+    Cohort,
+    ConfigError,
+    LocalContext,
+    LocalSolver,
+    LocalSummary,
+    Payloads,
+    Reply,
+    ServerSide,
+    Shapes,
+    Tensors,
+    subtract,
+    zeros_like,
+)
+from strategies.federated import FederatedStrategy, Slots
+from strategies.layers import LayerSelector, as_selector
+
+CONTROL_VARIATE = "control_variate"
+DELTA = "control_variate_delta"
+
+
+class ControlVariateClient(ClientSide):
+    """The client half of SCAFFOLD, on the selected tensors.
+
+    Args:
+        layers: the tensors that are corrected.
+        option: "II" (displacement) or "I" (gradient at x: one more pass over the data).
+    """
+
+    needs, sends = frozenset({CONTROL_VARIATE}), frozenset({DELTA})
+
+    def __init__(
+        self, layers: LayerSelector | str = "all", option: Literal["I", "II"] = "II"
+    ) -> None:
+        if option not in ("I", "II"):
+            raise ConfigError(f"strategy.option={option!r} is not allowed: it must be I or II")
+        self.layers = as_selector(layers)
+        self.option = option
+
+    def check(self, model: nn.Module, solver: LocalSolver) -> None:
+        """Refuse momentum or Adam on corrected tensors under option II."""
+        corrected = self.layers.select(name for name, _ in model.named_parameters())
+        stateful = sorted(set(corrected) & set(solver.stateful([*dict(model.named_parameters())])))
+        if self.option == "II" and stateful:
+            raise ConfigError(
+                f"option II of SCAFFOLD reads the gradient off plain SGD steps, but the local "
+                f"solver takes others on {stateful}: set local.solver=sgd and local.momentum=0 (or "
+                "local.momentum_layers to tensors that are not corrected), or strategy.option=I"
+            )
+
+    def begin(self, context: LocalContext) -> None:
+        """Take c as received and c_i from the client state (zero before its first round)."""
+        self.server = context.received[CONTROL_VARIATE]
+        self.local = context.state.get(CONTROL_VARIATE) or zeros_like(self.server)
+        self.shift = subtract(self.server, self.local)
+
+    def correct(self, grads: Tensors, context: LocalContext) -> None:
+        """Add c - c_i to the gradient."""
+        for name, shift in self.shift.items():
+            grads[name].add_(shift)
+
+    @torch.no_grad()
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Keep c_i+ in the client state and send c_i+ - c_i."""
+        new = (
+            self._from_gradient(context)
+            if self.option == "I"
+            else self._from_drift(context, summary)
+        )
+        context.state[CONTROL_VARIATE] = new
+        return {DELTA: subtract(new, self.local)}
+
+    def _from_drift(self, context: LocalContext, summary: LocalSummary) -> dict[str, Tensor]:
+        return {
+            name: (context.anchor[name] - context.params[name]) / summary.lr_sum - shift
+            for name, shift in self.shift.items()
+        }
+
+    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    def _from_gradient(self, context: LocalContext) -> dict[str, Tensor]:
+        model = copy.deepcopy(context.global_model).requires_grad_(True)
+        for inputs, labels in context.data.batches(context.batch_size, generator=None, train=False):
+            _, logits = model(inputs)
+            share = len(labels) / len(context.data)
+            (share * context.loss(logits, labels)).backward()
+        gradients = {name: param.grad for name, param in model.named_parameters()}
+        return {
+            name: torch.zeros_like(zero) if gradients[name] is None else gradients[name].detach()
+            for name, zero in self.shift.items()
+        }
+
+
+class ControlVariateServer(ServerSide):
+    """The server half: keeps c on the selected tensors."""
+
+    needs, sends = frozenset({DELTA}), frozenset({CONTROL_VARIATE})
+
+    def __init__(self, layers: LayerSelector | str = "all") -> None:
+        self.layers = as_selector(layers)
+        self.control_variate: dict[str, Tensor] = {}
+
+    def init(self, params: Tensors) -> None:
+        """Start c at zero on the selected tensors; an empty selection is an error."""
+        self.control_variate = zeros_like({n: params[n] for n in self.layers.select(params)})
+
+    def broadcast(self, client_id: int) -> Payloads:
+        """Send c."""
+        return {CONTROL_VARIATE: self.control_variate}
+
+    def expected(self) -> Shapes:
+        """A delta has the names and shapes of c."""
+        return {DELTA: {name: tuple(c.shape) for name, c in self.control_variate.items()}}
+
+    def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
+        """c <- c + (1 / N) sum_i (c_i+ - c_i)."""
+        self.control_variate = {
+            name: c
+            + torch.stack([r.payloads[DELTA][name] for r in replies]).sum(0) / cohort.population
+            for name, c in self.control_variate.items()
+        }
+
+    def state_dict(self) -> Payloads:
+        """Return c."""
+        return {CONTROL_VARIATE: self.control_variate}
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore c."""
+        self.control_variate = dict(state.get(CONTROL_VARIATE, {}))
+
+
+class SCAFFOLD(FederatedStrategy):
+    """Control variates on every trainable tensor, uniform mean of updates."""
+
+    def __init__(self, option: Literal["I", "II"] = "II", **slots: Unpack[Slots]) -> None:
+        slots.setdefault("aggregator", UniformMean())
+        super().__init__(
+            client_sides={"scaffold": ControlVariateClient("all", option)},
+            server_sides={"scaffold": ControlVariateServer("all")},
+            **slots,
+        )

@@ -1,0 +1,220 @@
+"""An in-process federation: Flower's messages and our strategy, with no Ray and no process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from client_app.client import FederatedClient
+from client_app.messages import evaluate_reply, train_reply
+from client_app.state import ContextStateStore
+from client_app.training import LocalOptions
+from strategies.base import ClientSide, LocalSolver
+from strategies.federated import FederatedStrategy
+from strategies.layers import shared_names
+from strategies.records import to_record, to_tensors
+from strategies.report import RoundReport
+from strategies.solvers import SGD
+
+Handler = Callable[[Message], Message]
+
+
+class InProcessGrid(Grid):
+    """Delivers each message to its node's handler and shuffles the replies.
+
+    Args:
+        handlers: by node id.
+        tamper: may replace a reply, or drop it by returning None.
+    """
+
+    def __init__(
+        self,
+        handlers: Mapping[int, Handler],
+        tamper: Callable[[Message], Message | None] = lambda reply: reply,
+    ) -> None:
+        self.handlers = dict(handlers)
+        self.tamper = tamper
+        self.shuffle = random.Random(1).shuffle
+        self.sent: list[Message] = []
+
+    def set_run(self, run: object) -> None:
+        """Not needed."""
+
+    @property
+    def run(self) -> object:
+        """Not needed."""
+        raise NotImplementedError
+
+    def create_message(self, *args: object, **kwargs: object) -> Message:
+        """Not needed: messages are constructed."""
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids."""
+        return list(self.handlers)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Not needed."""
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Not needed."""
+        raise NotImplementedError
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Answer all messages; a handler that raises gives an error reply, as in Flower."""
+        self.sent = list(messages)
+        replies = []
+        for message in self.sent:
+            try:
+                reply = self.handlers[message.metadata.dst_node_id](message)
+            except Exception as error:
+                reply = Message(Error(code=2, reason=str(error)), reply_to=message)
+            if (kept := self.tamper(reply)) is not None:
+                replies.append(kept)
+        self.shuffle(replies)
+        return replies
+
+
+def card(client_id: int, population: int, num_examples: int, **more: str) -> RecordDict:
+    """Return a roll-call answer."""
+    values = {
+        "partition-id": client_id,
+        "num-partitions": population,
+        "num-examples": num_examples,
+        **more,
+    }
+    return RecordDict({"client": ConfigRecord(values)})
+
+
+def handler(
+    client: Callable[[], FederatedClient], client_id: int, population: int, num_examples: int
+) -> Handler:
+    """Return a node that builds its client anew for every message, as a real one does."""
+
+    def handle(message: Message) -> Message:
+        if message.metadata.message_type == MessageType.QUERY:
+            return Message(card(client_id, population, num_examples), reply_to=message)
+        if message.metadata.message_type == MessageType.EVALUATE:
+            return evaluate_reply(client(), message)
+        return train_reply(client(), message, evaluate_every=1)
+
+    return handle
+
+
+class TensorBatches:
+    """Tensors as a client's data."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor, num_classes: int = 2) -> None:
+        self.inputs, self.labels, self.num_classes = inputs, labels, num_classes
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self.labels)
+
+    def batches(self, batch_size, *, generator, train, drop_last=False):
+        """Yield one pass."""
+        order = torch.arange(len(self))
+        if generator is not None:
+            order = torch.randperm(len(self), generator=generator)
+        for start in range(0, len(self), batch_size):
+            chosen = order[start : start + batch_size]
+            if drop_last and len(chosen) < batch_size and start > 0:
+                return
+            yield self.inputs[chosen], self.labels[chosen]
+
+
+class Linear(nn.Module):
+    """Least squares: features are the inputs, the only logit is the prediction."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.body = nn.Linear(size, size, bias=False, dtype=torch.float64)
+        self.head = nn.Linear(size, 1, bias=False, dtype=torch.float64)
+        with torch.no_grad():
+            self.body.weight.copy_(torch.eye(size))
+            self.head.weight.zero_()
+        self.body.requires_grad_(True)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (features, logits)."""
+        features = self.body(inputs)
+        return features, self.head(features)
+
+
+class Regression(nn.Module):
+    """One linear head: a quadratic objective with a closed-form optimum."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(size, 1, bias=False, dtype=torch.float64)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (features, logits)."""
+        return inputs, self.head(inputs)
+
+
+def half_squared_error(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean of (prediction - target)^2 / 2."""
+    return 0.5 * (logits.squeeze(1) - labels).square().mean()
+
+
+def federate(
+    strategy: FederatedStrategy,
+    datasets: Sequence[TensorBatches],
+    *,
+    model: Callable[[], nn.Module],
+    loss: Callable[[Tensor, Tensor], Tensor] = half_squared_error,
+    rounds: int,
+    solver: Callable[[], LocalSolver] = SGD,
+    options: LocalOptions | None = None,
+    sides: Callable[[], Mapping[str, ClientSide]] | None = None,
+    stores: Mapping[int, object] | None = None,
+    tamper: Callable[[Message], Message | None] = lambda reply: reply,
+    seed: int = 0,
+    initial: Mapping[str, Tensor] | None = None,
+    personal: str = "none",
+) -> tuple[dict[str, Tensor], list[RoundReport]]:
+    """Run a strategy over one client per dataset; return the final params and the reports."""
+    from strategies.layers import LayerSelector
+
+    stores = stores or {i: ContextStateStore(RecordDict()) for i in range(len(datasets))}
+    chosen = options or LocalOptions()
+
+    def client(i: int) -> FederatedClient:
+        return FederatedClient(
+            client_id=i,
+            model=model(),
+            data=datasets[i],
+            loss=loss,
+            solver=solver(),
+            options=chosen,
+            store=stores[i],
+            sides=sides() if sides else strategy.client_sides,
+            seed=seed,
+            personal=LayerSelector(personal),
+        )
+
+    handlers = {
+        1000 + i: handler(lambda i=i: client(i), i, len(datasets), len(datasets[i]))
+        for i in range(len(datasets))
+    }
+    reports: list[RoundReport] = []
+    start = model()
+    names = shared_names(start, LayerSelector(personal))
+    state = initial or {name: start.state_dict()[name] for name in names}
+    result = strategy.start(
+        InProcessGrid(handlers, tamper),
+        to_record(state),
+        num_rounds=rounds,
+        on_round=lambda report, arrays: bool(reports.append(report)),
+    )
+    return to_tensors(result.arrays), reports

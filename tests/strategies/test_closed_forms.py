@@ -1,0 +1,135 @@
+"""Two least-squares clients whose common optimum is known in closed form."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from client_app.state import ContextStateStore
+from client_app.training import LocalOptions
+from strategies.base import ConfigError
+from strategies.fedavg import FedAvg
+from strategies.fedprox import FedProx
+from strategies.samplers import FixedSizeSampler
+from strategies.scaffold import SCAFFOLD, ControlVariateClient
+from strategies.schedules import ExponentialDecay, MultiStep
+from strategies.solvers import SGD, Adam
+from tests.federation import Regression, TensorBatches, federate
+
+STEPS = LocalOptions(batch_size=100, epochs=5)
+
+
+def clients() -> list[TensorBatches]:
+    """Two clients with the same number of examples and different curvatures and optima."""
+    generator = torch.Generator().manual_seed(3)
+    datasets = []
+    for scale, target in ((1.0, [2.0, -1.0]), (3.0, [-1.0, 4.0])):
+        inputs = scale * torch.randn(20, 2, generator=generator, dtype=torch.float64)
+        noise = torch.randn(20, generator=generator, dtype=torch.float64)
+        datasets.append(
+            TensorBatches(inputs, inputs @ torch.tensor(target, dtype=torch.float64) + noise)
+        )
+    return datasets
+
+
+def optimum(datasets: list[TensorBatches]) -> torch.Tensor:
+    """Return argmin of the mean of the clients' objectives, by the normal equations."""
+    gram = sum(d.inputs.T @ d.inputs / len(d) for d in datasets)
+    moment = sum(d.inputs.T @ d.labels / len(d) for d in datasets)
+    return torch.linalg.solve(gram, moment)
+
+
+def distance(strategy, rounds: int, **how) -> float:
+    """Return the distance of a strategy's final params to the optimum."""
+    datasets = clients()
+    params, _ = federate(
+        strategy, datasets, model=lambda: Regression(2), rounds=rounds, options=STEPS, **how
+    )
+    return float((params["head.weight"][0] - optimum(datasets)).norm())
+
+
+def test_fedavg_stalls_where_scaffold_reaches_the_optimum():
+    """Drift keeps FedAvg off the optimum; control variates cancel it."""
+    assert distance(FedAvg(local_lr=0.05), 150) > 0.1
+    assert distance(SCAFFOLD(local_lr=0.05), 150) < 1e-10
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_scaffold_under_partial_participation(option):
+    """One of two clients a round: c moves by 1/N, and a client's c_i waits for its next turn."""
+    strategy = SCAFFOLD(option, local_lr=0.04, sampler=FixedSizeSampler(0.5, seed=1))
+    assert distance(strategy, 600) < 1e-9
+
+
+@pytest.mark.parametrize("schedule", [ExponentialDecay(0.99), MultiStep((0.3, 0.6), 0.5)])
+def test_scaffold_under_a_schedule(schedule):
+    """lr_sum is the round's own: a decayed rate leaves c_i a gradient."""
+    assert distance(SCAFFOLD(local_lr=0.05, schedule=schedule), 150) < 1e-6
+
+
+def test_scaffold_control_variates_are_the_clients_gradients():
+    """At the optimum c_i is the gradient of client i's objective there, and c their mean, zero."""
+    datasets = clients()
+    stores = {i: ContextStateStore(RecordDict()) for i in range(2)}
+    strategy = SCAFFOLD(local_lr=0.05)
+    federate(
+        strategy,
+        datasets,
+        model=lambda: Regression(2),
+        rounds=150,
+        options=STEPS,
+        stores=stores,
+    )
+    best = optimum(datasets)
+    for i, data in enumerate(datasets):
+        residual = data.inputs @ best - data.labels
+        gradient = data.inputs.T @ residual / len(data)
+        kept = stores[i].load(strategy.state.experiment, 150)["control_variate"]["head.weight"][0]
+        torch.testing.assert_close(kept, gradient, atol=1e-8, rtol=0)
+    c = strategy.server_sides["scaffold"].control_variate["head.weight"]
+    torch.testing.assert_close(c, torch.zeros_like(c), atol=1e-8, rtol=0)
+
+
+def test_scaffold_by_hand():
+    """One scalar weight, f_i = (a_i w - b_i)^2 / 2, eta_l = .1, K = 1, two rounds.
+
+    a = (1, 2), b = (1, 4), x = 0. Round 1: g = (-1, -8), y = (.1, .8), x = .45,
+    c_i = (x - y_i) / .1 = (-1, -8), c = -4.5.
+    Round 2: g = (.45 - 1, .9 * 2 - 8) = (-.55, -6.2); with c - c_i = (-3.5, 3.5):
+    y = (.45 + .405, .45 + .27) = (.855, .72), x = .7875.
+    """
+    datasets = [
+        TensorBatches(
+            torch.tensor([[a]], dtype=torch.float64), torch.tensor([b], dtype=torch.float64)
+        )
+        for a, b in ((1.0, 1.0), (2.0, 4.0))
+    ]
+    params, _ = federate(SCAFFOLD(local_lr=0.1), datasets, model=lambda: Regression(1), rounds=2)
+    assert float(params["head.weight"]) == pytest.approx(0.7875, abs=1e-12)
+
+
+def test_fedprox_fixed_point_of_one_client():
+    """Minimising CE + mu/2 ||y - x||^2 exactly: (H + mu I) y = H w* + mu x, in one round."""
+    (data, _) = clients()
+    mu, hessian = 2.0, data.inputs.T @ data.inputs / len(data)
+    best = torch.linalg.solve(hessian, data.inputs.T @ data.labels / len(data))
+    expected = torch.linalg.solve(hessian + mu * torch.eye(2), hessian @ best)
+    params, _ = federate(
+        FedProx(mu, local_lr=0.2),
+        [data],
+        model=lambda: Regression(2),
+        rounds=1,
+        options=LocalOptions(batch_size=100, epochs=300),
+    )
+    torch.testing.assert_close(params["head.weight"][0], expected, atol=1e-9, rtol=0)
+
+
+def test_momentum_with_option_two_is_refused():
+    """Option II reads the gradient off plain SGD steps; option I does not."""
+    with pytest.raises(ConfigError, match=r"local\.momentum=0"):
+        ControlVariateClient("all", "II").check(Regression(1), SGD(momentum=0.9))
+    with pytest.raises(ConfigError, match=r"local\.solver=sgd"):
+        ControlVariateClient("all", "II").check(Regression(1), Adam())
+    ControlVariateClient("all", "I").check(Regression(1), SGD(momentum=0.9))
+    ControlVariateClient("none", "II").check(Regression(1), SGD(momentum=0.9))
