@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -31,7 +32,7 @@ def introduce(message: Message, context: Context) -> Message:
     data, _ = _task(recipe, population).client_data(
         client_id, torch.device("cpu"), site_folder=_site_folder(context)
     )
-    card = {
+    card: dict[str, Any] = {
         "partition-id": client_id,
         "num-partitions": population,
         "num-examples": len(data),
@@ -94,8 +95,8 @@ def _place(recipe: DictConfig, context: Context) -> tuple[int, int]:
     client_id = int(node["partition-id"])
     if not 0 <= client_id < population:
         raise ValueError(
-            f"partition-id={client_id} is not one of 0..{population - 1}: there are more SuperNodes "
-            f"than clients={population}; change clients or the number of SuperNodes"
+            f"partition-id={client_id} is not one of 0..{population - 1}: there are more "
+            f"SuperNodes than clients={population}; change clients or the number of SuperNodes"
         )
     return client_id, population
 
@@ -107,11 +108,11 @@ def _site_folder(context: Context) -> Path | None:
 
 def _store(recipe: DictConfig, context: Context, client_id: int) -> ClientStateStore:
     """Return the node's state folder, the simulation's, or else Flower's Context.state."""
-    folder = context.node_config.get("state-folder")
-    if folder is None and recipe.runtime.simulation and recipe.results_dir:
-        folder = Path(recipe.results_dir) / "client_state"
-    if folder is not None:
-        return FolderStateStore(Path(str(folder)), client_id)
+    folder = str(context.node_config.get("state-folder", ""))
+    if not folder and recipe.runtime.simulation and recipe.results_dir:
+        folder = f"{recipe.results_dir}/client_state"
+    if folder:
+        return FolderStateStore(Path(folder), client_id)
     return ContextStateStore(context.state)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from logging import WARNING
 
@@ -181,7 +181,7 @@ class FederatedClient(NumPyClient):
     def _to_device(self, tensors: Tensors) -> Tensors:
         return {name: value.to(self._device) for name, value in tensors.items()}
 
-    def _keep_personal(self, state: dict[str, Tensors]) -> None:
+    def _keep_personal(self, state: MutableMapping[str, Tensors]) -> None:
         if self.personal_names:
             tensors = self.model.state_dict()
             state[PERSONAL] = {name: tensors[name].clone() for name in self.personal_names}

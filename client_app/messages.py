@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.typing import Scalar
 
 from client_app.client import FederatedClient
 from strategies.base import subtract
-from strategies.records import CONFIG, METRICS, PARAMS, UPDATE, to_record, to_tensors
+from strategies.records import CONFIG, METRICS, PARAMS, UPDATE, to_metrics, to_record, to_tensors
 
 
 def train_reply(client: FederatedClient, message: Message, evaluate_every: int = 0) -> Message:
@@ -34,12 +36,11 @@ def train_reply(client: FederatedClient, message: Message, evaluate_every: int =
     }
     arrays = [anchor[name].numpy() for name in client.shared_names]
     trained, num_examples, metrics = client.fit(arrays, config)
+    row = {"partition-id": client.client_id, "num-examples": num_examples, **_numbers(metrics)}
     local = dict(zip(client.shared_names, map(torch.from_numpy, trained), strict=True))
-    content: dict[str, ArrayRecord | MetricRecord] = {
+    content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         UPDATE: to_record(subtract(local, anchor)),
-        METRICS: MetricRecord(
-            {"partition-id": client.client_id, "num-examples": num_examples, **metrics}
-        ),
+        METRICS: to_metrics(row),
     }
     content |= {name: to_record(tensors) for name, tensors in client.sent.items()}
     return Message(RecordDict(content), reply_to=message)
@@ -51,5 +52,9 @@ def evaluate_reply(client: FederatedClient, message: Message) -> Message:
     params = to_tensors(message.content.array_records[PARAMS])
     arrays = [params[name].numpy() for name in client.shared_names]
     loss, num_examples, metrics = client.evaluate(arrays, config)
-    row = {"partition-id": client.client_id, "num-examples": num_examples, "loss": loss, **metrics}
-    return Message(RecordDict({METRICS: MetricRecord(row)}), reply_to=message)
+    row = {"partition-id": client.client_id, "num-examples": num_examples, "loss": loss}
+    return Message(RecordDict({METRICS: to_metrics(row | _numbers(metrics))}), reply_to=message)
+
+
+def _numbers(metrics: Mapping[str, Scalar]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items()}

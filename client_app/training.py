@@ -124,7 +124,7 @@ def _backward(
             penalty = side.penalty(step)
             if penalty is not None:
                 loss = loss + penalty
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 
 

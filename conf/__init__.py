@@ -74,6 +74,23 @@ def method_name(recipe: DictConfig) -> str:
     return "+".join(sorted(str(name) for name in recipe.strategy.methods)) or "fedavg"
 
 
+def check_slots(recipe: DictConfig) -> None:
+    """Refuse two methods that replace the same slot: the order of their names would decide.
+
+    Raises:
+        ValueError: naming the slot and the methods.
+    """
+    owners: dict[str, str] = {}
+    for method, slots in sorted(recipe.strategy.methods.items()):
+        for slot in slots:
+            if slot in owners:
+                raise ValueError(
+                    f"strategy=[{owners[slot]},{method}]: both replace the {slot}, and there is "
+                    f"one; drop one, or choose it with strategy/{slot}=..."
+                )
+            owners[slot] = str(method)
+
+
 def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     """Instantiate one part of the recipe, such as ``strategy.client_sides``.
 
@@ -85,7 +102,9 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     """
     with open_dict(recipe):
         recipe.task.classifier_tensors = classifier_tensors
-    return instantiate(OmegaConf.select(recipe, key), _convert_="all")
+    part = instantiate(OmegaConf.select(recipe, key), _convert_="all")
+    # sums over sides must not depend on the order in which strategy=[...] names the methods
+    return dict(sorted(part.items())) if isinstance(part, dict) else part
 
 
 def build_solver(recipe: DictConfig, classifier_tensors: int) -> Any:

@@ -19,6 +19,7 @@ from client_app.training import local_options
 from conf import (
     build_part,
     build_solver,
+    check_slots,
     compose,
     fingerprint,
     method_name,
@@ -216,6 +217,7 @@ class Run:
 
 def check_recipe(recipe: DictConfig) -> None:
     """Refuse values that no method can run with."""
+    check_slots(recipe)
     require_range("rounds", recipe.rounds, low=1)
     require_range("clients", recipe.clients, low=0)
     require_range("evaluation.every", recipe.evaluation.every)

@@ -43,6 +43,7 @@ from strategies.records import (
     mean_metrics,
     parse_reply,
     scalars,
+    to_metrics,
     to_record,
     to_tensors,
     valid_replies,
@@ -196,7 +197,7 @@ class FederatedStrategy(Strategy):
             evaluation = evaluate_fn(round, arrays) if evaluate_fn else None
             if evaluation is not None:
                 result.evaluate_metrics_serverapp[round] = evaluation
-                self._extend_report(evaluation=scalars(evaluation))
+                self._report.evaluation = scalars(evaluation)
             if on_round is not None and on_round(self._report, arrays):
                 log(INFO, "Stopped after round %s: the target is reached", round)
                 break
@@ -254,9 +255,8 @@ class FederatedStrategy(Strategy):
             {self._require_population().nodes[client]: client for client in self._report.clients},
             self._parse,
         )
-        self._extend_report(
-            clients=[reply.client_id for reply in valid], failures=failures, bytes_up=bytes_up
-        )
+        self._report.clients = [reply.client_id for reply in valid]
+        self._report.failures, self._report.bytes_up = failures, bytes_up
         for failure in failures:
             log(WARNING, "round %s: %s", server_round, failure)
         self.state.round = server_round
@@ -269,8 +269,8 @@ class FederatedStrategy(Strategy):
             self._params, valid, server_round, len(self._require_population())
         )
         metrics = mean_metrics([reply.metrics for reply in valid])
-        self._extend_report(metrics=metrics)
-        return to_record(params), MetricRecord(metrics)
+        self._report.metrics = metrics
+        return to_record(params), to_metrics(metrics)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -302,8 +302,8 @@ class FederatedStrategy(Strategy):
         if not records:
             return None
         metrics = mean_metrics(records)
-        self._extend_report(client_evaluation=metrics)
-        return MetricRecord(metrics)
+        self._report.client_evaluation = metrics
+        return to_metrics(metrics)
 
     def summary(self) -> None:
         """Log the parts."""
@@ -350,7 +350,7 @@ class FederatedStrategy(Strategy):
             self.configure_train(round, arrays, config, grid), timeout=timeout
         )
         new_arrays, metrics = self.aggregate_train(round, replies)
-        self._extend_report(seconds=time.perf_counter() - began)
+        self._report.seconds = time.perf_counter() - began
         if new_arrays is None or metrics is None:
             return arrays
         result.arrays = new_arrays
@@ -400,9 +400,6 @@ class FederatedStrategy(Strategy):
                 f"{self.min_replies} valid replies (max_failed_rounds={self.max_failed_rounds}); "
                 f"the last failures: {'; '.join(failures[:5])}"
             )
-
-    def _extend_report(self, **values: object) -> None:
-        self._report = replace(self._report, **values)
 
 
 def _message(content: RecordDict, message_type: str, node: int) -> Message:

@@ -165,6 +165,12 @@ def _metrics(content: RecordDict) -> dict[str, float]:
     return metrics
 
 
+def to_metrics(values: Mapping[str, float]) -> MetricRecord:
+    """Return numbers as a MetricRecord."""
+    entries: dict[str, int | float | list[int] | list[float]] = {**values}
+    return MetricRecord(entries)
+
+
 def scalars(record: MetricRecord) -> dict[str, float]:
     """Return a MetricRecord's numbers."""
     return {name: float(v) for name, v in record.items() if isinstance(v, int | float)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from strategies.base import Payloads
 
 
-@dataclass(frozen=True)
+@dataclass
 class RoundReport:
     """One finished round.
 

@@ -102,10 +102,11 @@ def _ask(grid: Grid, node_ids: list[int], timeout_seconds: float) -> dict[int, C
 def _check_fingerprints(cards: Mapping[int, ConfigRecord], fingerprint: Mapping[str, str]) -> None:
     for node_id, card in cards.items():
         for name, value in fingerprint.items():
-            if card.get(name) != value:
+            theirs = card.get(name)
+            if theirs != value:
                 raise ConfigError(
-                    f"node {node_id} (partition {card.get('partition-id')}) runs another {name}: "
-                    f"{card.get(name)!r}, the server has {value!r}; give every site the same "
+                    f"node {node_id} (partition {card['partition-id']!r}) runs another {name}: "
+                    f"{theirs!r}, the server has {value!r}; give every site the same "
                     "release and the same recipe, then start again"
                 )
 

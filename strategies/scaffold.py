@@ -106,18 +106,20 @@ class ControlVariateClient(ClientSide):
             for name, shift in self.shift.items()
         }
 
-    @torch.enable_grad()  # type: ignore[untyped-decorator]
+    @torch.enable_grad()
     def _from_gradient(self, context: LocalContext) -> dict[str, Tensor]:
         model = copy.deepcopy(context.global_model).requires_grad_(True)
         for inputs, labels in context.data.batches(context.batch_size, generator=None, train=False):
             _, logits = model(inputs)
             share = len(labels) / len(context.data)
-            (share * context.loss(logits, labels)).backward()
-        gradients = {name: param.grad for name, param in model.named_parameters()}
-        return {
-            name: torch.zeros_like(zero) if gradients[name] is None else gradients[name].detach()
-            for name, zero in self.shift.items()
-        }
+            part = share * context.loss(logits, labels)
+            part.backward()  # type: ignore[no-untyped-call]
+        params = dict(model.named_parameters())
+        return {name: _gradient(params[name]) for name in self.shift}
+
+
+def _gradient(param: Tensor) -> Tensor:
+    return torch.zeros_like(param) if param.grad is None else param.grad.detach()
 
 
 class ControlVariateServer(ServerSide):

@@ -1,0 +1,108 @@
+"""What the launcher hands to `flwr run`: the run config and the size of the simulation, as text."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+_PATH_KEYS = ("task.path", "partition.path")
+_MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides its model
+
+
+def quoted(text: str) -> str:
+    """Return text as Hydra's grammar takes it literally, whatever characters are in it."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:
+    """Return the overrides that give the apps this recipe in a working directory of their own.
+
+    Args:
+        typed: the user's overrides as they were typed.
+        recipe: what they compose to.
+        results_dir: the run's results directory, absolute.
+    """
+    overrides = [word for word in typed if _key(word) != "results_dir"]
+    overrides.append(f"results_dir={quoted(str(results_dir))}")
+    for key in _PATH_KEYS:
+        value = OmegaConf.select(recipe, key)
+        if isinstance(value, str) and value:
+            overrides.append(f"{key}={quoted(str(Path(value).expanduser().absolute()))}")
+    return overrides
+
+
+def run_config_toml(overrides: Sequence[str]) -> str:
+    """Return the run config as the TOML file that `flwr run --run-config` reads."""
+    # A JSON string is a TOML basic string as long as no surrogate pairs are in it.
+    return f"overrides = {json.dumps(json.dumps(list(overrides)), ensure_ascii=False)}\n"
+
+
+def federation_config(recipe: DictConfig) -> str:
+    """Return the size of the simulation as `flwr run --federation-config` takes it.
+
+    Raises:
+        ValueError: if the recipe has a size that Flower's simulation cannot have.
+    """
+    runtime = recipe.runtime
+    _require(recipe, "clients", recipe.clients, least=1)
+    _require(recipe, "runtime.client_cpus", runtime.client_cpus, least=1)
+    words = [
+        f"num-supernodes={recipe.clients}",
+        f"client-resources-num-cpus={runtime.client_cpus}",
+        f"client-resources-num-gpus={_gpu_share(recipe)}",
+        "init-args-logging-level='error'",
+    ]
+    if runtime.num_cpus is not None:
+        _require(recipe, "runtime.num_cpus", runtime.num_cpus, least=int(runtime.client_cpus))
+    cpus = _cpus(recipe)
+    if runtime.num_cpus is not None or cpus < _all_cpus():  # else Ray counts: it knows of cgroups
+        words.append(f"init-args-num-cpus={cpus}")
+    return " ".join(words)
+
+
+def visible_gpus() -> int:
+    """Return how many GPUs CUDA would see, without the seconds that asking torch takes."""
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        listed = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
+        return len([name for name in listed if name.strip() not in ("", "-1")])
+    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+
+
+def _cpus(recipe: DictConfig) -> int:
+    """Return the CPUs to use: never more than a cohort can, for each client at once costs memory."""
+    cohort = max(1, math.ceil(recipe.participation * recipe.clients))
+    available = recipe.runtime.num_cpus or _all_cpus()
+    return max(int(recipe.runtime.client_cpus), min(available, cohort * recipe.runtime.client_cpus))
+
+
+def _all_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _gpu_share(recipe: DictConfig) -> float:
+    runtime = recipe.runtime
+    if runtime.client_gpus is not None:
+        return float(runtime.client_gpus)
+    gpus = 0 if recipe.device == "cpu" else visible_gpus()
+    if gpus == 0:
+        return 0.0
+    at_once = max(1, _cpus(recipe) // runtime.client_cpus)
+    share = max(gpus / at_once, 1 / _MOST_CLIENTS_A_GPU)
+    return 1.0 if share >= 1 else int(share * 10_000) / 10_000  # rounded down: all of them fit
+
+
+def _key(override: str) -> str:
+    return override.split("=", 1)[0].lstrip("+~").split("@", 1)[0]
+
+
+def _require(recipe: DictConfig, key: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(
+            f"{key}={value} cannot be simulated: it must be a whole number of at least {least}"
+        )

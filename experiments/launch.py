@@ -1,0 +1,177 @@
+"""`fedhet key=value ...`: one run, or with -m a sweep, of any recipe in Flower's simulation.
+
+The command composes the recipe with Hydra, so that a wrong key or option is refused at once, and
+hands the same words to `flwr run`. It shows the rounds as they end, draws the plot, and ends with 0
+only if the run completed: 1 for a failed one, 130 for Ctrl-C, 143 for SIGTERM.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from rich.console import Console
+from rich.text import Text
+
+from conf import method_name
+from experiments.command_line import app_overrides, federation_config, run_config_toml
+from experiments.plot import can_plot, plot_run
+from experiments.progress import MetricsFile, closing_panel, display_for, read_rows
+from experiments.simulation import LaunchError, Simulation, check_flower
+
+_POLL_SECONDS = 0.1
+_INTERRUPTED = 128 + signal.SIGINT
+
+
+def main() -> None:
+    """Run the console command `fedhet`."""
+    _answer_signals()
+    try:
+        check_flower()
+        _hydra_main()
+    except KeyboardInterrupt:
+        _complain("stopped; nothing of it is left running")
+        sys.exit(_INTERRUPTED)
+    except LaunchError as error:
+        _complain(str(error))
+        sys.exit(1)
+
+
+@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
+def _hydra_main(recipe: DictConfig) -> float | None:
+    try:
+        return run(recipe)
+    except (LaunchError, ValueError) as error:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise  # the sweep goes on with its other runs and fails at its end
+        _complain(str(error))
+        sys.exit(1)
+
+
+def run(recipe: DictConfig) -> float | None:
+    """Run one recipe from start to end.
+
+    Args:
+        recipe: the composed recipe.
+
+    Returns:
+        The final accuracy, for sweepers that optimise it; None if it was not measured.
+
+    Raises:
+        LaunchError: if the run could not be started or failed; the message has the reason.
+        ValueError: if the recipe cannot be simulated.
+    """
+    if recipe.runtime.name != "flower":
+        raise LaunchError(f"runtime={recipe.runtime.name} is none that fedhet starts; use flower")
+    size = federation_config(recipe)
+    results_dir = prepare_results_dir(recipe)
+    overrides = app_overrides(HydraConfig.get().overrides.task, recipe, results_dir)
+    console = Console()
+    title = f"{method_name(recipe)} on {recipe.task.name}"
+    summary_before = _summary(results_dir)
+    metrics = MetricsFile(results_dir / "metrics.jsonl")
+    with (
+        Simulation(results_dir / "log.txt") as simulation,
+        display_for(console, title, recipe.rounds) as display,
+    ):
+        simulation.submit(run_config_toml(overrides), size)
+        while True:
+            going = simulation.running()
+            for row in metrics.new_rows():
+                display.show(row)
+            summary = _summary(results_dir)
+            # The summary is the last thing that a run writes. Flower and Ray then take seconds to
+            # shut down, and are ended here instead.
+            done = summary != summary_before and summary.get("status") == "completed"
+            if done or not going:
+                break
+            time.sleep(_POLL_SECONDS)
+        if not done:
+            reason = _failure(simulation, summary if summary != summary_before else {})
+            raise LaunchError(f"the run failed: {reason}\nits log: {results_dir / 'log.txt'}")
+    console.print(closing_panel(summary))
+    console.print(Text(f"results  {results_dir}\nplot     {_draw(results_dir, title)}"), soft_wrap=True)
+    accuracy = summary.get("accuracy")
+    return None if accuracy is None else float(accuracy)
+
+
+def prepare_results_dir(recipe: DictConfig) -> Path:
+    """Return the run's results directory, absolute and made.
+
+    Raises:
+        LaunchError: if a fresh run would write among another's results, or a resumed one has none.
+    """
+    job = HydraConfig.get()
+    if recipe.results_dir:
+        folder = Path(recipe.results_dir).expanduser().absolute()
+    elif recipe.resume:
+        raise LaunchError("resume=true needs the folder of the run to go on with: results_dir=...")
+    elif job.mode == RunMode.MULTIRUN:
+        folder = Path(job.runtime.output_dir).absolute()
+    else:
+        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+        name = f"{stamp}_{method_name(recipe)}_{recipe.task.name}_seed{recipe.seed}"
+        folder = Path.cwd() / "results" / name
+    if folder.exists() and not folder.is_dir():
+        raise LaunchError(f"results_dir={folder} is a file; name a folder")
+    if not recipe.resume and folder.exists() and any(folder.iterdir()):
+        raise LaunchError(
+            f"results_dir={folder} is not empty: name another, or go on with the run in it by "
+            "resume=true"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _summary(results_dir: Path) -> Mapping[str, Any]:
+    try:
+        summary = json.loads((results_dir / "summary.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):  # not there yet, or half written
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def _failure(simulation: Simulation, summary: Mapping[str, Any]) -> str:
+    if summary.get("error"):
+        return str(summary["error"])
+    outcome = simulation.outcome()
+    if outcome.completed:
+        return "Flower calls the run completed, but it has written no summary.json"
+    return outcome.details
+
+
+def _draw(results_dir: Path, title: str) -> str:
+    if not can_plot():
+        return 'not drawn: matplotlib is missing; `pip install -e ".[plots]"` brings it'
+    path = results_dir / "plot.png"
+    plot_run(read_rows(results_dir / "metrics.jsonl"), title, path)
+    return str(path)
+
+
+def _complain(message: str) -> None:
+    Console(stderr=True).print(Text(f"fedhet: {message}", style="bold red"), soft_wrap=True)
+
+
+def _answer_signals() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    signal.signal(signal.SIGTERM, _end_by_signal)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        signal.signal(signal.SIGHUP, _end_by_signal)
+
+
+def _end_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Child processes that end with the launcher, however it ends.
+
+Flower and Ray start some dozen processes below the one SuperLink that the launcher starts, several
+of which leave their parent. So the launcher adopts orphans (Linux), marks all that it starts with an
+environment variable that is inherited, and at the end looks for both. For the end that it cannot see
+coming, SIGKILL, it has a guard: this module as a process, which waits for the launcher to be gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+
+def adopt_orphans() -> None:
+    """Make this process the parent of its descendants whose own parent ends (Linux only)."""
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Ask the kernel to end this process when its parent dies, even by SIGKILL (Linux only).
+
+    Runs in the child between fork and exec.
+    """
+    if _LIBC is not None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+class Guard:
+    """A process that ends the launch's processes and removes its folder if the launcher cannot."""
+
+    def __init__(self, folder: Path, variable: str, value: str) -> None:
+        """Start it.
+
+        Args:
+            folder: the launch's temporary folder.
+            variable: as for :class:`Brood`.
+            value: as for :class:`Brood`.
+        """
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(folder), variable, value],
+            stdin=subprocess.PIPE,  # closed by the kernel when the launcher dies
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def dismiss(self) -> None:
+        """End it, after the launcher has cleaned up by itself."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+class Brood:
+    """The processes that a launch brings about: known by descent and by a marked environment."""
+
+    def __init__(self, variable: str, value: str) -> None:
+        """Remember whom not to end, and how to know the others.
+
+        Args:
+            variable: an environment variable that all processes of the launch inherit.
+            value: what it is set to; no other launch uses the same value.
+        """
+        self._variable = variable
+        self._value = value
+        self._others = set(psutil.Process().children(recursive=True))
+
+    def members(self) -> set[psutil.Process]:
+        """Return the launch's processes that are alive now."""
+        found = set(psutil.Process().children(recursive=True)) - self._others
+        for process in psutil.process_iter():
+            if self._is_marked(process):  # Ray's agents hide their environment, not their parents
+                found |= {process, *_descendants(process)}
+        return {process for process in found if process.pid != os.getpid()}
+
+    def end(self, patience_seconds: float = 1.0) -> None:
+        """End all of them: politely first, and then not. Returns when none is left."""
+        known = self.members()
+        _signal_all(known, psutil.Process.terminate)
+        psutil.wait_procs(known, timeout=patience_seconds)
+        for _ in range(20):  # a process may have started another while it was being ended
+            known = {process for process in known | self.members() if process.is_running()}
+            if not known:
+                return
+            _signal_all(known, psutil.Process.kill)
+            psutil.wait_procs(known, timeout=1.0)
+
+    def _is_marked(self, process: psutil.Process) -> bool:
+        try:
+            return bool(process.environ().get(self._variable) == self._value)
+        except (psutil.Error, OSError):  # another user's, or gone meanwhile
+            return False
+
+
+def _descendants(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.Error:
+        return []
+
+
+def _signal_all(
+    processes: Iterable[psutil.Process], action: Callable[[psutil.Process], None]
+) -> None:
+    for process in processes:
+        try:
+            action(process)
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _guard(folder: str, variable: str, value: str) -> None:
+    sys.stdin.buffer.read()
+    Brood(variable, value).end()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _guard(*sys.argv[1:])

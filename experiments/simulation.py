@@ -1,0 +1,291 @@
+"""One run in Flower's simulation, with a SuperLink of its own.
+
+`flwr run` by itself starts one SuperLink for all runs of a user and leaves it running: it keeps the
+working directory of its first caller, runs on a fixed port, and answers 0 for a failed run. Here a
+run has its own: a free port, a FLWR_HOME and an empty working directory below one temporary folder,
+and all of it is gone when the run is over.
+"""
+
+from __future__ import annotations
+
+import http.client
+import importlib.metadata
+import importlib.util
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+import psutil
+
+from experiments.processes import Brood, Guard, adopt_orphans, end_with_parent
+
+PACKAGES = ("server_app", "client_app", "strategies", "tasks", "conf")
+FLOWER = "1.39"
+_CONNECTION = "fedhet"
+_START_SECONDS = 60.0
+_LONGEST_RAY_FOLDER = 45  # Ray puts Unix sockets some 60 characters below; 107 is the system's limit
+
+# The app as `flwr run` takes it. Built from the installed packages, not from the clone, it works for
+# every kind of install, and Flower need not walk through a whole environment in search of app files.
+_APP = """\
+[project]
+name = "fedhet"
+version = "{version}"
+description = "fedhet, as installed"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fedhet"
+
+[tool.flwr.app.components]
+serverapp = "server_app.app:app"
+clientapp = "client_app.app:app"
+
+[tool.flwr.app.config]
+overrides = ""
+"""
+
+
+class LaunchError(RuntimeError):
+    """A run that could not be started, or that failed; the message is for the user."""
+
+
+def check_flower() -> None:
+    """Refuse to start with a Flower that this launcher is not written for.
+
+    Raises:
+        LaunchError: if another line than 1.39 is installed.
+    """
+    installed = importlib.metadata.version("flwr")
+    if installed.split(".")[:2] != FLOWER.split("."):
+        raise LaunchError(
+            f"flwr {installed} is installed, and this launcher is written for {FLOWER}: install "
+            f"fedhet with its own dependencies, or flwr=={FLOWER}.0"
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How Flower says that a run ended."""
+
+    completed: bool
+    details: str
+
+
+class Simulation:
+    """A SuperLink and the one run on it; a context manager that leaves no process behind."""
+
+    def __init__(self, log_path: Path) -> None:
+        """Prepare a simulation whose log goes to ``log_path``."""
+        self._log_path = log_path
+        self._port = 0
+        self._client: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Simulation:
+        """Start the SuperLink."""
+        adopt_orphans()
+        self._folder = Path(tempfile.mkdtemp(prefix="fedhet-")).resolve()
+        self._home = self._folder / "home"
+        self._neutral = self._folder / "empty"
+        self._home.mkdir()
+        self._neutral.mkdir()
+        self._environment = self._child_environment()
+        self._guard = Guard(self._folder, "FLWR_HOME", str(self._home))
+        self._brood = Brood("FLWR_HOME", str(self._home))
+        try:
+            self._start_superlink()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End every process of the run and remove the temporary folder."""
+        self.close()
+
+    def close(self) -> None:
+        """End every process of the run and remove the temporary folder."""
+        self._brood.end()
+        self._guard.dismiss()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def submit(self, run_config: str, federation_config: str) -> None:
+        """Hand the app over with `flwr run`, which from then on writes the run's log.
+
+        Args:
+            run_config: the content of the TOML file for ``--run-config``.
+            federation_config: the words for ``--federation-config``.
+        """
+        run_file = self._folder / "run.toml"
+        run_file.write_text(run_config, encoding="utf-8")
+        app = self._stage_app()
+        words = ["run", str(app), _CONNECTION, "--stream", "--run-config", str(run_file)]
+        with self._log_path.open("ab") as log:
+            words += ["--federation-config", federation_config]
+            self._client = self._start("flwr", *words, log=log)
+
+    def running(self) -> bool:
+        """Return whether the run goes on."""
+        assert self._client is not None
+        return self._client.poll() is None
+
+    def outcome(self) -> Outcome:
+        """Return how the run ended, as Flower has it.
+
+        Raises:
+            LaunchError: if `flwr run` did not even get the run accepted.
+        """
+        assert self._client is not None
+        answer = subprocess.run(
+            [_command("flwr"), "list", _CONNECTION, "--format", "json"],
+            env=self._environment,
+            cwd=self._neutral,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        try:
+            runs = json.loads(answer.stdout)["runs"]
+        except (ValueError, KeyError):
+            tail = self._superlink_tail()
+            raise LaunchError(f"Flower's SuperLink does not answer: {tail}") from None
+        if not runs:
+            raise LaunchError(f"Flower refused the run: {_last_lines(self._log_path, 3)}")
+        status, details = str(runs[0]["status"]), str(runs[0]["status-details"])
+        return Outcome(status == "finished:completed", details if details != "N/A" else status)
+
+    def _child_environment(self) -> dict[str, str]:
+        environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+        ray_folder = self._folder / "ray"
+        if len(str(ray_folder)) <= _LONGEST_RAY_FOLDER:
+            environment["RAY_TMPDIR"] = str(ray_folder)
+        environment |= {
+            "FLWR_HOME": str(self._home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+            # Flower and Ray find each other's programs by PATH: they must be this environment's.
+            "PATH": os.pathsep.join([str(_bin()), os.environ.get("PATH", os.defpath)]),
+            "NO_PROXY": ",".join(filter(None, ["127.0.0.1", os.environ.get("NO_PROXY")])),
+            "no_proxy": ",".join(filter(None, ["127.0.0.1", os.environ.get("no_proxy")])),
+            "PYTHONUNBUFFERED": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # Flower's actors have an environment of their own: Ray's spare workers are never used.
+            "RAY_prestart_worker_first_driver": "false",
+        }
+        if "FEDHET_DATA" in environment:
+            data = Path(environment["FEDHET_DATA"]).expanduser().absolute()
+            environment["FEDHET_DATA"] = str(data)
+        return environment
+
+    def _start(self, program: str, *words: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [_command(program), *words],
+            env=self._environment,
+            cwd=self._neutral,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # the terminal's Ctrl-C is the launcher's to answer
+            preexec_fn=end_with_parent,
+        )
+
+    def _start_superlink(self) -> None:
+        for _ in range(3):  # another process may take the port between the asking and the binding
+            self._port = _free_port()
+            with (self._folder / "superlink.log").open("wb") as log:
+                superlink = self._start(
+                    "flower-superlink",
+                    *("--insecure", "--simulation", "--isolation", "subprocess"),
+                    *("--host", "127.0.0.1", "--port", str(self._port)),
+                    log=log,
+                )
+            if self._wait_until_up(superlink):
+                break
+        else:
+            raise LaunchError(f"Flower's SuperLink does not start: {self._superlink_tail()}")
+        (self._home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
+            f'address = "127.0.0.1:{self._port}"\ninsecure = true\n'
+        )
+
+    def _wait_until_up(self, superlink: subprocess.Popen[bytes]) -> bool:
+        deadline = time.monotonic() + _START_SECONDS
+        while superlink.poll() is None and time.monotonic() < deadline:
+            if _listens(superlink.pid, self._port) and _is_healthy(self._port):
+                return True
+            time.sleep(0.05)
+        return False
+
+    def _superlink_tail(self) -> str:
+        return _last_lines(self._folder / "superlink.log", 5)
+
+    def _stage_app(self) -> Path:
+        app = self._folder / "fedhet"
+        app.mkdir()
+        version = importlib.metadata.version("fedhet")
+        (app / "pyproject.toml").write_text(_APP.format(version=version))
+        for package in PACKAGES:
+            found = importlib.util.find_spec(package)
+            if found is None or not found.submodule_search_locations:
+                raise LaunchError(f"the package {package} is not installed: run `pip install -e .`")
+            source = found.submodule_search_locations[0]
+            shutil.copytree(source, app / package, ignore=shutil.ignore_patterns("__pycache__"))
+        return app
+
+
+def _bin() -> Path:
+    return Path(sys.executable).parent
+
+
+def _command(program: str) -> str:
+    found = _bin() / program
+    if not found.exists():
+        raise LaunchError(f"{found} is missing: `pip install -e .` installs it with Flower")
+    return str(found)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listens(pid: int, port: int) -> bool:
+    try:
+        connections = psutil.Process(pid).net_connections(kind="tcp")
+    except psutil.Error:
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
+
+
+def _is_healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == http.client.OK
+    except OSError:
+        return False
+    finally:
+        connection.close()
+
+
+def _last_lines(path: Path, count: int) -> str:
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n".join(lines[-count:]) or "(it said nothing)"

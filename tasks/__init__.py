@@ -1,0 +1,20 @@
+"""Data, partitions, models, metrics: what is learned, never how."""
+
+from tasks.device import pick_device
+from tasks.errors import ConfigError
+from tasks.models import MODELS, Model, build_model
+from tasks.task import Task, build_task
+from tasks.tensor_data import TensorData
+from tasks.transform import Transform
+
+__all__ = [
+    "MODELS",
+    "ConfigError",
+    "Model",
+    "Task",
+    "TensorData",
+    "Transform",
+    "build_model",
+    "build_task",
+    "pick_device",
+]

@@ -1,0 +1,19 @@
+"""The multilayer perceptron of MA-Echo (facts: 784-400-200-100-10, no biases)."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+from torch import nn
+
+from tasks.models.model import Model
+
+
+def mlp(input_shape: tuple[int, int, int], num_classes: int, *, head_bias: bool | None) -> Model:
+    """Return the perceptron; 414,600 parameters on MNIST."""
+    sizes = (math.prod(input_shape), 400, 200, 100)
+    layers: list[nn.Module] = [nn.Flatten()]
+    for wide, narrow in itertools.pairwise(sizes):
+        layers += [nn.Linear(wide, narrow, bias=False), nn.ReLU()]
+    return Model(nn.Sequential(*layers), sizes[-1], num_classes, head_bias=bool(head_bias))

@@ -1,0 +1,96 @@
+"""ResNet-8 (FedPVR) and ResNet-18 with group or batch normalisation (FedMRUR, FedDW)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from tasks.errors import require_option
+from tasks.models.model import Model
+
+Shape = tuple[int, int, int]
+
+
+def group_norm(channels: int) -> nn.Module:
+    """Return a normalisation over two groups of channels, without running statistics."""
+    return nn.GroupNorm(2, channels)
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions around a shortcut, which projects where the shape changes."""
+
+    def __init__(self, channels: int, wide: int, stride: int) -> None:
+        super().__init__()
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(channels, wide, 3, stride, 1, bias=False),
+            group_norm(wide),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(wide, wide, 3, 1, 1, bias=False),
+            group_norm(wide),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != wide:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, wide, 1, stride, bias=False), group_norm(wide)
+            )
+        self.activation = nn.ReLU(inplace=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return features of the block's width."""
+        features: Tensor = self.activation(self.convolutions(inputs) + self.shortcut(inputs))
+        return features
+
+
+def resnet8(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
+    """Return the CIFAR ResNet with n=1; 78,042 parameters with 10 classes, 83,892 with 100."""
+    body = nn.Sequential(
+        nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False),
+        group_norm(16),
+        nn.ReLU(inplace=True),
+        Block(16, 16, 1),
+        Block(16, 32, 2),
+        Block(32, 64, 2),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    for layer in body.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return Model(body, 64, num_classes, head_bias=head_bias is not False)
+
+
+def resnet18_gn(
+    input_shape: Shape, num_classes: int, *, head_bias: bool | None, stem: str | None
+) -> Model:
+    """Return torchvision's ResNet-18 with GroupNorm(2); stem: imagenet unless told otherwise."""
+    return _resnet18(input_shape, num_classes, group_norm, head_bias, stem or "imagenet")
+
+
+def resnet18_bn(
+    input_shape: Shape, num_classes: int, *, head_bias: bool | None, stem: str | None
+) -> Model:
+    """Return torchvision's ResNet-18 with BatchNorm; stem: cifar unless told otherwise."""
+    return _resnet18(input_shape, num_classes, nn.BatchNorm2d, head_bias, stem or "cifar")
+
+
+def _resnet18(
+    input_shape: Shape,
+    num_classes: int,
+    norm: Callable[[int], nn.Module],
+    head_bias: bool | None,
+    stem: str,
+) -> Model:
+    from torchvision.models import resnet18
+
+    require_option("task.stem", stem, ("imagenet", "cifar"))
+    body = resnet18(norm_layer=norm)
+    body.fc = nn.Identity()
+    channels = input_shape[0]
+    if stem == "cifar":
+        body.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        body.maxpool = nn.Identity()
+    elif channels != 3:
+        body.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
+    nn.init.kaiming_normal_(body.conv1.weight, mode="fan_out", nonlinearity="relu")
+    return Model(body, 512, num_classes, head_bias=head_bias is not False)

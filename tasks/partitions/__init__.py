@@ -1,0 +1,93 @@
+"""How the training examples are spread over clients, by name; drawn once and cached."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+
+from tasks.errors import ConfigError
+from tasks.partitions.config import FLAVOURS, PartitionConfig
+from tasks.sources.arrays import Indices
+from tasks.sources.store import build_once, cache_folder, cache_key
+
+__all__ = ["FLAVOURS", "PartitionConfig", "hold_out", "partition_rows"]
+
+FORMAT = 1  # of what the flavours draw: raise it when one of them changes
+HOLDOUT_STREAM = 1
+
+
+def partition_rows(
+    config: PartitionConfig,
+    labels: Indices,
+    groups: Indices | None,
+    *,
+    num_clients: int,
+    seed: int,
+) -> list[Indices]:
+    """Return the rows of every client.
+
+    Args:
+        config: the flavour.
+        labels: of all examples, (n,).
+        groups: the natural ids of all examples, (n,).
+        num_clients: N.
+        seed: of the run; the partition's own seed goes before it.
+
+    Raises:
+        ConfigError: where the flavour cannot be had with these examples.
+    """
+    if num_clients < 1:
+        raise ConfigError(f"clients={num_clients} must be >= 1")
+    if num_clients > len(labels):
+        raise ConfigError(
+            f"clients={num_clients} is more than the {len(labels)} training examples: lower "
+            "clients or raise task.train_size"
+        )
+    seed = seed if config.seed is None else config.seed
+    identity = {
+        "format": FORMAT,
+        "labels": _digest(labels),
+        "groups": None if groups is None else _digest(groups),
+        "flavour": config.name,
+        "options": dict(config.options),
+        "clients": num_clients,
+        "seed": seed,
+    }
+
+    def draw(unfinished: Path) -> None:
+        from tasks.partitions.library import draw_rows  # imports Flower Datasets: seconds
+
+        rows = draw_rows(config, labels, groups, num_clients, seed)
+        np.save(unfinished / "rows.npy", np.concatenate(rows))
+        np.save(unfinished / "borders.npy", np.cumsum([len(part) for part in rows])[:-1])
+
+    folder = cache_folder() / "partitions" / f"{config.name}-{cache_key(identity)}"
+    build_once(folder, draw)
+    return np.split(np.load(folder / "rows.npy"), np.load(folder / "borders.npy"))
+
+
+def hold_out(rows: Indices, fraction: float, seed: int, client_id: int) -> tuple[Indices, Indices]:
+    """Split a client's rows; a row that it holds twice stays on one side.
+
+    Args:
+        rows: of the client.
+        fraction: of its different rows to hold out, rounded; at least one stays for training.
+        seed: of the run or the partition.
+        client_id: the client draws for itself.
+
+    Returns:
+        The rows to train on, in the order given, and those held out.
+    """
+    distinct = np.unique(rows)
+    count = min(round(fraction * len(distinct)), len(distinct) - 1)
+    if count < 1:
+        return rows, rows[:0]
+    rng = np.random.default_rng([seed, HOLDOUT_STREAM, client_id])
+    held_out = rng.choice(distinct, size=count, replace=False)
+    return rows[~np.isin(rows, held_out)], np.sort(held_out)
+
+
+def _digest(values: Indices) -> str:
+    return hashlib.sha256(np.ascontiguousarray(values).tobytes()).hexdigest()

@@ -1,0 +1,104 @@
+"""The partitioner of a flavour, over a table of labels; imports Flower Datasets, which is slow."""
+
+from __future__ import annotations
+
+import numpy as np
+from datasets import Dataset, disable_progress_bars
+from flwr_datasets.partitioner import (
+    IidPartitioner,
+    NaturalIdPartitioner,
+    Partitioner,
+    PathologicalPartitioner,
+    ShardPartitioner,
+)
+
+from tasks.errors import ConfigError
+from tasks.partitions.base import GROUP, LABEL, ROW
+from tasks.partitions.class_prior import ClassPriorDirichletPartitioner, FewClassesPartitioner
+from tasks.partitions.config import PartitionConfig
+from tasks.partitions.dirichlet import ClassDirichletPartitioner
+from tasks.partitions.feddf import RecutDirichletPartitioner
+from tasks.sources.arrays import Indices
+
+
+def draw_rows(
+    config: PartitionConfig,
+    labels: Indices,
+    groups: Indices | None,
+    num_clients: int,
+    seed: int,
+) -> list[Indices]:
+    """Return the rows of every client.
+
+    Raises:
+        ConfigError: where the flavour cannot be had with these examples.
+    """
+    rows = np.arange(len(labels))
+    if config.name == "iid":  # the library's cuts the table as it lies, without drawing
+        rows = np.random.default_rng(seed).permutation(rows)
+    ids = np.arange(num_clients)
+    if config.name == "natural":
+        rows, ids = _choose_groups(config, groups, num_clients, seed)
+    table = {LABEL: labels[rows], ROW: rows}
+    if groups is not None:
+        table[GROUP] = groups[rows]
+    partitioner = build_partitioner(config, num_clients, seed)
+    partitioner.dataset = Dataset.from_dict(table).with_format("numpy")
+    disable_progress_bars()
+    try:
+        return [np.asarray(partitioner.load_partition(int(i))[ROW][:], np.int64) for i in ids]
+    except ConfigError:
+        raise
+    except ValueError as error:  # the library's, which knows nothing of our keys
+        raise ConfigError(
+            f"partition={config.name} {dict(config.options)} with clients={num_clients} over "
+            f"{len(rows)} examples is not possible: {error}"
+        ) from error
+
+
+def build_partitioner(config: PartitionConfig, num_clients: int, seed: int) -> Partitioner:
+    """Return the flavour's partitioner, without a data set yet."""
+    options = dict(config.options)
+    if config.name == "iid":
+        return IidPartitioner(num_clients)
+    if config.name == "dirichlet":
+        return ClassDirichletPartitioner(num_clients, seed=seed, **options)
+    if config.name == "class_prior_dirichlet":
+        return ClassPriorDirichletPartitioner(num_clients, seed=seed, **options)
+    if config.name == "feddf_dirichlet":
+        return RecutDirichletPartitioner(num_clients, seed=seed, **options)
+    if config.name == "pathological" and options["equal_sizes"]:
+        return FewClassesPartitioner(num_clients, options["classes"], seed=seed)
+    if config.name == "pathological":
+        return PathologicalPartitioner(num_clients, LABEL, options["classes"], seed=seed)
+    if config.name == "shards":
+        per_client = options["shards_per_client"]
+        return ShardPartitioner(num_clients, LABEL, per_client, seed=seed)
+    if config.name == "natural":
+        return NaturalIdPartitioner(GROUP)
+    raise ConfigError(
+        "partition=site has nothing to divide: each node reads the folder that its own node config "
+        "names (data-folder)"
+    )
+
+
+def _choose_groups(
+    config: PartitionConfig, groups: Indices | None, num_clients: int, seed: int
+) -> tuple[Indices, Indices]:
+    """Return the rows of as many natural ids as there are clients, and the clients' order.
+
+    The library makes one client of every id that it sees, so it sees only the chosen ones.
+    """
+    if groups is None:
+        raise ConfigError(
+            "partition=natural needs a task with natural ids (task.group_column), such as femnist"
+        )
+    ids, sizes = np.unique(groups, return_counts=True)
+    large_enough = ids[sizes >= config.options["min_size"]]
+    if len(large_enough) < num_clients:
+        raise ConfigError(
+            f"clients={num_clients} is more than the {len(large_enough)} natural ids with at least "
+            f"partition.min_size={config.options['min_size']} examples"
+        )
+    chosen = np.random.default_rng(seed).choice(large_enough, num_clients, replace=False)
+    return np.flatnonzero(np.isin(groups, chosen)), np.argsort(np.argsort(chosen))

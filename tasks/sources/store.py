@@ -1,0 +1,122 @@
+"""The cache: each split is decoded once, into arrays that every process maps into its memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from tasks.errors import ConfigError
+from tasks.sources.arrays import Decoder, Split
+
+FORMAT = 1  # of the cache's files
+logger = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """Return FEDHET_CACHE, or ~/.cache/fedhet."""
+    return Path(os.environ.get("FEDHET_CACHE") or Path.home() / ".cache" / "fedhet")
+
+
+def cache_key(identity: object) -> str:
+    """Return a short hash of plain values and the cache's format."""
+    text = json.dumps([FORMAT, identity], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Make a cache folder unless it is there; safe when several processes race.
+
+    One process builds and the others wait. Where the lock does not hold (some network drives) each
+    builds its own, and the first that is complete is kept.
+
+    Args:
+        folder: appears only when complete.
+        build: writes the content into the empty folder that it is given.
+    """
+    if folder.is_dir():
+        return folder
+    from filelock import FileLock
+
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
+            if not folder.is_dir():
+                _build_and_publish(folder, build)
+    except PermissionError as error:
+        raise ConfigError(
+            f"the cache folder {cache_folder()} cannot be written: let the environment variable "
+            "FEDHET_CACHE name one that can"
+        ) from error
+    return folder
+
+
+def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:
+    unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
+    try:
+        build(unfinished)
+        unfinished.chmod(0o755)
+        unfinished.replace(folder)
+    except OSError:
+        if not folder.is_dir():  # otherwise another process was faster, and its result is as good
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def decode_once(name: str, decoder: Decoder) -> Split:
+    """Return the decoded examples of a split, memory-mapped from the cache.
+
+    Args:
+        name: for the folder's name and the progress bar.
+        decoder: asked for examples only where the cache has none.
+    """
+    folder = cache_folder() / "images" / f"{name}-{cache_key(decoder.identity)}"
+    build_once(folder, lambda unfinished: _decode(name, decoder, unfinished))
+    groups = folder / "groups.npy"
+    return Split(
+        images=np.load(folder / "images.npy", mmap_mode="r"),
+        labels=np.load(folder / "labels.npy"),
+        groups=np.load(groups) if groups.exists() else None,
+    )
+
+
+def _decode(name: str, decoder: Decoder, folder: Path) -> None:
+    from rich.console import Console
+    from rich.progress import track
+
+    count = decoder.count()
+    if count == 0:
+        raise ConfigError(f"{name} holds no images: {decoder.identity}")
+    logger.info("decoding %d images of %s into %s, once", count, name, folder.parent)
+    images = np.lib.format.open_memmap(
+        folder / "images.npy", mode="w+", dtype=np.uint8, shape=(count, *decoder.shape)
+    )
+    labels = np.empty(count, dtype=np.int64)
+    groups: list[str] = []
+    records = track(
+        decoder.records(),
+        f"decoding {name}, once",
+        total=count,
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    for row, record in enumerate(records):
+        images[row], labels[row] = record.pixels, record.label
+        if record.group is not None:
+            groups.append(record.group)
+    images.flush()
+    np.save(folder / "labels.npy", labels)
+    if groups:
+        _, numbers = np.unique(np.array(groups), return_inverse=True)
+        np.save(folder / "groups.npy", numbers.astype(np.int64))
+    (folder / "identity.json").write_text(json.dumps(decoder.identity, indent=1))

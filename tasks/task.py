@@ -1,0 +1,219 @@
+"""A task: what is learned, from which examples, with which model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tasks.config import TaskConfig
+from tasks.errors import ConfigError
+from tasks.models import Model, build_model
+from tasks.partitions import PartitionConfig, hold_out, partition_rows
+from tasks.sources import Source, Split, load_site
+from tasks.sources.arrays import Indices
+from tasks.tensor_data import TensorData
+from tasks.transform import Transform
+
+SUBSET_STREAM = 2
+TEST_SUBSET_SEED = 0  # the same test examples whatever the run's seed
+
+
+def build_task(
+    task: Mapping[str, Any], partition: Mapping[str, Any], *, seed: int, num_clients: int
+) -> Task:
+    """Return the task that conf/task/*.yaml and conf/partition/*.yaml describe.
+
+    Args:
+        task: plain values of the task group.
+        partition: plain values of the partition group.
+        seed: of the partition, the held-out examples and the training subset.
+        num_clients: N, the number of clients.
+
+    Raises:
+        ConfigError: for unknown keys and values out of range; what depends on the examples
+            themselves is checked when they are first needed.
+    """
+    return Task(
+        TaskConfig.from_mapping(task), PartitionConfig.from_mapping(partition), seed, num_clients
+    )
+
+
+class Task:
+    """Model, examples and loss. Reads examples only when asked for them.
+
+    Args:
+        config: of the task.
+        partition: of the partition.
+        seed: of the run.
+        num_clients: N.
+    """
+
+    def __init__(
+        self, config: TaskConfig, partition: PartitionConfig, seed: int, num_clients: int
+    ) -> None:
+        self.config = config
+        self.partition = partition
+        self.seed = seed
+        self.num_clients = num_clients
+        self.name = config.name
+        self._source = Source(config)
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in the order of their labels."""
+        if self.partition.name == "site" and self.config.class_names is None:
+            raise ConfigError(
+                "with partition=site the sites must agree on the classes: list them in task.classes"
+            )
+        return self._source.class_names()
+
+    @property
+    def num_classes(self) -> int:
+        """C, the number of classes."""
+        return len(self.class_names)
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of an input."""
+        return self.config.channels, self.config.image_size, self.config.image_size
+
+    # ---- model and loss --------------------------------------------------------------------------
+
+    def build_model(self, seed: int) -> Model:
+        """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
+        return build_model(
+            self.config.model,
+            input_shape=self.input_shape,
+            num_classes=self.num_classes,
+            head_bias=self.config.head_bias,
+            stem=self.config.stem,
+            seed=seed,
+        )
+
+    @cached_property
+    def classifier_tensors(self) -> int:
+        """How many of the model's last tensors are its classifier (FedPVR's choice)."""
+        return self.build_model(0).classifier_tensors
+
+    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean cross-entropy over the batch."""
+        return F.cross_entropy(logits, labels)
+
+    # ---- examples --------------------------------------------------------------------------------
+
+    def client_data(
+        self,
+        client_id: int,
+        device: torch.device | str = "cpu",
+        *,
+        channels_last: bool = False,
+        site_folder: Path | str | None = None,
+    ) -> tuple[TensorData, TensorData | None]:
+        """Return what a client trains on, and what it holds out.
+
+        Args:
+            client_id: from 0 to N - 1.
+            device: where the examples stay.
+            channels_last: give batches in that memory format.
+            site_folder: with partition=site the node's own folder; its test part, where it has one,
+                is what it holds out.
+
+        Raises:
+            ConfigError: where the examples cannot be had, or the partition not be made.
+        """
+        if not 0 <= client_id < self.num_clients:
+            raise ConfigError(
+                f"client {client_id} is not one of 0..{self.num_clients - 1}: change clients or "
+                "the node's partition-id"
+            )
+        if self.partition.name == "site":
+            train, held_out = self._site_splits(client_id, site_folder)
+        else:
+            train, held_out = self._hold_out(
+                self.train_split, self.client_rows[client_id], client_id
+            )
+        data = self._tensors(train, device, channels_last)
+        if held_out is None or len(held_out) == 0:
+            return data, None
+        return data, self._tensors(held_out, device, channels_last)
+
+    def test_data(
+        self, device: torch.device | str = "cpu", *, channels_last: bool = False
+    ) -> TensorData:
+        """Return the global test set, the same for every seed."""
+        test = self._splits[1]
+        chosen = _subset(len(test), self.config.test_size, [TEST_SUBSET_SEED, SUBSET_STREAM])
+        return self._tensors(test if chosen is None else test.select(chosen), device, channels_last)
+
+    @cached_property
+    def train_split(self) -> Split:
+        """The training examples of all clients, after task.train_size."""
+        train = self._splits[0]
+        chosen = _subset(len(train), self.config.train_size, [self.seed, SUBSET_STREAM])
+        return train if chosen is None else train.select(chosen)
+
+    @cached_property
+    def client_rows(self) -> list[Indices]:
+        """The rows of ``train_split`` that each client holds."""
+        return partition_rows(
+            self.partition,
+            self.train_split.labels,
+            self.train_split.groups,
+            num_clients=self.num_clients,
+            seed=self.seed,
+        )
+
+    def class_counts(self) -> Indices:
+        """Return how many examples of each class each client holds, (N, C)."""
+        labels = self.train_split.labels
+        counts = [
+            np.bincount(labels[rows], minlength=self.num_classes) for rows in self.client_rows
+        ]
+        return np.stack(counts)
+
+    @cached_property
+    def _splits(self) -> tuple[Split, Split]:
+        return self._source.load()
+
+    def _site_splits(self, client_id: int, folder: Path | str | None) -> tuple[Split, Split | None]:
+        if folder is None:
+            raise ConfigError(
+                "with partition=site every node reads its own folder: start it with "
+                "--node-config 'data-folder=\"/path/to/folder\"', or choose another partition"
+            )
+        train, test = load_site(self.config, self.class_names, Path(folder).expanduser())
+        if test is not None:
+            return train, test
+        return self._hold_out(train, np.arange(len(train)), client_id)
+
+    def _hold_out(self, split: Split, rows: Indices, client_id: int) -> tuple[Split, Split]:
+        seed = self.seed if self.partition.seed is None else self.partition.seed
+        kept, held_out = hold_out(rows, self.partition.holdout, seed, client_id)
+        return split.select(kept), split.select(held_out)
+
+    def _tensors(self, split: Split, device: torch.device | str, channels_last: bool) -> TensorData:
+        config = self.config
+        return TensorData(
+            split.pixels(),
+            split.labels,
+            num_classes=self.num_classes,
+            transform=Transform(
+                config.mean, config.std, config.flip, config.crop_padding, config.crop_probability
+            ),
+            device=device,
+            channels_last=channels_last,
+        )
+
+
+def _subset(size: int, wanted: int | None, seed: list[int]) -> Indices | None:
+    """Return a random choice of rows, ascending; None for all."""
+    if wanted is None or wanted >= size:
+        return None
+    return np.sort(np.random.default_rng(seed).choice(size, wanted, replace=False))
