@@ -93,7 +93,7 @@ class Brood:
         _signal_all(known, psutil.Process.terminate)
         psutil.wait_procs(known, timeout=patience_seconds)
         for _ in range(20):  # a process may have started another while it was being ended
-            known = {process for process in known | self.members() if process.is_running()}
+            known = {process for process in known | self.members() if _is_alive(process)}
             if not known:
                 return
             _signal_all(known, psutil.Process.kill)
@@ -104,6 +104,13 @@ class Brood:
             return bool(process.environ().get(self._variable) == self._value)
         except (psutil.Error, OSError):  # another user's, or gone meanwhile
             return False
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _descendants(process: psutil.Process) -> list[psutil.Process]:
