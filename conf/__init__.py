@@ -19,6 +19,7 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -102,7 +103,12 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     """
     with open_dict(recipe):
         recipe.task.classifier_tensors = classifier_tensors
-    part = instantiate(OmegaConf.select(recipe, key), _convert_="all")
+    try:
+        part = instantiate(OmegaConf.select(recipe, key), _convert_="all")
+    except InstantiationException as error:
+        if isinstance(error.__cause__, ValueError):  # ours: it names the key and what is allowed
+            raise error.__cause__ from None
+        raise
     # sums over sides must not depend on the order in which strategy=[...] names the methods
     return dict(sorted(part.items())) if isinstance(part, dict) else part
 

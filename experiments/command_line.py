@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,8 @@ _MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides
 
 def quoted(text: str) -> str:
     """Return text as Hydra's grammar takes it literally, whatever characters are in it."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    # In its strings a backslash is one, except before a quote.
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
 
 
@@ -75,10 +77,11 @@ def visible_gpus() -> int:
 
 
 def _cpus(recipe: DictConfig) -> int:
-    """Return the CPUs to use: never more than a cohort can, for each client at once costs memory."""
-    cohort = max(1, math.ceil(recipe.participation * recipe.clients))
-    available = recipe.runtime.num_cpus or _all_cpus()
-    return max(int(recipe.runtime.client_cpus), min(available, cohort * recipe.runtime.client_cpus))
+    """Return the CPUs to use: no more than a cohort can, for each client at once takes memory."""
+    cohort = max(1, math.ceil(float(recipe.participation) * int(recipe.clients)))
+    available = int(recipe.runtime.num_cpus or _all_cpus())
+    least = int(recipe.runtime.client_cpus)
+    return max(least, min(available, cohort * least))
 
 
 def _all_cpus() -> int:

@@ -7,7 +7,6 @@ only if the run completed: 1 for a failed one, 130 for Ctrl-C, 143 for SIGTERM.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -26,7 +25,8 @@ from rich.text import Text
 from conf import method_name
 from experiments.command_line import app_overrides, federation_config, run_config_toml
 from experiments.plot import can_plot, plot_run
-from experiments.progress import MetricsFile, closing_panel, display_for, read_rows
+from experiments.progress import Display, closing_panel, display_for
+from experiments.results import Results, read_rows
 from experiments.simulation import LaunchError, Simulation, check_flower
 
 _POLL_SECONDS = 0.1
@@ -75,34 +75,40 @@ def run(recipe: DictConfig) -> float | None:
         raise LaunchError(f"runtime={recipe.runtime.name} is none that fedhet starts; use flower")
     size = federation_config(recipe)
     results_dir = prepare_results_dir(recipe)
-    overrides = app_overrides(HydraConfig.get().overrides.task, recipe, results_dir)
+    run_config = run_config_toml(
+        app_overrides(HydraConfig.get().overrides.task, recipe, results_dir)
+    )
+    results = Results(results_dir)
     console = Console()
     title = f"{method_name(recipe)} on {recipe.task.name}"
-    summary_before = _summary(results_dir)
-    metrics = MetricsFile(results_dir / "metrics.jsonl")
     with (
         Simulation(results_dir / "log.txt") as simulation,
         display_for(console, title, recipe.rounds) as display,
     ):
-        simulation.submit(run_config_toml(overrides), size)
-        while True:
-            going = simulation.running()
-            for row in metrics.new_rows():
-                display.show(row)
-            summary = _summary(results_dir)
-            # The summary is the last thing that a run writes. Flower and Ray then take seconds to
-            # shut down, and are ended here instead.
-            done = summary != summary_before and summary.get("status") == "completed"
-            if done or not going:
-                break
-            time.sleep(_POLL_SECONDS)
-        if not done:
-            reason = _failure(simulation, summary if summary != summary_before else {})
-            raise LaunchError(f"the run failed: {reason}\nits log: {results_dir / 'log.txt'}")
+        simulation.submit(run_config, size)
+        summary = _watch(simulation, results, display)
     console.print(closing_panel(summary))
-    console.print(Text(f"results  {results_dir}\nplot     {_draw(results_dir, title)}"), soft_wrap=True)
+    where = f"results  {results_dir}\nplot     {_draw(results, title)}"
+    console.print(Text(where), soft_wrap=True)
     accuracy = summary.get("accuracy")
     return None if accuracy is None else float(accuracy)
+
+
+def _watch(simulation: Simulation, results: Results, display: Display) -> Mapping[str, Any]:
+    """Show a run's rounds until it ends, and return its summary."""
+    while True:
+        going = simulation.running()
+        summary = results.summary()
+        for row in results.new_rows():  # after the summary, so that the last round is among them
+            display.show(row)
+        # The summary is the last thing that a run writes. Flower and Ray then take some three
+        # seconds to shut down, and are ended instead.
+        if summary.get("status") == "completed":
+            return summary
+        if not going:
+            reason = _failure(simulation, summary)
+            raise LaunchError(f"the run failed: {reason}\nits log: {simulation.log_path}")
+        time.sleep(_POLL_SECONDS)
 
 
 def prepare_results_dir(recipe: DictConfig) -> Path:
@@ -113,15 +119,13 @@ def prepare_results_dir(recipe: DictConfig) -> Path:
     """
     job = HydraConfig.get()
     if recipe.results_dir:
-        folder = Path(recipe.results_dir).expanduser().absolute()
+        folder = Path(str(recipe.results_dir)).expanduser().absolute()
     elif recipe.resume:
         raise LaunchError("resume=true needs the folder of the run to go on with: results_dir=...")
     elif job.mode == RunMode.MULTIRUN:
         folder = Path(job.runtime.output_dir).absolute()
     else:
-        stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
-        name = f"{stamp}_{method_name(recipe)}_{recipe.task.name}_seed{recipe.seed}"
-        folder = Path.cwd() / "results" / name
+        return _new_results_dir(recipe)
     if folder.exists() and not folder.is_dir():
         raise LaunchError(f"results_dir={folder} is a file; name a folder")
     if not recipe.resume and folder.exists() and any(folder.iterdir()):
@@ -133,12 +137,17 @@ def prepare_results_dir(recipe: DictConfig) -> Path:
     return folder
 
 
-def _summary(results_dir: Path) -> Mapping[str, Any]:
-    try:
-        summary = json.loads((results_dir / "summary.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, ValueError):  # not there yet, or half written
-        return {}
-    return summary if isinstance(summary, dict) else {}
+def _new_results_dir(recipe: DictConfig) -> Path:
+    stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
+    name = f"{stamp}_{method_name(recipe)}_{recipe.task.name}_seed{recipe.seed}"
+    for suffix in ("", *(f"_{number}" for number in range(2, 100))):
+        folder = Path.cwd() / "results" / f"{name}{suffix}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:  # the same recipe, started in the same second
+            continue
+        return folder
+    raise LaunchError(f"results/{name} and a hundred like it exist; name one: results_dir=...")
 
 
 def _failure(simulation: Simulation, summary: Mapping[str, Any]) -> str:
@@ -150,11 +159,11 @@ def _failure(simulation: Simulation, summary: Mapping[str, Any]) -> str:
     return outcome.details
 
 
-def _draw(results_dir: Path, title: str) -> str:
+def _draw(results: Results, title: str) -> str:
     if not can_plot():
         return 'not drawn: matplotlib is missing; `pip install -e ".[plots]"` brings it'
-    path = results_dir / "plot.png"
-    plot_run(read_rows(results_dir / "metrics.jsonl"), title, path)
+    path = results.metrics_path.with_name("plot.png")
+    plot_run(read_rows(results.metrics_path), title, path)
     return str(path)
 
 

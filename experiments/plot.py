@@ -5,8 +5,13 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from experiments.progress import Row, percent
+from experiments.progress import percent
+from experiments.results import Row
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _INK = "#3b4252"
 _ACCURACY = "#1b6ca8"
@@ -40,7 +45,8 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     _curve(loss, _series(rows, "loss"), "test loss", _LOSS)
     train = _series(rows, "train_loss")
     if train:
-        loss.plot(*zip(*train, strict=True), color=_LOSS, alpha=0.45, lw=1.2, ls="--", label="train")
+        x, y = zip(*train, strict=True)
+        loss.plot(x, y, color=_LOSS, alpha=0.45, lw=1.2, ls="--", label="train")
         loss.lines[0].set_label("test")
         loss.set_ylabel("loss")
         loss.legend(frameon=False, labelcolor=_INK, fontsize=9)
@@ -60,7 +66,7 @@ def _series(rows: Sequence[Row], key: str) -> list[tuple[int, float]]:
     return [(int(row["round"]), float(row[key])) for row in rows if row.get(key) is not None]
 
 
-def _curve(axes, points, label, color):  # type: ignore[no-untyped-def]  # matplotlib's own types
+def _curve(axes: Axes, points: Sequence[tuple[int, float]], label: str, color: str) -> None:
     axes.set_xlabel("round", color=_INK)
     axes.set_ylabel(label, color=_INK)
     axes.grid(axis="y", color="#e5e9f0", lw=0.8)
@@ -70,6 +76,6 @@ def _curve(axes, points, label, color):  # type: ignore[no-untyped-def]  # matpl
     axes.tick_params(colors=_INK, labelsize=9)
     if points:
         marker = "o" if len(points) <= 40 else ""
-        style = {"lw": 1.8, "marker": marker, "ms": 3.5, "clip_on": False}
-        axes.plot(*zip(*points, strict=True), color=color, **style)
+        x, y = zip(*points, strict=True)
+        axes.plot(x, y, color=color, lw=1.8, marker=marker, ms=3.5, clip_on=False)
         axes.set_xlim(left=min(0, points[0][0]))

@@ -1,9 +1,10 @@
 """Child processes that end with the launcher, however it ends.
 
 Flower and Ray start some dozen processes below the one SuperLink that the launcher starts, several
-of which leave their parent. So the launcher adopts orphans (Linux), marks all that it starts with an
-environment variable that is inherited, and at the end looks for both. For the end that it cannot see
-coming, SIGKILL, it has a guard: this module as a process, which waits for the launcher to be gone.
+of which leave their parent. So the launcher adopts orphans (Linux), marks all that it starts with
+an environment variable that is inherited, and at the end looks for both. For the end that it cannot
+see coming, SIGKILL, it has a guard: this module as a process, which waits for the launcher to be
+gone.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class Brood:
                 found |= {process, *_descendants(process)}
         return {process for process in found if process.pid != os.getpid()}
 
-    def end(self, patience_seconds: float = 1.0) -> None:
+    def end(self, patience_seconds: float = 0.5) -> None:
         """End all of them: politely first, and then not. Returns when none is left."""
         known = self.members()
         _signal_all(known, psutil.Process.terminate)

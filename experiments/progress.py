@@ -1,10 +1,8 @@
-"""What a run has written so far, and how a terminal shows it."""
+"""How a terminal shows a run."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -14,39 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from rich.table import Table
 from rich.text import Text
 
-Row = Mapping[str, Any]
-
-
-class MetricsFile:
-    """The rounds that are new in a metrics.jsonl since it was last asked."""
-
-    def __init__(self, path: Path) -> None:
-        """Start after the rounds that the file holds already: those of a run to be resumed."""
-        self._path = path
-        self._seen: tuple[int, int] | None = None
-        self._last = -1
-        self.new_rows()
-
-    def new_rows(self) -> list[Row]:
-        """Return the rows of rounds that were not there at the last call."""
-        try:
-            status = self._path.stat()
-        except FileNotFoundError:
-            return []
-        if (status.st_mtime_ns, status.st_size) == self._seen:
-            return []
-        self._seen = (status.st_mtime_ns, status.st_size)
-        rows = read_rows(self._path)
-        # A resumed run first drops the rounds after its checkpoint, then measures them again.
-        newest = max((int(row["round"]) for row in rows), default=-1)
-        since, self._last = min(self._last, newest), newest
-        return [row for row in rows if int(row["round"]) > since]
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Return the whole rows of a metrics.jsonl; a line that is still being written is left out."""
-    complete = path.read_text(encoding="utf-8").rpartition("\n")[0]
-    return [json.loads(line) for line in complete.splitlines() if line]
+from experiments.results import Row
 
 
 class Display(Protocol):

@@ -71,7 +71,7 @@ def _wait_for_nodes(grid: Grid, size: int, timeout_seconds: float) -> list[int]:
         now = time.monotonic()
         if now - start > timeout_seconds:
             raise TimeoutError(
-                f"only {len(node_ids)} of {size} SuperNodes are connected after "
+                f"clients={size}, but only {len(node_ids)} SuperNodes are connected after "
                 f"{timeout_seconds:.0f} s (runtime.connect_timeout_seconds); {_SIZE_HINT}"
             )
         if now - last_report > _REPORT_SECONDS:

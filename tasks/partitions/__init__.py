@@ -46,6 +46,9 @@ def partition_rows(
             "clients or raise task.train_size"
         )
     seed = seed if config.seed is None else config.seed
+    if not 0 <= seed < 2**32:
+        key = "seed" if config.seed is None else "partition.seed"
+        raise ConfigError(f"{key}={seed} must be in 0..2**32 - 1")
     identity = {
         "format": FORMAT,
         "labels": _digest(labels),

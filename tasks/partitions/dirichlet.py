@@ -4,7 +4,8 @@ The sampling of Yurochkin et al., Bayesian Nonparametric Federated Learning of N
 ICML 2019, https://arxiv.org/abs/1905.12022, as MA-Echo's code has it: for each class c with n_c
 examples, p ~ Dir(alpha) over the N clients; with balancing p_i = 0 for clients that already hold
 n / N examples; client i gets n_c p_i / sum(p) of them. All is redrawn until every client holds
-min_size.
+min_size. Shares are cut where the running sum, rounded down, has come to, so the last client often
+gets one example of a class that it has no share of; this is in the published sizes too.
 
 flwr_datasets' DirichletPartitioner is close but not this: it takes a class in the data set's order,
 fills a client past n / N by one more class, gives up after 10 draws, and its numpy Generator cannot

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from datasets import Dataset, disable_progress_bars
 from flwr_datasets.partitioner import (
@@ -13,7 +15,7 @@ from flwr_datasets.partitioner import (
 )
 
 from tasks.errors import ConfigError
-from tasks.partitions.base import GROUP, LABEL, ROW
+from tasks.partitions.base import GROUP, LABEL, ROW, RowPartitioner
 from tasks.partitions.class_prior import ClassPriorDirichletPartitioner, FewClassesPartitioner
 from tasks.partitions.config import PartitionConfig
 from tasks.partitions.dirichlet import ClassDirichletPartitioner
@@ -42,13 +44,17 @@ def draw_rows(
     table = {LABEL: labels[rows], ROW: rows}
     if groups is not None:
         table[GROUP] = groups[rows]
+    if config.name == "shards":
+        _check_shards(num_clients, config.options["shards_per_client"], len(labels))
     partitioner = build_partitioner(config, num_clients, seed)
     partitioner.dataset = Dataset.from_dict(table).with_format("numpy")
+    if isinstance(partitioner, RowPartitioner):  # the same as below, without a table a client
+        return partitioner.rows()
     disable_progress_bars()
     try:
-        return [np.asarray(partitioner.load_partition(int(i))[ROW][:], np.int64) for i in ids]
-    except ConfigError:
-        raise
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # of pyarrow, about Dataset.sort
+            return [np.asarray(partitioner.load_partition(int(i))[ROW][:]) for i in ids]
     except ValueError as error:  # the library's, which knows nothing of our keys
         raise ConfigError(
             f"partition={config.name} {dict(config.options)} with clients={num_clients} over "
@@ -80,6 +86,14 @@ def build_partitioner(config: PartitionConfig, num_clients: int, seed: int) -> P
         "partition=site has nothing to divide: each node reads the folder that its own node config "
         "names (data-folder)"
     )
+
+
+def _check_shards(num_clients: int, per_client: int, examples: int) -> None:
+    if num_clients * per_client > examples:  # where the library divides by zero
+        raise ConfigError(
+            f"clients={num_clients} with partition.shards_per_client={per_client} need as many "
+            f"shards, and there are {examples} examples: lower one of them"
+        )
 
 
 def _choose_groups(

@@ -46,17 +46,25 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         return folder
     from filelock import FileLock
 
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(folder.with_name(f".{folder.name}.lock")):
-            if not folder.is_dir():
-                _build_and_publish(folder, build)
-    except PermissionError as error:
-        raise ConfigError(
-            f"the cache folder {cache_folder()} cannot be written: let the environment variable "
-            "FEDHET_CACHE name one that can"
-        ) from error
+    _require_writable(folder.parent)
+    with FileLock(folder.with_name(f".{folder.name}.lock")):
+        if not folder.is_dir():
+            _build_and_publish(folder, build)
     return folder
+
+
+def _require_writable(folder: Path) -> None:
+    problem: object = "no permission"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK | os.X_OK):
+            return
+    except OSError as error:
+        problem = error
+    raise ConfigError(
+        f"the cache folder {folder} cannot be written ({problem}): let the environment variable "
+        "FEDHET_CACHE name one that can"
+    )
 
 
 def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:

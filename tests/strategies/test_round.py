@@ -397,7 +397,7 @@ def test_a_node_with_other_code_or_recipe_is_refused(what):
 
 
 def test_too_few_nodes_time_out():
-    with pytest.raises(TimeoutError, match="only 1 of 3 SuperNodes"):
+    with pytest.raises(TimeoutError, match="clients=3, but only 1 SuperNodes"):
         roll_call(answer(card(0, 3, 3)), 3, {}, 0.3)
 
 

@@ -1,0 +1,90 @@
+"""No process outlives a launch, whatever it did to be on its own and however the launch ends."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from experiments.processes import Brood
+
+MARK = "FEDHET_TEST_MARK"
+# A process that starts another in a session of its own and leaves it behind; both ignore SIGTERM.
+LEAVES_A_CHILD = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    time.sleep(60)
+"""
+LAUNCHER = """
+import os, subprocess, sys, time
+from pathlib import Path
+from experiments.processes import Guard
+folder = Path(sys.argv[1])
+Guard(folder, "FEDHET_TEST_MARK", str(folder))
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
+                 env=os.environ | {"FEDHET_TEST_MARK": str(folder)}, start_new_session=True)
+print("started", flush=True)
+time.sleep(60)
+"""
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 15) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_a_process_that_left_its_parent_is_found_and_ended(tmp_path: Path) -> None:
+    brood = Brood(MARK, str(tmp_path))
+    stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    stranger_brood = Brood(MARK, "another launch")
+    note = tmp_path / "pid"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", LEAVES_A_CHILD, str(note)],
+        env=os.environ | {MARK: str(tmp_path)},
+    )
+    try:
+        assert parent.wait(timeout=20) == 0
+        assert wait_for(lambda: note.exists() and note.read_text() != "")
+        orphan = psutil.Process(int(note.read_text()))
+        assert orphan in brood.members()
+        assert orphan not in stranger_brood.members()
+        stranger_brood.end(patience_seconds=0.1)
+        assert orphan.is_running()
+        assert stranger.poll() is None
+        brood._others |= {psutil.Process(stranger.pid)}
+        brood.end(patience_seconds=0.1)
+        assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+def test_the_guard_cleans_up_after_a_killed_launcher(tmp_path: Path) -> None:
+    folder = tmp_path / "launch"
+    folder.mkdir()
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline() == "started\n"
+    brood = Brood(MARK, str(folder))
+    assert brood.members()
+    launcher.kill()
+    launcher.wait()
+    assert wait_for(lambda: not folder.exists())
+    assert not brood.members()

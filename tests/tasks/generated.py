@@ -1,0 +1,83 @@
+"""Small generated data in the hub's schemas and in image folders, and the recipes' task values."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import yaml
+from PIL import Image
+from pyarrow import parquet
+
+from tasks import build_task
+
+CONF = Path(__file__).parents[2] / "conf"
+TASKS = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))
+
+
+def values(group, name, **changes):
+    """Return conf/<group>/<name>.yaml as plain values."""
+    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text()) | changes
+
+
+def make_task(name, partition="iid", *, seed=0, clients=3, options=None, **changes):
+    """Return a task as the recipe has it, with changes to its keys and to the partition's."""
+    return build_task(
+        values("task", name, **changes),
+        values("partition", partition, **(options or {})),
+        seed=seed,
+        num_clients=clients,
+    )
+
+
+def encode(pixels):
+    """Return an image (H, W) or (H, W, 3) as PNG."""
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+def random_images(count, size, channels, seed=0):
+    """Return random pixels (n, H, W) or (n, H, W, 3)."""
+    shape = (count, size, size) if channels == 1 else (count, size, size, channels)
+    return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+
+
+def write_parquet(path, images, columns, image_column="image"):
+    """Write a split in the hub's schema."""
+    structs = [{"bytes": encode(pixels), "path": None} for pixels in images]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = pa.table({image_column: pa.array(structs), **columns})
+    parquet.write_table(table, path, row_group_size=16)
+
+
+def write_hub_set(root, name, count=40, size=None):
+    """Write train and test splits as the hub has them for the task; returns the training images."""
+    task = values("task", name)
+    size = size or task["image_size"]
+    images = random_images(count, size, task["channels"])
+    labels = np.arange(count) % task["num_classes"]
+    columns = {task["label_column"]: labels}
+    if "group_column" in task:
+        columns["hsf_id"] = np.zeros(count, dtype=np.int64)
+        columns[task["group_column"]] = [f"f{row % 4:04d}_00" for row in range(count)]
+    if name == "cifar100":
+        columns["coarse_label"] = labels // 5
+    write_parquet(root / name / "train.parquet", images, columns, task["image_column"])
+    test = task.get("test_split", "test")
+    if test is not None:
+        write_parquet(
+            root / name / f"{test}.parquet",
+            images[:8],
+            {key: column[:8] for key, column in columns.items()},
+            task["image_column"],
+        )
+    return images
+
+
+def write_image_folder(folder, counts, size=12, seed=0):
+    """Write counts[name] PNGs for each class."""
+    for label, (name, count) in enumerate(counts.items()):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+        for row, pixels in enumerate(random_images(count, size, 3, seed=100 * seed + label)):
+            Image.fromarray(pixels).save(folder / name / f"{row:03d}.png")

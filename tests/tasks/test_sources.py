@@ -1,0 +1,244 @@
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from tasks import ConfigError
+from tests.tasks.generated import (
+    make_task,
+    random_images,
+    write_hub_set,
+    write_image_folder,
+    write_parquet,
+)
+
+HUB_TASKS = ["mnist", "cifar10", "cifar100", "tiny_imagenet", "femnist"]
+
+
+def as_images(array):
+    return array[:, None] if array.ndim == 3 else array.transpose(0, 3, 1, 2)
+
+
+# ---- embedded ------------------------------------------------------------------------------------
+
+
+def test_digits_are_split_by_class_and_always_in_the_same_way():
+    task, other = make_task("digits"), make_task("digits", seed=5)
+    assert (len(task.train_split), len(task.test_data())) == (1437, 360)
+    test, again = task.test_data(), other.test_data()
+    assert np.array_equal(test.labels, again.labels)
+    assert min(test.class_counts()) >= 34
+    assert max(test.class_counts()) <= 37
+
+
+def test_digits_are_scikit_learns():
+    from sklearn.datasets import load_digits
+
+    task = make_task("digits")
+    train, test = task._splits
+    pixels = np.concatenate([train.pixels(), test.pixels()])[:, 0] / (255 / 16)
+    found = sorted(map(tuple, np.rint(pixels).reshape(1797, 64)))
+    assert found == sorted(map(tuple, load_digits().images.reshape(1797, 64)))
+
+
+def test_digits_can_be_scaled_for_a_model_that_needs_larger_images():
+    task = make_task("digits", image_size=28, model="fedavg_cnn")
+    [(inputs, _)] = task.test_data().batches(360, generator=None, train=False)
+    assert inputs.shape == (360, 1, 28, 28)
+    assert task.build_model(0)(inputs[:2])[1].shape == (2, 10)
+
+
+# ---- parquet files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", HUB_TASKS)
+@pytest.mark.usefixtures("empty_cache")
+def test_files_in_the_hubs_schema(name, tmp_path):
+    images = write_hub_set(tmp_path, name)
+    task = make_task(name, path=str(tmp_path))
+    train, test = task._splits
+    if name == "femnist":
+        assert (len(train), len(test)) == (36, 4)
+        assert np.array_equal(np.unique(test.groups, return_counts=True), [[0, 1, 2, 3], [1] * 4])
+        train = train.select(np.argsort(train.rows))
+        images = images[np.sort(train.rows)]
+    else:
+        assert (len(train), len(test)) == (40, 8)
+        assert np.array_equal(test.pixels(), as_images(images)[:8])
+    assert np.array_equal(train.pixels(), as_images(images))
+    if name != "femnist":
+        assert np.array_equal(train.labels, np.arange(40) % task.num_classes)
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_data_folder_of_the_environment_is_used_before_the_hub(tmp_path, monkeypatch):
+    write_hub_set(tmp_path, "mnist")
+    monkeypatch.setenv("FEDHET_DATA", str(tmp_path))
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("asked the hub"))
+    assert len(make_task("mnist").train_split) == 40
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_split_in_several_files_as_the_hub_stores_them(tmp_path):
+    images = random_images(6, 28, 1)
+    for part in range(2):
+        rows = slice(3 * part, 3 * part + 3)
+        labels = {"label": np.arange(6)[rows]}
+        path = tmp_path / "mnist" / f"train-0000{part}-of-00002.parquet"
+        write_parquet(path, images[rows], labels)
+    write_parquet(tmp_path / "mnist" / "test.parquet", images, {"label": np.arange(6)})
+    train = make_task("mnist", path=str(tmp_path)).train_split
+    assert train.labels.tolist() == [0, 1, 2, 3, 4, 5]
+    assert np.array_equal(train.pixels()[:, 0], images)
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_grey_images_of_another_size_become_rgb_of_the_tasks_size(tmp_path):
+    grey = random_images(4, 20, 1)
+    for split in ("train", "valid"):
+        path = tmp_path / "tiny_imagenet" / f"{split}.parquet"
+        write_parquet(path, grey, {"label": np.arange(4)})
+    pixels = make_task("tiny_imagenet", path=str(tmp_path)).train_split.pixels()
+    assert pixels.shape == (4, 3, 64, 64)
+    assert np.array_equal(pixels[:, 0], pixels[:, 2])
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_wrong_files_are_refused_by_key(tmp_path):
+    with pytest.raises(ConfigError, match=r"mnist is not a folder: task\.path"):
+        make_task("mnist", path=str(tmp_path)).client_data(0)
+    images = random_images(3, 28, 1)
+    write_parquet(tmp_path / "mnist" / "train.parquet", images, {"digit": [1, 2, 3]})
+    with pytest.raises(ConfigError, match=r"no test\.parquet; .* task\.test_split"):
+        make_task("mnist", path=str(tmp_path)).client_data(0)
+    with pytest.raises(
+        ConfigError, match=r"no column 'label' \(task\.label_column\); it has: image"
+    ):
+        make_task("mnist", path=str(tmp_path), test_split=None).client_data(0)
+    with pytest.raises(ConfigError, match=r"label 3 and task\.num_classes=3 allows 0\.\.2"):
+        make_task(
+            "mnist", path=str(tmp_path), test_split=None, label_column="digit", num_classes=3
+        ).client_data(0)
+
+
+@pytest.mark.usefixtures("empty_cache", "no_data_folder")
+def test_explicit_files_need_a_root():
+    with pytest.raises(ConfigError, match="FEDHET_DATA"):
+        make_task("mnist", source="files").client_data(0)
+
+
+# ---- the hub -------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("empty_cache", "no_data_folder")
+def test_hub(tmp_path, monkeypatch):
+    images = write_hub_set(tmp_path / "remote", "cifar10")
+    asked = []
+
+    def load(repository, split):
+        asked.append((repository, split))
+        path = tmp_path / "remote" / "cifar10" / f"{split}.parquet"
+        return datasets.Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "hub"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    assert np.array_equal(make_task("cifar10").train_split.pixels(), as_images(images))
+    assert set(asked) == {("uoft-cs/cifar10", "train"), ("uoft-cs/cifar10", "test")}
+    asked.clear()
+    make_task("cifar10").client_data(0)
+    assert not asked  # decoded before: no connection needed
+
+
+@pytest.mark.usefixtures("empty_cache", "no_data_folder")
+def test_hub_without_connection_names_the_ways_out(monkeypatch, empty_cache):
+    def load(*args, **options):
+        raise ConnectionError("Couldn't reach the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    with pytest.raises(ConfigError, match=r"ylecun/mnist .* task\.path .* FEDHET_DATA"):
+        make_task("mnist").client_data(0)
+    left = [path.name for path in (empty_cache / "images").iterdir()]
+    assert all(name.endswith(".lock") for name in left)
+
+
+# ---- image folders -------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_image_folder_with_test(tmp_path):
+    write_image_folder(tmp_path / "train", {"cat": 5, "dog": 4})
+    write_image_folder(tmp_path / "test", {"cat": 2, "dog": 2}, seed=1)
+    task = make_task("image_folder", path=str(tmp_path), image_size=12)
+    assert task.class_names == ("cat", "dog")
+    assert task.train_split.labels.tolist() == [0] * 5 + [1] * 4
+    assert len(task.test_data()) == 4
+    pixels = np.asarray(Image.open(tmp_path / "train" / "dog" / "000.png"))
+    assert np.array_equal(task.train_split.pixels()[5], pixels.transpose(2, 0, 1))
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_image_folder_without_test_is_split_by_class(tmp_path):
+    write_image_folder(tmp_path / "train", {"cat": 10, "dog": 20, "emu": 1})
+    task = make_task("image_folder", path=str(tmp_path), image_size=16)
+    assert task.test_data().class_counts() == [2, 4, 0]
+    assert np.bincount(task.train_split.labels).tolist() == [8, 16, 1]
+    assert task.train_split.pixels().shape == (25, 3, 16, 16)
+
+
+@pytest.mark.usefixtures("empty_cache", "no_data_folder")
+def test_image_folder_errors(tmp_path):
+    with pytest.raises(ConfigError, match=r"task\.path is not set"):
+        make_task("image_folder").client_data(0)
+    with pytest.raises(ConfigError, match=r"is not a folder: change task\.path"):
+        make_task("image_folder", path=str(tmp_path / "no")).client_data(0)
+    with pytest.raises(ConfigError, match="no subfolder train/"):
+        make_task("image_folder", path=str(tmp_path)).client_data(0)
+    (tmp_path / "train").mkdir()
+    with pytest.raises(ConfigError, match="one a class"):
+        make_task("image_folder", path=str(tmp_path)).client_data(0)
+    write_image_folder(tmp_path / "train", {"cat": 3, "dog": 3})
+    write_image_folder(tmp_path / "test", {"cow": 1})
+    with pytest.raises(ConfigError, match=r"subfolder 'cow' .* cat, dog"):
+        make_task("image_folder", path=str(tmp_path)).client_data(0)
+    (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"no image")
+    with pytest.raises(ConfigError, match=r"broken\.png cannot be read as an image"):
+        make_task("image_folder", path=str(tmp_path)).client_data(0)
+
+
+# ---- sites ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_site_reads_its_own_image_folder(tmp_path):
+    write_image_folder(tmp_path / "a" / "train", {"cat": 3})
+    write_image_folder(tmp_path / "b" / "train", {"cat": 1, "dog": 4}, seed=1)
+    write_image_folder(tmp_path / "b" / "test", {"dog": 2}, seed=2)
+    task = make_task("image_folder", "site", classes=["bee", "cat", "dog"], image_size=12)
+    first, nothing = task.client_data(0, site_folder=tmp_path / "a")
+    second, held_out = task.client_data(1, site_folder=str(tmp_path / "b"))
+    assert nothing is None
+    assert first.class_counts() == [0, 3, 0]
+    assert second.class_counts() == [0, 1, 4]
+    assert held_out.class_counts() == [0, 0, 2]
+
+
+@pytest.mark.usefixtures("empty_cache", "no_data_folder")
+def test_site_with_parquet_holds_out_a_fraction(tmp_path):
+    write_parquet(
+        tmp_path / "train.parquet", random_images(10, 28, 1), {"character": np.arange(10)}
+    )
+    task = make_task("femnist", "site", options={"holdout": 0.3})
+    data, held_out = task.client_data(2, site_folder=tmp_path)
+    assert (len(data), len(held_out)) == (7, 3)
+    assert sum(map(sum, (data.class_counts(), held_out.class_counts()))) == 10
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_site_errors(tmp_path):
+    with pytest.raises(ConfigError, match="data-folder"):
+        make_task("digits", "site").client_data(0)
+    with pytest.raises(ConfigError, match=r"is not a folder: change the node config's data-folder"):
+        make_task("digits", "site").client_data(0, site_folder=tmp_path / "no")
+    with pytest.raises(ConfigError, match=r"neither train\.parquet nor a folder train/"):
+        make_task("digits", "site").client_data(0, site_folder=tmp_path)
+    with pytest.raises(ConfigError, match=r"list them in task\.classes"):
+        make_task("image_folder", "site").client_data(0, site_folder=tmp_path)

@@ -1,0 +1,141 @@
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tasks import ConfigError
+from tasks.sources import store, tables
+from tasks.sources.arrays import Record, stratified_split
+from tests.tasks.generated import make_task, write_hub_set
+
+# ---- the cache -----------------------------------------------------------------------------------
+
+
+def test_images_are_decoded_once_and_again_when_the_file_changes(
+    tmp_path, monkeypatch, empty_cache
+):
+    write_hub_set(tmp_path, "mnist")
+    make_task("mnist", path=str(tmp_path)).client_data(0)
+    assert not list(empty_cache.rglob(".unfinished*"))
+    monkeypatch.setattr(tables, "_records", lambda *a: pytest.fail("decoded again"))
+    again = make_task("mnist", path=str(tmp_path))
+    again.client_data(0)
+    assert isinstance(again._splits[0].images, np.memmap)
+    monkeypatch.undo()
+    monkeypatch.setenv("FEDHET_CACHE", str(empty_cache))
+    write_hub_set(tmp_path, "mnist", count=50)
+    os.utime(tmp_path / "mnist" / "train.parquet")
+    assert len(make_task("mnist", path=str(tmp_path)).train_split) == 50
+
+
+def test_a_decoding_that_fails_leaves_nothing_to_be_taken_for_complete(tmp_path, empty_cache):
+    folder = empty_cache / "images" / "x"
+
+    def fail(unfinished):
+        (unfinished / "images.npy").write_bytes(b"half")
+        raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        store.build_once(folder, fail)
+    assert [path.name for path in folder.parent.iterdir()] == [".x.lock"]
+
+
+def test_where_no_lock_holds_the_first_complete_result_is_kept(empty_cache):
+    folder = empty_cache / "x"
+    folder.parent.mkdir()
+
+    def slow(unfinished):
+        (unfinished / "who").write_text("slow")
+        store._build_and_publish(folder, lambda other: (other / "who").write_text("fast"))
+
+    store._build_and_publish(folder, slow)
+    assert (folder / "who").read_text() == "fast"
+    assert list(empty_cache.iterdir()) == [folder]
+
+
+class SlowDecoder:
+    """Writes down who decodes."""
+
+    shape = (1, 2, 2)
+
+    def __init__(self, journal):
+        self.journal = journal
+        self.identity = {"journal": journal}
+
+    def count(self):
+        return 3
+
+    def records(self):
+        with open(self.journal, "a") as journal:
+            journal.write("decoded\n")
+        for label in range(3):
+            yield Record(np.full((1, 2, 2), label, dtype=np.uint8), label)
+
+
+def decode_in_a_process(journal, start, results):
+    start.wait(60)
+    split = store.decode_once("raced", SlowDecoder(journal))
+    results.put(split.images.sum().item())
+
+
+def test_processes_that_race_decode_once(tmp_path, empty_cache):
+    context = multiprocessing.get_context("fork")
+    start, results = context.Event(), context.Queue()
+    journal = str(tmp_path / "journal")
+    racers = [
+        context.Process(target=decode_in_a_process, args=(journal, start, results))
+        for _ in range(4)
+    ]
+    for racer in racers:
+        racer.start()
+    start.set()
+    assert [results.get(timeout=60) for _ in racers] == [12] * 4
+    for racer in racers:
+        racer.join(60)
+    assert Path(journal).read_text() == "decoded\n"
+
+
+def test_unwritable_cache_names_the_variable(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "file" / "cache"))
+    with pytest.raises(ConfigError, match="FEDHET_CACHE"):
+        make_task("digits").client_data(0)
+
+
+def test_a_second_process_imports_nothing_slow():
+    make_task("digits", "dirichlet").client_data(0)  # fills the cache
+    code = (
+        "import sys\n"
+        "from tests.tasks.generated import values\n"
+        "del sys.modules['PIL'], sys.modules['pyarrow']\n"
+        "from tasks import build_task\n"
+        "task = build_task(values('task', 'digits'), values('partition', 'dirichlet'),"
+        " seed=0, num_clients=3)\n"
+        "task.client_data(0), task.test_data(), task.build_model(0)\n"
+        "slow = {'datasets', 'flwr_datasets', 'pandas', 'PIL', 'pyarrow', 'sklearn',"
+        " 'torchvision', 'filelock', 'rich'}\n"
+        "print(sorted(slow & set(sys.modules)))\n"
+    )
+    root = Path(__file__).parents[2]
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+# ---- splits --------------------------------------------------------------------------------------
+
+
+def test_stratified_split_takes_the_same_fraction_of_each_stratum():
+    strata = np.repeat([3, 7, 8], [100, 10, 1])
+    kept, taken = stratified_split(strata, 0.2, seed=1)
+    assert np.bincount(strata[taken]).tolist() == [0, 0, 0, 21 - 1, 0, 0, 0, 2]
+    assert sorted([*kept, *taken]) == list(range(111))
+    again = stratified_split(strata, 0.2, seed=1)[1]
+    other = stratified_split(strata, 0.2, seed=2)[1]
+    assert np.array_equal(taken, again)
+    assert not np.array_equal(taken, other)

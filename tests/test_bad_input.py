@@ -1,0 +1,123 @@
+"""What bad input gets: an error before round 1 that names value, allowed values and key."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from hydra.errors import HydraException
+
+from conf import compose
+from tests.recipes import TINY, overrides, run_recipe
+
+BEFORE_ROUND_1 = [
+    (["rounds=0"], r"rounds=0 .* \[1"),
+    (["participation=0"], r"participation=0"),
+    (["participation=1.5"], r"participation=1\.5 .* 1\.0\]"),
+    (["target_accuracy=93"], r"target_accuracy=93 .* 1\.0\]"),
+    (["target_accuracy=0.9", "evaluation.every=0"], r"evaluation\.every"),
+    (["local.lr=0"], r"local\.lr=0"),
+    (["local.lr=-0.1"], r"local\.lr=-0\.1"),
+    (["local.epochs=null"], r"local\.epochs=None and local\.steps=None"),
+    (["local.steps=5"], r"give exactly one"),
+    (["local.batch_size=0"], r"local\.batch_size=0"),
+    (["local.clip=0"], r"local\.clip=0"),
+    (["local.solver=sgdd"], r"local\.solver='sgdd' .*\['adam', 'sgd'\]"),
+    (["local.solver=adam", "local.momentum=0.9"], r"local\.momentum=0\.9"),
+    (["local.momentum=-1"], r"local\.momentum=-1"),
+    (["server.lr=0"], r"server\.lr=0"),
+    (["schedule=exponential", "schedule.decay=2"], r"schedule\.decay=2"),
+    (["schedule=multi_step", "schedule.milestones=[30]"], r"schedule\.milestones=\[30\]"),
+    (["strategy=fedprox", "strategy.client_sides.fedprox.mu=-1"], r"fedprox\.mu=-1"),
+    (["strategy=scaffold", "local.momentum=0.9"], r"local\.momentum=0"),
+    (["strategy=scaffold", "local.solver=adam"], r"local\.solver=sgd"),
+    (["strategy=scaffold", "strategy.option=III"], r"strategy\.option='III'"),
+    (
+        ["strategy=fedpvr", "strategy.layers=fc9*"],
+        r"none of .*head\.weight.*strategy\.layers",
+    ),
+    (["strategy=fedpvr", "strategy.layers=last:99"], r"last:99"),
+    (["strategy=[fedpvr,scaffold]"], r"control_variate"),
+    (["strategy=[fedadam,fedyogi]"], r"both replace the server_optimizer"),
+    (["min_replies=0"], r"min_replies=0"),
+    (["task.model=mpl"], r"task\.model.*mlp"),
+    (["task.model=resnet8x"], r"resnet8"),
+    (["partition.alpha=0"], r"partition\.alpha=0"),
+    (["clients=5000"], r"clients"),
+    (["clients=4"], r"clients=4"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), BEFORE_ROUND_1, ids=lambda v: str(v)[:60])
+def test_refused_before_round_1_with_the_key(words, message, tmp_path):
+    with pytest.raises((ValueError, TimeoutError), match=message):
+        run_recipe(tmp_path / "run", *TINY, "runtime.connect_timeout_seconds=0.1", *words)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    assert not metrics.exists() or metrics.read_text() == ""
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["error"]
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("strategy=fedprx", "fedprox"),
+        ("task=minst", "mnist"),
+        ("partition=dirichet", "feddf_dirichlet"),
+        ("schedule=step", "multi_step"),
+        ("local.lrr=0.1", r"\+local\.lrr"),
+        ("round=3", r"\+round=3"),
+    ],
+)
+def test_unknown_names_list_what_there_is(word, message):
+    with pytest.raises(HydraException, match=message):
+        compose(overrides(word))
+
+
+def test_a_relative_results_dir_is_refused(tmp_path):
+    from server_app.app import results_folder
+
+    with pytest.raises(ValueError, match="must be absolute"):
+        results_folder(compose(overrides("results_dir=results/x")))
+
+
+def test_a_second_run_does_not_overwrite_the_first(tmp_path):
+    first = run_recipe(tmp_path / "run", *TINY)
+    with pytest.raises(ValueError, match="resume=true"):
+        run_recipe(tmp_path / "run", *TINY)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == first
+
+
+def test_resume_needs_a_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match="holds no checkpoint"):
+        run_recipe(tmp_path / "run", *TINY, "resume=true")
+
+
+def test_resume_refuses_another_recipe_and_keeps_the_run(tmp_path):
+    first = run_recipe(tmp_path / "run", *TINY)
+    with pytest.raises(ValueError, match="another recipe"):
+        run_recipe(tmp_path / "run", *TINY, "rounds=4", "local.lr=0.3", "resume=true")
+    with pytest.raises(ValueError, match="rounds=2 are done already"):
+        run_recipe(tmp_path / "run", *TINY, "resume=true")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == first
+
+
+def test_a_site_whose_state_is_no_number(tmp_path):
+    """A client that diverges is refused by name; the round goes on with the others."""
+
+    def tamper(reply):
+        if reply.has_content() and "update" in reply.content.array_records:
+            metrics = reply.content.metric_records["metrics"]
+            if metrics["partition-id"] == 1:
+                from strategies.records import to_record, to_tensors
+
+                update = to_tensors(reply.content["update"])
+                next(iter(update.values()))[0] = torch.nan
+                reply.content["update"] = to_record(update)
+        return reply
+
+    summary = run_recipe(tmp_path / "run", *TINY, tamper=tamper)
+    assert summary["status"] == "completed"
+    assert summary["failures"] == 2

@@ -1,0 +1,109 @@
+"""One line per recipe, and every recipe must pass every test here. A new method adds its line."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conf import build_part, compose, method_name
+from server_app.results import read_rows
+from strategies.base import check_sides
+from tests.recipes import TINY, overrides, run_recipe
+
+# recipe words, and the bytes they send for every byte of the model, down and up together
+RECIPES = [
+    (["strategy=fedavg"], 2.0),
+    (["strategy=fedavg", "strategy/aggregator=uniform_mean"], 2.0),
+    (["strategy=fedavg", "strategy/sampler=bernoulli", "participation=0.7"], 2.0),
+    (["strategy=fedavg", "local.solver=adam", "local.lr=0.003"], 2.0),
+    (["strategy=fedprox"], 2.0),
+    (["strategy=scaffold"], 4.0),
+    (["strategy=scaffold", "strategy.option=I"], 4.0),
+    (["strategy=fedpvr", "strategy.layers=last:2"], None),
+    (["strategy=fedpvr", "strategy.layers=none"], 2.0),
+    (["strategy=fedavgm"], 2.0),
+    (["strategy=fedadagrad"], 2.0),
+    (["strategy=fedadam"], 2.0),
+    (["strategy=fedyogi"], 2.0),
+    (["strategy=[fedprox,fedavgm]"], 2.0),
+    (["strategy=[fedprox,scaffold]"], 4.0),
+    (["strategy=[fedpvr,fedadam]"], None),
+]
+WORDS = [words for words, _ in RECIPES]
+
+
+def name_of(words: list[str]) -> str:
+    return " ".join(words)
+
+
+@pytest.mark.parametrize("words", WORDS, ids=name_of)
+def test_the_halves_meet(words):
+    recipe = compose(overrides(*TINY, *words))
+    client = build_part(recipe, "strategy.client_sides", 1)
+    server = build_part(recipe, "strategy.server_sides", 1)
+    check_sides(client, server)
+    methods = words[0].removeprefix("strategy=").strip("[]").split(",")
+    assert method_name(recipe) == "+".join(sorted(methods))
+
+
+@pytest.mark.parametrize(("words", "traffic"), RECIPES, ids=map(name_of, WORDS))
+def test_the_loss_falls_and_the_traffic_is_as_said(words, traffic, tmp_path):
+    """Every message builds its client anew, so what a method keeps must be in its state."""
+    summary = run_recipe(tmp_path / "run", *TINY, "rounds=4", *words)
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    assert summary["status"] == "completed"
+    assert summary["failures"] == 0
+    assert rows[-1]["loss"] < 0.97 * rows[0]["loss"]
+    stored = load_file(tmp_path / "run" / "model.safetensors")
+    model = sum(128 + value.numel() * 4 for value in stored.values())  # each array has a header
+    sent = sum(len(row["clients"]) for row in rows[1:])
+    if traffic is not None:
+        assert summary["bytes_up"] + summary["bytes_down"] == traffic * model * sent
+
+
+@pytest.mark.parametrize("words", WORDS, ids=name_of)
+def test_a_resumed_run_equals_an_uninterrupted_one(words, tmp_path):
+    whole = run_recipe(tmp_path / "whole", *TINY, "rounds=4", "evaluation.every=0", *words)
+    run_recipe(tmp_path / "cut", *TINY, "rounds=2", "evaluation.every=0", *words)
+    resumed = run_recipe(
+        tmp_path / "cut", *TINY, "rounds=4", "evaluation.every=0", *words, "resume=true"
+    )
+    assert resumed["parameters_sha256"] == whole["parameters_sha256"]
+    assert resumed["bytes_up"] == whole["bytes_up"]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"), [("[fedprox,scaffold]", "[scaffold,fedprox]"), ("[fedadam,fedprox]",) * 2]
+)
+def test_the_order_of_methods_does_not_matter(left, right, tmp_path):
+    hashes = {
+        run_recipe(tmp_path / str(i), *TINY, f"strategy={names}")["parameters_sha256"]
+        for i, names in enumerate((left, right))
+    }
+    assert len(hashes) == 1
+
+
+def test_seeds_differ(tmp_path):
+    hashes = {
+        run_recipe(tmp_path / str(seed), *TINY, f"seed={seed}")["parameters_sha256"]
+        for seed in (0, 1)
+    }
+    assert len(hashes) == 2
+
+
+def test_the_stored_model_is_the_one_that_was_evaluated(tmp_path):
+    """Loaded into a fresh network, model.safetensors gives the summary's accuracy."""
+    from conf import plain_part
+    from tasks import build_task
+    from tasks.evaluation import evaluate_model
+
+    summary = run_recipe(tmp_path / "run", *TINY)
+    recipe = compose(overrides(*TINY))
+    task = build_task(
+        plain_part(recipe, "task"), plain_part(recipe, "partition"), seed=0, num_clients=3
+    )
+    model = task.build_model(5)
+    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
+    _, accuracy = evaluate_model(model, task.test_data(torch.device("cpu")), task.loss)
+    assert accuracy == pytest.approx(summary["accuracy"], abs=1e-6)
