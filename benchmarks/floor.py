@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +44,8 @@ RECIPE = [
     f"local.batch_size={BATCH}",
     f"local.lr={LR}",
     f"seed={SEED}",
+    "evaluation.every=0",
+    "checkpoint.every=0",
 ]
 
 
@@ -148,7 +151,7 @@ def fedhet_run(rounds: int) -> dict:
     """Run ``fedhet`` on the work; return its seconds per round, time to round 1 and peak PSS."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "run"
-        recipe = [*RECIPE, f"rounds={rounds}", "evaluation.every=0", f"results_dir={results}"]
+        recipe = [*RECIPE, f"rounds={rounds}", f"results_dir={results}"]
         command = [str(Path(sys.executable).with_name("fedhet")), *recipe]
         began, first = time.perf_counter(), None
         with open(Path(folder) / "out.txt", "w+") as out:
@@ -163,10 +166,10 @@ def fedhet_run(rounds: int) -> dict:
             if process.returncode:
                 out.seek(0)
                 raise SystemExit(f"fedhet failed:\n{out.read()}")
-        rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+        rows = [json.loads(line) for line in metrics.read_text().splitlines()[:-1]]
         summary = json.loads((results / "summary.json").read_text())
         return {
-            "seconds": [row["seconds"] for row in rows if row["round"] > 0],
+            "seconds": [b["elapsed_seconds"] - a["elapsed_seconds"] for a, b in pairwise(rows)],
             "seconds_to_round_1": first,
             "wall_seconds": time.perf_counter() - began,
             "peak_pss_bytes": memory.peak_bytes,

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import json
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from omegaconf import DictConfig
+from torch import nn
 
 from client_app.client import FederatedClient
 from client_app.messages import evaluate_reply, train_reply
 from client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
 from client_app.training import local_options
-from conf import build_part, build_solver, compose, fingerprint, plain_part, versions
+from conf import (
+    build_part,
+    build_solver,
+    compose_overrides,
+    fingerprint,
+    overrides_of,
+    plain_part,
+    versions,
+)
+from strategies.base import ClientSide, LocalSolver
 from strategies.layers import LayerSelector
 from strategies.records import CLIENT
 from tasks import Task, build_task, pick_device
@@ -24,70 +35,107 @@ from tasks import Task, build_task, pick_device
 app = ClientApp()
 
 
+@dataclass(frozen=True)
+class Workshop:
+    """What the clients of one process have in common, made once and not once a message.
+
+    Model, solver and sides are prototypes: every client works on copies of its own.
+    """
+
+    recipe: DictConfig
+    task: Task
+    model: nn.Module
+    solver: LocalSolver
+    sides: Mapping[str, ClientSide]
+    card: Mapping[str, str]
+
+
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Answer the roll call: partition id, example count, hashes, versions."""
-    recipe = compose(context.run_config)
-    client_id, population = _place(recipe, context)
-    data, _ = _task(recipe, population).client_data(
-        client_id, torch.device("cpu"), site_folder=_site_folder(context)
-    )
-    card: dict[str, Any] = {
-        "partition-id": client_id,
-        "num-partitions": population,
-        "num-examples": len(data),
-        "versions": str(versions()),
-        **fingerprint(recipe),
-    }
-    return Message(RecordDict({CLIENT: ConfigRecord(card)}), reply_to=message)
+    client_id, population = _place(context)
+    data, _ = _workshop(context).task.client_data(client_id, site_folder=_site_folder(context))
+    card = ConfigRecord(dict(_workshop(context).card))
+    card["partition-id"] = client_id
+    card["num-partitions"] = population
+    card["num-examples"] = len(data)
+    return Message(RecordDict({CLIENT: card}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
-    recipe = compose(context.run_config)
-    return train_reply(_client(recipe, context), message, int(recipe.evaluation.every))
+    every = int(_workshop(context).recipe.evaluation.every)
+    return train_reply(_client(context), message, every)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
-    return evaluate_reply(_client(compose(context.run_config), context), message)
+    return evaluate_reply(_client(context), message)
 
 
 # ---- assembling a client from the recipe and the node's own config -------------------------------
 
 
-def _client(recipe: DictConfig, context: Context) -> FederatedClient:
-    client_id, population = _place(recipe, context)
+def _client(context: Context) -> FederatedClient:
+    workshop = _workshop(context)
+    recipe = workshop.recipe
+    client_id, _ = _place(context)
     torch.set_num_threads(max(1, int(recipe.runtime.client_cpus)))
     device = pick_device(str(context.node_config.get("device", recipe.device)))
-    task = _task(recipe, population)
-    channels_last = bool(recipe.runtime.channels_last)
-    data, held_out = task.client_data(
-        client_id, device, channels_last=channels_last, site_folder=_site_folder(context)
+    data, held_out = workshop.task.client_data(
+        client_id,
+        device,
+        channels_last=bool(recipe.runtime.channels_last),
+        site_folder=_site_folder(context),
     )
-    model = task.build_model(int(recipe.seed)).to(device)
-    if channels_last:
-        model = model.to(memory_format=torch.channels_last)
-    tensors = task.classifier_tensors
     return FederatedClient(
         client_id=client_id,
-        model=model,
+        model=copy.deepcopy(workshop.model).to(device),
         data=data,
         held_out=held_out,
-        loss=task.loss,
-        solver=build_solver(recipe, tensors),
+        loss=workshop.task.loss,
+        solver=copy.deepcopy(workshop.solver),
         options=local_options(recipe.local),
         store=_store(recipe, context, client_id),
-        sides=build_part(recipe, "strategy.client_sides", tensors),
+        sides=copy.deepcopy(dict(workshop.sides)),
         seed=int(recipe.seed),
         personal=LayerSelector(recipe.strategy.personal),
     )
 
 
-def _place(recipe: DictConfig, context: Context) -> tuple[int, int]:
+def _workshop(context: Context) -> Workshop:
+    _, population = _place(context)
+    return _make_workshop(tuple(overrides_of(context.run_config)), population)
+
+
+@lru_cache(maxsize=2)
+def _make_workshop(overrides: tuple[str, ...], population: int) -> Workshop:
+    recipe = compose_overrides(overrides)
+    task = build_task(
+        plain_part(recipe, "task"),
+        plain_part(recipe, "partition"),
+        seed=int(recipe.seed),
+        num_clients=population,
+    )
+    model: nn.Module = task.build_model(int(recipe.seed))
+    if recipe.runtime.channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    tensors = task.classifier_tensors
+    return Workshop(
+        recipe=recipe,
+        task=task,
+        model=model,
+        solver=build_solver(recipe, tensors),
+        sides=build_part(recipe, "strategy.client_sides", tensors),
+        card={"versions": str(versions()), **fingerprint(recipe)},
+    )
+
+
+def _place(context: Context) -> tuple[int, int]:
     """Return (partition id, N); clients=0 takes N from the node config."""
+    recipe = compose_overrides(tuple(overrides_of(context.run_config)))
     node = context.node_config
     if "partition-id" not in node:
         raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
@@ -114,14 +162,3 @@ def _store(recipe: DictConfig, context: Context, client_id: int) -> ClientStateS
     if folder:
         return FolderStateStore(Path(folder), client_id)
     return ContextStateStore(context.state)
-
-
-def _task(recipe: DictConfig, population: int) -> Task:
-    parts = {key: plain_part(recipe, key) for key in ("task", "partition")}
-    return _cached_task(json.dumps(parts), int(recipe.seed), population)
-
-
-@lru_cache(maxsize=4)  # a worker serves many clients of one task
-def _cached_task(parts: str, seed: int, population: int) -> Task:
-    plain = json.loads(parts)
-    return build_task(plain["task"], plain["partition"], seed=seed, num_clients=population)

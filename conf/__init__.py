@@ -60,11 +60,12 @@ def compose(run_config: RunConfig) -> DictConfig:
     Raises:
         hydra.errors.HydraException: an unknown key or option; lists what there is.
     """
-    return _compose(tuple(overrides_of(run_config))).copy()
+    return compose_overrides(tuple(overrides_of(run_config))).copy()
 
 
 @lru_cache(maxsize=8)  # a simulation's worker composes once, not once a message
-def _compose(overrides: tuple[str, ...]) -> DictConfig:
+def compose_overrides(overrides: tuple[str, ...]) -> DictConfig:
+    """Compose the recipe of these Hydra overrides; shared by all callers, so not to be edited."""
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
         return hydra_compose(config_name="config", overrides=list(overrides))
@@ -101,6 +102,7 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
         classifier_tensors: how many of the model's last tensors are its classifier; recipes refer
             to it as ``${task.classifier_tensors}``.
     """
+    recipe = recipe.copy()
     with open_dict(recipe):
         recipe.task.classifier_tensors = classifier_tensors
     try:
@@ -134,7 +136,15 @@ def plain_part(recipe: DictConfig, key: str) -> dict[str, Any]:
     """Return one part of the recipe as plain, resolved values."""
     plain = OmegaConf.to_container(recipe[key], resolve=True)
     assert isinstance(plain, dict)
-    return {str(name): value for name, value in plain.items() if name != "classifier_tensors"}
+    return {str(name): value for name, value in plain.items()}
+
+
+def config_yaml(recipe: DictConfig, classifier_tensors: int) -> str:
+    """Return the recipe with all references resolved, as YAML."""
+    recipe = recipe.copy()
+    with open_dict(recipe):
+        recipe.task.classifier_tensors = classifier_tensors
+    return OmegaConf.to_yaml(recipe, resolve=True)
 
 
 def fingerprint(recipe: DictConfig) -> dict[str, str]:
@@ -152,8 +162,7 @@ def _recipe_hash(recipe: DictConfig, ignored: Sequence[str]) -> str:
     plain = OmegaConf.to_container(recipe, resolve=False)
     assert isinstance(plain, dict)
     shared = {key: value for key, value in plain.items() if key not in ignored}
-    for local in ("path", "classifier_tensors"):  # a site's own folder; filled in by build_part
-        shared["task"].pop(local, None)
+    shared["task"].pop("path", None)  # each site's own
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property
 from logging import INFO
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import nn
 
 from client_app.training import local_options
@@ -21,6 +20,7 @@ from conf import (
     build_solver,
     check_slots,
     compose,
+    config_yaml,
     fingerprint,
     method_name,
     plain_part,
@@ -35,7 +35,7 @@ from strategies.layers import LayerSelector, shared_names
 from strategies.records import to_record, to_tensors
 from strategies.report import RoundReport
 from strategies.storage import save_tensors
-from tasks import Task, TensorData, build_task, pick_device
+from tasks import Task, build_task, pick_device
 from tasks.evaluation import evaluate_model
 
 app = ServerApp()
@@ -114,9 +114,10 @@ class Run:
         self.model = self.task.build_model(int(recipe.seed)).to(self.device)
         self.names = shared_names(self.model, LayerSelector(recipe.strategy.personal))
         self.strategy = build_strategy(recipe, self.task, self.model)
+        self.test_data = self.task.test_data(self.device)
         self.arrays = self._restore(last) if last else self._initial_arrays()
         self.results = ResultsFolder(folder, self.strategy.state.round if last else None)
-        self.results.write_config(OmegaConf.to_yaml(recipe, resolve=True))
+        self.results.write_config(config_yaml(recipe, self.task.classifier_tensors))
 
     def start(self, grid: Grid) -> None:
         """Run the rounds; the summary is written whether they end well or not."""
@@ -161,10 +162,6 @@ class Run:
         self.strategy.restore(checkpoint.state)
         return to_record(checkpoint.params)
 
-    @cached_property
-    def _test_data(self) -> TensorData:
-        return self.task.test_data(self.device)
-
     def _evaluate(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
         every, last = int(self.recipe.evaluation.every), int(self.recipe.rounds)
         if round != last and (every == 0 or round % every != 0):
@@ -173,7 +170,7 @@ class Run:
         with torch.no_grad():
             for name, value in to_tensors(arrays).items():
                 state[name].copy_(value)
-        loss, accuracy = evaluate_model(self.model, self._test_data, self.task.loss)
+        loss, accuracy = evaluate_model(self.model, self.test_data, self.task.loss)
         return MetricRecord({"accuracy": accuracy, "loss": loss})
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
@@ -186,7 +183,7 @@ class Run:
             )
             save_checkpoint(self.folder / "checkpoints", checkpoint)
             self.strategy.mark_durable()
-        row = row_of(report)
+        row = row_of(report) | {"elapsed_seconds": time.time() - self.began}
         self.results.append(row)
         shown = ("accuracy", "loss", "train_loss")
         log(
