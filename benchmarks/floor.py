@@ -31,6 +31,8 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from client_app.memory import keep_freed_memory
+
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, PER_ROUND, BATCH, LR, WORKERS, SEED = 100, 10, 32, 0.01, 2, 0
 RECIPE = [
@@ -76,6 +78,7 @@ def plain_cnn() -> nn.Module:
 def plain_worker(pipe, images: Tensor, labels: Tensor, shared: list[Tensor], sums: list[Tensor]):
     """Train the client slices that come through the pipe; leave the sum of the models."""
     torch.set_num_threads(1)
+    keep_freed_memory()
     model = plain_cnn()
     params = list(model.parameters())
     while (slices := pipe.recv()) is not None:

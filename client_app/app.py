@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from client_app.client import FederatedClient
+from client_app.memory import keep_freed_memory
 from client_app.messages import evaluate_reply, train_reply
 from client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
 from client_app.training import local_options
@@ -112,6 +113,7 @@ def _workshop(context: Context) -> Workshop:
 
 @lru_cache(maxsize=2)
 def _make_workshop(overrides: tuple[str, ...], population: int) -> Workshop:
+    keep_freed_memory()
     recipe = compose_overrides(overrides)
     task = build_task(
         plain_part(recipe, "task"),

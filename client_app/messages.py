@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,6 +26,7 @@ def train_reply(client: FederatedClient, message: Message, evaluate_every: int =
     Returns:
         a reply with "update" (y_i - x), the client's payloads, and "metrics".
     """
+    began = time.perf_counter()
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])
     since_first = int(config["round"]) - 1
     config["evaluate-received"] = evaluate_every > 0 and since_first % evaluate_every == 0
@@ -40,9 +42,9 @@ def train_reply(client: FederatedClient, message: Message, evaluate_every: int =
     local = dict(zip(client.shared_names, map(torch.from_numpy, trained), strict=True))
     content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
         UPDATE: to_record(subtract(local, anchor)),
-        METRICS: to_metrics(row),
     }
     content |= {name: to_record(tensors) for name, tensors in client.sent.items()}
+    content[METRICS] = to_metrics(row | {"fit-seconds": time.perf_counter() - began})
     return Message(RecordDict(content), reply_to=message)
 
 

@@ -40,6 +40,8 @@ from tasks.evaluation import evaluate_model
 
 app = ServerApp()
 
+_PULL_SECONDS = 0.02
+
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
@@ -53,6 +55,8 @@ def main(grid: Grid, context: Context) -> None:
         if last is None:  # else the folder holds a run's summary, which this is not a part of
             ResultsFolder(folder).write_summary({}, "failed", f"{type(error).__name__}: {error}")
         raise
+    if hasattr(grid, "pull_interval"):  # the simulation's: by default it waits .1 s for replies
+        grid.pull_interval = _PULL_SECONDS
     run.start(grid)
 
 

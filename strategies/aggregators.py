@@ -13,11 +13,11 @@ from strategies.base import Reply, Tensors
 def mean_of(values: Sequence[Tensors], coefficients: Sequence[float]) -> dict[str, Tensor]:
     """Return the weighted mean by name; the coefficients need not sum to one."""
     total = float(sum(coefficients))
-    shares = [coefficient / total for coefficient in coefficients]
-    return {
-        name: torch.stack([share * v[name] for share, v in zip(shares, values, strict=True)]).sum(0)
-        for name in values[0]
-    }
+    mean = {name: torch.zeros_like(value) for name, value in values[0].items()}
+    for tensors, coefficient in zip(values, coefficients, strict=True):
+        for name, value in mean.items():
+            value.add_(tensors[name], alpha=coefficient / total)
+    return mean
 
 
 class WeightedMean:

@@ -14,12 +14,13 @@ def fedavg_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) 
     """Return McMahan et al.'s CNN without padding; 582,026 parameters on MNIST."""
     height, width = _after_two_convolutions("fedavg_cnn", input_shape)
     body = nn.Sequential(
+        # ReLU after pooling is the same function with the same gradient, on a quarter of the pixels
         nn.Conv2d(input_shape[0], 32, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Conv2d(32, 64, 5),
-        nn.ReLU(),
         nn.MaxPool2d(2),
+        nn.ReLU(),
         nn.Flatten(),
         nn.Linear(64 * height * width, 512),
         nn.ReLU(),
