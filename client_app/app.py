@@ -15,10 +15,8 @@ from omegaconf import DictConfig
 from torch import nn
 
 from client_app.client import FederatedClient
-from client_app.memory import keep_freed_memory
 from client_app.messages import evaluate_reply, train_reply
 from client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
-from client_app.training import local_options
 from conf import (
     build_part,
     build_solver,
@@ -30,8 +28,9 @@ from conf import (
 )
 from strategies.base import ClientSide, LocalSolver
 from strategies.layers import LayerSelector
+from strategies.local_options import local_options
 from strategies.records import CLIENT
-from tasks import Task, build_task, pick_device
+from tasks import Task, build_task, keep_freed_memory, pick_device
 
 app = ClientApp()
 

@@ -15,7 +15,7 @@ from flwr.common.typing import NDArrays, Scalar
 from torch import Tensor, nn
 
 from client_app.state import ClientState, ClientStateStore
-from client_app.training import LocalOptions, train_locally
+from client_app.training import train_locally
 from strategies.base import (
     ClientData,
     ClientSide,
@@ -25,6 +25,7 @@ from strategies.base import (
     Tensors,
 )
 from strategies.layers import LayerSelector, shared_names
+from strategies.local_options import LocalOptions
 from tasks.evaluation import evaluate_model
 
 PERSONAL = "personal"  # the client state's entry for the tensors that never travel

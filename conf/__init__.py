@@ -50,7 +50,13 @@ def _quote(value: bool | float | int | str) -> str:
         return str(value).lower()
     if not isinstance(value, str) or value.startswith("[") or re.fullmatch(r"[\w.+-]+", value):
         return str(value)
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return quoted(value)
+
+
+def quoted(text: str) -> str:
+    """Return text as Hydra's grammar takes it literally, whatever characters are in it."""
+    # In its strings a backslash is one, except before a quote.
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
 
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from conf import quoted
+
 _PATH_KEYS = ("task.path", "partition.path")
 _MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides its model
-
-
-def quoted(text: str) -> str:
-    """Return text as Hydra's grammar takes it literally, whatever characters are in it."""
-    # In its strings a backslash is one, except before a quote.
-    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
-    return f"'{escaped}'"
 
 
 def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:

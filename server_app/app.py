@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from logging import INFO
 from pathlib import Path
@@ -14,7 +15,6 @@ from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
 from torch import nn
 
-from client_app.training import local_options
 from conf import (
     build_part,
     build_solver,
@@ -32,10 +32,11 @@ from server_app.results import ResultsFolder, parameters_sha256, row_of
 from strategies.base import ConfigError, require_range
 from strategies.federated import FederatedStrategy
 from strategies.layers import LayerSelector, shared_names
+from strategies.local_options import local_options
 from strategies.records import to_record, to_tensors
 from strategies.report import RoundReport
 from strategies.storage import save_tensors
-from tasks import Task, build_task, pick_device
+from tasks import Task, build_task, keep_freed_memory, pick_device
 from tasks.evaluation import evaluate_model
 
 app = ServerApp()
@@ -106,6 +107,8 @@ class Run:
 
     def __init__(self, recipe: DictConfig, folder: Path, last: Path | None) -> None:
         check_recipe(recipe)
+        keep_freed_memory()
+        torch.set_num_threads(1)  # idle threads of a pool would spin on the simulated clients' CPUs
         self.recipe, self.folder = recipe, folder
         self.began = time.time()
         self.device = pick_device(recipe.device)
@@ -174,7 +177,9 @@ class Run:
         with torch.no_grad():
             for name, value in to_tensors(arrays).items():
                 state[name].copy_(value)
+        torch.set_num_threads(os.cpu_count() or 1)  # no client trains meanwhile
         loss, accuracy = evaluate_model(self.model, self.test_data, self.task.loss)
+        torch.set_num_threads(1)
         return MetricRecord({"accuracy": accuracy, "loss": loss})
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:

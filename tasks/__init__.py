@@ -2,6 +2,7 @@
 
 from tasks.device import pick_device
 from tasks.errors import ConfigError
+from tasks.memory import keep_freed_memory
 from tasks.models import MODELS, Model, build_model
 from tasks.task import Task, build_task
 from tasks.tensor_data import TensorData
@@ -16,5 +17,6 @@ __all__ = [
     "Transform",
     "build_model",
     "build_task",
+    "keep_freed_memory",
     "pick_device",
 ]

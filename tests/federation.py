@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from client_app.client import FederatedClient
 from client_app.messages import evaluate_reply, train_reply
 from client_app.state import ContextStateStore
-from client_app.training import LocalOptions
 from strategies.base import ClientSide, LocalSolver
 from strategies.federated import FederatedStrategy
 from strategies.layers import shared_names
+from strategies.local_options import LocalOptions
 from strategies.records import to_record, to_tensors
 from strategies.report import RoundReport
 from strategies.solvers import SGD

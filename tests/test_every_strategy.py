@@ -107,3 +107,19 @@ def test_the_stored_model_is_the_one_that_was_evaluated(tmp_path):
     model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
     _, accuracy = evaluate_model(model, task.test_data(torch.device("cpu")), task.loss)
     assert accuracy == pytest.approx(summary["accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "ratio"), [("fedavg", 2.0), ("fedpvr", 2.02), ("scaffold", 4.0)]
+)
+def test_resnet8_sends_what_the_paper_says(strategy, ratio, tmp_path):
+    """FedPVR, Table 3: 2.02 x the model up and down on ResNet-8 (the classifier has 2 tensors)."""
+    words = ["task.model=resnet8", "task.image_size=32", "local.epochs=null", "local.steps=1"]
+    summary = run_recipe(
+        tmp_path / "run", *TINY, *words, f"strategy={strategy}", "rounds=1", "task.test_size=20"
+    )
+    stored = load_file(tmp_path / "run" / "model.safetensors")
+    model = sum(128 + value.numel() * 4 for value in stored.values())
+    assert (summary["bytes_up"] + summary["bytes_down"]) / 3 / model == pytest.approx(
+        ratio, abs=0.005
+    )

@@ -13,9 +13,9 @@ from flwr.common.config import parse_config_args
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from conf import compose
+from conf import compose, quoted
 from experiments import command_line
-from experiments.command_line import app_overrides, federation_config, quoted, run_config_toml
+from experiments.command_line import app_overrides, federation_config, run_config_toml
 
 AWKWARD = [
     "plain",

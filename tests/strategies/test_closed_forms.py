@@ -7,10 +7,10 @@ import torch
 from flwr.app import RecordDict
 
 from client_app.state import ContextStateStore
-from client_app.training import LocalOptions
 from strategies.base import ConfigError
 from strategies.fedavg import FedAvg
 from strategies.fedprox import FedProx
+from strategies.local_options import LocalOptions
 from strategies.samplers import FixedSizeSampler
 from strategies.scaffold import SCAFFOLD, ControlVariateClient
 from strategies.schedules import ExponentialDecay, MultiStep

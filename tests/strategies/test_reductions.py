@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from client_app.training import LocalOptions
 from strategies.fedavg import FedAvg, FedAvgM
 from strategies.federated import FederatedStrategy
 from strategies.fedprox import FedProx
 from strategies.fedpvr import FedPVR
+from strategies.local_options import LocalOptions
 from strategies.samplers import FixedSizeSampler
 from strategies.scaffold import SCAFFOLD
 from strategies.solvers import SGD

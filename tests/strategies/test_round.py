@@ -9,10 +9,10 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from client_app.state import ContextStateStore, FolderStateStore
-from client_app.training import LocalOptions
 from strategies.base import ClientSide, ConfigError, ServerSide
 from strategies.fedavg import FedAvg
 from strategies.federated import FederatedStrategy
+from strategies.local_options import LocalOptions
 from strategies.records import to_record, to_tensors
 from strategies.roll_call import roll_call
 from strategies.samplers import FixedSizeSampler

@@ -1,0 +1,42 @@
+"""The arrows of the design: who may import whom."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+OURS = {"conf", "strategies", "tasks", "client_app", "server_app", "experiments"}
+MAY_IMPORT = {
+    "strategies": {"strategies"},
+    "tasks": {"tasks"},
+    "conf": {"conf"},
+    "client_app": {"client_app", "strategies", "tasks", "conf"},
+    "server_app": {"server_app", "strategies", "tasks", "conf"},
+    "experiments": OURS,
+}
+NEVER = {"strategies": {"hydra", "omegaconf"}, "tasks": {"flwr", "hydra", "omegaconf"}}
+
+
+def imported(path: Path) -> set[str]:
+    """Return the top-level packages that a file imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            found.add((node.module or "").partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(MAY_IMPORT))
+def test_arrows_run_one_way(package):
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    for path in files:
+        names = imported(path)
+        assert names & OURS <= MAY_IMPORT[package], path
+        assert not names & NEVER.get(package, set()), path
