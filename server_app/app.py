@@ -183,28 +183,25 @@ class Run:
         return MetricRecord({"accuracy": accuracy, "loss": loss})
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
+        row = row_of(report) | {"elapsed_seconds": time.time() - self.began}
+        self.results.append(
+            row
+        )  # before the checkpoint: a resumed run drops rows it measures again
         every, last = int(self.recipe.checkpoint.every), int(self.recipe.rounds)
         if report.round > 0 and (report.round == last or (every and report.round % every == 0)):
-            checkpoint = Checkpoint(
-                to_tensors(arrays),
-                self.strategy.snapshot(),
-                resume_fingerprint(self.recipe),
-            )
-            save_checkpoint(self.folder / "checkpoints", checkpoint)
-            self.strategy.mark_durable()
-        row = row_of(report) | {"elapsed_seconds": time.time() - self.began}
-        self.results.append(row)
+            self._save_checkpoint(arrays)
         shown = ("accuracy", "loss", "train_loss")
-        log(
-            INFO,
-            "[round %s/%s] %s  %.2f s",
-            report.round,
-            last,
-            "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row),
-            report.seconds,
-        )
+        figures = "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row)
+        log(INFO, "[round %s/%s] %s  %.2f s", report.round, last, figures, report.seconds)
         target = self.recipe.target_accuracy
         return target is not None and report.evaluation.get("accuracy", -1.0) >= float(target)
+
+    def _save_checkpoint(self, arrays: ArrayRecord) -> None:
+        checkpoint = Checkpoint(
+            to_tensors(arrays), self.strategy.snapshot(), resume_fingerprint(self.recipe)
+        )
+        save_checkpoint(self.folder / "checkpoints", checkpoint)
+        self.strategy.mark_durable()
 
     def _about(self) -> dict[str, Any]:
         recipe = self.recipe

@@ -38,6 +38,7 @@ from strategies.base import (
 )
 from strategies.records import (
     CONFIG,
+    METRICS,
     PARAMS,
     count_bytes,
     mean_metrics,
@@ -230,12 +231,15 @@ class FederatedStrategy(Strategy):
         cohort = self.sampler.sample(server_round, len(population))
         self._params = to_tensors(arrays)
         lr = self.local_lr * self.schedule(server_round, self.num_rounds)
-        records: dict[int, ArrayRecord] = {}  # what many clients get is serialised once
+        # What many clients get is serialised once. Held beside its record, a payload keeps its id.
+        records: dict[int, tuple[Tensors, ArrayRecord]] = {}
         messages = []
         for client in cohort:
             content = RecordDict({PARAMS: arrays})
             for name, tensors in self.server_step.broadcast(client).items():
-                content[name] = records.setdefault(id(tensors), to_record(tensors))
+                if id(tensors) not in records:
+                    records[id(tensors)] = (tensors, to_record(tensors))
+                content[name] = records[id(tensors)][1]
             content[CONFIG] = self._config(server_round, client, lr, config)
             messages.append(_message(content, MessageType.TRAIN, population.nodes[client]))
         self._report = RoundReport(
@@ -294,9 +298,9 @@ class FederatedStrategy(Strategy):
     ) -> MetricRecord | None:
         """Return the example-weighted mean of the clients' metrics."""
         records = [
-            scalars(message.content.metric_records["metrics"])
+            scalars(message.content.metric_records[METRICS])
             for message in replies
-            if not message.has_error()
+            if not message.has_error() and METRICS in message.content.metric_records
         ]
         records.sort(key=lambda metrics: metrics["partition-id"])
         if not records:

@@ -434,3 +434,57 @@ def test_config_of_a_message():
     assert config["lr"] == 0.5
     assert config["extra"] == 1
     assert config["experiment"] == strategy.state.experiment
+
+
+def test_a_payload_of_its_own_for_every_client():
+    """Payloads made anew for each client must not be mistaken for one another."""
+
+    class Personal(ServerSide):
+        sends = frozenset({"greeting"})
+
+        def broadcast(self, client_id):
+            return {"greeting": {"id": torch.tensor([float(client_id)])}}
+
+    seen: dict[int, float] = {}
+
+    class Listener(ClientSide):
+        needs = frozenset({"greeting"})
+
+        def begin(self, context):
+            seen[id(context.data)] = context.received["greeting"]["id"].item()
+
+    datasets = clients(4)
+    federate(
+        FederatedStrategy(client_sides={"x": Listener()}, server_sides={"x": Personal()}),
+        datasets,
+        model=lambda: Regression(2),
+        rounds=1,
+        options=OPTIONS,
+    )
+    assert [seen[id(data)] for data in datasets] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_evaluation_at_the_clients_is_the_mean_over_their_examples():
+    """In an exchange of its own, on each client's data; weighted by example counts."""
+    datasets = clients(2)
+    datasets[1] = TensorBatches(datasets[1].inputs[:4], datasets[1].labels[:4])
+    params, reports = federate(
+        FedAvg(evaluate_on_clients=True, local_lr=0.1),
+        datasets,
+        model=lambda: Regression(2),
+        rounds=1,
+        options=OPTIONS,
+    )
+    losses = [
+        0.5 * (d.inputs @ params["head.weight"][0] - d.labels).square().mean() for d in datasets
+    ]
+    expected = (8 * losses[0] + 4 * losses[1]) / 12
+    assert reports[1].client_evaluation["loss"] == pytest.approx(float(expected), rel=1e-6)
+
+
+def test_target_ends_the_run(tmp_path):
+    from tests.recipes import TINY, run_recipe
+
+    summary = run_recipe(tmp_path / "run", *TINY, "rounds=20", "target_accuracy=0.3")
+    assert summary["accuracy"] >= 0.3
+    assert summary["rounds"] < 20
