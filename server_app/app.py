@@ -118,10 +118,13 @@ class Run:
             seed=int(recipe.seed),
             num_clients=int(recipe.clients) or 1,
         )
+        channels_last = bool(recipe.runtime.channels_last)
         self.model = self.task.build_model(int(recipe.seed)).to(self.device)
+        if channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)
         self.names = shared_names(self.model, LayerSelector(recipe.strategy.personal))
         self.strategy = build_strategy(recipe, self.task, self.model)
-        self.test_data = self.task.test_data(self.device)
+        self.test_data = self.task.test_data(self.device, channels_last=channels_last)
         self.arrays = self._restore(last) if last else self._initial_arrays()
         self.results = ResultsFolder(folder, self.strategy.state.round if last else None)
         self.results.write_config(config_yaml(recipe, self.task.classifier_tensors))
