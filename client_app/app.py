@@ -29,7 +29,7 @@ from conf import (
 from strategies.base import ClientSide, LocalSolver
 from strategies.layers import LayerSelector
 from strategies.local_options import local_options
-from strategies.records import CLIENT
+from strategies.records import CLIENT, CONFIG
 from tasks import Task, build_task, keep_freed_memory, pick_device
 
 app = ClientApp()
@@ -66,19 +66,19 @@ def introduce(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
     every = int(_workshop(context).recipe.evaluation.every)
-    return train_reply(_client(context), message, every)
+    return train_reply(_client(context, message), message, every)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
-    return evaluate_reply(_client(context), message)
+    return evaluate_reply(_client(context, message), message)
 
 
 # ---- assembling a client from the recipe and the node's own config -------------------------------
 
 
-def _client(context: Context) -> FederatedClient:
+def _client(context: Context, message: Message) -> FederatedClient:
     workshop = _workshop(context)
     recipe = workshop.recipe
     client_id, _ = _place(context)
@@ -98,7 +98,7 @@ def _client(context: Context) -> FederatedClient:
         loss=workshop.task.loss,
         solver=copy.deepcopy(workshop.solver),
         options=local_options(recipe.local),
-        store=_store(recipe, context, client_id),
+        store=_store(recipe, context, message, client_id),
         sides=copy.deepcopy(dict(workshop.sides)),
         seed=int(recipe.seed),
         personal=LayerSelector(recipe.strategy.personal),
@@ -155,11 +155,13 @@ def _site_folder(context: Context) -> Path | None:
     return Path(str(folder)) if folder else None
 
 
-def _store(recipe: DictConfig, context: Context, client_id: int) -> ClientStateStore:
-    """Return the node's state folder, the simulation's, or else Flower's Context.state."""
+def _store(
+    recipe: DictConfig, context: Context, message: Message, client_id: int
+) -> ClientStateStore:
+    """Return the node's state folder, in a simulation the run's, or else Flower's Context.state."""
     folder = str(context.node_config.get("state-folder", ""))
-    if not folder and recipe.runtime.simulation and recipe.results_dir:
-        folder = f"{recipe.results_dir}/client_state"
+    if not folder and recipe.runtime.simulation:  # server and clients share a disk
+        folder = str(message.content.config_records[CONFIG].get("state-folder", ""))
     if folder:
-        return FolderStateStore(Path(folder), client_id)
+        return FolderStateStore(Path(folder).expanduser(), client_id)
     return ContextStateStore(context.state)

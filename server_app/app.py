@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, Context, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
@@ -88,7 +88,8 @@ def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
             f"resume=true, but results_dir={folder} holds no checkpoint; set resume=false to start "
             "afresh"
         )
-    if not recipe.resume and (found or (folder / "metrics.jsonl").exists()):
+    metrics = folder / "metrics.jsonl"
+    if not recipe.resume and (found or (metrics.exists() and metrics.stat().st_size > 0)):
         raise ConfigError(
             f"results_dir={folder} holds a run already; set resume=true to go on with it, or "
             "another results_dir"
@@ -137,6 +138,8 @@ class Run:
                 self.arrays,
                 num_rounds=int(self.recipe.rounds),
                 timeout=float(self.recipe.runtime.round_timeout_seconds),
+                train_config=ConfigRecord({"state-folder": str(self.folder / "client_state")}),
+                evaluate_config=ConfigRecord({"state-folder": str(self.folder / "client_state")}),
                 evaluate_fn=self._evaluate,
                 on_round=self._on_round,
             )
@@ -191,13 +194,15 @@ class Run:
             row
         )  # before the checkpoint: a resumed run drops rows it measures again
         every, last = int(self.recipe.checkpoint.every), int(self.recipe.rounds)
-        if report.round > 0 and (report.round == last or (every and report.round % every == 0)):
+        target = self.recipe.target_accuracy
+        reached = target is not None and report.evaluation.get("accuracy", -1.0) >= float(target)
+        due = reached or report.round == last or (every > 0 and report.round % every == 0)
+        if report.round > 0 and due:
             self._save_checkpoint(arrays)
         shown = ("accuracy", "loss", "train_loss")
         figures = "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row)
         log(INFO, "[round %s/%s] %s  %.2f s", report.round, last, figures, report.seconds)
-        target = self.recipe.target_accuracy
-        return target is not None and report.evaluation.get("accuracy", -1.0) >= float(target)
+        return reached
 
     def _save_checkpoint(self, arrays: ArrayRecord) -> None:
         checkpoint = Checkpoint(

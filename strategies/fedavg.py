@@ -26,7 +26,7 @@ class FedAvg(FederatedStrategy):
 class FedAvgM(FederatedStrategy):
     """FedAvg with server momentum (Hsu, Qi, Brown 2019)."""
 
-    def __init__(self, momentum: float = 0.9, lr: float = 1.0, **slots: Unpack[Slots]) -> None:
+    def __init__(self, momentum: float = 0.9, lr: float = 0.1, **slots: Unpack[Slots]) -> None:
         slots["server_optimizer"] = server_optimizers.SGD(lr, momentum)
         super().__init__(**slots)
 
@@ -34,7 +34,7 @@ class FedAvgM(FederatedStrategy):
 class FedAdagrad(FederatedStrategy):
     """FedAvg with Adagrad at the server (Reddi et al. 2021)."""
 
-    def __init__(self, lr: float = 0.1, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
+    def __init__(self, lr: float = 0.03, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
         slots["server_optimizer"] = server_optimizers.Adagrad(lr, tau=tau)
         super().__init__(**slots)
 
@@ -42,7 +42,7 @@ class FedAdagrad(FederatedStrategy):
 class FedAdam(FederatedStrategy):
     """FedAvg with Adam at the server (Reddi et al. 2021)."""
 
-    def __init__(self, lr: float = 0.1, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
+    def __init__(self, lr: float = 0.03, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
         slots["server_optimizer"] = server_optimizers.Adam(lr, tau=tau)
         super().__init__(**slots)
 
@@ -50,6 +50,6 @@ class FedAdam(FederatedStrategy):
 class FedYogi(FederatedStrategy):
     """FedAvg with Yogi at the server (Reddi et al. 2021)."""
 
-    def __init__(self, lr: float = 0.1, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
+    def __init__(self, lr: float = 0.03, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
         slots["server_optimizer"] = server_optimizers.Yogi(lr, tau=tau)
         super().__init__(**slots)

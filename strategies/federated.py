@@ -38,8 +38,9 @@ from strategies.base import (
 )
 from strategies.records import (
     CONFIG,
-    METRICS,
     PARAMS,
+    RefusedReplyError,
+    checked_metrics,
     count_bytes,
     mean_metrics,
     parse_reply,
@@ -296,18 +297,22 @@ class FederatedStrategy(Strategy):
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
-        """Return the example-weighted mean of the clients' metrics."""
-        records = [
-            scalars(message.content.metric_records[METRICS])
-            for message in replies
-            if not message.has_error() and METRICS in message.content.metric_records
-        ]
-        records.sort(key=lambda metrics: metrics["partition-id"])
-        if not records:
+        """Return the example-weighted mean of the clients' metrics; bad replies are left out."""
+        rows = []
+        for message in replies:
+            node = message.metadata.src_node_id
+            if message.has_error():
+                log(WARNING, "evaluation at node %s: %s", node, message.error.reason)
+                continue
+            try:
+                rows.append(checked_metrics(message.content, {"partition-id", "num-examples"}))
+            except RefusedReplyError as refusal:
+                log(WARNING, "evaluation at node %s: %s", node, refusal)
+        if not rows:
             return None
-        metrics = mean_metrics(records)
-        self._report.client_evaluation = metrics
-        return to_metrics(metrics)
+        rows.sort(key=lambda row: row["partition-id"])
+        self._report.client_evaluation = mean_metrics(rows)
+        return to_metrics(self._report.client_evaluation)
 
     def summary(self) -> None:
         """Log the parts."""

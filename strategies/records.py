@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -86,7 +86,9 @@ def parse_reply(
     if message.has_error():
         raise RefusedReplyError(f"error {message.error.code}: {message.error.reason}")
     content = message.content
-    metrics = _metrics(content)
+    metrics = checked_metrics(content, {"partition-id", "num-examples", "num-steps", "lr-sum"})
+    if metrics["num-steps"] < 1:
+        raise RefusedReplyError("it took no step")
     if int(metrics["partition-id"]) != client_id:
         raise RefusedReplyError(f"it names partition {int(metrics['partition-id'])}")
     update = _tensors(content, UPDATE)
@@ -154,17 +156,17 @@ def _payloads(content: RecordDict, names: Iterable[str], expected: Shapes) -> Pa
     return payloads
 
 
-def _metrics(content: RecordDict) -> dict[str, float]:
-    record = content.metric_records.get(METRICS, MetricRecord())
-    metrics = scalars(record)
-    missing = sorted({"partition-id", "num-examples", "num-steps", "lr-sum"} - metrics.keys())
+def checked_metrics(content: RecordDict, required: Collection[str]) -> dict[str, float]:
+    """Return a reply's numbers; refuse missing ones, NaN, Inf, and a count of no examples."""
+    metrics = scalars(content.metric_records.get(METRICS, MetricRecord()))
+    missing = sorted(set(required) - metrics.keys())
     if missing:
         raise RefusedReplyError(f"its metrics lack {missing}")
     bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
     if bad:
         raise RefusedReplyError(f"its metrics {bad} are NaN or Inf")
-    if metrics["num-examples"] < 1 or metrics["num-steps"] < 1:
-        raise RefusedReplyError("it trained on no example")
+    if metrics["num-examples"] < 1:
+        raise RefusedReplyError("it has no example")
     return metrics
 
 

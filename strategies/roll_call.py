@@ -60,6 +60,9 @@ def roll_call(
         log(INFO, "clients=0: the %s connected SuperNodes are the clients", size)
     _check_fingerprints(cards, fingerprint)
     nodes = _by_partition(cards, size)
+    releases = sorted({str(card.get("versions", "")) for card in cards.values()})
+    if len(releases) > 1:  # allowed, but the same seed then need not give the same bits
+        log(WARNING, "the nodes run different versions: %s", releases)
     examples = {client: int(str(cards[node]["num-examples"])) for client, node in nodes.items()}
     log(INFO, "Roll call: %s clients, %s examples", size, sum(examples.values()))
     return Population(nodes, examples)

@@ -101,7 +101,7 @@ def test_fedpvr_corrects_only_its_tensors():
 
 
 def test_server_momentum_zero_is_fedavg():
-    assert_same(run(FedAvgM(momentum=0.0, local_lr=0.1)), run(FedAvg(local_lr=0.1)))
+    assert_same(run(FedAvgM(momentum=0.0, lr=1.0, local_lr=0.1)), run(FedAvg(local_lr=0.1)))
 
 
 def test_one_client_is_centralised_sgd():

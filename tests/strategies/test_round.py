@@ -99,6 +99,7 @@ BAD_REPLIES = [
     ("control_variate_delta", lambda r: to_record({"head.weight": torch.zeros(2)}), "has shape"),
     ("metrics", lambda r: MetricRecord({**r, "partition-id": 2}), "it names partition 2"),
     ("metrics", lambda r: MetricRecord({**r, "num-examples": 0}), "no example"),
+    ("metrics", lambda r: MetricRecord({**r, "num-steps": 0}), "no step"),
     ("metrics", lambda r: MetricRecord({**r, "train-loss": math.nan}), "['train-loss'] are NaN"),
     ("metrics", lambda r: MetricRecord({"partition-id": 1}), "metrics lack"),
 ]
