@@ -1,7 +1,25 @@
-"""What every test needs: Flower's messages know the task they belong to."""
+"""What every test needs: Flower's task identity, one thread, a cache folder of the tests' own."""
 
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
 import torch
 from flwr.supercore.task_identity import TaskIdentity
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep decoded data and partitions of the tests out of the user's cache."""
+    before = os.environ.get("FEDHET_CACHE")
+    os.environ["FEDHET_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    if before is None:
+        del os.environ["FEDHET_CACHE"]
+    else:
+        os.environ["FEDHET_CACHE"] = before

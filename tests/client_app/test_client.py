@@ -1,0 +1,145 @@
+"""FederatedClient by its NumPyClient contract, and the local training loop by hand."""
+
+from __future__ import annotations
+
+import platform
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch.nn import functional as F
+
+from client_app.client import FederatedClient
+from client_app.state import ContextStateStore
+from strategies.base import ClientSide
+from strategies.local_options import LocalOptions
+from strategies.solvers import SGD, Adam
+from tasks import keep_freed_memory
+from tests.federation import Regression, TensorBatches, half_squared_error
+from tests.strategies.test_reductions import Classifier, blobs
+
+CONFIG = {"round": 1, "lr": 0.1}
+
+
+def client(model=None, data=None, **how) -> FederatedClient:
+    """One example, x = (3, 4), target -10: the gradient at w = 0 is (30, 40), norm 50."""
+    if data is None:
+        inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+        data = TensorBatches(inputs, torch.tensor([-10.0], dtype=torch.float64))
+    defaults = {
+        "client_id": 0,
+        "model": model or Regression(2),
+        "data": data,
+        "loss": half_squared_error,
+        "solver": SGD(),
+        "options": LocalOptions(),
+        "store": ContextStateStore(RecordDict()),
+    }
+    return FederatedClient(**{**defaults, **how})
+
+
+def fit(start=(0.0, 0.0), config=CONFIG, **how):
+    arrays, _, metrics = client(**how).fit([np.array([start])], dict(config))
+    return arrays[0][0], metrics
+
+
+def test_one_step_by_hand():
+    """w = -0.1 * (30, 40); the loss at w = 0 is 50."""
+    weights, metrics = fit()
+    np.testing.assert_allclose(weights, [-3.0, -4.0])
+    assert metrics == {"num-steps": 1, "lr-sum": 0.1, "train-loss": 50.0}
+
+
+def test_clipping_by_hand():
+    """The gradient is shortened to norm 5: (3, 4)."""
+    weights, _ = fit(options=LocalOptions(clip=5.0))
+    np.testing.assert_allclose(weights, [-0.3, -0.4], rtol=1e-6)
+
+
+def test_weight_decay_comes_after_clipping():
+    """From w = (-1, -1): g = 3 (3, 4), clipped to (3, 4); then 0.5 w is added."""
+    weights, _ = fit((-1.0, -1.0), options=LocalOptions(clip=5.0), solver=SGD(weight_decay=0.5))
+    np.testing.assert_allclose(weights, [-1 - 0.1 * 2.5, -1 - 0.1 * 3.5], rtol=1e-6)
+
+
+def test_corrections_are_clipped_too():
+    """(30, 40) + (-30, 0) = (0, 40), clipped to (0, 5)."""
+
+    class Shift(ClientSide):
+        def correct(self, grads, context):
+            grads["head.weight"].add_(torch.tensor([[-30.0, 0.0]]))
+
+    weights, _ = fit(options=LocalOptions(clip=5.0), sides={"shift": Shift()})
+    np.testing.assert_allclose(weights, [0.0, -0.5], atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        (LocalOptions(batch_size=8, epochs=2), 6),  # 17 examples: 8, 8, 1
+        (LocalOptions(batch_size=8, epochs=2, drop_last=True), 4),
+        (LocalOptions(batch_size=100, epochs=1, drop_last=True), 1),  # the only batch stays
+        (LocalOptions(batch_size=8, epochs=None, steps=5), 5),
+    ],
+)
+def test_steps_are_counted_as_taken(options, steps):
+    data = blobs(1)[0]
+    one = client(Classifier(), data, loss=F.cross_entropy, options=options)
+    start = one.get_parameters({})
+    _, num_examples, metrics = one.fit(start, {"round": 1, "lr": 0.25})
+    assert (num_examples, metrics["num-steps"], metrics["lr-sum"]) == (17, steps, 0.25 * steps)
+
+
+@pytest.mark.parametrize("solver", [SGD(momentum=0.9), Adam()])
+def test_solver_state_does_not_survive_the_round(solver):
+    """A second fit from the same params gives the same result as the first."""
+    one = client(solver=solver, options=LocalOptions(epochs=3))
+    first, _, _ = one.fit([np.zeros((1, 2))], dict(CONFIG))
+    second, _, _ = one.fit([np.zeros((1, 2))], dict(CONFIG))
+    np.testing.assert_array_equal(first[0], second[0])
+
+
+def test_the_global_random_state_is_left_alone():
+    """Dropout draws from torch's global generator, but only inside the round."""
+    one = client(Classifier(), blobs(1)[0], loss=F.cross_entropy)
+    start = one.get_parameters({})
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, _, _ = one.fit(start, dict(CONFIG))
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(6)
+    second, _, _ = one.fit(start, dict(CONFIG))
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+    third, _, _ = one.fit(start, {**CONFIG, "round": 2})
+    assert not all(np.array_equal(a, b) for a, b in zip(first, third, strict=True))
+
+
+def test_evaluation_of_the_received_model_rides_along():
+    _, metrics = fit(config={**CONFIG, "evaluate-received": True})
+    assert metrics["received-loss"] == 50.0
+
+
+def test_evaluate_uses_the_held_out_examples():
+    inputs = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+    held_out = TensorBatches(inputs, torch.tensor([2.0], dtype=torch.float64))
+    loss, num_examples, _ = client(held_out=held_out).evaluate([np.zeros((1, 2))], {})
+    assert (loss, num_examples) == (2.0, 1)
+
+
+def test_the_global_model_is_the_one_received_even_if_asked_for_late():
+    seen = []
+
+    class Late(ClientSide):
+        def end(self, context, summary):
+            seen.append(context.global_model.head.weight.clone())
+            return {}
+
+    fit((7.0, 8.0), sides={"late": Late()})
+    assert seen[0].tolist() == [[7.0, 8.0]]
+    assert not seen[0].requires_grad
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_freed_memory_is_kept():
+    assert keep_freed_memory()
