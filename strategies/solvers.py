@@ -11,7 +11,25 @@ from strategies.base import Batch, Tensors, require_range
 from strategies.layers import LayerSelector, as_selector
 
 
-class SGD:
+class _OneGradient:
+    """A solver whose step is one gradient and one step of a torch optimiser."""
+
+    optimizer: torch.optim.Optimizer
+
+    def step(
+        self,
+        next_batch: Callable[[], Batch],
+        backward: Callable[[Batch], Tensor],
+        correct: Callable[[], None],
+    ) -> Tensor:
+        """Take one step and return its loss."""
+        loss = backward(next_batch())
+        correct()
+        self.optimizer.step()
+        return loss
+
+
+class SGD(_OneGradient):
     """SGD with momentum and weight decay.
 
     Args:
@@ -46,17 +64,8 @@ class SGD:
         """Return those of the named tensors whose step is not plain SGD."""
         return self.momentum_layers.select(names) if self.momentum else []
 
-    def step(
-        self,
-        next_batch: Callable[[], Batch],
-        backward: Callable[[Batch], Tensor],
-        correct: Callable[[], None],
-    ) -> Tensor:
-        """Take one step and return its loss."""
-        return _plain_step(self.optimizer, next_batch, backward, correct)
 
-
-class Adam:
+class Adam(_OneGradient):
     """Adam with PyTorch's defaults; FedDW's local optimiser (lr 1e-3)."""
 
     def __init__(
@@ -82,24 +91,3 @@ class Adam:
     def stateful(self, names: Sequence[str]) -> list[str]:
         """Return all names: Adam rescales every step."""
         return list(names)
-
-    def step(
-        self,
-        next_batch: Callable[[], Batch],
-        backward: Callable[[Batch], Tensor],
-        correct: Callable[[], None],
-    ) -> Tensor:
-        """Take one step and return its loss."""
-        return _plain_step(self.optimizer, next_batch, backward, correct)
-
-
-def _plain_step(
-    optimizer: torch.optim.Optimizer,
-    next_batch: Callable[[], Batch],
-    backward: Callable[[Batch], Tensor],
-    correct: Callable[[], None],
-) -> Tensor:
-    loss = backward(next_batch())
-    correct()
-    optimizer.step()
-    return loss
