@@ -59,7 +59,7 @@ def test_fedavg_stalls_where_scaffold_reaches_the_optimum():
 def test_scaffold_under_partial_participation(option):
     """One of two clients a round: c moves by 1/N, and a client's c_i waits for its next turn."""
     strategy = SCAFFOLD(option, local_lr=0.04, sampler=FixedSizeSampler(0.5, seed=1))
-    assert distance(strategy, 600) < 1e-9
+    assert distance(strategy, 400) < 1e-9
 
 
 @pytest.mark.parametrize("schedule", [ExponentialDecay(0.99), MultiStep((0.3, 0.6), 0.5)])
