@@ -131,24 +131,6 @@ class TensorBatches:
             yield self.inputs[chosen], self.labels[chosen]
 
 
-class Linear(nn.Module):
-    """Least squares: features are the inputs, the only logit is the prediction."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.body = nn.Linear(size, size, bias=False, dtype=torch.float64)
-        self.head = nn.Linear(size, 1, bias=False, dtype=torch.float64)
-        with torch.no_grad():
-            self.body.weight.copy_(torch.eye(size))
-            self.head.weight.zero_()
-        self.body.requires_grad_(True)
-
-    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (features, logits)."""
-        features = self.body(inputs)
-        return features, self.head(features)
-
-
 class Regression(nn.Module):
     """One linear head: a quadratic objective with a closed-form optimum."""
 
