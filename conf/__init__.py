@@ -26,7 +26,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 FOLDER = Path(__file__).resolve().parent
 PACKAGES = ("conf", "strategies", "tasks", "client_app", "server_app")
 # Where a run happens and what it leaves there is each site's own business, not the recipe's.
-SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint")
+SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger")
+# What is said about a run, and changes nothing in it.
+NOTES = ("objective", "paper")
 
 RunConfig = Mapping[str, bool | float | int | str]
 
@@ -155,12 +157,12 @@ def config_yaml(recipe: DictConfig, classifier_tensors: int) -> str:
 
 def fingerprint(recipe: DictConfig) -> dict[str, str]:
     """Return the hashes that server and clients compare: of the recipe and of the code."""
-    return {"recipe": _recipe_hash(recipe, SITE_KEYS), "code": _code_hash(FOLDER.parent)}
+    return {"recipe": _recipe_hash(recipe, (*SITE_KEYS, *NOTES)), "code": _code_hash(FOLDER.parent)}
 
 
 def resume_fingerprint(recipe: DictConfig) -> str:
     """Return the hash of all that a resumed run must share with the run it goes on with."""
-    ignored = (*SITE_KEYS, "rounds", "target_accuracy", "evaluation")
+    ignored = (*SITE_KEYS, *NOTES, "rounds", "target_accuracy", "evaluation")
     return _recipe_hash(recipe, ignored)
 
 
