@@ -26,9 +26,9 @@ from conf import (
     plain_part,
     versions,
 )
-from strategies.base import ClientSide, LocalSolver
+from strategies.base import ClientSide, LocalSolver, Tensors
 from strategies.layers import LayerSelector
-from strategies.local_options import local_options
+from strategies.local_options import LocalOptions, local_options
 from strategies.records import CLIENT, CONFIG
 from tasks import Task, build_task, keep_freed_memory, pick_device
 
@@ -39,25 +39,49 @@ app = ClientApp()
 class Workshop:
     """What the clients of one process have in common, made once and not once a message.
 
-    Model, solver and sides are prototypes: every client works on copies of its own.
+    Solver and sides are prototypes: every client works on copies of its own. The model is worked on
+    by one client after the other, and restored in between: ``tensors`` share its memory,
+    ``initial`` are copies.
     """
 
     recipe: DictConfig
     task: Task
     model: nn.Module
+    tensors: Tensors
+    initial: Tensors
+    device: torch.device
     solver: LocalSolver
     sides: Mapping[str, ClientSide]
+    options: LocalOptions
+    personal: LayerSelector
+    population: int
+    seed: int
+    evaluate_every: int
+    client_cpus: int
+    channels_last: bool
     card: Mapping[str, str]
+
+    def fresh_model(self) -> nn.Module:
+        """Return the model as it was when it was built, whatever a client did to it."""
+        self.model.train()
+        with torch.no_grad():
+            for name, value in self.tensors.items():
+                value.copy_(self.initial[name])
+        for param in self.model.parameters():
+            param.grad = None
+            param.requires_grad_(True)
+        return self.model
 
 
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Answer the roll call: partition id, example count, hashes, versions."""
-    client_id, population = _place(context)
-    data, _ = _workshop(context).task.client_data(client_id, site_folder=_site_folder(context))
-    card = ConfigRecord(dict(_workshop(context).card))
+    workshop = _workshop(context)
+    client_id = _client_id(context, workshop.population)
+    data, _ = workshop.task.client_data(client_id, site_folder=_site_folder(context))
+    card = ConfigRecord(dict(workshop.card))
     card["partition-id"] = client_id
-    card["num-partitions"] = population
+    card["num-partitions"] = workshop.population
     card["num-examples"] = len(data)
     return Message(RecordDict({CLIENT: card}), reply_to=message)
 
@@ -65,8 +89,7 @@ def introduce(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
-    every = int(_workshop(context).recipe.evaluation.every)
-    return train_reply(_client(context, message), message, every)
+    return train_reply(_client(context, message), message, _workshop(context).evaluate_every)
 
 
 @app.evaluate()
@@ -80,74 +103,84 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _client(context: Context, message: Message) -> FederatedClient:
     workshop = _workshop(context)
-    recipe = workshop.recipe
-    client_id, _ = _place(context)
-    torch.set_num_threads(max(1, int(recipe.runtime.client_cpus)))
-    device = pick_device(str(context.node_config.get("device", recipe.device)))
+    client_id = _client_id(context, workshop.population)
+    torch.set_num_threads(workshop.client_cpus)
     data, held_out = workshop.task.client_data(
         client_id,
-        device,
-        channels_last=bool(recipe.runtime.channels_last),
+        workshop.device,
+        channels_last=workshop.channels_last,
         site_folder=_site_folder(context),
     )
     return FederatedClient(
         client_id=client_id,
-        model=copy.deepcopy(workshop.model).to(device),
+        model=workshop.fresh_model(),
         data=data,
         held_out=held_out,
         loss=workshop.task.loss,
         solver=copy.deepcopy(workshop.solver),
-        options=local_options(recipe.local),
-        store=_store(recipe, context, message, client_id),
+        options=workshop.options,
+        store=_store(workshop.recipe, context, message, client_id),
         sides=copy.deepcopy(dict(workshop.sides)),
-        seed=int(recipe.seed),
-        personal=LayerSelector(recipe.strategy.personal),
+        seed=workshop.seed,
+        personal=workshop.personal,
     )
 
 
 def _workshop(context: Context) -> Workshop:
-    _, population = _place(context)
-    return _make_workshop(tuple(overrides_of(context.run_config)), population)
+    node = context.node_config
+    if "partition-id" not in node:
+        raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
+    overrides = tuple(overrides_of(context.run_config))
+    return _make_workshop(overrides, str(node.get("device", "")), int(node.get("num-partitions", 0)))
 
 
 @lru_cache(maxsize=2)
-def _make_workshop(overrides: tuple[str, ...], population: int) -> Workshop:
+def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int) -> Workshop:
+    """Build it; ``device`` and ``num_partitions`` (where clients=0) are the node config's."""
     keep_freed_memory()
     recipe = compose_overrides(overrides)
+    population, seed = int(recipe.clients) or num_partitions, int(recipe.seed)
     task = build_task(
         plain_part(recipe, "task"),
         plain_part(recipe, "partition"),
-        seed=int(recipe.seed),
+        seed=seed,
         num_clients=population,
     )
-    model: nn.Module = task.build_model(int(recipe.seed))
-    if recipe.runtime.channels_last:
+    chosen = pick_device(device or str(recipe.device))
+    channels_last = bool(recipe.runtime.channels_last)
+    model: nn.Module = task.build_model(seed).to(chosen)
+    if channels_last:
         model = model.to(memory_format=torch.channels_last)
     tensors = task.classifier_tensors
     return Workshop(
         recipe=recipe,
         task=task,
         model=model,
+        tensors=model.state_dict(),
+        initial={name: value.clone() for name, value in model.state_dict().items()},
+        device=chosen,
         solver=build_solver(recipe, tensors),
         sides=build_part(recipe, "strategy.client_sides", tensors),
+        options=local_options(recipe.local),
+        personal=LayerSelector(recipe.strategy.personal),
+        population=population,
+        seed=seed,
+        evaluate_every=int(recipe.evaluation.every),
+        client_cpus=max(1, int(recipe.runtime.client_cpus)),
+        channels_last=channels_last,
         card={"versions": str(versions()), **fingerprint(recipe)},
     )
 
 
-def _place(context: Context) -> tuple[int, int]:
-    """Return (partition id, N); clients=0 takes N from the node config."""
-    recipe = compose_overrides(tuple(overrides_of(context.run_config)))
-    node = context.node_config
-    if "partition-id" not in node:
-        raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
-    population = int(recipe.clients) or int(node["num-partitions"])
-    client_id = int(node["partition-id"])
+def _client_id(context: Context, population: int) -> int:
+    """Return the partition id."""
+    client_id = int(context.node_config["partition-id"])
     if not 0 <= client_id < population:
         raise ValueError(
             f"partition-id={client_id} is not one of 0..{population - 1}: there are more "
             f"SuperNodes than clients={population}; change clients or the number of SuperNodes"
         )
-    return client_id, population
+    return client_id
 
 
 def _site_folder(context: Context) -> Path | None:

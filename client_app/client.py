@@ -75,13 +75,13 @@ class FederatedClient(NumPyClient):
         names = [name for name, _ in self.model.named_parameters()]
         self.personal_names = set(self.personal.select(names))
         self.shared_names = shared_names(self.model, self.personal)
+        self._tensors = self.model.state_dict()  # by name, sharing the model's memory
 
     # ---- NumPyClient -------------------------------------------------------------------------
 
     def get_parameters(self, config: dict[str, Scalar]) -> NDArrays:
         """Return the shared tensors, in the order of ``shared_names``."""
-        state = self.model.state_dict()
-        return [state[name].detach().cpu().numpy().copy() for name in self.shared_names]
+        return [self._tensors[name].detach().cpu().numpy().copy() for name in self.shared_names]
 
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
@@ -158,14 +158,13 @@ class FederatedClient(NumPyClient):
 
     @torch.no_grad()
     def _load(self, parameters: NDArrays, state: ClientState) -> None:
-        tensors = self.model.state_dict()
         for name, value in zip(self.shared_names, parameters, strict=True):
-            tensors[name].copy_(torch.from_numpy(value))
+            self._tensors[name].copy_(torch.from_numpy(value))
         for name, kept in state.get(PERSONAL, {}).items():
-            tensors[name].copy_(kept)
+            self._tensors[name].copy_(kept)
 
     def _context(self, state: ClientState, round: int) -> LocalContext:
-        received_state = {n: v.detach().clone() for n, v in self.model.state_dict().items()}
+        received_state = {n: v.clone() for n, v in self._tensors.items()}
         trainable = {name for name, _ in self.model.named_parameters()}
         return LocalContext(
             model=self.model,
@@ -184,8 +183,7 @@ class FederatedClient(NumPyClient):
 
     def _keep_personal(self, state: MutableMapping[str, Tensors]) -> None:
         if self.personal_names:
-            tensors = self.model.state_dict()
-            state[PERSONAL] = {name: tensors[name].clone() for name in self.personal_names}
+            state[PERSONAL] = {name: self._tensors[name].clone() for name in self.personal_names}
 
     @torch.no_grad()
     def _evaluate(self) -> tuple[float, float]:
@@ -201,7 +199,11 @@ def seeded(
     Dropout draws from torch's global generator and takes no other; its state is put back after.
     """
     stream = np.random.SeedSequence([seed, round, client_id]).generate_state(2, np.uint64)
-    devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(int(stream[0] >> 1))
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        # torch.manual_seed() seeds every kind of device, and takes a millisecond for it
+        torch.default_generator.manual_seed(int(stream[0] >> 1))
+        if on_gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(int(stream[0] >> 1))
         yield torch.Generator().manual_seed(int(stream[1] >> 1))

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -39,6 +40,37 @@ def run_config_toml(overrides: Sequence[str]) -> str:
     return f"overrides = {json.dumps(json.dumps(list(overrides)), ensure_ascii=False)}\n"
 
 
+@dataclass(frozen=True)
+class Share:
+    """What a run gets of this machine.
+
+    Attributes:
+        workers: clients at once.
+        client_cpus: CPUs of each.
+        gpus: what CUDA_VISIBLE_DEVICES is to be for the workers, in turn; empty without a GPU.
+    """
+
+    workers: int
+    client_cpus: int
+    gpus: tuple[str, ...] = ()
+
+
+def share_of_machine(recipe: DictConfig) -> Share:
+    """Return the workers that a run can use: no more than its CPUs, its GPUs and a cohort allow.
+
+    Raises:
+        ValueError: if the recipe has a size that cannot be simulated.
+    """
+    check_sizes(recipe)
+    share = _gpu_share(recipe)
+    client_cpus = int(recipe.runtime.client_cpus)
+    workers = max(1, _cpus(recipe) // client_cpus)
+    if share == 0:
+        return Share(workers, client_cpus)
+    gpus = _gpu_names()
+    return Share(max(1, min(workers, int(len(gpus) / share))), client_cpus, gpus)
+
+
 def federation_config(recipe: DictConfig) -> str:
     """Return the size of the simulation as `flwr run --federation-config` takes it.
 
@@ -46,16 +78,13 @@ def federation_config(recipe: DictConfig) -> str:
         ValueError: if the recipe has a size that Flower's simulation cannot have.
     """
     runtime = recipe.runtime
-    _require(recipe, "clients", recipe.clients, least=1)
-    _require(recipe, "runtime.client_cpus", runtime.client_cpus, least=1)
+    check_sizes(recipe)
     words = [
         f"num-supernodes={recipe.clients}",
         f"client-resources-num-cpus={runtime.client_cpus}",
         f"client-resources-num-gpus={_gpu_share(recipe)}",
         "init-args-logging-level='error'",
     ]
-    if runtime.num_cpus is not None:
-        _require(recipe, "runtime.num_cpus", runtime.num_cpus, least=int(runtime.client_cpus))
     cpus = _cpus(recipe)
     if runtime.num_cpus is not None or cpus < _all_cpus():  # else Ray counts: it knows of cgroups
         words.append(f"init-args-num-cpus={cpus}")
@@ -64,10 +93,14 @@ def federation_config(recipe: DictConfig) -> str:
 
 def visible_gpus() -> int:
     """Return how many GPUs CUDA would see, without the seconds that asking torch takes."""
+    return len(_gpu_names())
+
+
+def _gpu_names() -> tuple[str, ...]:
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         listed = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
-        return len([name for name in listed if name.strip() not in ("", "-1")])
-    return len(list(Path("/dev").glob("nvidia[0-9]*")))
+        return tuple(name.strip() for name in listed if name.strip() not in ("", "-1"))
+    return tuple(str(i) for i in range(len(list(Path("/dev").glob("nvidia[0-9]*")))))
 
 
 def _cpus(recipe: DictConfig) -> int:
@@ -96,6 +129,19 @@ def _gpu_share(recipe: DictConfig) -> float:
 
 def _key(override: str) -> str:
     return override.split("=", 1)[0].lstrip("+~").split("@", 1)[0]
+
+
+def check_sizes(recipe: DictConfig) -> None:
+    """Refuse a size that cannot be simulated.
+
+    Raises:
+        ValueError: naming the key.
+    """
+    runtime = recipe.runtime
+    _require(recipe, "clients", recipe.clients, least=1)
+    _require(recipe, "runtime.client_cpus", runtime.client_cpus, least=1)
+    if runtime.num_cpus is not None:
+        _require(recipe, "runtime.num_cpus", runtime.num_cpus, least=int(runtime.client_cpus))
 
 
 def _require(recipe: DictConfig, key: str, value: object, least: int) -> None:

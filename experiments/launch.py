@@ -23,11 +23,12 @@ from rich.console import Console
 from rich.text import Text
 
 from conf import method_name
-from experiments.command_line import app_overrides, federation_config, run_config_toml
+from experiments.command_line import app_overrides, check_sizes
+from experiments.engines import Engine, engine_for
 from experiments.plot import can_plot, plot_run
 from experiments.progress import Display, closing_panel, display_for
 from experiments.results import Results, read_rows
-from experiments.simulation import LaunchError, Simulation, check_flower
+from experiments.simulation import LaunchError
 
 _POLL_SECONDS = 0.1
 _INTERRUPTED = 128 + signal.SIGINT
@@ -37,7 +38,6 @@ def main() -> None:
     """Run the console command `fedhet`."""
     _answer_signals()
     try:
-        check_flower()
         _hydra_main()
     except KeyboardInterrupt:
         _complain("stopped; nothing of it is left running")
@@ -71,22 +71,18 @@ def run(recipe: DictConfig) -> float | None:
         LaunchError: if the run could not be started or failed; the message has the reason.
         ValueError: if the recipe cannot be simulated.
     """
-    if recipe.runtime.name != "flower":
-        raise LaunchError(f"runtime={recipe.runtime.name} is none that fedhet starts; use flower")
-    size = federation_config(recipe)
+    check_sizes(recipe)
     results_dir = prepare_results_dir(recipe)
-    run_config = run_config_toml(
-        app_overrides(HydraConfig.get().overrides.task, recipe, results_dir)
-    )
+    overrides = app_overrides(HydraConfig.get().overrides.task, recipe, results_dir)
     results = Results(results_dir)
     console = Console()
     title = f"{method_name(recipe)} on {recipe.task.name}"
     with (
-        Simulation(results_dir / "log.txt") as simulation,
+        engine_for(recipe, results_dir / "log.txt") as engine,
         display_for(console, title, recipe.rounds) as display,
     ):
-        simulation.submit(run_config, size)
-        summary = _watch(simulation, results, display)
+        engine.submit(recipe, overrides)
+        summary = _watch(engine, results, display)
     console.print(closing_panel(summary))
     where = f"results  {results_dir}\nplot     {_draw(results, title)}"
     console.print(Text(where), soft_wrap=True)
@@ -94,10 +90,10 @@ def run(recipe: DictConfig) -> float | None:
     return None if accuracy is None else float(accuracy)
 
 
-def _watch(simulation: Simulation, results: Results, display: Display) -> Mapping[str, Any]:
+def _watch(engine: Engine, results: Results, display: Display) -> Mapping[str, Any]:
     """Show a run's rounds until it ends, and return its summary."""
     while True:
-        going = simulation.running()
+        going = engine.running()
         summary = results.summary()
         for row in results.new_rows():  # after the summary, so that the last round is among them
             display.show(row)
@@ -106,8 +102,9 @@ def _watch(simulation: Simulation, results: Results, display: Display) -> Mappin
         if summary.get("status") == "completed":
             return summary
         if not going:
-            reason = _failure(simulation, summary)
-            raise LaunchError(f"the run failed: {reason}\nits log: {simulation.log_path}")
+            reason = summary.get("error") or engine.failure()
+            log = results.metrics_path.with_name("log.txt")
+            raise LaunchError(f"the run failed: {reason}\nits log: {log}")
         time.sleep(_POLL_SECONDS)
 
 
@@ -148,15 +145,6 @@ def _new_results_dir(recipe: DictConfig) -> Path:
             continue
         return folder
     raise LaunchError(f"results/{name} and a hundred like it exist; name one: results_dir=...")
-
-
-def _failure(simulation: Simulation, summary: Mapping[str, Any]) -> str:
-    if summary.get("error"):
-        return str(summary["error"])
-    outcome = simulation.outcome()
-    if outcome.completed:
-        return "Flower calls the run completed, but it has written no summary.json"
-    return outcome.details
 
 
 def _draw(results: Results, title: str) -> str:

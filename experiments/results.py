@@ -54,6 +54,12 @@ def read_rows(path: Path) -> list[Row]:
     return [json.loads(line) for line in complete.splitlines() if line]
 
 
+def last_lines(path: Path, count: int) -> str:
+    """Return the last lines of a log that are not blank."""
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n".join(lines[-count:]) or "(it said nothing)"
+
+
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
         status = path.stat()

@@ -19,14 +19,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
 
 import psutil
+from omegaconf import DictConfig
 
+from experiments.command_line import federation_config, run_config_toml
 from experiments.processes import Brood, Guard, adopt_orphans, end_with_parent
+from experiments.results import last_lines
 
 PACKAGES = ("server_app", "client_app", "strategies", "tasks", "conf")
 FLOWER = "1.39"
@@ -75,14 +78,6 @@ def check_flower() -> None:
         )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How Flower says that a run ended."""
-
-    completed: bool
-    details: str
-
-
 class Simulation:
     """A SuperLink and the one run on it; a context manager that leaves no process behind."""
 
@@ -125,19 +120,19 @@ class Simulation:
         self._guard.dismiss()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def submit(self, run_config: str, federation_config: str) -> None:
+    def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
         """Hand the app over with `flwr run`, which from then on writes the run's log.
 
         Args:
-            run_config: the content of the TOML file for ``--run-config``.
-            federation_config: the words for ``--federation-config``.
+            recipe: the composed recipe.
+            overrides: what the apps compose it from.
         """
         run_file = self._folder / "run.toml"
-        run_file.write_text(run_config, encoding="utf-8")
+        run_file.write_text(run_config_toml(overrides), encoding="utf-8")
         app = self._stage_app()
         words = ["run", str(app), _CONNECTION, "--stream", "--run-config", str(run_file)]
         with self.log_path.open("ab") as log:
-            words += ["--federation-config", federation_config]
+            words += ["--federation-config", federation_config(recipe)]
             self._client = self._start("flwr", *words, log=log)
 
     def running(self) -> bool:
@@ -145,13 +140,12 @@ class Simulation:
         assert self._client is not None
         return self._client.poll() is None
 
-    def outcome(self) -> Outcome:
-        """Return how the run ended, as Flower has it.
+    def failure(self) -> str:
+        """Return why the run ended, as Flower has it.
 
         Raises:
             LaunchError: if `flwr run` did not even get the run accepted.
         """
-        assert self._client is not None
         answer = subprocess.run(
             [_command("flwr"), "list", _CONNECTION, "--format", "json"],
             env=self._environment,
@@ -166,9 +160,11 @@ class Simulation:
             tail = self._superlink_tail()
             raise LaunchError(f"Flower's SuperLink does not answer: {tail}") from None
         if not runs:
-            raise LaunchError(f"Flower refused the run: {_last_lines(self.log_path, 3)}")
+            raise LaunchError(f"Flower refused the run: {last_lines(self.log_path, 3)}")
         status, details = str(runs[0]["status"]), str(runs[0]["status-details"])
-        return Outcome(status == "finished:completed", details if details != "N/A" else status)
+        if status == "finished:completed":
+            return "Flower calls the run completed, but it has written no summary.json"
+        return details if details != "N/A" else status
 
     def _child_environment(self) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
@@ -233,7 +229,7 @@ class Simulation:
         return False
 
     def _superlink_tail(self) -> str:
-        return _last_lines(self._folder / "superlink.log", 5)
+        return last_lines(self._folder / "superlink.log", 5)
 
     def _stage_app(self) -> Path:
         app = self._folder / "fedhet"
@@ -288,8 +284,3 @@ def _is_healthy(port: int) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _last_lines(path: Path, count: int) -> str:
-    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-    return "\n".join(lines[-count:]) or "(it said nothing)"

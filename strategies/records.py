@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from strategies.base import Payloads, Reply, Shapes, Tensors
+from strategies.npy import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
 
@@ -20,13 +20,12 @@ class RefusedReplyError(Exception):
 
 def to_record(tensors: Tensors) -> ArrayRecord:
     """Return named tensors as an ArrayRecord (host memory, C order)."""
-    return ArrayRecord({name: value.detach() for name, value in tensors.items()})
+    return ArrayRecord({name: to_array(value) for name, value in tensors.items()})
 
 
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
     """Return an ArrayRecord as named tensors; object arrays (pickles) are refused by NumPy."""
-    # a copy, since the deserialised arrays are read-only views of the message's bytes
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+    return {name: to_tensor(array) for name, array in record.items()}
 
 
 def count_bytes(content: RecordDict) -> int:

@@ -1,0 +1,214 @@
+"""Flower's Grid over warm workers."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+
+from experiments.engine.tasks import Answer, Lost, Place, Settings, Task, Workers
+from experiments.engine.worker import identify
+
+_INLINE_BYTES = 1 << 14  # a record that only one client gets is placed from this size on
+_COUNT = "num-examples"
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A message that was pushed: its task, and how long it may take compared with others."""
+
+    task: Task
+    size: float
+
+    @property
+    def message_id(self) -> str:
+        return str(self.task.message.metadata.message_id)
+
+    @property
+    def node_id(self) -> int:
+        return int(self.task.message.metadata.dst_node_id)
+
+
+class WorkerGrid(Grid):
+    """Delivers messages to workers that play the clients.
+
+    A record that several messages share, as the global model, is placed once for all workers.
+    Clients with more examples go first, so that no worker is left alone with a long one at the
+    end. What a ClientApp keeps in ``Context.state`` stays here and travels with its next message.
+
+    Args:
+        workers: play the clients.
+        settings: of the run.
+    """
+
+    def __init__(self, workers: Workers, settings: Settings) -> None:
+        identify()
+        self._workers = workers
+        self._num_clients = settings.num_clients
+        self._run = Run.create_empty(run_id=1)
+        self._numbers = itertools.count(1)
+        self._idle = list(range(len(workers)))
+        self._queue: list[_Waiting] = []  # longest last
+        self._running: dict[int, _Waiting] = {}
+        self._replies: dict[str, Message] = {}
+        self._examples: dict[int, float] = {}
+        self._states: dict[int, RecordDict] = {}
+
+    # ---- Flower's interface ----------------------------------------------------------------------
+
+    def set_run(self, run: Run) -> None:
+        """Set the run's description."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run's description."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message; deprecated by Flower in favour of ``Message``."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return 1 to N."""
+        return range(1, self._num_clients + 1)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Hand messages to the workers; return their ids."""
+        pushed = list(messages)
+        if not self._queue and not self._running:
+            self._workers.forget()
+        places = self._place_records(pushed)
+        new = [self._waiting(message, places) for message in pushed]
+        self._queue = sorted([*self._queue, *reversed(new)], key=lambda waiting: waiting.size)
+        self._dispatch()
+        return [waiting.message_id for waiting in new]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to these messages that are there."""
+        self._collect(timeout=0.0)
+        here = [message_id for message_id in message_ids if message_id in self._replies]
+        return [self._replies.pop(message_id) for message_id in here]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and yield the replies as they come.
+
+        What has not come after ``timeout`` seconds is given up: its workers are replaced, since a
+        client that goes on training would take a core from the next round.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return self._receive(set(self.push_messages(messages)), deadline)
+
+    def close(self) -> None:
+        """End the workers."""
+        self._workers.close()
+
+    # ---- pieces ----------------------------------------------------------------------------------
+
+    def _receive(self, message_ids: set[str], deadline: float | None) -> Iterator[Message]:
+        while message_ids:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            for reply in self.pull_messages(sorted(message_ids)):
+                message_ids.remove(reply.metadata.reply_to_message_id)
+                yield reply
+            if message_ids and left == 0.0:
+                self._give_up(message_ids)
+                return
+            if message_ids:
+                self._collect(left)
+
+    def _place_records(self, messages: Sequence[Message]) -> dict[int, Place]:
+        """Return the places of all records that are shared or large, by the records' ids."""
+        records: dict[int, ArrayRecord] = {}
+        uses: dict[int, int] = {}
+        for message in messages:
+            for record in message.content.array_records.values():
+                records[id(record)] = record
+                uses[id(record)] = uses.get(id(record), 0) + 1
+        return {
+            key: self._workers.place(record)
+            for key, record in records.items()
+            if uses[key] > 1 or _num_bytes(record) >= _INLINE_BYTES
+        }
+
+    def _waiting(self, message: Message, places: dict[int, Place]) -> _Waiting:
+        node_id = message.metadata.dst_node_id
+        if node_id not in self.get_node_ids():
+            raise ValueError(f"node {node_id} is not one of 1..{self._num_clients}")
+        message.metadata.__dict__["_message_id"] = str(next(self._numbers))  # as Flower's grids do
+        content = message.content
+        placed = {
+            name: places[id(record)]
+            for name, record in content.array_records.items()
+            if id(record) in places
+        }
+        rest = RecordDict({name: content[name] for name in content if name not in placed})
+        bare = Message(metadata=message.metadata, content=rest)
+        state = self._states.get(node_id, RecordDict())
+        size = self._examples.get(node_id, float("inf"))  # the unknown first
+        return _Waiting(Task(bare, placed, list(content), state), size)
+
+    def _dispatch(self) -> None:
+        while self._idle and self._queue:
+            worker, waiting = self._idle.pop(), self._queue.pop()
+            self._running[worker] = waiting
+            self._workers.send(worker, waiting.task)
+
+    def _collect(self, timeout: float | None) -> None:
+        if not self._running:
+            return
+        done = []
+        for worker, outcome in self._workers.wait(timeout):
+            done.append((self._running.pop(worker), outcome))
+            self._idle.append(worker)
+        self._dispatch()  # before anything else: an idle worker is a lost core
+        for waiting, outcome in done:
+            self._replies[waiting.message_id] = self._reply(waiting, outcome)
+
+    def _reply(self, waiting: _Waiting, outcome: Answer | Lost) -> Message:
+        if isinstance(outcome, Lost):
+            error = Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=outcome.reason)
+            return Message(error, reply_to=waiting.task.message)
+        if outcome.state:
+            self._states[waiting.node_id] = outcome.state
+        examples = _examples(outcome.reply)
+        if examples is not None:
+            self._examples[waiting.node_id] = examples
+        return outcome.reply
+
+    def _give_up(self, message_ids: set[str]) -> None:
+        self._queue = [w for w in self._queue if w.message_id not in message_ids]
+        for worker, waiting in list(self._running.items()):
+            if waiting.message_id in message_ids:
+                del self._running[worker]
+                self._workers.replace(worker, f"client {waiting.node_id - 1} took too long")
+                self._idle.append(worker)
+
+
+def _num_bytes(record: ArrayRecord) -> int:
+    return sum(len(array.data) for array in record.values())
+
+
+def _examples(reply: Message) -> float | None:
+    """Return the example count that a reply speaks of, in a metric or config record."""
+    if not reply.has_content():
+        return None
+    for record in (*reply.content.metric_records.values(), *reply.content.config_records.values()):
+        if isinstance(count := record.get(_COUNT), int | float):
+            return float(count)
+    return None

@@ -1,0 +1,176 @@
+"""One run on the local engine: the server's process, forked from the launcher, and its workers.
+
+The launcher imports all that the apps need once and stays free of threads that compute; the server
+is forked from it, and the workers from the server, so nothing is imported or loaded twice and what
+they share is in memory once. The launcher reads the run's progress from its results directory, as
+with Flower's simulation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, NoReturn
+
+from omegaconf import DictConfig
+
+from experiments.command_line import share_of_machine
+from experiments.processes import end_with_parent
+from experiments.results import last_lines
+
+if TYPE_CHECKING:  # imported late: with them come Flower and torch, seconds of it
+    from experiments.engine.tasks import Settings, Workers
+
+CLIENT_APP = "client_app.app:app"
+_HEAVY = ("server_app.app", "client_app.app", "experiments.engine.grid", "experiments.engine.forked")
+_END_SECONDS = 5.0
+
+
+class LocalRun:
+    """A server process and its workers; a context manager that leaves no process behind.
+
+    Args:
+        log_path: where the run's log goes.
+    """
+
+    def __init__(self, log_path: Path) -> None:
+        self.log_path = log_path
+        self._server: BaseProcess | None = None
+
+    def __enter__(self) -> LocalRun:
+        """Import what the apps need, once for all runs of this process."""
+        for module in _HEAVY:
+            importlib.import_module(module)
+        gc.collect()
+        gc.freeze()  # the children then write less to the memory they share
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self._folder = Path(tempfile.mkdtemp(prefix="fedhet-", dir=memory))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the server and its workers."""
+        self.close()
+
+    def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
+        """Start the run.
+
+        Args:
+            recipe: the composed recipe.
+            overrides: what the apps compose it from.
+        """
+        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self._server = context.Process(
+            target=_serve,
+            args=(list(overrides), recipe, self._folder, self.log_path),
+            name="server",
+        )
+        self._server.start()
+
+    def running(self) -> bool:
+        """Return whether the run goes on."""
+        assert self._server is not None
+        return self._server.is_alive()
+
+    def failure(self) -> str:
+        """Return why the run ended, as far as the server's process can tell."""
+        assert self._server is not None
+        return (
+            f"its server process ended with exit code {self._server.exitcode}: "
+            f"{last_lines(self.log_path, 3)}"
+        )
+
+    def close(self) -> None:
+        """End the server and its workers."""
+        if self._server is not None and self._server.pid is not None:
+            self._server.terminate()
+            self._server.join(_END_SECONDS)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._server.pid, signal.SIGKILL)  # its workers are in its group
+            self._server.kill()
+            self._server.join()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _serve(overrides: Sequence[str], recipe: DictConfig, folder: Path, log_path: Path) -> None:
+    """Be the server: run the ServerApp over workers of its own."""
+    os.setsid()  # the terminal's Ctrl-C is the launcher's to answer
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    _write_to(log_path)
+    try:
+        _run_server_app(overrides, recipe, folder)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # the launcher may have been killed
+
+
+def _run_server_app(overrides: Sequence[str], recipe: DictConfig, folder: Path) -> None:
+    from flwr.app import Context, RecordDict
+
+    from conf import compose_overrides
+    from experiments.engine.grid import WorkerGrid
+    from experiments.engine.tasks import Settings
+    from server_app.app import main
+
+    compose_overrides(tuple(overrides))  # before the workers are forked: they inherit it
+    run_config: dict[str, bool | float | int | str] = {"overrides": json.dumps(list(overrides))}
+    settings = Settings(CLIENT_APP, run_config, int(recipe.clients))
+    grid = WorkerGrid(_start_workers(recipe, settings, folder), settings)
+    try:
+        context = Context(
+            run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config
+        )
+        main(grid, context)
+    finally:
+        grid.close()
+
+
+def _start_workers(recipe: DictConfig, settings: Settings, folder: Path) -> Workers:
+    share = share_of_machine(recipe)
+    if recipe.runtime.name == "ray":
+        from experiments.engine.ray_actors import RayWorkers
+
+        return RayWorkers(recipe, settings)
+    from experiments.engine.forked import ForkedWorkers
+
+    return ForkedWorkers(share.workers, settings, folder, share.gpus)
+
+
+def _write_to(log_path: Path) -> None:
+    """Send all output of this process and its children to the log."""
+    from flwr.common.logger import console_handler
+
+    with log_path.open("ab") as log_file:
+        os.dup2(log_file.fileno(), 1)
+        os.dup2(log_file.fileno(), 2)
+    # new objects: another thread of the launcher may have held a lock of the old ones
+    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    console_handler.setStream(sys.stderr)
+    logging.root.handlers.clear()  # Hydra's, for the terminal
+
+
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    raise SystemExit(f"stopped by signal {number}")
