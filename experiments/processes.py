@@ -40,6 +40,16 @@ def end_with_parent() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
 
 
+def ray_environment(folder: Path) -> dict[str, str]:
+    """Return the environment of a Ray of our own, which keeps its files in ``folder``."""
+    return {
+        "RAY_TMPDIR": str(folder),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # the actors have an environment of their own: Ray's spare workers are never used
+        "RAY_prestart_worker_first_driver": "false",
+    }
+
+
 class Guard:
     """A process that ends the launch's processes and removes its folder if the launcher cannot."""
 

@@ -50,7 +50,7 @@ class BarDisplay:
         self._rounds = rounds
         self._latest: dict[str, Any] = {}
         self._task = self._progress.add_task(
-            title, total=rounds, round=f"round 0/{rounds}", figures="[dim]starting Flower"
+            title, total=rounds, round=f"round 0/{rounds}", figures="[dim]starting"
         )
 
     def __enter__(self) -> BarDisplay:
@@ -92,7 +92,7 @@ class LineDisplay:
 
     def __enter__(self) -> LineDisplay:
         """Say what starts."""
-        self._print(f"{self._title}: starting Flower, {self._rounds} rounds to do")
+        self._print(f"{self._title}: starting, {self._rounds} rounds to do")
         return self
 
     def __exit__(

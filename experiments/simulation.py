@@ -28,7 +28,7 @@ import psutil
 from omegaconf import DictConfig
 
 from experiments.command_line import federation_config, run_config_toml
-from experiments.processes import Brood, Guard, adopt_orphans, end_with_parent
+from experiments.processes import Brood, Guard, adopt_orphans, end_with_parent, ray_environment
 from experiments.results import last_lines
 
 PACKAGES = ("server_app", "client_app", "strategies", "tasks", "conf")
@@ -179,10 +179,7 @@ class Simulation:
             "NO_PROXY": ",".join(filter(None, ["127.0.0.1", os.environ.get("NO_PROXY")])),
             "no_proxy": ",".join(filter(None, ["127.0.0.1", os.environ.get("no_proxy")])),
             "PYTHONUNBUFFERED": "1",
-            "RAY_TMPDIR": str(self._folder),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            # Flower's actors have an environment of their own: Ray's spare workers are never used.
-            "RAY_prestart_worker_first_driver": "false",
+            **ray_environment(self._folder),
         }
         if "FEDHET_DATA" in environment:
             data = Path(environment["FEDHET_DATA"]).expanduser().absolute()

@@ -6,15 +6,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from strategies.base import Batch, Tensors, require_range
 from strategies.layers import LayerSelector, as_selector
 
 
 class _OneGradient:
-    """A solver whose step is one gradient and one step of a torch optimiser."""
+    """A solver whose step is one gradient and one move along it."""
 
-    optimizer: torch.optim.Optimizer
+    def move(self) -> None:
+        """Move the params along their gradients."""
+        raise NotImplementedError
 
     def step(
         self,
@@ -25,7 +28,7 @@ class _OneGradient:
         """Take one step and return its loss."""
         loss = backward(next_batch())
         correct()
-        self.optimizer.step()
+        self.move()
         return loss
 
 
@@ -51,14 +54,35 @@ class SGD(_OneGradient):
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""
+        self.lr = lr
         moved = set(self.stateful(list(params)))
-        groups = [
-            {"params": [p for n, p in params.items() if n in moved], "momentum": self.momentum},
-            {"params": [p for n, p in params.items() if n not in moved], "momentum": 0.0},
-        ]
-        self.optimizer = torch.optim.SGD(
-            [group for group in groups if group["params"]], lr=lr, weight_decay=self.weight_decay
+        self.plain = [param for name, param in params.items() if name not in moved]
+        self.moving = [param for name, param in params.items() if name in moved]
+        self.buffers: dict[Tensor, Tensor | None] = dict.fromkeys(self.moving)
+
+    def move(self) -> None:
+        """Take a step of SGD; a param without a gradient stays where it is."""
+        # PyTorch's functional form: its class imports the whole compiler first (1.3 s a process).
+        self._sgd([param for param in self.plain if param.grad is not None], 0.0)
+        self._sgd([param for param in self.moving if param.grad is not None], self.momentum)
+
+    @torch.no_grad()
+    def _sgd(self, params: list[Tensor], momentum: float) -> None:
+        grads = [param.grad for param in params if param.grad is not None]
+        buffers = [self.buffers.get(param) for param in params]
+        sgd(
+            params,
+            grads,
+            buffers,
+            weight_decay=self.weight_decay,
+            momentum=momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
         )
+        if momentum:
+            self.buffers.update(zip(params, buffers, strict=True))
 
     def stateful(self, names: Sequence[str]) -> list[str]:
         """Return those of the named tensors whose step is not plain SGD."""
@@ -87,6 +111,10 @@ class Adam(_OneGradient):
             eps=self.eps,
             weight_decay=self.weight_decay,
         )
+
+    def move(self) -> None:
+        """Take a step of Adam."""
+        self.optimizer.step()
 
     def stateful(self, names: Sequence[str]) -> list[str]:
         """Return all names: Adam rescales every step."""

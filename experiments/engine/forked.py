@@ -18,7 +18,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
-from experiments.engine.tasks import Answer, Lost, Place, Settings, Task
+from experiments.engine.tasks import Answer, Lost, Place, Task
 from experiments.engine.worker import ClientWorker
 from experiments.processes import end_with_parent
 
@@ -34,15 +34,12 @@ class ForkedWorkers:
 
     Args:
         count: how many.
-        settings: of the run.
         folder: in memory, best (/dev/shm); empty, and the caller's to remove.
         gpus: what CUDA_VISIBLE_DEVICES is to be for each, in turn; empty leaves it as it is.
     """
 
-    def __init__(
-        self, count: int, settings: Settings, folder: Path, gpus: Sequence[str] = ()
-    ) -> None:
-        self._settings, self._folder, self._gpus = settings, folder, tuple(gpus)
+    def __init__(self, count: int, folder: Path, gpus: Sequence[str] = ()) -> None:
+        self._folder, self._gpus = folder, tuple(gpus)
         self._placed = 0
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
@@ -80,13 +77,14 @@ class ForkedWorkers:
         workers = [worker for worker, pipe in enumerate(self._pipes) if pipe in ready]
         return [(worker, self._read(worker)) for worker in workers]
 
-    def replace(self, worker: int, reason: str) -> None:
+    def replace(self, worker: int, reason: str) -> bool:
         """End a worker and start another in its place."""
         log(WARNING, "worker %s is replaced: %s", worker, reason)
         self._end(worker)
         # not forked: by now this process may have threads of torch's, or a GPU
         pipe, process = self._start(worker, multiprocessing.get_context("spawn"))
         self._pipes[worker], self._processes[worker] = pipe, process
+        return True
 
     def close(self) -> None:
         """End all workers."""
@@ -100,7 +98,7 @@ class ForkedWorkers:
         inherited = [near, *self._pipes] if context.get_start_method() == "fork" else []
         process = context.Process(  # type: ignore[attr-defined]
             target=_work,
-            args=(far, self._settings, self._folder, gpu, inherited),
+            args=(far, self._folder, gpu, inherited),
             name=f"worker-{worker}",
             daemon=True,
         )
@@ -131,13 +129,7 @@ class ForkedWorkers:
         self._pipes[worker].close()
 
 
-def _work(
-    pipe: Connection,
-    settings: Settings,
-    folder: Path,
-    gpu: str | None,
-    inherited: Sequence[Connection],
-) -> None:
+def _work(pipe: Connection, folder: Path, gpu: str | None, inherited: Sequence[Connection]) -> None:
     """Answer tasks until the grid's end of the pipe is closed."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -146,7 +138,7 @@ def _work(
         connection.close()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    worker = ClientWorker(settings, _read_record)
+    worker = ClientWorker(_read_record)
     count = 0
     while True:
         try:

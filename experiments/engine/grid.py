@@ -12,7 +12,7 @@ from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from experiments.engine.tasks import Answer, Lost, Place, Settings, Task, Workers
+from experiments.engine.tasks import Answer, Federation, Lost, Place, Task, Workers
 from experiments.engine.worker import identify
 
 _INLINE_BYTES = 1 << 14  # a record that only one client gets is placed from this size on
@@ -44,13 +44,13 @@ class WorkerGrid(Grid):
 
     Args:
         workers: play the clients.
-        settings: of the run.
+        federation: whom they play.
     """
 
-    def __init__(self, workers: Workers, settings: Settings) -> None:
+    def __init__(self, workers: Workers, federation: Federation) -> None:
         identify()
         self._workers = workers
-        self._num_clients = settings.num_clients
+        self._federation = federation
         self._run = Run.create_empty(run_id=1)
         self._numbers = itertools.count(1)
         self._idle = list(range(len(workers)))
@@ -84,7 +84,7 @@ class WorkerGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return 1 to N."""
-        return range(1, self._num_clients + 1)
+        return range(1, self._federation.num_clients + 1)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to the workers; return their ids."""
@@ -149,7 +149,7 @@ class WorkerGrid(Grid):
     def _waiting(self, message: Message, places: dict[int, Place]) -> _Waiting:
         node_id = message.metadata.dst_node_id
         if node_id not in self.get_node_ids():
-            raise ValueError(f"node {node_id} is not one of 1..{self._num_clients}")
+            raise ValueError(f"node {node_id} is not one of 1..{self._federation.num_clients}")
         message.metadata.__dict__["_message_id"] = str(next(self._numbers))  # as Flower's grids do
         content = message.content
         placed = {
@@ -158,12 +158,14 @@ class WorkerGrid(Grid):
             if id(record) in places
         }
         rest = RecordDict({name: content[name] for name in content if name not in placed})
-        bare = Message(metadata=message.metadata, content=rest)
+        bare = Message(metadata=message.metadata, content=rest)  # type: ignore[call-overload]
         state = self._states.get(node_id, RecordDict())
         size = self._examples.get(node_id, float("inf"))  # the unknown first
-        return _Waiting(Task(bare, placed, list(content), state), size)
+        return _Waiting(Task(self._federation, bare, placed, list(content), state), size)
 
     def _dispatch(self) -> None:
+        if self._queue and not self._idle and not self._running:
+            raise RuntimeError("all workers are gone, and no other could be started")
         while self._idle and self._queue:
             worker, waiting = self._idle.pop(), self._queue.pop()
             self._running[worker] = waiting
@@ -175,7 +177,8 @@ class WorkerGrid(Grid):
         done = []
         for worker, outcome in self._workers.wait(timeout):
             done.append((self._running.pop(worker), outcome))
-            self._idle.append(worker)
+            if isinstance(outcome, Answer) or outcome.replaced:
+                self._idle.append(worker)
         self._dispatch()  # before anything else: an idle worker is a lost core
         for waiting, outcome in done:
             self._replies[waiting.message_id] = self._reply(waiting, outcome)
@@ -196,8 +199,9 @@ class WorkerGrid(Grid):
         for worker, waiting in list(self._running.items()):
             if waiting.message_id in message_ids:
                 del self._running[worker]
-                self._workers.replace(worker, f"client {waiting.node_id - 1} took too long")
-                self._idle.append(worker)
+                reason = f"client {waiting.node_id - 1} took too long"
+                if self._workers.replace(worker, reason):
+                    self._idle.append(worker)
 
 
 def _num_bytes(record: ArrayRecord) -> int:
@@ -208,7 +212,7 @@ def _examples(reply: Message) -> float | None:
     """Return the example count that a reply speaks of, in a metric or config record."""
     if not reply.has_content():
         return None
-    for record in (*reply.content.metric_records.values(), *reply.content.config_records.values()):
-        if isinstance(count := record.get(_COUNT), int | float):
-            return float(count)
-    return None
+    content = reply.content
+    counts: list[object] = [record.get(_COUNT) for record in content.metric_records.values()]
+    counts += [record.get(_COUNT) for record in content.config_records.values()]
+    return next((float(count) for count in counts if isinstance(count, int | float)), None)

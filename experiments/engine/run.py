@@ -24,20 +24,26 @@ from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from omegaconf import DictConfig
 
-from experiments.command_line import share_of_machine
-from experiments.processes import end_with_parent
+from experiments.processes import Brood, adopt_orphans, end_with_parent, ray_environment
+from experiments.resources import cohort_size, cpus_for, share_of_machine
 from experiments.results import last_lines
 
 if TYPE_CHECKING:  # imported late: with them come Flower and torch, seconds of it
-    from experiments.engine.tasks import Settings, Workers
+    from experiments.engine.tasks import Workers
 
+MARK = "FEDHET_RUN"  # in the environment of the processes that Ray starts for a run
 CLIENT_APP = "client_app.app:app"
-_HEAVY = ("server_app.app", "client_app.app", "experiments.engine.grid", "experiments.engine.forked")
-_END_SECONDS = 5.0
+_HEAVY = (
+    "server_app.app",
+    "client_app.app",
+    "experiments.engine.grid",
+    "experiments.engine.forked",
+)
+_GRACE_SECONDS, _END_SECONDS = 0.3, 5.0
 
 
 class LocalRun:
@@ -50,6 +56,7 @@ class LocalRun:
     def __init__(self, log_path: Path) -> None:
         self.log_path = log_path
         self._server: BaseProcess | None = None
+        self._uses_ray = False
 
     def __enter__(self) -> LocalRun:
         """Import what the apps need, once for all runs of this process."""
@@ -59,6 +66,8 @@ class LocalRun:
         gc.freeze()  # the children then write less to the memory they share
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._folder = Path(tempfile.mkdtemp(prefix="fedhet-", dir=memory))
+        adopt_orphans()
+        self._brood = Brood(MARK, str(self._folder))
         return self
 
     def __exit__(
@@ -77,10 +86,11 @@ class LocalRun:
             recipe: the composed recipe.
             overrides: what the apps compose it from.
         """
-        context = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        self._uses_ray = recipe.runtime.name == "ray"
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         self._server = context.Process(
             target=_serve,
-            args=(list(overrides), recipe, self._folder, self.log_path),
+            args=(list(overrides), self._folder, self.log_path),
             name="server",
         )
         self._server.start()
@@ -101,16 +111,19 @@ class LocalRun:
     def close(self) -> None:
         """End the server and its workers."""
         if self._server is not None and self._server.pid is not None:
+            self._server.join(_GRACE_SECONDS)  # a finished run ends by itself
             self._server.terminate()
             self._server.join(_END_SECONDS)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._server.pid, signal.SIGKILL)  # its workers are in its group
             self._server.kill()
             self._server.join()
+        if self._uses_ray:
+            self._brood.end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _serve(overrides: Sequence[str], recipe: DictConfig, folder: Path, log_path: Path) -> None:
+def _serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
     """Be the server: run the ServerApp over workers of its own."""
     os.setsid()  # the terminal's Ctrl-C is the launcher's to answer
     end_with_parent()
@@ -118,7 +131,7 @@ def _serve(overrides: Sequence[str], recipe: DictConfig, folder: Path, log_path:
     signal.signal(signal.SIGTERM, _stop)
     _write_to(log_path)
     try:
-        _run_server_app(overrides, recipe, folder)
+        _run_server_app(overrides, folder)
     except Exception:
         traceback.print_exc()
         sys.exit(1)
@@ -126,18 +139,18 @@ def _serve(overrides: Sequence[str], recipe: DictConfig, folder: Path, log_path:
         shutil.rmtree(folder, ignore_errors=True)  # the launcher may have been killed
 
 
-def _run_server_app(overrides: Sequence[str], recipe: DictConfig, folder: Path) -> None:
+def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
     from flwr.app import Context, RecordDict
 
     from conf import compose_overrides
     from experiments.engine.grid import WorkerGrid
-    from experiments.engine.tasks import Settings
+    from experiments.engine.tasks import Federation
     from server_app.app import main
 
-    compose_overrides(tuple(overrides))  # before the workers are forked: they inherit it
+    recipe = compose_overrides(tuple(overrides))  # before the workers are forked: they inherit it
     run_config: dict[str, bool | float | int | str] = {"overrides": json.dumps(list(overrides))}
-    settings = Settings(CLIENT_APP, run_config, int(recipe.clients))
-    grid = WorkerGrid(_start_workers(recipe, settings, folder), settings)
+    federation = Federation(CLIENT_APP, run_config, int(recipe.clients))
+    grid = WorkerGrid(_start_workers(recipe, folder), federation)
     try:
         context = Context(
             run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config
@@ -147,15 +160,27 @@ def _run_server_app(overrides: Sequence[str], recipe: DictConfig, folder: Path) 
         grid.close()
 
 
-def _start_workers(recipe: DictConfig, settings: Settings, folder: Path) -> Workers:
-    share = share_of_machine(recipe)
+def _start_workers(recipe: DictConfig, folder: Path) -> Workers:
     if recipe.runtime.name == "ray":
-        from experiments.engine.ray_actors import RayWorkers
-
-        return RayWorkers(recipe, settings)
+        return _ray_workers(recipe, folder)
     from experiments.engine.forked import ForkedWorkers
 
-    return ForkedWorkers(share.workers, settings, folder, share.gpus)
+    share = share_of_machine(recipe)
+    return ForkedWorkers(share.workers, folder, share.gpus)
+
+
+def _ray_workers(recipe: DictConfig, folder: Path) -> Workers:
+    os.environ.update({MARK: str(folder), **ray_environment(folder)})
+    from experiments.engine.ray_actors import Needs, RayWorkers
+
+    runtime = recipe.runtime
+    return RayWorkers(
+        cohort_size(recipe),
+        Needs(int(runtime.client_cpus), 0.0 if recipe.device == "cpu" else runtime.client_gpus),
+        shared_folder=Path(recipe.results_dir) if runtime.simulation else None,
+        address=runtime.address,
+        num_cpus=cpus_for(recipe),
+    )
 
 
 def _write_to(log_path: Path) -> None:

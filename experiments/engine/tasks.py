@@ -12,8 +12,8 @@ Place = object  # where a placed record lies: only the workers that gave it out 
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What a worker must know to be any client.
+class Federation:
+    """What a worker must know to be any client of a run.
 
     Attributes:
         app: the ClientApp, as "module:attribute".
@@ -31,12 +31,14 @@ class Task:
     """A message to one client.
 
     Attributes:
+        federation: whose client it is; workers may serve several, one after the other.
         message: without the records that are placed.
         placed: those, by name.
         names: of all records, in the message's order.
         state: of the client's ``Context``.
     """
 
+    federation: Federation
     message: Message
     placed: Mapping[str, Place]
     names: Sequence[str]
@@ -53,9 +55,15 @@ class Answer:
 
 @dataclass(frozen=True)
 class Lost:
-    """Instead of an answer: the worker is gone, and a new one stands in its place."""
+    """Instead of an answer: the worker is gone.
+
+    Attributes:
+        reason: why.
+        replaced: whether another stands in its place; if not, its number is out of use.
+    """
 
     reason: str
+    replaced: bool = True
 
 
 class Workers(Protocol):
@@ -76,8 +84,8 @@ class Workers(Protocol):
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Answer | Lost]]:
         """Return the answers that are there; wait up to that many seconds for the first."""
 
-    def replace(self, worker: int, reason: str) -> None:
-        """End a worker, whatever it does, and start another in its place."""
+    def replace(self, worker: int, reason: str) -> bool:
+        """End a worker, whatever it does, and start another in its place; return if one did."""
 
     def close(self) -> None:
         """End all workers."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import traceback
 from collections.abc import Callable
+from functools import lru_cache
 from logging import ERROR
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
@@ -13,20 +14,17 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.supercore.task_identity import TaskIdentity
 
-from experiments.engine.tasks import Answer, Place, Settings, Task
+from experiments.engine.tasks import Answer, Place, Task
 
 
 class ClientWorker:
     """Runs the ClientApp on a task's message, as a SuperNode would.
 
     Args:
-        settings: of the run.
         fetch: reads a placed record.
     """
 
-    def __init__(self, settings: Settings, fetch: Callable[[Place], ArrayRecord]) -> None:
-        self._settings = settings
-        self._app = load_app(settings.app)
+    def __init__(self, fetch: Callable[[Place], ArrayRecord]) -> None:
         self._fetch = fetch
         self._records: dict[Place, ArrayRecord] = {}
         identify()
@@ -51,13 +49,13 @@ class ClientWorker:
             node_id=node_id,
             node_config={
                 "partition-id": node_id - 1,
-                "num-partitions": self._settings.num_clients,
+                "num-partitions": task.federation.num_clients,
             },
             state=task.state,
-            run_config=dict(self._settings.run_config),
+            run_config=dict(task.federation.run_config),
         )
         try:
-            reply = self._app(message, context)
+            reply = load_app(task.federation.app)(message, context)
         except Exception as error:
             log(ERROR, "client %s: %s", node_id - 1, traceback.format_exc())
             reason = f"{type(error).__name__}: {error}"
@@ -66,6 +64,7 @@ class ClientWorker:
         return Answer(reply, context.state)
 
 
+@lru_cache(maxsize=8)
 def load_app(reference: str) -> ClientApp:
     """Return the ClientApp that "module:attribute" names."""
     module, _, attribute = reference.partition(":")

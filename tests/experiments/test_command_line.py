@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from conf import compose, quoted
-from experiments import command_line
+from experiments import resources
 from experiments.command_line import app_overrides, federation_config, run_config_toml
 
 AWKWARD = [
@@ -115,13 +115,13 @@ def test_no_more_cpus_than_a_cohort_can_use(
 def test_clients_share_the_gpus(
     monkeypatch: pytest.MonkeyPatch, gpus: int, device: str, asked: float | None, expected: float
 ) -> None:
-    monkeypatch.setattr(command_line, "visible_gpus", lambda: gpus)
+    monkeypatch.setattr(resources, "visible_gpus", lambda: gpus)
     config = federation_config(recipe(device=device, runtime={"client_gpus": asked}))
     assert as_flower_reads(config)["client_resources_num_gpus"] == pytest.approx(expected)
 
 
 def test_a_gpu_is_not_cut_into_more_than_eight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_line, "visible_gpus", lambda: 1)
+    monkeypatch.setattr(resources, "visible_gpus", lambda: 1)
     config = federation_config(recipe(clients=64, device="auto", runtime={"num_cpus": 64}))
     assert as_flower_reads(config)["client_resources_num_gpus"] == 0.125
 
@@ -131,7 +131,7 @@ def test_gpus_that_cuda_hides_do_not_count(
     monkeypatch: pytest.MonkeyPatch, listed: str, count: int
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
-    assert command_line.visible_gpus() == count
+    assert resources.visible_gpus() == count
 
 
 @pytest.mark.parametrize(
