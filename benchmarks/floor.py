@@ -1,6 +1,6 @@
 """Seconds per round beside a plain PyTorch loop that does the same work in the same run.
 
-    FEDHET_DATA=... python benchmarks/floor.py [--rounds 20] [--repeats 3]
+    FEDHET_DATA=... python benchmarks/floor.py [--runtime local] [--rounds 20] [--repeats 3]
 
 The work: FedAvg on MNIST, 100 IID clients x 600 examples, 10 a round, 1 epoch, batch 32, SGD .01,
 the 582,026-parameter CNN, no evaluation. The plain loop: 2 forked processes x 1 thread that share
@@ -155,12 +155,12 @@ class PeakMemory:
             self.peak_bytes = max(self.peak_bytes, total)
 
 
-def fedhet_run(rounds: int) -> dict:
-    """Run ``fedhet`` on the work; return its seconds per round, time to round 1 and peak PSS."""
+def timed_run(words: list[str]) -> dict:
+    """Run ``fedhet``; return its seconds per round, time to round 1 and peak PSS."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "run"
-        recipe = [*RECIPE, f"rounds={rounds}", f"results_dir={results}"]
-        command = [str(Path(sys.executable).with_name("fedhet")), *recipe]
+        fedhet = str(Path(sys.executable).with_name("fedhet"))
+        command = [fedhet, *words, f"results_dir={results}"]
         began, first = time.perf_counter(), None
         with open(Path(folder) / "out.txt", "w+") as out:
             process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
@@ -169,7 +169,7 @@ def fedhet_run(rounds: int) -> dict:
             while process.poll() is None:
                 if first is None and metrics.exists() and '"round": 1,' in metrics.read_text():
                     first = time.perf_counter() - began
-                time.sleep(0.05)
+                time.sleep(0.02)
             memory.stop.set()
             if process.returncode:
                 out.seek(0)
@@ -193,10 +193,12 @@ def steady(seconds: list[float]) -> float:
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runtime", default="local", choices=["local", "ray", "flower"])
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "floor.json")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/floor_RUNTIME.json")
     options = parser.parse_args()
+    out = options.out or ROOT / "benchmarks" / f"floor_{options.runtime}.json"
     if "FEDHET_DATA" not in os.environ:
         raise SystemExit("set FEDHET_DATA to the folder that holds mnist/train.parquet")
     images, labels = decoded_mnist()
@@ -209,7 +211,7 @@ def main() -> None:
 
     beside, ours = [loops()], []
     for _ in range(options.repeats):
-        run = fedhet_run(options.rounds)
+        run = timed_run([*RECIPE, f"runtime={options.runtime}", f"rounds={options.rounds}"])
         beside.append(loops())
         run["seconds_per_round"] = steady(run["seconds"])
         for name in ("plain", "tuned"):
@@ -225,6 +227,7 @@ def main() -> None:
             flush=True,
         )
     result = {
+        "runtime": options.runtime,
         "ratio_to_plain": statistics.median(run["ratio_to_plain"] for run in ours),
         "ratio_to_tuned": statistics.median(run["ratio_to_tuned"] for run in ours),
         "loops_seconds_per_round": beside,
@@ -232,10 +235,10 @@ def main() -> None:
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
         "torch": torch.__version__,
     }
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    out.write_text(json.dumps(result, indent=1) + "\n")
     print(
         f"median ratio to plain {result['ratio_to_plain']:.3f}, to tuned "
-        f"{result['ratio_to_tuned']:.3f}; written to {options.out}"
+        f"{result['ratio_to_tuned']:.3f}; written to {out}"
     )
 
 

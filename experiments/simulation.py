@@ -35,7 +35,7 @@ PACKAGES = ("server_app", "client_app", "strategies", "tasks", "conf")
 FLOWER = "1.39"
 _CONNECTION = "fedhet"
 _START_SECONDS = 60.0
-_LONGEST_FOLDER = 25  # Ray puts Unix sockets some 75 characters below; the system's limit is 107
+_LONGEST_FOLDER = 17  # Ray puts Unix sockets some 75 characters below; the system's limit is 107
 
 # The app as `flwr run` takes it. Built from the installed packages, not from the clone, it works
 # for every kind of install, and spares Flower the search of a folder with a whole environment in it
@@ -90,7 +90,9 @@ class Simulation:
     def __enter__(self) -> Simulation:
         """Start the SuperLink."""
         adopt_orphans()
-        self._folder = Path(tempfile.mkdtemp(prefix="fedhet-", dir=_temporary_folder())).resolve()
+        self._folder = Path(
+            tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=_temporary_folder())
+        ).resolve()
         self._home = self._folder / "home"
         self._neutral = self._folder / "empty"
         self._home.mkdir()
@@ -230,6 +232,8 @@ class Simulation:
 
     def _stage_app(self) -> Path:
         app = self._folder / "fedhet"
+        if app.exists():  # an earlier run's
+            return app
         app.mkdir()
         version = importlib.metadata.version("fedhet")
         (app / "pyproject.toml").write_text(_APP.format(version=version))

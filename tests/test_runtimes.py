@@ -1,8 +1,11 @@
-"""Every recipe gives the same bits on every runtime: one process, local, Ray on two nodes, Flower."""
+"""Every recipe gives the same bits in one process, and on local, Ray (two nodes) and Flower."""
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import lru_cache
@@ -50,21 +53,28 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
 
 
 @pytest.fixture(scope="module")
-def on_two_ray_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+def two_ray_nodes() -> Iterator[str]:
+    """Start two Ray nodes of two CPUs on this machine; give the cluster's address."""
     from ray.cluster_utils import Cluster
 
+    head = {"num_cpus": 2, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(num_cpus=2)
+    yield cluster.address
+    cluster.shutdown()
+
+
+@pytest.fixture(scope="module")
+def on_two_ray_nodes(
+    two_ray_nodes: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Workers]:
     from experiments.engine.ray_actors import Needs, RayWorkers
 
-    quiet = {"num_cpus": 1, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=quiet)
-    cluster.add_node(num_cpus=1)
     shared = tmp_path_factory.getbasetemp()
-    workers = RayWorkers(2, Needs(), shared_folder=shared, address=cluster.address)
-    nodes = {workers._check(worker) for worker in range(2)}
-    assert len(nodes) == 2
+    workers = RayWorkers(2, Needs(), shared_folder=shared, address=two_ray_nodes)
+    assert len(set(workers.nodes)) == 2
     yield workers
     workers.close()
-    cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +97,24 @@ def test_ray(words, on_two_ray_nodes, tmp_path):
     summary = run_over(on_two_ray_nodes, tmp_path / "run", words)
     assert summary["failures"] == 0
     assert summary["parameters_sha256"] == reference(*words)
+
+
+@pytest.mark.flower
+def test_the_command_uses_the_cluster_of_ray_address(two_ray_nodes, tmp_path):
+    words = [*SHORT, "clients=2", "strategy=scaffold", "runtime=ray", f"results_dir={tmp_path}/a"]
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("fedhet")), *words],
+        cwd=tmp_path,
+        env=os.environ | {"RAY_ADDRESS": two_ray_nodes},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Ray: 2 workers on 2 nodes" in (tmp_path / "a" / "log.txt").read_text()
+    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
+    alone = run_recipe(tmp_path / "b", *SHORT, "clients=2", "strategy=scaffold", clients=2)
+    assert summary["parameters_sha256"] == alone["parameters_sha256"]
 
 
 @pytest.mark.flower

@@ -123,14 +123,14 @@ class WorkerGrid(Grid):
     def _receive(self, message_ids: set[str], deadline: float | None) -> Iterator[Message]:
         while message_ids:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            for reply in self.pull_messages(sorted(message_ids)):
-                message_ids.remove(reply.metadata.reply_to_message_id)
-                yield reply
-            if message_ids and left == 0.0:
+            self._collect(left)
+            here = [message_id for message_id in message_ids if message_id in self._replies]
+            message_ids.difference_update(here)
+            for message_id in here:
+                yield self._replies.pop(message_id)
+            if left == 0.0:
                 self._give_up(message_ids)
                 return
-            if message_ids:
-                self._collect(left)
 
     def _place_records(self, messages: Sequence[Message]) -> dict[int, Place]:
         """Return the places of all records that are shared or large, by the records' ids."""

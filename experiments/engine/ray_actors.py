@@ -17,6 +17,7 @@ from experiments.engine.tasks import Answer, Lost, Place, Task
 from experiments.engine.worker import ClientWorker
 
 _START_SECONDS = 120.0  # a node imports torch from a cold disk
+_STRAGGLER_SECONDS = 20.0  # for the others, once the first is up: a busy cluster may lack the room
 _MOST_CLIENTS_A_GPU = 8
 
 
@@ -63,10 +64,9 @@ class RayWorkers:
         self._make = ray.remote(RayWorker).options(
             num_cpus=needs.cpus, num_gpus=gpus, scheduling_strategy="SPREAD"
         )
-        self._actors: list[Any] = [self._make.remote() for _ in range(min(most, fit))]
         self._pending: dict[Any, int] = {}
-        hosts = [self._check(worker) for worker in range(len(self))]
-        log(INFO, "Ray: %s workers on %s nodes", len(hosts), len(set(hosts)))
+        self._actors, self.nodes = self._start(min(most, fit))
+        log(INFO, "Ray: %s workers on %s nodes", len(self), len(set(self.nodes)))
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -96,12 +96,10 @@ class RayWorkers:
         log(WARNING, "worker %s is replaced: %s", worker, reason)
         ray.kill(self._actors[worker])
         self._pending = {ref: other for ref, other in self._pending.items() if other != worker}
-        self._actors[worker] = self._make.remote()
         try:
-            self._check(worker)
+            [self._actors[worker]], _ = self._start(1)
         except RuntimeError as error:
             log(WARNING, "the run goes on without worker %s: %s", worker, error)
-            ray.kill(self._actors[worker])
             return False
         return True
 
@@ -111,19 +109,26 @@ class RayWorkers:
             ray.kill(actor)
         ray.shutdown()
 
-    def _check(self, worker: int) -> str:
-        """Wait until an actor is up; return its node."""
-        answer = self._actors[worker].introduce.remote(self._folder)
-        if not ray.wait([answer], timeout=_START_SECONDS)[0]:
+    def _start(self, count: int) -> tuple[list[Any], list[str]]:
+        """Start actors; return those that came up, and their nodes."""
+        started: list[Any] = [self._make.remote() for _ in range(count)]
+        answers = {actor.introduce.remote(self._folder): actor for actor in started}
+        ready, _ = ray.wait(list(answers), num_returns=1, timeout=_START_SECONDS)
+        if not ready:
             raise RuntimeError(f"Ray has started no actor within {_START_SECONDS:.0f} s")
-        node, sees_folder = ray.get(answer)
-        if not sees_folder:
-            raise RuntimeError(
-                f"the Ray node {node} does not see results_dir={self._folder}, where the clients' "
-                "state lies: put it on a disk that all nodes share, or set "
-                "runtime.simulation=false, and the state travels with the messages"
-            )
-        return str(node)
+        ready, late = ray.wait(list(answers), num_returns=count, timeout=_STRAGGLER_SECONDS)
+        for answer in late:
+            ray.kill(answers[answer])
+        nodes = []
+        for node, sees_folder in ray.get(ready):
+            if not sees_folder:
+                raise RuntimeError(
+                    f"the Ray node {node} does not see results_dir={self._folder}, where the "
+                    "clients' state lies: put it on a disk that all nodes share, or set "
+                    "runtime.simulation=false, and the state travels with the messages"
+                )
+            nodes.append(str(node))
+        return [answers[answer] for answer in ready], nodes
 
     def _read(self, reference: Any) -> tuple[int, Answer | Lost]:
         worker = self._pending.pop(reference)

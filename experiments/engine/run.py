@@ -65,7 +65,7 @@ class LocalRun:
         gc.collect()
         gc.freeze()  # the children then write less to the memory they share
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._folder = Path(tempfile.mkdtemp(prefix="fedhet-", dir=memory))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=memory))
         adopt_orphans()
         self._brood = Brood(MARK, str(self._folder))
         return self
