@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check lint bench clean
+.PHONY: help install run test check lint docs bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ check: lint ## lint, types and the unit tests: what to run before a commit, a mi
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
+
+docs: $(STAMP) ## write docs/methods.md and docs/methods/ from the recipes, docstrings and tests
+	$(BIN)/python -m experiments.methods
 
 bench: $(STAMP) ## seconds per round beside a plain PyTorch loop that does the same work
 	$(BIN)/python benchmarks/floor.py $(ARGS)

@@ -12,7 +12,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from conf import (
@@ -28,6 +28,8 @@ from conf import (
     versions,
 )
 from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
+from server_app.loggers import LoggedRun, Loggers
+from server_app.machine import machine
 from server_app.results import ResultsFolder, parameters_sha256, row_of
 from strategies.base import ConfigError, require_range
 from strategies.federated import FederatedStrategy
@@ -108,6 +110,7 @@ class Run:
 
     def __init__(self, recipe: DictConfig, folder: Path, last: Path | None) -> None:
         check_recipe(recipe)
+        self.loggers = Loggers(build_part(recipe, "logger", classifier_tensors=0))
         keep_freed_memory()
         torch.set_num_threads(1)  # idle threads of a pool would spin on the simulated clients' CPUs
         self.recipe, self.folder = recipe, folder
@@ -128,7 +131,9 @@ class Run:
         self.test_data = self.task.test_data(self.device, channels_last=channels_last)
         self.arrays = self._restore(last) if last else self._initial_arrays()
         self.results = ResultsFolder(folder, self.strategy.state.round if last else None)
-        self.results.write_config(config_yaml(recipe, self.task.classifier_tensors))
+        config = config_yaml(recipe, self.task.classifier_tensors)
+        self.results.write_config(config)
+        self.loggers.start(self._logged_run(config))
 
     def start(self, grid: Grid) -> None:
         """Run the rounds; the summary is written whether they end well or not."""
@@ -146,13 +151,21 @@ class Run:
             params = to_tensors(result.arrays)
             save_tensors(self.folder / "model.safetensors", params)
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
-            self.results.write_summary(about, "completed")
+            summary = self.results.write_summary(about, "completed")
         except BaseException as error:
-            self.results.write_summary(self._about(), "failed", f"{type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            self.loggers.finish(self.results.write_summary(self._about(), "failed", why))
             raise
+        self.loggers.finish(summary)
         log(INFO, "Results are in %s", self.folder)
 
     # ---- pieces ------------------------------------------------------------------------------
+
+    def _logged_run(self, config: str) -> LoggedRun:
+        plain = OmegaConf.to_container(OmegaConf.create(config))
+        assert isinstance(plain, dict)
+        named = {str(key): value for key, value in plain.items()}
+        return LoggedRun(self.folder, self._about(), named, list(self.results.rows))
 
     def _initial_arrays(self) -> ArrayRecord:
         state = self.model.state_dict()
@@ -162,8 +175,8 @@ class Run:
         checkpoint = load_checkpoint(last, self.names)
         if checkpoint.recipe != resume_fingerprint(self.recipe):
             raise ConfigError(
-                f"resume=true, but {last} was written by another recipe; allowed to "
-                "change are rounds, target_accuracy, evaluation, device, runtime and checkpoint "
+                f"resume=true, but {last} was written by another recipe; allowed to change are "
+                "rounds, target_accuracy, evaluation, device, runtime, checkpoint and logger "
                 f"(its recipe is {self.folder / 'config.yaml'})"
             )
         if checkpoint.state.round >= int(self.recipe.rounds):
@@ -193,6 +206,7 @@ class Run:
         self.results.append(
             row
         )  # before the checkpoint: a resumed run drops rows it measures again
+        self.loggers.log(row)
         every, last = int(self.recipe.checkpoint.every), int(self.recipe.rounds)
         target = self.recipe.target_accuracy
         reached = target is not None and report.evaluation.get("accuracy", -1.0) >= float(target)
@@ -222,6 +236,7 @@ class Run:
             "seed": int(recipe.seed),
             "wall_seconds": time.time() - self.began,
             "versions": versions(),
+            "machine": machine(self.device),
             "fingerprint": fingerprint(recipe),
         }
 

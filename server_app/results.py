@@ -67,12 +67,15 @@ class ResultsFolder:
             file.flush()
             os.fsync(file.fileno())
 
-    def write_summary(self, about: Mapping[str, Any], status: str, error: str = "") -> None:
-        """Write summary.json from the rows so far."""
+    def write_summary(
+        self, about: Mapping[str, Any], status: str, error: str = ""
+    ) -> dict[str, Any]:
+        """Write summary.json from the rows so far, and return what is in it."""
         summary = {**about, **totals(self.rows), "status": status}
         if error:
             summary["error"] = error
         save_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
+        return summary
 
 
 def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """FedAvg: communication-efficient learning of deep networks from decentralized data.
 
-McMahan, Moore, Ramage, Hampson, Aguera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
     y_i: E epochs of SGD from x on client i;   x <- x + eta_g sum_i (n_i / sum_j n_j) (y_i - x)
 

@@ -2,7 +2,10 @@
 
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith. MLSys 2020. https://arxiv.org/abs/1812.06127
 
-Local objective (eq. 2):  L(y) = CE(y) + (mu / 2) ||y - x||^2,  x the model as received.
+Local objective (eq. 2), x the model as received:
+
+    L(y) = CE(y) + (mu / 2) ||y - x||^2
+
 mu = 0 is FedAvg. The norm is squared and taken over all trainable shared tensors; clipping sees
 the whole gradient (public code that folds mu into weight decay lets it see only a part).
 Defaults of the papers here: FedDW .01, FedPVR's code .01, MA-Echo .1; the class has none.

@@ -1,6 +1,6 @@
 """FedPVR: on the effectiveness of partial variance reduction in federated learning.
 
-Li, Schmidt, Alstrom, Stich. CVPR 2023. https://arxiv.org/abs/2212.02191
+Li, Schmidt, Alstrøm, Stich. CVPR 2023. https://arxiv.org/abs/2212.02191
 
 Algorithm 1: SCAFFOLD's correction on S_svr (the last layers), plain SGD elsewhere:
 

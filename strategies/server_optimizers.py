@@ -1,8 +1,13 @@
 """Server optimisers: x <- step(x, Delta).
 
-SGD with momentum is FedAvgM (Hsu, Qi, Brown 2019, https://arxiv.org/abs/1909.06335).
+SGD with momentum is FedAvgM (Hsu, Qi, Brown 2019, https://arxiv.org/abs/1909.06335), with Delta
+the mean update (not its negative):
+
+    v <- momentum v + Delta
+    x <- x + eta_g v
+
 Adagrad, Adam and Yogi are Algorithm 2 of Reddi et al., Adaptive Federated Optimization, ICLR 2021
-(https://arxiv.org/abs/2003.00295), with Delta the mean update (not its negative):
+(https://arxiv.org/abs/2003.00295), with the same Delta:
 
     m <- beta1 m + (1 - beta1) Delta
     v <- v + Delta^2                                        (FedAdagrad)

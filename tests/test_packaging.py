@@ -25,7 +25,7 @@ from experiments.simulation import FLOWER, PACKAGES
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 OWN = {*PACKAGES, "experiments"}
-TARGETS = ["help", "install", "run", "test", "check", "lint", "bench", "clean"]
+TARGETS = ["help", "install", "run", "test", "check", "lint", "docs", "bench", "clean"]
 # In parts, so that this file does not name what it forbids.
 HOSTS = ["pypi" + ".org", "python" + "hosted", "download.py" + "torch", "registry." + "npmjs"]
 

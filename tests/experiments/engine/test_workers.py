@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -144,3 +147,15 @@ def test_push_and_pull(grid):
 def test_an_unknown_node_is_refused(grid):
     with pytest.raises(ValueError, match=r"node 9 is not one of 1\.\.5"):
         grid.push_messages(messages(np.zeros(2, np.float32), [8]))
+
+
+@pytest.mark.flower  # an interpreter of its own: nothing may have been computed before the fork
+def test_the_example_of_the_docs_runs(tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / "runtimes.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code += "\nassert result.train_metrics_clientapp[5]['num-examples'] == 1437\nprint('done')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"

@@ -1,0 +1,134 @@
+"""Loggers: where a round's figures go beside metrics.jsonl, at the server, as the round ends.
+
+The recipe's ``logger`` names them (``logger=csv``, ``logger=[csv,tensorboard]``); each is a file
+here and one in conf/logger/. metrics.jsonl stays the record of a run: a resumed run hands its rows
+to :meth:`Logger.start`, so that a logger has every round once, whatever it had before.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging import WARNING
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from flwr.common.logger import log
+
+from strategies.base import ConfigError
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What a logger learns before round 1.
+
+    Attributes:
+        folder: the run's results directory, absolute.
+        about: what summary.json says of the run: strategy, task, seed, versions, ...
+        config: the recipe, resolved.
+        rows: the rounds that were done before the run was resumed; none in a fresh run.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+    config: Mapping[str, Any]
+    rows: Sequence[Row]
+
+
+class Logger(Protocol):
+    """One output of a run."""
+
+    def start(self, run: LoggedRun) -> None:
+        """Open the output, and bring it to where ``run.rows`` ends."""
+
+    def log(self, row: Row) -> None:
+        """Write a round's row, so that it is there if the run is killed in the next moment."""
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Close the output; ``summary`` is what summary.json holds, of a failed run, too."""
+
+
+class Loggers:
+    """The loggers of a run: one that cannot start ends it, one that fails later is dropped.
+
+    Args:
+        loggers: by their names in the recipe.
+    """
+
+    def __init__(self, loggers: Mapping[str, Logger]) -> None:
+        self._all = dict(loggers)
+        self._active: dict[str, Logger] = {}
+
+    def start(self, run: LoggedRun) -> None:
+        """Start every logger.
+
+        Raises:
+            ConfigError: if one cannot start; named.
+        """
+        for name, logger in self._all.items():
+            try:
+                logger.start(run)
+            except Exception as error:
+                raise ConfigError(
+                    f"logger.{name} cannot start ({type(error).__name__}: {error}); put that right "
+                    f"or leave {name} out of logger=[{','.join(self._all)}]"
+                ) from error
+            self._active[name] = logger
+
+    def log(self, row: Row) -> None:
+        """Hand a round's row to every logger that still works."""
+        for name, logger in list(self._active.items()):
+            try:
+                logger.log(row)
+            except Exception as error:
+                self._drop(name, f"in round {row['round']}", error)
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Close every logger that still works."""
+        for name, logger in list(self._active.items()):
+            try:
+                logger.finish(summary)
+            except Exception as error:
+                self._drop(name, "at the end", error)
+        self._active = {}
+
+    def _drop(self, name: str, when: str, error: Exception) -> None:
+        del self._active[name]
+        log(
+            WARNING,
+            "logger.%s failed %s and gets no further rows; the run and metrics.jsonl go on (%s)",
+            name,
+            when,
+            f"{type(error).__name__}: {error}",
+        )
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """Return a row's figures without the round; of a list its length, as ``num_<name>``."""
+    figures: dict[str, float] = {}
+    for name, value in row.items():
+        if isinstance(value, list):
+            figures[f"num_{name}"] = len(value)
+        elif isinstance(value, int | float) and name != "round":
+            figures[name] = value
+    return figures
+
+
+def require_package(module: str, extra: str) -> ModuleType:
+    """Import the package behind a logger.
+
+    Raises:
+        ConfigError: if it is not installed; names the extra that brings it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"logger={extra} needs the package {error.name}, which is not installed: "
+            f'pip install -c constraints.txt -e ".[{extra}]" in the clone, or leave {extra} out of '
+            "logger=[...]"
+        ) from error

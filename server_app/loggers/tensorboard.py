@@ -1,0 +1,74 @@
+"""TensorBoard: event files below the results directory, `tensorboard --logdir results` shows them.
+
+Written with tensorboardX's events writer and not its SummaryWriter: that one hands rows to a thread
+through a queue, and its ``flush`` does not wait for them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from server_app.loggers import LoggedRun, Row, require_package, scalars
+
+
+class TensorBoard:
+    """A scalar per figure, named as in metrics.jsonl, over rounds; and the recipe as text."""
+
+    def __init__(self) -> None:
+        self._files = require_package("tensorboardX.event_file_writer", "tensorboard")
+        self._text = require_package("tensorboardX.summary", "tensorboard").text
+        self._event = require_package("tensorboardX.proto.event_pb2", "tensorboard")
+        self._summary = require_package("tensorboardX.proto.summary_pb2", "tensorboard")
+
+    def start(self, run: LoggedRun) -> None:
+        """Write the events anew, with the rounds that are done."""
+        folder = run.folder / "tensorboard"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        self._writer = self._files.EventsWriter(str(folder / "events"))
+        # A TensorBoard that is watching drops what it has read of the run so far.
+        session = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._write(time.time(), session_log=session)
+        recipe = OmegaConf.to_yaml(OmegaConf.create(dict(run.config)))
+        self._write(time.time(), summary=self._text("recipe", f"```yaml\n{recipe}```"))
+        for row, when in zip(run.rows, wall_times(run.rows, time.time()), strict=True):
+            self._write_row(row, when)
+        self._writer.flush()
+
+    def log(self, row: Row) -> None:
+        """Write a round's scalars."""
+        self._write_row(row, time.time())
+        self._writer.flush()
+
+    def finish(self, summary: Mapping[str, Any]) -> None:
+        """Close the file."""
+        self._writer.close()
+
+    def _write_row(self, row: Row, when: float) -> None:
+        values = [
+            self._summary.Summary.Value(tag=name, simple_value=value)
+            for name, value in scalars(row).items()
+        ]
+        self._write(when, step=row["round"], summary=self._summary.Summary(value=values))
+
+    def _write(self, when: float, **content: Any) -> None:
+        self._writer.write_event(self._event.Event(wall_time=when, **content))
+
+
+def wall_times(rows: Sequence[Row], now: float) -> list[float]:
+    """Return when rows would have been written had their run gone on without a pause until now.
+
+    ``elapsed_seconds`` starts again at every resumption.
+    """
+    total, before, times = 0.0, 0.0, []
+    for row in rows:
+        elapsed = float(row["elapsed_seconds"])
+        total += elapsed - before if elapsed >= before else elapsed
+        before = elapsed
+        times.append(total)
+    return [now - total + at for at in times]

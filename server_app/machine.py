@@ -1,0 +1,40 @@
+"""The machine that a run was measured on, for summary.json."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+import psutil
+import torch
+
+
+def machine(device: torch.device) -> dict[str, str | int]:
+    """Return CPU, cores, memory, GPU and system; nothing that names the machine itself.
+
+    Args:
+        device: that the run computes on.
+    """
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none used"
+    return {
+        "cpu": _cpu_model(),
+        "cores": _cores(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9),
+        "gpu": gpu,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,254 @@
+"""What loggers leave behind: of a run that ends, is killed and resumed, or whose logger fails."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from conf import compose, fingerprint, resume_fingerprint
+from server_app.loggers import LoggedRun, Loggers
+from server_app.loggers.csv import CSV
+from server_app.loggers.tensorboard import TensorBoard, wall_times
+from server_app.results import read_rows
+from strategies.base import ConfigError
+from tests.recipes import TINY, overrides, run_recipe
+
+ROWS = [
+    {"round": 0, "accuracy": 0.1, "elapsed_seconds": 1.0},
+    {"round": 1, "accuracy": 0.5, "clients": [0, 2], "failures": [], "elapsed_seconds": 3.0},
+    {"round": 2, "clients": [1], "failures": ["client 0: no, reply"], "elapsed_seconds": 4.0},
+    {"round": 3, "accuracy": 0.75, "clients": [], "failures": [], "elapsed_seconds": 6.0},
+]
+
+
+def logged_run(folder: Path, rows: list[dict] = ()) -> LoggedRun:
+    about = {"strategy": "fedavg", "task": "digits"}
+    return LoggedRun(folder, about, {"seed": 0, "local": {"lr": 0.1, "clip": None}}, list(rows))
+
+
+def killed_and_resumed(folder: Path, *words: str) -> list[dict]:
+    """Die in round 4 with a checkpoint of round 2, and go on to round 5; return the rows."""
+    recipe = [*TINY, "rounds=5", "checkpoint.every=2", *words]
+    replies = []
+
+    def die_in_round_4(reply):
+        replies.append(reply)
+        if len(replies) > 3 * 4:  # three clients; the roll call is the first exchange
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(folder, *recipe, tamper=die_in_round_4)
+    assert [row["round"] for row in read_rows(folder / "metrics.jsonl")] == [0, 1, 2, 3]
+    run_recipe(folder, *recipe, "resume=true")
+    rows = read_rows(folder / "metrics.jsonl")
+    assert [row["round"] for row in rows] == [0, 1, 2, 3, 4, 5]
+    return rows
+
+
+# ---- CSV -----------------------------------------------------------------------------------------
+
+
+def read_csv(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_csv_has_every_figure_of_every_round(tmp_path):
+    """It is what a run writes by default; of a list it has the length."""
+    run_recipe(tmp_path / "run", *TINY)
+    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
+    lines = read_csv(tmp_path / "run")
+    assert [int(line["round"]) for line in lines] == [0, 1, 2]
+    for row, line in zip(rows, lines, strict=True):
+        figures = {name: value for name, value in row.items() if not isinstance(value, list)}
+        assert {name: float(line[name]) for name in figures} == figures
+    assert lines[1]["num_clients"] == "3"
+    assert lines[0]["num_clients"] == ""
+
+
+def test_csv_makes_room_for_columns_that_come_late(tmp_path):
+    """The file is whole after every row, though nothing closes it."""
+    logger = CSV()
+    logger.start(logged_run(tmp_path))
+    for row in ROWS:
+        logger.log(row)
+    assert (tmp_path / "metrics.csv").read_text() == (
+        "round,accuracy,elapsed_seconds,num_clients,num_failures\n"
+        "0,0.1,1.0,,\n"
+        "1,0.5,3.0,2,0\n"
+        "2,,4.0,1,1\n"
+        "3,0.75,6.0,0,0\n"
+    )
+
+
+def test_csv_of_a_resumed_run_has_every_round_once(tmp_path):
+    rows = killed_and_resumed(tmp_path / "run")
+    lines = read_csv(tmp_path / "run")
+    assert [int(line["round"]) for line in lines] == [0, 1, 2, 3, 4, 5]
+    assert [float(line["elapsed_seconds"]) for line in lines] == [
+        row["elapsed_seconds"] for row in rows
+    ]
+
+
+# ---- TensorBoard ---------------------------------------------------------------------------------
+
+
+def read_events(folder: Path) -> list:
+    """Return the events of all files, which are lengths and bytes with checksums (TFRecord)."""
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    events = []
+    for path in sorted((folder / "tensorboard").iterdir()):
+        content, at = path.read_bytes(), 0
+        while at < len(content):
+            (length,) = struct.unpack_from("<Q", content, at)
+            events.append(event_pb2.Event.FromString(content[at + 12 : at + 12 + length]))
+            at += 12 + length + 4
+    return events
+
+
+def scalars_of(folder: Path) -> list[tuple[int, str, float]]:
+    return [
+        (event.step, value.tag, value.simple_value)
+        for event in read_events(folder)
+        for value in event.summary.value
+        if value.WhichOneof("value") == "simple_value"
+    ]
+
+
+def test_tensorboard_has_a_row_as_soon_as_it_is_logged(tmp_path):
+    logger = TensorBoard()
+    logger.start(logged_run(tmp_path))
+    for done, row in enumerate(ROWS, start=1):
+        logger.log(row)
+        assert sum(tag == "elapsed_seconds" for _, tag, _ in scalars_of(tmp_path)) == done
+    found = scalars_of(tmp_path)
+    assert [(step, value) for step, tag, value in found if tag == "accuracy"] == [
+        (0, pytest.approx(0.1)),
+        (1, 0.5),
+        (3, 0.75),
+    ]
+    assert (2, "num_failures", 1.0) in found
+    [recipe] = [e for e in read_events(tmp_path) if "recipe/text_summary" in str(e)]
+    assert b"lr: 0.1" in recipe.summary.value[0].tensor.string_val[0]
+    logger.finish({})
+
+
+def test_tensorboard_of_a_resumed_run_has_every_round_once(tmp_path):
+    rows = killed_and_resumed(tmp_path / "run", "logger=tensorboard")
+    found = [(s, v) for s, tag, v in scalars_of(tmp_path / "run") if tag == "elapsed_seconds"]
+    assert found == [(row["round"], pytest.approx(row["elapsed_seconds"])) for row in rows]
+    starts = [event for event in read_events(tmp_path / "run") if event.HasField("session_log")]
+    assert [(event.step, event.session_log.status) for event in starts] == [(0, 1)]
+
+
+def test_wall_times_leave_out_the_pause():
+    """Rounds 0 and 1 end 1 and 3 s after the start, round 2 ends 4 s after the resumption."""
+    rows = [{"elapsed_seconds": 1.0}, {"elapsed_seconds": 3.0}, {"elapsed_seconds": 4.0}]
+    assert wall_times(rows, 100.0) == [97.0, 99.0, 100.0]
+    rows = [{"elapsed_seconds": 3.0}, {"elapsed_seconds": 2.0}]
+    assert wall_times(rows, 100.0) == [98.0, 100.0]
+
+
+# ---- the slot ------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Remembers what it is told, and fails where it is told to."""
+
+    def __init__(self, fails_in: str = "", round: int = -1) -> None:
+        self.fails_in, self.round = fails_in, round
+        self.told: list[object] = []
+
+    def start(self, run):
+        self._tell("start", [row["round"] for row in run.rows])
+
+    def log(self, row):
+        if self.fails_in != "log" or row["round"] == self.round:
+            self._tell("log", row["round"])
+
+    def finish(self, summary):
+        self._tell("finish", summary["status"])
+
+    def _tell(self, what, value):
+        self.told.append(value)
+        if what == self.fails_in:
+            raise OSError("the disk is full")
+
+
+def test_a_logger_that_fails_is_dropped_and_the_others_go_on(tmp_path, caplog):
+    failing, sound = Recorder("log", round=1), Recorder()
+    loggers = Loggers({"failing": failing, "sound": sound})
+    loggers.start(logged_run(tmp_path, ROWS[:1]))
+    with caplog.at_level(logging.WARNING, logger="flwr"):
+        for row in ROWS[1:]:
+            loggers.log(row)
+        loggers.finish({"status": "completed"})
+    assert failing.told == [[0], 1]
+    assert sound.told == [[0], 1, 2, 3, "completed"]
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "logger.failing failed in round 1" in warning
+    assert "OSError: the disk is full" in warning
+
+
+def test_a_logger_that_fails_at_the_end_leaves_the_others_their_end(tmp_path, caplog):
+    sound = Recorder()
+    loggers = Loggers({"failing": Recorder("finish"), "sound": sound})
+    loggers.start(logged_run(tmp_path))
+    loggers.finish({"status": "completed"})
+    assert sound.told == [[], "completed"]
+
+
+def test_a_run_outlives_its_logger(tmp_path, monkeypatch):
+    monkeypatch.setattr(CSV, "log", lambda self, row: 1 / 0)
+    summary = run_recipe(tmp_path / "run", *TINY)
+    assert summary["status"] == "completed"
+    assert read_csv(tmp_path / "run") == []
+
+
+def test_a_logger_that_cannot_start_ends_the_run_before_round_1(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.csv").mkdir()
+    with pytest.raises(ConfigError, match=r"logger\.csv cannot start .*leave csv out of logger"):
+        run_recipe(tmp_path / "run", *TINY)
+    assert not read_rows(tmp_path / "run" / "metrics.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("extra", "package"),
+    [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("mlflow", "mlflow")],
+)
+def test_a_missing_package_is_an_error_that_names_the_extra(extra, package, tmp_path, monkeypatch):
+    for module in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=rf"logger={extra} needs .*\[{extra}\]"):
+        run_recipe(tmp_path / "run", *TINY, f"logger={extra}")
+    assert not read_rows(tmp_path / "run" / "metrics.jsonl")
+
+
+def test_loggers_change_nothing_that_nodes_or_resumed_runs_compare():
+    recipes = [compose(overrides(f"logger={name}")) for name in ("none", "[csv,tensorboard]")]
+    assert sorted(recipes[1].logger) == ["csv", "tensorboard"]
+    assert not recipes[0].logger
+    assert fingerprint(recipes[0]) == fingerprint(recipes[1])
+    assert resume_fingerprint(recipes[0]) == resume_fingerprint(recipes[1])
+
+
+def test_a_failed_run_is_finished_as_failed(tmp_path, monkeypatch):
+    ends = []
+    monkeypatch.setattr(CSV, "finish", lambda self, summary: ends.append(summary))
+    with pytest.raises(RuntimeError, match="3 rounds in a row"):
+        run_recipe(tmp_path / "run", *TINY, "rounds=4", tamper=lose_training)
+    [summary] = ends
+    assert summary["status"] == "failed"
+    assert "3 rounds in a row" in summary["error"]
+
+
+def lose_training(reply):
+    return None if reply.metadata.message_type == "train" else reply
