@@ -10,22 +10,25 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hydra.errors import HydraException
-from numpy.typing import NDArray
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
 from conf import compose, plain_part
+from experiments.partition_picture import (
+    Counts,
+    chosen_values,
+    draw_partition,
+    partition_title,
+    picture_size,
+)
 from tasks import ConfigError, Task, build_task
 
 FOLDER = Path("results") / "partitions"
 MAX_TABLE_CLIENTS = 100
-MAX_NUMBERED_CELLS = 250
-Counts = NDArray[np.int64]  # (N, C)
 
 
 def main() -> None:
@@ -58,16 +61,11 @@ def _build(words: list[str]) -> tuple[Task, str, str]:
     if clients == 0:
         raise ConfigError("clients=0 takes N from the connected SuperNodes: here, set clients")
     task = build_task(task_values, partition, seed=seed, num_clients=clients)
-    keys = ("alpha", "classes", "shards_per_client", "min_size", "seed")
-    chosen: dict[str, Any] = {key: partition[key] for key in keys if partition.get(key) is not None}
-    chosen = {"clients": clients, **chosen}
-    chosen.setdefault("seed", seed)
-    if task.config.train_size is not None:
-        chosen["train_size"] = task.config.train_size
-    title = " ".join(f"{key}={value}" for key, value in chosen.items())
+    chosen = chosen_values(partition, clients=clients, seed=seed, train_size=task.config.train_size)
     name = "-".join(f"{key}{value}" for key, value in chosen.items())
     flavour = partition["name"]
-    return task, f"{task.name}, {flavour}: {title}", f"{task.name}-{flavour}-{name}"
+    title = partition_title(task.name, flavour, chosen)
+    return task, title, f"{task.name}-{flavour}-{name}"
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -115,68 +113,22 @@ def _summary(task: Task, counts: Counts) -> list[str]:
 
 
 def draw(counts: Counts, names: tuple[str, ...], title: str, path: Path) -> None:
-    """Save the picture: sizes above, and below clients by classes, darker for more examples.
+    """Save the picture.
 
     Raises:
         SystemExit: where matplotlib is missing.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.colors import PowerNorm
         from matplotlib.figure import Figure
     except ImportError:
         raise SystemExit("the picture needs matplotlib: pip install 'fedhet[plots]'") from None
 
-    clients, classes = counts.shape
-    rows = float(np.clip(0.36 * classes, 2.6, 9))  # inches of the lower part
-    width = float(np.clip(0.42 * clients, 6, 15)) + 1.6
-    figure = Figure(figsize=(width, rows + 2.2), layout="constrained")
+    figure = Figure(figsize=picture_size(counts), layout="constrained")
     FigureCanvasAgg(figure)
-    sizes_axes, axes = figure.subplots(2, 1, sharex=True, height_ratios=[1.1, rows])
-    figure.suptitle(title, fontsize=11)
-    sizes_axes.bar(range(clients), counts.sum(axis=1), width=0.82, color="#7a8797")
-    sizes_axes.set_ylabel("examples")
-    sizes_axes.spines[["top", "right"]].set_visible(False)
-    sizes_axes.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
-    shown = np.ma.masked_equal(counts.T, 0)  # white: none
-    norm = PowerNorm(0.5, vmin=0, vmax=max(1, int(counts.max())))
-    image = axes.imshow(shown, aspect="auto", cmap="YlGnBu", norm=norm, interpolation="nearest")
-    axes.set_xlabel("client")
-    axes.set_ylabel("class")
-    axes.set_yticks(_ticks(classes, 40), [names[label] for label in _ticks(classes, 40)])
-    axes.set_xticks(_ticks(clients, 40))
-    _draw_grid(axes, clients, classes)
-    if counts.size <= MAX_NUMBERED_CELLS:
-        _draw_numbers(axes, counts)
-    figure.colorbar(image, ax=axes, label="examples", pad=0.01, aspect=30, fraction=0.05)
+    draw_partition(figure, counts, names, title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-
-
-def _ticks(count: int, most: int) -> range:
-    steps = (step * scale for scale in (1, 10, 100, 1000) for step in (1, 2, 5))
-    return range(0, count, next(step for step in steps if count / step <= most))
-
-
-def _draw_grid(axes: Any, clients: int, classes: int) -> None:
-    axes.spines[:].set_color("#c4cad1")
-    if clients > 150 or classes > 100:  # lines so close would hide the cells
-        return
-    axes.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
-    axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
-    axes.grid(which="minor", color="#e3e6ea", linewidth=0.5)
-    axes.tick_params(which="minor", length=0)
-
-
-def _draw_numbers(axes: Any, counts: Counts) -> None:
-    dark = 0.25 * counts.max()
-    for client, row in enumerate(counts):
-        for label, count in enumerate(row):
-            if count:
-                colour = "white" if count > dark else "#1c2733"
-                axes.text(
-                    client, label, str(count), ha="center", va="center", fontsize=7, color=colour
-                )
 
 
 if __name__ == "__main__":

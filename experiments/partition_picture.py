@@ -1,0 +1,115 @@
+"""The picture of a partition: who holds how many examples of which class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MAX_NUMBERED_CELLS = 250
+TITLE_KEYS = ("alpha", "classes", "shards_per_client", "min_size", "seed")
+Counts = NDArray[np.int64]  # (N, C)
+
+
+def chosen_values(
+    partition: Mapping[str, Any], *, clients: int, seed: int, train_size: int | None
+) -> dict[str, Any]:
+    """Return what tells this partition from others of its flavour, in the order of a title."""
+    chosen: dict[str, Any] = {"clients": clients}
+    chosen |= {key: partition[key] for key in TITLE_KEYS if partition.get(key) is not None}
+    chosen.setdefault("seed", seed)
+    if train_size is not None:
+        chosen["train_size"] = train_size
+    return chosen
+
+
+def partition_title(task: str, flavour: str, chosen: Mapping[str, Any]) -> str:
+    """Return a title such as ``digits, dirichlet: clients=10 alpha=0.1 seed=0``."""
+    return f"{task}, {flavour}: " + " ".join(f"{key}={value}" for key, value in chosen.items())
+
+
+def picture_size(counts: Counts) -> tuple[float, float]:
+    """Return width and height in inches that show all cells well."""
+    clients, classes = counts.shape
+    return float(np.clip(0.42 * clients, 6, 15)) + 1.6, _rows_height(classes) + 2.2
+
+
+def _rows_height(classes: int) -> float:
+    return float(np.clip(0.36 * classes, 2.6, 9))  # inches of the lower part
+
+
+def draw_partition(
+    figure: Figure,
+    counts: Counts,
+    names: Sequence[str],
+    title: str,
+    *,
+    most_ticks: int = 40,
+    numbered: bool = True,
+) -> None:
+    """Draw sizes above, and below clients by classes, darker for more examples.
+
+    Args:
+        figure: an empty one, with a layout engine.
+        counts: (N, C).
+        names: of the classes.
+        title: above the picture.
+        most_ticks: on an axis.
+        numbered: write the counts into the cells, where there are few enough.
+    """
+    from matplotlib.colors import PowerNorm
+
+    clients, classes = counts.shape
+    sizes_axes, axes = figure.subplots(
+        2, 1, sharex=True, height_ratios=[1.1, _rows_height(classes)]
+    )
+    fits = 72 * figure.get_figwidth() / (0.6 * len(title))  # a letter is about 0.6 of its size wide
+    figure.suptitle(title, fontsize=min(11, fits))
+    sizes_axes.bar(range(clients), counts.sum(axis=1), width=0.82, color="#7a8797")
+    sizes_axes.set_ylabel("examples")
+    sizes_axes.spines[["top", "right"]].set_visible(False)
+    sizes_axes.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
+    shown = np.ma.masked_equal(counts.T, 0)  # white: none
+    norm = PowerNorm(0.4, vmin=0, vmax=max(1, int(counts.max())))
+    image = axes.imshow(shown, aspect="auto", cmap="YlGnBu", norm=norm, interpolation="nearest")
+    axes.set_xlabel("client")
+    axes.set_ylabel("class")
+    labelled = _ticks(classes, most_ticks)
+    axes.set_yticks(labelled, [names[label] for label in labelled])
+    axes.set_xticks(_ticks(clients, most_ticks if clients <= 100 else most_ticks // 2))
+    _draw_grid(axes, clients, classes)
+    if numbered and counts.size <= MAX_NUMBERED_CELLS:
+        _draw_numbers(axes, counts)
+    figure.colorbar(image, ax=axes, label="examples", pad=0.01, aspect=30, fraction=0.05)
+
+
+def _ticks(count: int, most: int) -> range:
+    steps = (step * scale for scale in (1, 10, 100, 1000) for step in (1, 2, 5))
+    return range(0, count, next(step for step in steps if count / step <= most))
+
+
+def _draw_grid(axes: Any, clients: int, classes: int) -> None:
+    axes.spines[:].set_color("#c4cad1")
+    width, height = axes.figure.get_size_inches()
+    if width / clients < 0.09 or height / classes < 0.09:  # lines so close would hide the cells
+        return
+    axes.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
+    axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)
+    axes.grid(which="minor", color="#e3e6ea", linewidth=0.5)
+    axes.tick_params(which="minor", length=0)
+
+
+def _draw_numbers(axes: Any, counts: Counts) -> None:
+    dark = 0.25 * counts.max()
+    for client, row in enumerate(counts):
+        for label, count in enumerate(row):
+            if count:
+                colour = "white" if count > dark else "#1c2733"
+                axes.text(
+                    client, label, str(count), ha="center", va="center", fontsize=7, color=colour
+                )

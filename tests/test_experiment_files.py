@@ -1,0 +1,114 @@
+"""Every file of conf/experiment: it composes, says what it is, and its sweep makes its table."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from conf import FOLDER, compose_overrides, config_yaml, method_name
+from experiments.report.paper import Paper, read_paper, selects
+from experiments.report.runs import flat
+
+EXPERIMENTS = sorted(
+    path.relative_to(FOLDER / "experiment").with_suffix("").as_posix()
+    for path in (FOLDER / "experiment").rglob("*.yaml")
+)
+METHODS = {path.stem for path in (FOLDER / "strategy").glob("*.yaml")}
+pytestmark = pytest.mark.parametrize("name", EXPERIMENTS)
+
+
+def path_of(name: str) -> Path:
+    return FOLDER / "experiment" / f"{name}.yaml"
+
+
+def paper_of(name: str) -> Paper:
+    return read_paper(yaml.safe_load(path_of(name).read_text())["paper"])
+
+
+def jobs_of(name: str) -> list[list[str]]:
+    """Return the overrides of the jobs that Hydra makes of the file's own sweep."""
+    with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
+        config = compose("config", [f"+experiment={name}"], return_hydra_config=True)
+    params = config.hydra.sweeper.params
+    parsed = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in params.items()])
+    (batch,) = BasicSweeper.split_arguments(parsed, None)
+    return [list(job) for job in batch]
+
+
+def settings_of(name: str, job: list[str]) -> tuple[str, dict]:
+    """Return a job's method and settings; composing is slow, so only groups are composed anew."""
+    groups = [word for word in job if (FOLDER / word.partition("=")[0]).is_dir()]
+    recipe = compose_overrides((f"+experiment={name}", *groups))
+    plain = OmegaConf.to_container(recipe, resolve=False)
+    settings = flat({**plain, "paper": None})
+    for word in OverridesParser.create().parse_overrides([w for w in job if w not in groups]):
+        assert word.key_or_group in settings, f"{word.key_or_group} is no key"
+        settings[word.key_or_group] = word.value()
+    return method_name(recipe), settings
+
+
+def test_it_composes_and_the_sweep_makes_every_cell_of_the_table(name):
+    """Every row and column that is not declared as not run has its runs, each seed once."""
+    paper = paper_of(name)
+    settings = [settings_of(name, job) for job in jobs_of(name)]
+    placed = set()
+    for label, row in paper.rows.items():
+        if row.not_run:
+            continue
+        for column, keys in paper.columns.items():
+            chosen = [n for n, (m, s) in enumerate(settings) if selects({**row.runs, **keys}, m, s)]
+            seeds = [settings[number][1]["seed"] for number in chosen]
+            assert seeds, f"no run for {label}, {column}"
+            assert len(set(seeds)) == len(seeds), f"{label}, {column} has a seed twice"
+            placed |= set(chosen)
+    assert placed == set(range(len(settings))), "runs that belong to no cell"
+
+
+def test_the_columns_keep_their_order_on_the_way_into_config_yaml(name):
+    """The published numbers are told apart by nothing but their places."""
+    node = yaml.safe_load(path_of(name).read_text())["paper"]
+    written = yaml.safe_load(config_yaml(compose_overrides((f"+experiment={name}",)), 1))["paper"]
+    assert written == node
+    assert list(written["columns"]) == list(node["columns"])
+    assert list(written["rows"]) == list(node["rows"])
+
+
+def test_a_row_that_is_not_run_says_why_and_has_no_recipe(name):
+    for label, row in paper_of(name).rows.items():
+        if row.not_run:
+            assert (row.runs or {}).get("strategy") not in METHODS, f"{label} can be run now"
+        else:
+            assert row.runs is not None, label
+
+
+def test_the_first_comment_is_the_command_and_the_second_the_papers_numbers(name):
+    lines = path_of(name).read_text().splitlines()
+    assert lines[0] == "# @package _global_"
+    assert re.fullmatch(rf"# (nice )?fedhet -m \+experiment={name}", lines[1])
+    assert lines[2].startswith("# Paper (")
+    second = " ".join(line.lstrip("# ") for line in lines[2:] if line.startswith("# ")).split(" #")[
+        0
+    ]
+    paper = paper_of(name)
+    kind = re.search(r"(Table|Figure) \d+", paper.source)
+    assert kind
+    assert kind[0] in second
+    for label, row in paper.rows.items():
+        for published in row.published:
+            if published is not None:
+                number = published.text or f"{published.mean:g}"
+                assert re.search(
+                    rf"(?<![\d.]){re.escape(number)}(?!\d|\.\d)", second.replace(".0", "")
+                ), f"{label}: {number} is not among the comment's numbers"
+
+
+def test_it_does_not_choose_where_it_runs(name):
+    node = yaml.safe_load(path_of(name).read_text())
+    assert not {"runtime", "device", "results_dir"} & set(node)
