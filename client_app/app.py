@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -40,13 +40,14 @@ class Workshop:
     """What the clients of one process have in common, made once and not once a message.
 
     Solver and sides are prototypes: every client works on copies of its own. The model is worked on
-    by one client after the other, and restored in between: ``tensors`` share its memory,
-    ``initial`` are copies.
+    by one client after the other, and restored in between: ``params`` and ``tensors`` (buffers,
+    too) share its memory, ``initial`` are copies.
     """
 
     recipe: DictConfig
     task: Task
     model: nn.Module
+    params: Sequence[nn.Parameter]
     tensors: Tensors
     initial: Tensors
     device: torch.device
@@ -67,7 +68,7 @@ class Workshop:
         with torch.no_grad():
             for name, value in self.tensors.items():
                 value.copy_(self.initial[name])
-        for param in self.model.parameters():
+        for param in self.params:
             param.grad = None
             param.requires_grad_(True)
         return self.model
@@ -156,6 +157,7 @@ def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int)
         recipe=recipe,
         task=task,
         model=model,
+        params=list(model.parameters()),
         tensors=model.state_dict(),
         initial={name: value.clone() for name, value in model.state_dict().items()},
         device=chosen,

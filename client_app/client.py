@@ -72,8 +72,8 @@ class FederatedClient(NumPyClient):
         """Let every side refuse a model or solver it cannot work with."""
         for side in self.sides.values():
             side.check(self.model, self.solver)
-        names = [name for name, _ in self.model.named_parameters()]
-        self.personal_names = set(self.personal.select(names))
+        self._params = dict(self.model.named_parameters())
+        self.personal_names = set(self.personal.select(list(self._params)))
         self.shared_names = shared_names(self.model, self.personal)
         self._tensors = self.model.state_dict()  # by name, sharing the model's memory
 
@@ -150,7 +150,7 @@ class FederatedClient(NumPyClient):
 
     @property
     def _device(self) -> torch.device:
-        return next(self.model.parameters()).device
+        return next(iter(self._params.values())).device
 
     @property
     def _evaluation_data(self) -> ClientData:
@@ -165,11 +165,10 @@ class FederatedClient(NumPyClient):
 
     def _context(self, state: ClientState, round: int) -> LocalContext:
         received_state = {n: v.clone() for n, v in self._tensors.items()}
-        trainable = {name for name, _ in self.model.named_parameters()}
         return LocalContext(
             model=self.model,
             received_state=received_state,
-            anchor={n: received_state[n] for n in self.shared_names if n in trainable},
+            anchor={n: received_state[n] for n in self.shared_names if n in self._params},
             received={name: self._to_device(value) for name, value in self.received.items()},
             state={name: self._to_device(value) for name, value in state.items()},
             data=self.data,

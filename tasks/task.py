@@ -148,7 +148,9 @@ class Task:
         self, device: torch.device | str = "cpu", *, channels_last: bool = False
     ) -> TensorData:
         """Return the global test set, the same for every seed."""
-        test = self._splits[1]
+        test = self._source.load_test()
+        if test is None:
+            test = self._splits[1]
         chosen = _subset(len(test), self.config.test_size, [TEST_SUBSET_SEED, SUBSET_STREAM])
         return self._tensors(test if chosen is None else test.select(chosen), device, channels_last)
 

@@ -37,7 +37,7 @@ class Source:
 
     def load(self) -> tuple[Split, Split]:
         """Return the training and the test split, decoded."""
-        train, test = self._decoders()
+        train, test = self._train_decoder(), self._test_decoder()  # what is missing is said at once
         examples = decode_once(f"{self.task.name}-train", train)
         if test is not None:
             return examples, decode_once(f"{self.task.name}-test", test)
@@ -45,19 +45,34 @@ class Source:
         kept, split_off = stratified_split(strata, self.task.test_fraction, SPLIT_SEED)
         return examples.select(kept), examples.select(split_off)
 
-    def _decoders(self) -> tuple[Decoder, Decoder | None]:
-        task = self.task
-        if task.source == "embedded":
-            return DigitsDecoder(_shape(task)), None
-        if task.source == "image_folder":
-            return self._folder_decoders()
-        if (folder := self._files_folder()) is not None:
-            test = None if task.test_split is None else self._parquet(folder, task.test_split)
-            return self._parquet(folder, task.train_split), test
-        test_hub = None if task.test_split is None else self._hub(task.test_split)
-        return self._hub(task.train_split), test_hub
+    def load_test(self) -> Split | None:
+        """Return the test split where it stands by itself; None: it is part of the training one.
+
+        Does not look for training examples: the server of a federation of sites has none.
+        """
+        decoder = self._test_decoder()
+        return None if decoder is None else decode_once(f"{self.task.name}-test", decoder)
+
+    def _train_decoder(self) -> Decoder:
+        if self.task.source == "embedded":
+            return DigitsDecoder(_shape(self.task))
+        if self.task.source == "image_folder":
+            return self._folder(_train_folder(self._image_folder()))
+        return self._table(self.task.train_split)
+
+    def _test_decoder(self) -> Decoder | None:
+        if self.task.source == "image_folder":
+            folder = self._image_folder() / "test"
+            return self._folder(folder) if folder.is_dir() else None
+        if self.task.source == "embedded" or self.task.test_split is None:
+            return None
+        return self._table(self.task.test_split)
 
     # ---- parquet files and the hub ---------------------------------------------------------------
+
+    def _table(self, split: str) -> Decoder:
+        folder = self._files_folder()
+        return self._hub(split) if folder is None else self._parquet(folder, split)
 
     def _files_folder(self) -> Path | None:
         """Return where the parquet files are; None: load from the hub."""
@@ -107,11 +122,8 @@ class Source:
             )
         return _existing(Path(root) / self.task.name, "task.path or FEDHET_DATA")
 
-    def _folder_decoders(self) -> tuple[Decoder, Decoder | None]:
-        folder, names, shape = self._image_folder(), self.class_names(), _shape(self.task)
-        train = FolderDecoder(_train_folder(folder), names, shape)
-        test = folder / "test"
-        return train, FolderDecoder(test, names, shape) if test.is_dir() else None
+    def _folder(self, folder: Path) -> FolderDecoder:
+        return FolderDecoder(folder, self.class_names(), _shape(self.task))
 
 
 def load_site(

@@ -221,6 +221,16 @@ def test_site_reads_its_own_image_folder(tmp_path):
     assert held_out.class_counts() == [0, 0, 2]
 
 
+@pytest.mark.usefixtures("empty_cache")
+def test_the_server_of_sites_needs_no_training_examples(tmp_path):
+    write_image_folder(tmp_path / "server" / "test", {"cat": 2, "dog": 1})
+    values = {"classes": ["cat", "dog"], "image_size": 12, "path": str(tmp_path / "server")}
+    task = make_task("image_folder", "site", **values)
+    assert task.test_data().class_counts() == [2, 1]
+    with pytest.raises(ConfigError, match="no subfolder train/"):
+        make_task("image_folder", **values).client_data(0)
+
+
 @pytest.mark.usefixtures("empty_cache", "no_data_folder")
 def test_site_with_parquet_holds_out_a_fraction(tmp_path):
     write_parquet(

@@ -1,0 +1,253 @@
+"""docs/tutorial.md, run as it stands: every command, every file, and what it says is to be seen."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from experiments.simulation import PACKAGES
+from server_app.results import read_rows
+from tests.tutorial import TUTORIAL, blocks, gist, printed_by_block, script_of
+
+ROOT = Path(__file__).resolve().parents[1]
+NEW_FILES = {"conf/task/my_images.yaml", "conf/strategy/fedntd.yaml", "strategies/fedntd.py"}
+SECONDS = 420  # of the whole script; it takes about a minute and a half on 2 idle cores
+
+pytestmark = pytest.mark.timeout(SECONDS + 80)
+BLOCKS = blocks()
+COMMANDS = [block for block in BLOCKS if block.language == "bash" and not block.title]
+FILES = [block for block in BLOCKS if block.title]
+OUTPUTS = [block for block in BLOCKS if block.language == "text"]
+
+
+# ---- what needs no run ---------------------------------------------------------------------------
+
+
+def test_every_block_is_run_written_or_compared():
+    for block in BLOCKS:
+        assert block.title or block.language in ("bash", "text"), f"line {block.line}"
+    for before, block in pairwise(BLOCKS):
+        if block.language == "text":
+            assert before in COMMANDS, f"line {block.line}: no commands print this"
+
+
+@pytest.mark.parametrize("block", FILES, ids=lambda block: block.title)
+def test_a_files_name_is_in_the_text_above_it(block):
+    """A title is not shown by every viewer of Markdown."""
+    name = block.title.removeprefix("$CLONE/")
+    paragraph = block.before.strip().split("\n\n")[-1]
+    assert f"`{name}`" in paragraph
+    assert ("in the clone" in " ".join(paragraph.split())) == block.title.startswith("$CLONE/")
+
+
+def test_every_picture_and_page_it_links_to_is_there():
+    text = TUTORIAL.read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!http)([^)#]+)", text)
+    assert links
+    assert [link for link in links if not (TUTORIAL.parent / link).exists()] == []
+
+
+# ---- the run -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Exit code, folder, files changed in the clone, what each block printed, processes left."""
+
+    code: int | None
+    work: Path
+    changed: set[str]
+    printed: dict[int, str]
+    left: list[str]
+
+    def summary(self, folder: str) -> dict[str, Any]:
+        return json.loads((self.work / folder / "summary.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
+    home = tmp_path_factory.mktemp("home")
+    clone = copy_of_the_clone(home / "fedhet")
+    before = contents(clone)
+    mark = uuid.uuid4().hex
+    log = home / "printed.txt"
+    try:
+        code = run_to_the_end(script_of(BLOCKS), home, environment(home, clone, mark), log)
+        left = still_running(mark, seconds=20)
+    finally:
+        end_all(mark)
+    after = contents(clone)
+    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    printed = printed_by_block(log.read_text(encoding="utf-8", errors="replace"), home)
+    return Walk(code, home / "my-federation", changed, printed, left)
+
+
+def copy_of_the_clone(folder: Path) -> Path:
+    """Return a clone that may be changed, with this environment as its .venv."""
+    for package in (*PACKAGES, "experiments"):
+        unwanted = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, folder / package, ignore=unwanted)
+    for name in ("pyproject.toml", ".gitignore"):
+        shutil.copy(ROOT / name, folder)
+    (folder / ".venv").symlink_to(sys.prefix)
+    return folder
+
+
+def contents(clone: Path) -> dict[str, bytes]:
+    found = {}
+    for folder, folders, files in os.walk(clone):
+        folders[:] = [name for name in folders if name not in (".venv", "__pycache__")]
+        for path in (Path(folder, name) for name in files):
+            found[path.relative_to(clone).as_posix()] = path.read_bytes()
+    return found
+
+
+def environment(home: Path, clone: Path, mark: str) -> dict[str, str]:
+    ours = {key: value for key, value in os.environ.items() if not key.startswith("FEDHET_")}
+    ours |= {
+        "HOME": str(home),
+        "PYTHONPATH": str(clone),  # the environment has this clone installed, not the copy
+        "FEDHET_TUTORIAL_TEST": mark,
+        "COLUMNS": "100",
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "NO_PROXY": "127.0.0.1",
+        "no_proxy": "127.0.0.1",
+    }
+    ports = ("FLEET_PORT", "CONTROL_PORT", "NORTH_PORT", "SOUTH_PORT")
+    with contextlib.ExitStack() as stack:  # all open at once, so that no two are the same
+        for name in ports:
+            probe = stack.enter_context(socket.socket())
+            probe.bind(("127.0.0.1", 0))
+            ours[name] = str(probe.getsockname()[1])
+    ours.pop("CLONE", None)
+    return ours
+
+
+def run_to_the_end(text: str, home: Path, environment: dict[str, str], log: Path) -> int | None:
+    """Run a script; return its exit code, None if it did not end in time."""
+    with log.open("wb") as out:
+        shell = subprocess.Popen(
+            ["bash", "-c", text],
+            cwd=home,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return shell.wait(SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(shell.pid, signal.SIGKILL)
+            return None
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("FEDHET_TUTORIAL_TEST") == mark:
+                found.append(process)
+    return found
+
+
+def still_running(mark: str, seconds: float) -> list[str]:
+    """Return the command lines of what is left; what is about to end has some seconds for it."""
+    deadline = time.monotonic() + seconds
+    while marked(mark) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    left = []
+    for process in marked(mark):
+        with contextlib.suppress(psutil.Error):
+            left.append(" ".join(process.cmdline()))
+    return left
+
+
+def end_all(mark: str) -> None:
+    while processes := marked(mark):  # again: one may have started another meanwhile
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(processes, timeout=5)
+
+
+@pytest.mark.flower
+def test_every_command_succeeds(walk):
+    logs = [walk.work / name / "log.txt" for name in ("server", "north", "south")]
+    tails = [path.read_text(errors="replace")[-1500:] for path in logs if path.exists()]
+    last = max(walk.printed)
+    said = f"in the block at line {last}:\n{walk.printed[last]}\n" + "\n---\n".join(tails)
+    assert walk.code == 0, f"exit code {walk.code} {said}"
+    assert list(walk.printed) == [0, *(block.line for block in COMMANDS)]
+
+
+@pytest.mark.flower
+@pytest.mark.parametrize("block", OUTPUTS, ids=lambda block: f"line {block.line}")
+def test_it_prints_what_the_text_says(walk, block):
+    """Line by line and in this order, whatever the numbers; lines may be left out."""
+    commands = max(other.line for other in COMMANDS if other.line < block.line)
+    printed = iter([gist(line) for line in walk.printed[commands].splitlines()])
+    for line in block.content.splitlines():
+        if line.strip() not in ("", "..."):
+            found = any(gist(line) in other for other in printed)  # goes on after the last one
+            assert found, f"{line!r} is not in, or not there in\n{walk.printed[commands]}"
+
+
+@pytest.mark.flower
+def test_nothing_is_left_running(walk):
+    assert walk.left == []
+
+
+@pytest.mark.flower
+def test_the_clone_has_three_more_files_and_no_other_change(walk):
+    assert walk.changed == NEW_FILES
+
+
+@pytest.mark.flower
+def test_the_runs_learn_and_weight_zero_is_fedavg(walk):
+    first, zero = walk.summary("first"), walk.summary("weight0")
+    assert first["accuracy"] > 0.7
+    assert (first["strategy"], zero["strategy"]) == ("fedavg", "fedntd")
+    assert first["parameters_sha256"] == zero["parameters_sha256"]
+    assert (walk.work / "first" / "plot.png").stat().st_size > 10_000
+
+
+@pytest.mark.flower
+def test_the_sweep_compares_two_methods_with_two_seeds(walk):
+    runs = [path.parent for path in (walk.work / "sweep").glob("*/summary.json")]
+    summaries = [walk.summary(f"sweep/{run.name}") for run in runs]
+    assert {(s["strategy"], s["seed"]) for s in summaries} == {
+        (strategy, seed) for strategy in ("fedavg", "fedntd") for seed in (0, 1)
+    }
+    assert min(summary["accuracy"] for summary in summaries) > 0.6
+    assert len({summary["parameters_sha256"] for summary in summaries}) == 4
+
+
+@pytest.mark.flower
+def test_two_sites_that_share_no_class_learn_all_of_them(walk):
+    summary = walk.summary("server/results")
+    assert (summary["status"], summary["strategy"]) == ("completed", "fedntd+scaffold")
+    assert summary["failures"] == 0
+    assert summary["accuracy"] > 0.8  # the larger site's classes are 0.6 of the test images
+    rows = read_rows(walk.work / "server" / "results" / "metrics.jsonl")
+    assert [row["clients"] for row in rows[1:]] == [[0, 1]] * 3
+    for number, site in enumerate(("north", "south")):
+        assert list((walk.work / site / "state").glob(f"*/client-{number:05}/*.safetensors"))
+    assert not (walk.work / "server" / "results" / "client_state").exists()
