@@ -11,7 +11,6 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from omegaconf import DictConfig
 from torch import nn
 
 from client_app.client import FederatedClient
@@ -27,12 +26,16 @@ from conf import (
     versions,
 )
 from strategies.base import ClientSide, LocalSolver, Tensors
-from strategies.layers import LayerSelector
+from strategies.layers import LayerSelector, shared_names
 from strategies.local_options import LocalOptions, local_options
 from strategies.records import CLIENT, CONFIG
 from tasks import Task, build_task, keep_freed_memory, pick_device
+from tasks.tensor_data import TensorData
 
 app = ClientApp()
+
+Examples = tuple[TensorData, TensorData | None]
+_KEPT_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -40,16 +43,17 @@ class Workshop:
     """What the clients of one process have in common, made once and not once a message.
 
     Solver and sides are prototypes: every client works on copies of its own. The model is worked on
-    by one client after the other, and restored in between: ``params`` and ``tensors`` (buffers,
-    too) share its memory, ``initial`` are copies.
+    by one client after the other: ``params`` share its memory, and so do the tensors ``own``, which
+    the server does not send (``initial``: as they were built). ``examples`` are those of the
+    clients that this process has been, as far as they fit ``_KEPT_BYTES``.
     """
 
-    recipe: DictConfig
     task: Task
     model: nn.Module
     params: Sequence[nn.Parameter]
-    tensors: Tensors
+    own: Tensors
     initial: Tensors
+    examples: dict[int, Examples]
     device: torch.device
     solver: LocalSolver
     sides: Mapping[str, ClientSide]
@@ -60,18 +64,31 @@ class Workshop:
     evaluate_every: int
     client_cpus: int
     channels_last: bool
+    simulation: bool
     card: Mapping[str, str]
 
     def fresh_model(self) -> nn.Module:
-        """Return the model as it was when it was built, whatever a client did to it."""
+        """Return the model for the next client: nothing that is not sent is the last one's."""
         self.model.train()
         with torch.no_grad():
-            for name, value in self.tensors.items():
+            for name, value in self.own.items():
                 value.copy_(self.initial[name])
         for param in self.params:
             param.grad = None
             param.requires_grad_(True)
         return self.model
+
+    def client_data(self, client_id: int, site_folder: Path | None) -> Examples:
+        """Return what a client trains on and what it holds out, on the device."""
+        if client_id in self.examples:
+            return self.examples[client_id]
+        data, held_out = self.task.client_data(
+            client_id, self.device, channels_last=self.channels_last, site_folder=site_folder
+        )
+        kept = [part for pair in self.examples.values() for part in pair if part is not None]
+        if sum(part.num_bytes for part in (data, *kept)) < _KEPT_BYTES:
+            self.examples[client_id] = data, held_out
+        return data, held_out
 
 
 @app.query()
@@ -106,12 +123,7 @@ def _client(context: Context, message: Message) -> FederatedClient:
     workshop = _workshop(context)
     client_id = _client_id(context, workshop.population)
     torch.set_num_threads(workshop.client_cpus)
-    data, held_out = workshop.task.client_data(
-        client_id,
-        workshop.device,
-        channels_last=workshop.channels_last,
-        site_folder=_site_folder(context),
-    )
+    data, held_out = workshop.client_data(client_id, _site_folder(context))
     return FederatedClient(
         client_id=client_id,
         model=workshop.fresh_model(),
@@ -120,7 +132,7 @@ def _client(context: Context, message: Message) -> FederatedClient:
         loss=workshop.task.loss,
         solver=copy.deepcopy(workshop.solver),
         options=workshop.options,
-        store=_store(workshop.recipe, context, message, client_id),
+        store=_store(workshop, context, message, client_id),
         sides=copy.deepcopy(dict(workshop.sides)),
         seed=workshop.seed,
         personal=workshop.personal,
@@ -132,7 +144,9 @@ def _workshop(context: Context) -> Workshop:
     if "partition-id" not in node:
         raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
     overrides = tuple(overrides_of(context.run_config))
-    return _make_workshop(overrides, str(node.get("device", "")), int(node.get("num-partitions", 0)))
+    return _make_workshop(
+        overrides, str(node.get("device", "")), int(node.get("num-partitions", 0))
+    )
 
 
 @lru_cache(maxsize=2)
@@ -153,23 +167,27 @@ def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
     tensors = task.classifier_tensors
+    personal = LayerSelector(recipe.strategy.personal)
+    shared = set(shared_names(model, personal))
+    own = {name: value for name, value in model.state_dict().items() if name not in shared}
     return Workshop(
-        recipe=recipe,
         task=task,
         model=model,
         params=list(model.parameters()),
-        tensors=model.state_dict(),
-        initial={name: value.clone() for name, value in model.state_dict().items()},
+        own=own,
+        initial={name: value.clone() for name, value in own.items()},
+        examples={},
         device=chosen,
         solver=build_solver(recipe, tensors),
         sides=build_part(recipe, "strategy.client_sides", tensors),
         options=local_options(recipe.local),
-        personal=LayerSelector(recipe.strategy.personal),
+        personal=personal,
         population=population,
         seed=seed,
         evaluate_every=int(recipe.evaluation.every),
         client_cpus=max(1, int(recipe.runtime.client_cpus)),
         channels_last=channels_last,
+        simulation=bool(recipe.runtime.simulation),
         card={"versions": str(versions()), **fingerprint(recipe)},
     )
 
@@ -191,11 +209,11 @@ def _site_folder(context: Context) -> Path | None:
 
 
 def _store(
-    recipe: DictConfig, context: Context, message: Message, client_id: int
+    workshop: Workshop, context: Context, message: Message, client_id: int
 ) -> ClientStateStore:
     """Return the node's state folder, in a simulation the run's, or else Flower's Context.state."""
     folder = str(context.node_config.get("state-folder", ""))
-    if not folder and recipe.runtime.simulation:  # server and clients share a disk
+    if not folder and workshop.simulation:  # server and clients share a disk
         folder = str(message.content.config_records[CONFIG].get("state-folder", ""))
     if folder:
         return FolderStateStore(Path(folder).expanduser(), client_id)

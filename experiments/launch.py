@@ -1,4 +1,4 @@
-"""`fedhet key=value ...`: one run, or with -m a sweep, of any recipe in Flower's simulation.
+"""`fedhet key=value ...`: one run of any recipe, or with -m a sweep of many.
 
 The command composes the recipe with Hydra, so that a wrong key or option is refused at once, and
 hands the same words to `flwr run`. It shows the rounds as they end, draws the plot, and ends with 0
@@ -23,12 +23,18 @@ from rich.console import Console
 from rich.text import Text
 
 from conf import method_name
-from experiments.command_line import app_overrides, check_sizes
+from experiments.command_line import app_overrides
 from experiments.engines import Engine, engine_for
 from experiments.plot import can_plot, plot_run
 from experiments.progress import Display, closing_panel, display_for
+from experiments.resources import check_sizes
 from experiments.results import Results, read_rows
 from experiments.simulation import LaunchError
+from experiments.sweep import session
+from experiments.sweep.arguments import take_resume
+from experiments.sweep.folder import SweepRefused
+from experiments.sweep.job import run_job
+from experiments.sweep.search import set_defaults
 
 _POLL_SECONDS = 0.1
 _INTERRUPTED = 128 + signal.SIGINT
@@ -38,22 +44,28 @@ def main() -> None:
     """Run the console command `fedhet`."""
     _answer_signals()
     try:
-        _hydra_main()
+        sys.argv[1:] = take_resume(sys.argv[1:])
+        set_defaults()
+        try:
+            _hydra_main()
+        finally:
+            all_completed = session.close()
+        sys.exit(0 if all_completed else 1)
     except KeyboardInterrupt:
         _complain("stopped; nothing of it is left running")
         sys.exit(_INTERRUPTED)
-    except LaunchError as error:
+    except SweepRefused as error:
         _complain(str(error))
         sys.exit(1)
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def _hydra_main(recipe: DictConfig) -> float | None:
+    if HydraConfig.get().mode == RunMode.MULTIRUN:
+        return run_job(recipe, run)
     try:
         return run(recipe)
     except (LaunchError, ValueError) as error:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise  # the sweep goes on with its other runs and fails at its end
         _complain(str(error))
         sys.exit(1)
 
@@ -114,18 +126,17 @@ def prepare_results_dir(recipe: DictConfig) -> Path:
     Raises:
         LaunchError: if a fresh run would write among another's results, or a resumed one has none.
     """
-    job = HydraConfig.get()
     if recipe.results_dir:
         folder = Path(str(recipe.results_dir)).expanduser().absolute()
     elif recipe.resume:
         raise LaunchError("resume=true needs the folder of the run to go on with: results_dir=...")
-    elif job.mode == RunMode.MULTIRUN:
-        folder = Path(job.runtime.output_dir).absolute()
     else:
         return _new_results_dir(recipe)
     if folder.exists() and not folder.is_dir():
         raise LaunchError(f"results_dir={folder} is a file; name a folder")
-    if not recipe.resume and folder.exists() and any(folder.iterdir()):
+    # A sweep begins a job's log before the job; and a log alone is no run.
+    others = [path for path in folder.glob("*") if path.name != "log.txt"]
+    if not recipe.resume and others:
         raise LaunchError(
             f"results_dir={folder} is not empty: name another, or go on with the run in it by "
             "resume=true"
@@ -160,13 +171,16 @@ def _complain(message: str) -> None:
 
 
 def _answer_signals() -> None:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    signal.signal(signal.SIGINT, _end_by_signal)  # a shell's background jobs ignore it
     signal.signal(signal.SIGTERM, _end_by_signal)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         signal.signal(signal.SIGHUP, _end_by_signal)
 
 
 def _end_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+    session.stop()
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
     sys.exit(128 + number)
 
 

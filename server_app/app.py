@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from logging import INFO
 from pathlib import Path
@@ -29,7 +28,7 @@ from conf import (
 )
 from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
 from server_app.loggers import LoggedRun, Loggers
-from server_app.machine import machine
+from server_app.machine import machine, usable_cpus
 from server_app.results import ResultsFolder, parameters_sha256, row_of
 from strategies.base import ConfigError, require_range
 from strategies.federated import FederatedStrategy
@@ -196,7 +195,7 @@ class Run:
         with torch.no_grad():
             for name, value in to_tensors(arrays).items():
                 state[name].copy_(value)
-        torch.set_num_threads(os.cpu_count() or 1)  # no client trains meanwhile
+        torch.set_num_threads(usable_cpus())  # no client trains meanwhile
         loss, accuracy = evaluate_model(self.model, self.test_data, self.task.loss)
         torch.set_num_threads(1)
         return MetricRecord({"accuracy": accuracy, "loss": loss})

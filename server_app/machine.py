@@ -19,7 +19,7 @@ def machine(device: torch.device) -> dict[str, str | int]:
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none used"
     return {
         "cpu": _cpu_model(),
-        "cores": _cores(),
+        "cores": usable_cpus(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9),
         "gpu": gpu,
         "system": f"{platform.system()} {platform.release()}",
@@ -36,5 +36,6 @@ def _cpu_model() -> str:
     return next(named, "") or platform.processor() or platform.machine()
 
 
-def _cores() -> int:
+def usable_cpus() -> int:
+    """Return the CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

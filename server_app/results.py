@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import statistics
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from strategies.base import Tensors
 from strategies.report import RoundReport
 from strategies.storage import save_text
+
+_SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
 
 
 def row_of(report: RoundReport) -> dict[str, Any]:
@@ -50,6 +53,7 @@ class ResultsFolder:
         self.folder = folder
         self.metrics_path = folder / "metrics.jsonl"
         folder.mkdir(parents=True, exist_ok=True)
+        self._synced = 0.0
         self.rows: list[dict[str, Any]] = []
         if last_round is not None and self.metrics_path.exists():
             self.rows = [row for row in read_rows(self.metrics_path) if row["round"] <= last_round]
@@ -64,8 +68,10 @@ class ResultsFolder:
         self.rows.append(row)
         with self.metrics_path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+            file.flush()  # to the system: safe when the process dies
+            if time.monotonic() - self._synced > _SYNC_SECONDS:  # when the machine does
+                os.fsync(file.fileno())
+                self._synced = time.monotonic()
 
     def write_summary(
         self, about: Mapping[str, Any], status: str, error: str = ""

@@ -24,7 +24,7 @@ _STYPE = "numpy.ndarray"
 def to_array(tensor: Tensor) -> Array:
     """Return a tensor as a Flower array, in C order."""
     values = np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(tensor.shape)
-    data = b"".join((_header(values.dtype, values.shape), values.tobytes()))
+    data = b"".join((_header(values.dtype, values.shape), values.data))
     return Array(str(values.dtype), tuple(values.shape), _STYPE, data)
 
 

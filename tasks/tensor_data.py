@@ -50,6 +50,11 @@ class TensorData:
         """Return the number of examples."""
         return len(self.labels)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pixels."""
+        return self._pixels.numel() * self._pixels.element_size()
+
     def class_counts(self) -> list[int]:
         """Return the number of examples of each class."""
         return torch.bincount(self.labels, minlength=self.num_classes).tolist()

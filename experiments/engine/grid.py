@@ -53,9 +53,9 @@ class WorkerGrid(Grid):
         self._federation = federation
         self._run = Run.create_empty(run_id=1)
         self._numbers = itertools.count(1)
-        self._idle = list(range(len(workers)))
         self._queue: list[_Waiting] = []  # longest last
-        self._running: dict[int, _Waiting] = {}
+        # by worker, the task it is at, and one that it finds when it has done that
+        self._given: dict[int, list[_Waiting]] = {worker: [] for worker in range(len(workers))}
         self._replies: dict[str, Message] = {}
         self._examples: dict[int, float] = {}
         self._states: dict[int, RecordDict] = {}
@@ -89,7 +89,7 @@ class WorkerGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Hand messages to the workers; return their ids."""
         pushed = list(messages)
-        if not self._queue and not self._running:
+        if not self._queue and not any(self._given.values()):
             self._workers.forget()
         places = self._place_records(pushed)
         new = [self._waiting(message, places) for message in pushed]
@@ -164,24 +164,33 @@ class WorkerGrid(Grid):
         return _Waiting(Task(self._federation, bare, placed, list(content), state), size)
 
     def _dispatch(self) -> None:
-        if self._queue and not self._idle and not self._running:
+        if self._queue and not self._given:
             raise RuntimeError("all workers are gone, and no other could be started")
-        while self._idle and self._queue:
-            worker, waiting = self._idle.pop(), self._queue.pop()
-            self._running[worker] = waiting
-            self._workers.send(worker, waiting.task)
+        for depth in (0, 1):
+            for worker, given in self._given.items():
+                # A second task spares a worker the wait for the server. The last tasks are not
+                # given ahead: they go to whoever is free first.
+                if len(given) == depth and len(self._queue) > depth * len(self._given):
+                    given.append(self._queue.pop())
+                    self._workers.send(worker, given[-1].task)
 
     def _collect(self, timeout: float | None) -> None:
-        if not self._running:
+        if not any(self._given.values()):
             return
         done = []
         for worker, outcome in self._workers.wait(timeout):
-            done.append((self._running.pop(worker), outcome))
-            if isinstance(outcome, Answer) or outcome.replaced:
-                self._idle.append(worker)
+            done.append((self._given[worker].pop(0), outcome))
+            if isinstance(outcome, Lost):
+                self._take_back(worker, replaced=outcome.replaced)
         self._dispatch()  # before anything else: an idle worker is a lost core
         for waiting, outcome in done:
             self._replies[waiting.message_id] = self._reply(waiting, outcome)
+
+    def _take_back(self, worker: int, *, replaced: bool) -> None:
+        """Queue again what was given to a worker that is gone."""
+        self._queue += self._given.pop(worker)
+        if replaced:
+            self._given[worker] = []
 
     def _reply(self, waiting: _Waiting, outcome: Answer | Lost) -> Message:
         if isinstance(outcome, Lost):
@@ -195,13 +204,11 @@ class WorkerGrid(Grid):
         return outcome.reply
 
     def _give_up(self, message_ids: set[str]) -> None:
+        for worker, given in list(self._given.items()):
+            if given and given[0].message_id in message_ids:
+                reason = f"client {given[0].node_id - 1} took too long"
+                self._take_back(worker, replaced=self._workers.replace(worker, reason))
         self._queue = [w for w in self._queue if w.message_id not in message_ids]
-        for worker, waiting in list(self._running.items()):
-            if waiting.message_id in message_ids:
-                del self._running[worker]
-                reason = f"client {waiting.node_id - 1} took too long"
-                if self._workers.replace(worker, reason):
-                    self._idle.append(worker)
 
 
 def _num_bytes(record: ArrayRecord) -> int:

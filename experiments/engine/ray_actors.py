@@ -80,12 +80,15 @@ class RayWorkers:
         """Nothing to do: Ray counts who still refers to an object."""
 
     def send(self, worker: int, task: Task) -> None:
-        """Give an idle actor a task."""
+        """Give an actor a task."""
         self._pending[self._actors[worker].handle.remote(task)] = worker
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Answer | Lost]]:
-        """Return the answers that are there; wait up to ``timeout`` seconds for the first."""
-        pending = list(self._pending)
+        """Return at most one answer an actor; wait up to ``timeout`` seconds for the first."""
+        first: dict[int, Any] = {}
+        for reference, worker in self._pending.items():
+            first.setdefault(worker, reference)
+        pending = list(first.values())
         ready, _ = ray.wait(pending, num_returns=1, timeout=timeout)
         if ready:
             ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0)

@@ -55,7 +55,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Lost:
-    """Instead of an answer: the worker is gone.
+    """Instead of an answer: the worker is gone, and the tasks that it had with it.
 
     Attributes:
         reason: why.
@@ -67,7 +67,7 @@ class Lost:
 
 
 class Workers(Protocol):
-    """Some workers, by number. Each does one task at a time."""
+    """Some workers, by number. Each does its tasks one at a time, in the order they were sent."""
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -79,10 +79,10 @@ class Workers(Protocol):
         """Free everything that was placed; no task may be under way."""
 
     def send(self, worker: int, task: Task) -> None:
-        """Give an idle worker a task."""
+        """Give a worker a task."""
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Answer | Lost]]:
-        """Return the answers that are there; wait up to that many seconds for the first."""
+        """Return at most one answer a worker; wait up to that many seconds for the first."""
 
     def replace(self, worker: int, reason: str) -> bool:
         """End a worker, whatever it does, and start another in its place; return if one did."""

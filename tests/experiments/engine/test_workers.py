@@ -74,8 +74,8 @@ def test_every_client_gets_its_own_and_the_shared_records(grid, size, tmp_path):
             assert metrics["num-partitions"] == 5
     pids = {r.content.metric_records["metrics"]["pid"] for r in replies.values()}
     assert os.getpid() not in pids
-    grid.push_messages([])  # the next push forgets what the last one placed
-    assert list((tmp_path / "shared").iterdir()) == []
+    # written over in every push: no more files than records and two answers a worker at once
+    assert len(list((tmp_path / "shared").iterdir())) <= 1 + 2 * 2
 
 
 def test_a_record_that_all_share_is_placed_once(grid, monkeypatch):
