@@ -21,20 +21,32 @@ class Results:
         self.metrics_path = folder / "metrics.jsonl"
         self._summary_path = folder / "summary.json"
         self._summary_before = _stamp(self._summary_path)
-        self._metrics_seen: tuple[int, int] | None = None
+        self._file = 0  # the inode: a resumed run replaces the file, less the rounds it does again
+        self._read = 0  # bytes
         self._last_round = -1
         self.new_rows()
 
     def new_rows(self) -> list[Row]:
         """Return the rows of rounds that were not there at the last call."""
-        stamp = _stamp(self.metrics_path)
-        if stamp is None or stamp == self._metrics_seen:
+        try:
+            status = self.metrics_path.stat()
+        except FileNotFoundError:
             return []
-        self._metrics_seen = stamp
-        rows = read_rows(self.metrics_path)
-        # A resumed run first drops the rounds after its checkpoint, then measures them again.
-        newest = max((int(row["round"]) for row in rows), default=-1)
-        since, self._last_round = min(self._last_round, newest), newest
+        if status.st_ino != self._file or status.st_size < self._read:
+            self._file, self._read = status.st_ino, 0
+        if status.st_size == self._read:
+            return []
+        replaced = self._read == 0
+        with self.metrics_path.open("rb") as file:
+            file.seek(self._read)
+            complete = file.read().rpartition(b"\n")[0]
+        rows = [json.loads(line) for line in complete.splitlines() if line]
+        self._read += len(complete) + 1 if complete else 0
+        newest = max(
+            (int(row["round"]) for row in rows), default=-1 if replaced else self._last_round
+        )
+        since = min(self._last_round, newest) if replaced else -1
+        self._last_round = newest
         return [row for row in rows if int(row["round"]) > since]
 
     def summary(self) -> Mapping[str, Any]:
