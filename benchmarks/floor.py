@@ -137,7 +137,10 @@ def plain_loop(images: Tensor, labels: Tensor, rounds: int, tuned: bool) -> list
 
 
 class PeakMemory:
-    """Peak PSS of a process and its descendants, sampled every half second."""
+    """Peak PSS of a process and its descendants, sampled every three seconds.
+
+    To take a sample the kernel walks through all pages of all processes, which stops them meanwhile.
+    """
 
     def __init__(self, pid: int) -> None:
         self.process, self.peak_bytes, self.stop = psutil.Process(pid), 0, threading.Event()
@@ -145,7 +148,7 @@ class PeakMemory:
         self.thread.start()
 
     def _sample(self) -> None:
-        while not self.stop.wait(0.5):
+        while not self.stop.wait(3.0):
             total = 0
             try:
                 for process in [self.process, *self.process.children(recursive=True)]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from conf import (
     plain_part,
     versions,
 )
-from strategies.base import ClientSide, LocalSolver, Tensors
-from strategies.layers import LayerSelector, shared_names
+from strategies.base import ClientSide, LocalSolver
+from strategies.layers import LayerSelector
 from strategies.local_options import LocalOptions, local_options
 from strategies.records import CLIENT, CONFIG
 from tasks import Task, build_task, keep_freed_memory, pick_device
@@ -38,22 +38,17 @@ Examples = tuple[TensorData, TensorData | None]
 _KEPT_BYTES = 256 << 20
 
 
-@dataclass(frozen=True)
+@dataclass
 class Workshop:
     """What the clients of one process have in common, made once and not once a message.
 
-    Solver and sides are prototypes: every client works on copies of its own. The model is worked on
-    by one client after the other: ``params`` share its memory, and so do the tensors ``own``, which
-    the server does not send (``initial``: as they were built). ``examples`` are those of the
-    clients that this process has been, as far as they fit ``_KEPT_BYTES``.
+    Solver and sides are prototypes: every client gets copies. The model is worked on by one client
+    after the other, of which ``client`` is the last. ``examples`` are those of the clients that
+    this process has been, as far as they fit ``_KEPT_BYTES``.
     """
 
     task: Task
     model: nn.Module
-    params: Sequence[nn.Parameter]
-    own: Tensors
-    initial: Tensors
-    examples: dict[int, Examples]
     device: torch.device
     solver: LocalSolver
     sides: Mapping[str, ClientSide]
@@ -66,17 +61,8 @@ class Workshop:
     channels_last: bool
     simulation: bool
     card: Mapping[str, str]
-
-    def fresh_model(self) -> nn.Module:
-        """Return the model for the next client: nothing that is not sent is the last one's."""
-        self.model.train()
-        with torch.no_grad():
-            for name, value in self.own.items():
-                value.copy_(self.initial[name])
-        for param in self.params:
-            param.grad = None
-            param.requires_grad_(True)
-        return self.model
+    examples: dict[int, Examples] = field(default_factory=dict)
+    client: FederatedClient | None = None
 
     def client_data(self, client_id: int, site_folder: Path | None) -> Examples:
         """Return what a client trains on and what it holds out, on the device."""
@@ -124,19 +110,25 @@ def _client(context: Context, message: Message) -> FederatedClient:
     client_id = _client_id(context, workshop.population)
     torch.set_num_threads(workshop.client_cpus)
     data, held_out = workshop.client_data(client_id, _site_folder(context))
-    return FederatedClient(
+    solver, sides = copy.deepcopy(workshop.solver), copy.deepcopy(dict(workshop.sides))
+    store = _store(workshop, context, message, client_id)
+    if workshop.client is not None:
+        workshop.client = workshop.client.become(client_id, data, held_out, solver, sides, store)
+        return workshop.client
+    workshop.client = FederatedClient(
         client_id=client_id,
-        model=workshop.fresh_model(),
+        model=workshop.model,
         data=data,
         held_out=held_out,
         loss=workshop.task.loss,
-        solver=copy.deepcopy(workshop.solver),
+        solver=solver,
         options=workshop.options,
-        store=_store(workshop, context, message, client_id),
-        sides=copy.deepcopy(dict(workshop.sides)),
+        store=store,
+        sides=sides,
         seed=workshop.seed,
         personal=workshop.personal,
     )
+    return workshop.client
 
 
 def _workshop(context: Context) -> Workshop:
@@ -167,21 +159,14 @@ def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
     tensors = task.classifier_tensors
-    personal = LayerSelector(recipe.strategy.personal)
-    shared = set(shared_names(model, personal))
-    own = {name: value for name, value in model.state_dict().items() if name not in shared}
     return Workshop(
         task=task,
         model=model,
-        params=list(model.parameters()),
-        own=own,
-        initial={name: value.clone() for name, value in own.items()},
-        examples={},
         device=chosen,
         solver=build_solver(recipe, tensors),
         sides=build_part(recipe, "strategy.client_sides", tensors),
         options=local_options(recipe.local),
-        personal=personal,
+        personal=LayerSelector(recipe.strategy.personal),
         population=population,
         seed=seed,
         evaluate_every=int(recipe.evaluation.every),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -76,6 +77,35 @@ class FederatedClient(NumPyClient):
         self.personal_names = set(self.personal.select(list(self._params)))
         self.shared_names = shared_names(self.model, self.personal)
         self._tensors = self.model.state_dict()  # by name, sharing the model's memory
+        own = self._tensors.keys() - set(self.shared_names)
+        self._initial = {name: self._tensors[name].clone() for name in own}
+
+    def become(
+        self,
+        client_id: int,
+        data: ClientData,
+        held_out: ClientData | None,
+        solver: LocalSolver,
+        sides: Mapping[str, ClientSide],
+        store: ClientStateStore,
+    ) -> FederatedClient:
+        """Return another client of the run, on the same model: what this one left in it is gone.
+
+        What the constructor found out about the model is not looked up again, and solver and sides
+        are not checked again: they are to be like this one's.
+        """
+        other = copy.copy(self)
+        other.client_id, other.data, other.held_out = client_id, data, held_out
+        other.solver, other.sides, other.store = solver, sides, store
+        other.received, other.sent = {}, {}
+        other.model.train()
+        for param in other._params.values():
+            param.grad = None
+            param.requires_grad_(True)
+        with torch.no_grad():  # the others come with every message
+            for name, value in self._initial.items():
+                self._tensors[name].copy_(value)
+        return other
 
     # ---- NumPyClient -------------------------------------------------------------------------
 
