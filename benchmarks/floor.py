@@ -139,7 +139,7 @@ def plain_loop(images: Tensor, labels: Tensor, rounds: int, tuned: bool) -> list
 class PeakMemory:
     """Peak PSS of a process and its descendants, sampled every three seconds.
 
-    To take a sample the kernel walks through all pages of all processes, which stops them meanwhile.
+    For a sample the kernel walks through all pages of all processes, and stops them meanwhile.
     """
 
     def __init__(self, pid: int) -> None:

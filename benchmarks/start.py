@@ -15,7 +15,6 @@ import json
 import os
 import platform
 import statistics
-from pathlib import Path
 
 from floor import ROOT, timed_run
 
@@ -55,28 +54,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runtimes", nargs="+", default=["local", "flower"])
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000])
-    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "start.json")
     options = parser.parse_args()
-    result: dict[str, object] = {
-        "machine": {"cpus": os.cpu_count(), "python": platform.python_version()}
-    }
     for runtime in options.runtimes:
+        result: dict[str, object] = {
+            "rounds": options.rounds,
+            "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
+        }
         for clients in options.clients:
-            runs = [
-                measure(clients, runtime, options.rounds) for _ in range(options.repeats)
-            ]  # one after the other
-            result[f"{runtime}, {clients} clients"] = runs
-            first = sorted(run["seconds_to_round_1"] for run in runs)
-            steady = sorted(1e3 * run["seconds_per_round"] for run in runs)
-            print(
-                f"{runtime:>7} {clients:>5} clients: round 1 after {statistics.median(first):.2f} s"
-                f" ({first[0]:.2f} to {first[-1]:.2f}), then {statistics.median(steady):.1f} ms a "
-                f"round ({steady[0]:.1f} to {steady[-1]:.1f})",
-                flush=True,
-            )
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+            runs = [measure(clients, runtime, options.rounds) for _ in range(options.repeats)]
+            result[f"{clients} clients"] = runs
+            show(runtime, clients, runs)
+        out = ROOT / "benchmarks" / f"start_{runtime}.json"
+        out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def show(runtime: str, clients: int, runs: list[dict[str, float]]) -> None:
+    """Print medians and ranges."""
+    first = sorted(run["seconds_to_round_1"] for run in runs)
+    steady = sorted(1e3 * run["seconds_per_round"] for run in runs)
+    print(
+        f"{runtime:>7} {clients:>5} clients: round 1 after {statistics.median(first):.2f} s "
+        f"({first[0]:.2f} to {first[-1]:.2f}), then {statistics.median(steady):.1f} ms a round "
+        f"({steady[0]:.1f} to {steady[-1]:.1f})",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

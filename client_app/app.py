@@ -93,20 +93,20 @@ def introduce(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
-    return train_reply(_client(context, message), message, _workshop(context).evaluate_every)
+    workshop = _workshop(context)
+    return train_reply(_client(workshop, context, message), message, workshop.evaluate_every)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
-    return evaluate_reply(_client(context, message), message)
+    return evaluate_reply(_client(_workshop(context), context, message), message)
 
 
 # ---- assembling a client from the recipe and the node's own config -------------------------------
 
 
-def _client(context: Context, message: Message) -> FederatedClient:
-    workshop = _workshop(context)
+def _client(workshop: Workshop, context: Context, message: Message) -> FederatedClient:
     client_id = _client_id(context, workshop.population)
     torch.set_num_threads(workshop.client_cpus)
     data, held_out = workshop.client_data(client_id, _site_folder(context))

@@ -98,7 +98,8 @@ class FederatedClient(NumPyClient):
         other.client_id, other.data, other.held_out = client_id, data, held_out
         other.solver, other.sides, other.store = solver, sides, store
         other.received, other.sent = {}, {}
-        other.model.train()
+        if not other.model.training:
+            other.model.train()
         for param in other._params.values():
             param.grad = None
             param.requires_grad_(True)

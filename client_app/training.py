@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -74,7 +75,8 @@ def _backward(
     inputs, labels = batch
     for param in context.params.values():
         param.grad = None
-    with torch.autocast(inputs.device.type, torch.bfloat16, enabled=autocast):
+    precision = torch.autocast(inputs.device.type, torch.bfloat16) if autocast else nullcontext()
+    with precision:
         features, logits = context.model(inputs)
         step = Step(context.params, inputs, labels, features, logits, context)
         loss = context.loss(logits, labels)
