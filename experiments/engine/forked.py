@@ -112,7 +112,7 @@ class ForkedWorkers:
     def _read(self, worker: int) -> Answer | Lost:
         try:
             answer = self._channels[worker].receive()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # at the end of an answer, or in the midst of one
             self._processes[worker].join(timeout=1.0)
             code = self._processes[worker].exitcode
             reason = f"its worker process died (exit code {code})"
