@@ -83,6 +83,7 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
         yield simulation
 
 
+@pytest.mark.flower
 @pytest.mark.parametrize("words", WORDS, ids=name_of)
 def test_local(words, forked, tmp_path):
     summary = run_over(forked, tmp_path / "run", words)
@@ -129,9 +130,10 @@ def test_flower(words, flower, tmp_path):
     assert summary["parameters_sha256"] == reference(*words)
 
 
-def test_state_in_the_messages_gives_the_same(forked, tmp_path):
+@pytest.mark.parametrize("shared_disk", [True, False])
+def test_scaffold_on_workers(forked, tmp_path, shared_disk):
     """Without a shared disk what SCAFFOLD keeps at a client is in its Context.state."""
-    words = ["strategy=scaffold", "runtime.simulation=false"]
+    words = ["strategy=scaffold", f"runtime.simulation={str(shared_disk).lower()}"]
     summary = run_over(forked, tmp_path / "run", words)
-    assert not (tmp_path / "run" / "client_state").exists()
+    assert (tmp_path / "run" / "client_state").exists() == shared_disk
     assert summary["parameters_sha256"] == reference("strategy=scaffold")

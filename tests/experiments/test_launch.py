@@ -13,6 +13,8 @@ import pytest
 from experiments import simulation
 from experiments.simulation import LaunchError, check_flower
 
+pytestmark = pytest.mark.flower
+
 ROOT = Path(__file__).parents[2]
 
 

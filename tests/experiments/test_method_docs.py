@@ -33,6 +33,7 @@ def methods() -> dict[str, Method]:
 # ---- the committed pages -------------------------------------------------------------------------
 
 
+@pytest.mark.flower  # it measures every method: half a second each
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_has_its_page(name):
     path = ROOT / "docs" / "methods" / f"{name}.md"

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.flower
+
 # `run` in the launcher process, as hydra/launcher=basic has it: a figure, an error, or a long wait.
 PRETENDING = """
 import json, sys, time
