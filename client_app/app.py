@@ -147,6 +147,11 @@ def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int)
     keep_freed_memory()
     recipe = compose_overrides(overrides)
     population, seed = int(recipe.clients) or num_partitions, int(recipe.seed)
+    if population == 0:
+        raise ValueError(
+            "clients=0 takes N from the node config, which lacks num-partitions: set clients, or "
+            "--node-config 'partition-id=0 num-partitions=N'"
+        )
     task = build_task(
         plain_part(recipe, "task"),
         plain_part(recipe, "partition"),

@@ -77,6 +77,7 @@ class FederatedClient(NumPyClient):
         self.personal_names = set(self.personal.select(list(self._params)))
         self.shared_names = shared_names(self.model, self.personal)
         self._tensors = self.model.state_dict()  # by name, sharing the model's memory
+        self._trained = {name: param.requires_grad for name, param in self._params.items()}
         own = self._tensors.keys() - set(self.shared_names)
         self._initial = {name: self._tensors[name].clone() for name in own}
 
@@ -100,9 +101,9 @@ class FederatedClient(NumPyClient):
         other.received, other.sent = {}, {}
         if not other.model.training:
             other.model.train()
-        for param in other._params.values():
+        for name, param in self._params.items():
             param.grad = None
-            param.requires_grad_(True)
+            param.requires_grad_(self._trained[name])
         with torch.no_grad():  # the others come with every message
             for name, value in self._initial.items():
                 self._tensors[name].copy_(value)

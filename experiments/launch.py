@@ -64,20 +64,18 @@ def _hydra_main(recipe: DictConfig) -> float | None:
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return run_job(recipe, run)
     try:
-        return run(recipe)
+        run(recipe)
     except (LaunchError, ValueError) as error:
         _complain(str(error))
         sys.exit(1)
+    return None
 
 
-def run(recipe: DictConfig) -> float | None:
+def run(recipe: DictConfig) -> None:
     """Run one recipe from start to end.
 
     Args:
         recipe: the composed recipe.
-
-    Returns:
-        The final accuracy, for sweepers that optimise it; None if it was not measured.
 
     Raises:
         LaunchError: if the run could not be started or failed; the message has the reason.
@@ -98,8 +96,6 @@ def run(recipe: DictConfig) -> float | None:
     console.print(closing_panel(summary))
     where = f"results  {results_dir}\nplot     {_draw(results, title)}"
     console.print(Text(where), soft_wrap=True)
-    accuracy = summary.get("accuracy")
-    return None if accuracy is None else float(accuracy)
 
 
 def _watch(engine: Engine, results: Results, display: Display) -> Mapping[str, Any]:

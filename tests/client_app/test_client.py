@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from client_app.client import FederatedClient
 from client_app.state import ContextStateStore
 from strategies.base import ClientSide
+from strategies.layers import LayerSelector
 from strategies.local_options import LocalOptions
 from strategies.solvers import SGD, Adam
 from tasks import keep_freed_memory
@@ -141,5 +142,35 @@ def test_the_global_model_is_the_one_received_even_if_asked_for_late():
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
+def test_one_client_after_the_other_is_as_new():
+    """What the first left in the model is gone: personal tensors, gradients, what it froze."""
+    inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
+    data = TensorBatches(inputs, torch.tensor([-10.0], dtype=torch.float64))
+    model = Regression(2)
+    first = client(model, data, personal=LayerSelector("all"))
+    first.fit([], dict(CONFIG))
+    first.evaluate([], {"state-round": 1})
+    assert not torch.equal(model.head.weight, torch.zeros(1, 2, dtype=torch.float64))
+    model.requires_grad_(False)  # as a side may that trains in phases
+    store = ContextStateStore(RecordDict())
+    second = first.become(7, data, None, SGD(), {}, store)
+    assert (second.client_id, first.client_id) == (7, 0)
+    assert torch.equal(model.head.weight, torch.zeros(1, 2, dtype=torch.float64))
+    assert model.training
+    assert model.head.weight.grad is None
+    assert model.head.weight.requires_grad
+    assert second.fit([], dict(CONFIG))[2]["train-loss"] == 50.0
+    assert store.load("experiment", 1)
+
+
+def test_what_a_model_freezes_stays_frozen():
+    model = Classifier()
+    frozen = next(iter(model.parameters())).requires_grad_(False)
+    first = client(model)
+    second = first.become(1, first.data, None, SGD(), {}, first.store)
+    assert not frozen.requires_grad
+    assert sum(p.requires_grad for p in second.model.parameters()) > 0
+
+
 def test_freed_memory_is_kept():
     assert keep_freed_memory()
