@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from omegaconf import DictConfig
 from torch import nn
 
 from client_app.client import FederatedClient
@@ -56,13 +57,20 @@ class Workshop:
     personal: LayerSelector
     population: int
     seed: int
-    evaluate_every: int
+    evaluation: DictConfig
     client_cpus: int
     channels_last: bool
     simulation: bool
     card: Mapping[str, str]
     examples: dict[int, Examples] = field(default_factory=dict)
     client: FederatedClient | None = None
+
+    @cached_property
+    def test_data(self) -> TensorData | None:
+        """The global test set, where clients evaluate their own models and share a disk with it."""
+        if self.evaluation.model == "global" or not self.simulation:
+            return None
+        return self.task.test_data(self.device, channels_last=self.channels_last)
 
     def client_data(self, client_id: int, site_folder: Path | None) -> Examples:
         """Return what a client trains on and what it holds out, on the device."""
@@ -94,13 +102,18 @@ def introduce(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
     workshop = _workshop(context)
-    return train_reply(_client(workshop, context, message), message, workshop.evaluate_every)
+    evaluation = workshop.evaluation
+    every = int(evaluation.every) if evaluation.received else 0
+    own = evaluation.model != "global"
+    return train_reply(_client(workshop, context, message), message, every, own)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
-    return evaluate_reply(_client(_workshop(context), context, message), message)
+    workshop = _workshop(context)
+    finetune_epochs = int(workshop.evaluation.finetune_epochs)
+    return evaluate_reply(_client(workshop, context, message), message, finetune_epochs)
 
 
 # ---- assembling a client from the recipe and the node's own config -------------------------------
@@ -127,6 +140,7 @@ def _client(workshop: Workshop, context: Context, message: Message) -> Federated
         sides=sides,
         seed=workshop.seed,
         personal=workshop.personal,
+        test_data=workshop.test_data,
     )
     return workshop.client
 
@@ -170,11 +184,11 @@ def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int)
         device=chosen,
         solver=build_solver(recipe, tensors),
         sides=build_part(recipe, "strategy.client_sides", tensors),
-        options=local_options(recipe.local),
+        options=local_options(recipe.local, recipe.strategy.phases),
         personal=LayerSelector(recipe.strategy.personal),
         population=population,
         seed=seed,
-        evaluate_every=int(recipe.evaluation.every),
+        evaluation=recipe.evaluation,
         client_cpus=max(1, int(recipe.runtime.client_cpus)),
         channels_last=channels_last,
         simulation=bool(recipe.runtime.simulation),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import WARNING
 
 import numpy as np
@@ -25,9 +25,9 @@ from strategies.base import (
     Payloads,
     Tensors,
 )
-from strategies.layers import LayerSelector, shared_names
+from strategies.layers import LayerSelector, personal_names, shared_names
 from strategies.local_options import LocalOptions
-from tasks.evaluation import evaluate_model
+from tasks.evaluation import class_accuracies, evaluate_model
 
 PERSONAL = "personal"  # the client state's entry for the tensors that never travel
 
@@ -53,6 +53,7 @@ class FederatedClient(NumPyClient):
             ``client_id``.
         held_out: examples that are not trained on; ``evaluate`` uses them when there are any.
         personal: tensors that stay here: kept in the client state, never sent.
+        test_data: the global test set, where a simulation gives it to its clients.
     """
 
     client_id: int
@@ -66,6 +67,7 @@ class FederatedClient(NumPyClient):
     seed: int = 0
     held_out: ClientData | None = None
     personal: LayerSelector = field(default_factory=lambda: LayerSelector("none"))
+    test_data: ClientData | None = None
     received: Payloads = field(default_factory=dict)
     sent: Payloads = field(default_factory=dict)
 
@@ -74,7 +76,9 @@ class FederatedClient(NumPyClient):
         for side in self.sides.values():
             side.check(self.model, self.solver)
         self._params = dict(self.model.named_parameters())
-        self.personal_names = set(self.personal.select(list(self._params)))
+        self.personal_names = set(personal_names(self.model, self.personal))
+        for phase in self.options.phases:
+            phase.layers.select(self._params)
         self.shared_names = shared_names(self.model, self.personal)
         self._tensors = self.model.state_dict()  # by name, sharing the model's memory
         self._trained = {name: param.requires_grad for name, param in self._params.items()}
@@ -123,11 +127,13 @@ class FederatedClient(NumPyClient):
         Args:
             parameters: x, in the order of ``shared_names``.
             config: "round" (t, from 1), "lr"; optionally "experiment", "state-round" (which
-                version of the client state to start from), "state-keep", "evaluate-received".
+                version of the client state to start from), "state-keep", "evaluate-received",
+                "evaluate-trained".
 
         Returns:
-            y_i in the same order, n_i, and metrics: "num-steps", "lr-sum", "train-loss", and
-            "received-loss" and "received-accuracy" when asked for.
+            y_i in the same order, n_i, and metrics: "num-steps", "lr-sum", "train-loss", and when
+            asked for "received-loss" and "received-accuracy" of x, and what ``_evaluate_own``
+            gives of y_i.
         """
         round = int(config["round"])
         experiment = str(config.get("experiment", "experiment"))
@@ -139,8 +145,8 @@ class FederatedClient(NumPyClient):
         if config.get("evaluate-received", False):
             loss, accuracy = self._evaluate()
             metrics |= {"received-loss": loss, "received-accuracy": accuracy}
-        context = self._context(state, round)
-        with seeded(self.seed, round, self.client_id, self._device) as generator:
+        with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
+            context = self._context(state, round, for_sides)
             for side in self.sides.values():
                 side.begin(context)
             summary, train_loss = train_locally(
@@ -167,14 +173,26 @@ class FederatedClient(NumPyClient):
             "lr-sum": summary.lr_sum,
             "train-loss": train_loss,
         }
+        if config.get("evaluate-trained", False):
+            metrics |= self._evaluate_own()
         return self.get_parameters(config), summary.num_examples, metrics
 
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
-        """Evaluate ``parameters`` on the held-out examples, or on all where none are held out."""
+        """Evaluate ``parameters`` on the held-out examples, or on all where none are held out.
+
+        Args:
+            parameters: x, in the order of ``shared_names``.
+            config: optionally "experiment", "state-round" (as for ``fit``), and "finetune-epochs":
+                train all tensors so long first, with the plain task loss at the step size "lr" of
+                "round". What that makes of the model is not kept.
+        """
         experiment = str(config.get("experiment", "experiment"))
-        self._load(parameters, self.store.load(experiment, int(config.get("state-round", 0))))
+        state = self.store.load(experiment, int(config.get("state-round", 0)))
+        self._load(parameters, state)
+        if epochs := int(config.get("finetune-epochs", 0)):
+            self._finetune(state, int(config["round"]), float(config["lr"]), epochs)
         loss, accuracy = self._evaluate()
         return loss, len(self._evaluation_data), {"accuracy": accuracy}
 
@@ -195,7 +213,7 @@ class FederatedClient(NumPyClient):
         for name, kept in state.get(PERSONAL, {}).items():
             self._tensors[name].copy_(kept)
 
-    def _context(self, state: ClientState, round: int) -> LocalContext:
+    def _context(self, state: ClientState, round: int, generator: torch.Generator) -> LocalContext:
         received_state = {n: v.clone() for n, v in self._tensors.items()}
         return LocalContext(
             model=self.model,
@@ -207,6 +225,7 @@ class FederatedClient(NumPyClient):
             loss=self.loss,
             round=round,
             batch_size=self.options.batch_size,
+            generator=generator,
         )
 
     def _to_device(self, tensors: Tensors) -> Tensors:
@@ -220,16 +239,45 @@ class FederatedClient(NumPyClient):
     def _evaluate(self) -> tuple[float, float]:
         return evaluate_model(self.model, self._evaluation_data, self.loss)
 
+    def _evaluate_own(self) -> dict[str, float]:
+        """Evaluate the client's own model, y_i: on examples as this client sees them, and on all.
+
+        Returns:
+            "personal-test-loss" and "personal-test-accuracy" on the global test set, where it is
+            at hand; "personal-accuracy" on the held-out examples. Where there are none, the
+            latter is the global test set's, its classes weighted as this client's examples are.
+        """
+        scores: dict[str, float] = {}
+        if self.held_out is not None:
+            scores["personal-accuracy"] = evaluate_model(self.model, self.held_out, self.loss)[1]
+        if self.test_data is not None:
+            loss, accuracy, by_class = class_accuracies(
+                self.model, self.test_data, self.loss, self.data.num_classes
+            )
+            scores |= {"personal-test-loss": loss, "personal-test-accuracy": accuracy}
+            held = torch.tensor(self.data.class_counts(), dtype=by_class.dtype)
+            held[by_class.isnan()] = 0.0
+            matched = float((held * by_class.nan_to_num()).sum() / held.sum())
+            scores.setdefault("personal-accuracy", matched)
+        return scores
+
+    def _finetune(self, state: ClientState, round: int, lr: float, epochs: int) -> None:
+        options = replace(self.options, epochs=epochs, steps=None, phases=())
+        with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
+            context = self._context(dict(state), round, for_sides)
+            train_locally(context, [], self.solver, options, lr, generator)
+
 
 @contextlib.contextmanager
 def seeded(
     seed: int, round: int, client_id: int, device: torch.device
-) -> Iterator[torch.Generator]:
-    """Give a generator of (seed, round, client), and seed torch's own inside the block only.
+) -> Iterator[tuple[torch.Generator, torch.Generator]]:
+    """Give two generators of (seed, round, client), and seed torch's own inside the block only.
 
-    Dropout draws from torch's global generator and takes no other; its state is put back after.
+    The first is for the batches, the second for what a method's sides draw. Dropout draws from
+    torch's global generator and takes no other; its state is put back after.
     """
-    stream = np.random.SeedSequence([seed, round, client_id]).generate_state(2, np.uint64)
+    stream = np.random.SeedSequence([seed, round, client_id]).generate_state(3, np.uint64)
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
         # torch.manual_seed() seeds every kind of device, and takes a millisecond for it
@@ -237,4 +285,5 @@ def seeded(
         if on_gpu:
             with torch.cuda.device(device):
                 torch.cuda.manual_seed(int(stream[0] >> 1))
-        yield torch.Generator().manual_seed(int(stream[1] >> 1))
+        batches, sides = (torch.Generator().manual_seed(int(s >> 1)) for s in stream[1:])
+        yield batches, sides

@@ -15,13 +15,19 @@ from strategies.base import subtract
 from strategies.records import CONFIG, METRICS, PARAMS, UPDATE, to_metrics, to_record, to_tensors
 
 
-def train_reply(client: FederatedClient, message: Message, evaluate_every: int = 0) -> Message:
+def train_reply(
+    client: FederatedClient,
+    message: Message,
+    evaluate_every: int = 0,
+    evaluate_trained: bool = False,
+) -> Message:
     """Run ``fit`` on a train message.
 
     Args:
         client: the client.
         message: holds "params" (x), the server's payloads, and "config".
         evaluate_every: evaluate the received model every that many rounds; 0 never.
+        evaluate_trained: evaluate the trained model.
 
     Returns:
         a reply with "update" (y_i - x), the client's payloads, and "metrics".
@@ -30,6 +36,7 @@ def train_reply(client: FederatedClient, message: Message, evaluate_every: int =
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])
     since_first = int(config["round"]) - 1
     config["evaluate-received"] = evaluate_every > 0 and since_first % evaluate_every == 0
+    config["evaluate-trained"] = evaluate_trained
     anchor = to_tensors(message.content.array_records[PARAMS])
     client.received = {
         name: to_tensors(record)
@@ -48,9 +55,10 @@ def train_reply(client: FederatedClient, message: Message, evaluate_every: int =
     return Message(RecordDict(content), reply_to=message)
 
 
-def evaluate_reply(client: FederatedClient, message: Message) -> Message:
+def evaluate_reply(client: FederatedClient, message: Message, finetune_epochs: int = 0) -> Message:
     """Run ``evaluate`` on an evaluate message; the reply's "metrics" hold loss and accuracy."""
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])
+    config["finetune-epochs"] = finetune_epochs
     params = to_tensors(message.content.array_records[PARAMS])
     arrays = [params[name].numpy() for name in client.shared_names]
     loss, num_examples, metrics = client.evaluate(arrays, config)

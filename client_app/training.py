@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -18,6 +18,7 @@ from strategies.base import (
     LocalSummary,
     Step,
 )
+from strategies.layers import LayerSelector
 from strategies.local_options import LocalOptions
 
 
@@ -46,27 +47,45 @@ def train_locally(
     solver.start(context.params, lr)
     backward = partial(_backward, context, sides, options.autocast)
     correct = partial(_correct, context, sides, options.clip)
-    stream = _stream(context.data, options, generator)
     num_steps = 0
     total = torch.zeros((), device=next(iter(context.params.values())).device)
-    while options.steps is None or num_steps < options.steps:
-        try:  # a solver may draw several batches a step, so only it knows when they run out
-            loss = solver.step(partial(next, stream), backward, correct)
-        except StopIteration:
-            break
-        total = total + loss  # stays on the device: no synchronisation per step
-        num_steps += 1
+    for phase in options.schedule():
+        stream = _stream(context.data, options, phase.epochs, generator)
+        with _training(context.params, phase.layers):
+            while options.steps is None or num_steps < options.steps:
+                try:  # a solver may draw several batches a step: only it knows when they run out
+                    loss = solver.step(partial(next, stream), backward, correct)
+                except StopIteration:
+                    break
+                total = total + loss  # stays on the device: no synchronisation per step
+                num_steps += 1
     summary = LocalSummary(len(context.data), num_steps, num_steps * lr)
     return summary, float(total) / max(num_steps, 1)
 
 
-def _stream(data: ClientData, options: LocalOptions, generator: torch.Generator) -> Iterator[Batch]:
+def _stream(
+    data: ClientData, options: LocalOptions, epochs: int | None, generator: torch.Generator
+) -> Iterator[Batch]:
     epoch = 0
-    while options.epochs is None or epoch < options.epochs:
+    while epochs is None or epoch < epochs:
         yield from data.batches(
             options.batch_size, generator=generator, train=True, drop_last=options.drop_last
         )
         epoch += 1
+
+
+@contextmanager
+def _training(params: Mapping[str, Tensor], layers: LayerSelector) -> Iterator[None]:
+    """Freeze all other params inside the block. What the model itself freezes stays frozen."""
+    chosen = set(layers.select(params))
+    frozen = [p for name, p in params.items() if p.requires_grad and name not in chosen]
+    for param in frozen:
+        param.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for param in frozen:
+            param.requires_grad_(True)
 
 
 def _backward(
@@ -93,6 +112,9 @@ def _correct(context: LocalContext, sides: Sequence[ClientSide], clip: float | N
         grads = {name: _gradient(param) for name, param in context.params.items()}
         for side in sides:
             side.correct(grads, context)
+        for param in context.params.values():
+            if not param.requires_grad:  # momentum would move it
+                param.grad = None
     if clip is not None:
         nn.utils.clip_grad_norm_(list(context.params.values()), clip)
 

@@ -42,6 +42,7 @@ from tasks.evaluation import evaluate_model
 
 app = ServerApp()
 
+EVALUATED = ("global", "clients", "both")
 _PULL_SECONDS = 0.02
 
 
@@ -191,6 +192,8 @@ class Run:
         every, last = int(self.recipe.evaluation.every), int(self.recipe.rounds)
         if round != last and (every == 0 or round % every != 0):
             return None
+        if round > 0 and self.recipe.evaluation.model == "clients":
+            return self._score_of_clients()
         state = self.model.state_dict()
         with torch.no_grad():
             for name, value in to_tensors(arrays).items():
@@ -199,6 +202,15 @@ class Run:
         loss, accuracy = evaluate_model(self.model, self.test_data, self.task.loss)
         torch.set_num_threads(1)
         return MetricRecord({"accuracy": accuracy, "loss": loss})
+
+    def _score_of_clients(self) -> MetricRecord | None:
+        """Return the mean of the clients' models: on the global test set, or else on their own."""
+        scores = self.strategy.personal_scores()
+        kind = "personal-test-" if "personal-test-accuracy" in scores else "personal-"
+        found = {
+            name: scores[kind + name] for name in ("accuracy", "loss") if kind + name in scores
+        }
+        return MetricRecord(found) if found else None
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
         row = row_of(report) | {"elapsed_seconds": time.time() - self.began}
@@ -247,7 +259,13 @@ def check_recipe(recipe: DictConfig) -> None:
     require_range("clients", recipe.clients, low=0)
     require_range("evaluation.every", recipe.evaluation.every)
     require_range("checkpoint.every", recipe.checkpoint.every)
-    local_options(recipe.local)
+    local_options(recipe.local, recipe.strategy.phases)
+    require_range("evaluation.finetune_epochs", recipe.evaluation.finetune_epochs)
+    if recipe.evaluation.model not in EVALUATED:
+        raise ConfigError(
+            f"evaluation.model={recipe.evaluation.model!r} is not allowed: it must be one of "
+            f"{', '.join(EVALUATED)}"
+        )
     if recipe.target_accuracy is not None:
         require_range("target_accuracy", recipe.target_accuracy, high=1.0)
         if recipe.evaluation.every == 0:
@@ -264,6 +282,8 @@ def build_strategy(recipe: DictConfig, task: Task, model: nn.Module) -> Federate
     solver = build_solver(recipe, tensors)
     for side in client_sides.values():
         side.check(model, solver)
+    for phase in local_options(recipe.local, recipe.strategy.phases).phases:
+        phase.layers.select(name for name, _ in model.named_parameters())
     transforms = build_part(recipe, "strategy.transforms", tensors)
     return FederatedStrategy(
         client_sides=client_sides,

@@ -38,6 +38,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         "experiment": state.experiment,
         "committed": state.committed,
         "failed_rounds": state.failed_rounds,
+        "personal": state.personal,
         "groups": sorted(state.tensors),
         "recipe": checkpoint.recipe,
     }
@@ -77,6 +78,7 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
         experiment=about["experiment"],
         committed={int(client): version for client, version in about["committed"].items()},
         failed_rounds=about["failed_rounds"],
+        personal={int(client): scores for client, scores in about["personal"].items()},
         tensors={group: _below(f"state/{group}/", tensors) for group in about["groups"]},
     )
     return Checkpoint({name: params[name] for name in order}, state, about["recipe"])

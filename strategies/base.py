@@ -40,6 +40,9 @@ class ClientData(Protocol):
     def __len__(self) -> int:
         """Return the number of examples."""
 
+    def class_counts(self) -> list[int]:
+        """Return the number of examples of each class."""
+
     def batches(
         self,
         batch_size: int,
@@ -108,6 +111,7 @@ class LocalContext:
         loss: mean task loss of (logits, labels), a scalar.
         round: t, from 1.
         batch_size: the local batch size.
+        generator: for what a side draws; the order of the batches does not depend on it.
     """
 
     model: nn.Module
@@ -119,6 +123,7 @@ class LocalContext:
     loss: Callable[[Tensor, Tensor], Tensor]
     round: int
     batch_size: int
+    generator: torch.Generator = field(default_factory=torch.Generator)
 
     @property
     def num_classes(self) -> int:
@@ -222,6 +227,10 @@ class ServerSide:
 
     def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
         """Take in the round: its valid replies (by client id) and the aggregate Delta."""
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return scalars to report beside the finished round's, by name."""
+        return {}
 
     def state_dict(self) -> Payloads:
         """Return everything that must survive a restart, as named groups of tensors."""

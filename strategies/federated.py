@@ -43,7 +43,9 @@ from strategies.records import (
     checked_metrics,
     count_bytes,
     mean_metrics,
+    mean_scores,
     parse_reply,
+    personal_scores,
     scalars,
     to_metrics,
     to_record,
@@ -215,12 +217,17 @@ class FederatedStrategy(Strategy):
         return replace(
             self.state,
             committed=dict(self.state.committed),
+            personal=dict(self.state.personal),
             tensors=self.server_step.state_dict(),
         )
 
     def mark_durable(self) -> None:
         """Say that the last snapshot is on disk: clients may drop older states."""
         self.durable = dict(self.state.committed)
+
+    def personal_scores(self) -> dict[str, float]:
+        """Return the mean scores of the clients' own models, over all that have trained so far."""
+        return mean_scores(self.state.personal.values())
 
     # ---- Flower's four hooks -----------------------------------------------------------------
 
@@ -273,7 +280,9 @@ class FederatedStrategy(Strategy):
         params = self.server_step(
             self._params, valid, server_round, len(self._require_population())
         )
-        metrics = mean_metrics([reply.metrics for reply in valid])
+        self.state.personal |= {r.client_id: personal_scores(r.metrics) for r in valid}
+        means = mean_metrics([reply.metrics for reply in valid])
+        metrics = means | self.personal_scores() | self.server_step.metrics()
         self._report.metrics = metrics
         return to_record(params), to_metrics(metrics)
 
@@ -283,10 +292,11 @@ class FederatedStrategy(Strategy):
         """Write a message to every client, if clients evaluate in an exchange of their own."""
         if not self.evaluate_on_clients:
             return []
+        lr = self.local_lr * self.schedule(server_round, self.num_rounds)
         return [
             _message(
                 RecordDict(
-                    {PARAMS: arrays, CONFIG: self._config(server_round, client, 0.0, config)}
+                    {PARAMS: arrays, CONFIG: self._config(server_round, client, lr, config)}
                 ),
                 MessageType.EVALUATE,
                 node,

@@ -54,6 +54,13 @@ class LayerSelector:
             )
         return chosen
 
+    def select_buffers(self, names: Iterable[str]) -> list[str]:
+        """Return those of the buffers' names that ``all`` or a pattern selects."""
+        if ":" in self.spec or self.spec == "none":
+            return []
+        patterns = ["*"] if self.spec == "all" else self.spec.replace(" ", "").split(",")
+        return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
+
     def _by_count(self, ordered: list[str], kind: str, count: int) -> list[str]:
         if count > len(ordered):
             raise ConfigError(
@@ -93,7 +100,16 @@ def shared_names(model: nn.Module, personal: LayerSelector) -> list[str]:
 
     Integer buffers (BatchNorm's batch counters) stay: their mean means nothing.
     """
+    kept = set(personal_names(model, personal))
     names = [name for name, _ in model.named_parameters()]
-    kept = set(personal.select(names))
-    buffers = [name for name, value in model.named_buffers() if value.is_floating_point()]
-    return [name for name in names if name not in kept] + buffers
+    return [name for name in [*names, *_float_buffers(model)] if name not in kept]
+
+
+def personal_names(model: nn.Module, personal: LayerSelector) -> list[str]:
+    """Return the names that stay at a client: parameters, then floating-point buffers."""
+    kept = personal.select(name for name, _ in model.named_parameters())
+    return kept + personal.select_buffers(_float_buffers(model))
+
+
+def _float_buffers(model: nn.Module) -> list[str]:
+    return [name for name, value in model.named_buffers() if value.is_floating_point()]

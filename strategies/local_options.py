@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from strategies.base import ConfigError, require_range
+from strategies.layers import LayerSelector
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of local training in which only some tensors are trained.
+
+    Attributes:
+        layers: selects them.
+        epochs: its length; None: what the other phases leave of ``LocalOptions.epochs``, or all
+            steps where training is counted in steps.
+    """
+
+    layers: LayerSelector
+    epochs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -20,6 +35,7 @@ class LocalOptions:
         drop_last: leave out a last, smaller batch (FedPVR's released loaders do).
         clip: maximum L2 norm of the corrected gradient; None does not clip.
         autocast: compute the forward pass in bfloat16.
+        phases: train some tensors, then others; empty: all the time all of them.
     """
 
     batch_size: int = 32
@@ -28,6 +44,7 @@ class LocalOptions:
     drop_last: bool = False
     clip: float | None = None
     autocast: bool = False
+    phases: tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -41,8 +58,44 @@ class LocalOptions:
         require_range("local.steps", self.steps or 1, low=1)
         if self.clip is not None:
             require_range("local.clip", self.clip, open_low=True)
+        self._check_phases()
+
+    def schedule(self) -> list[Phase]:
+        """Return the phases in order, their lengths filled in; the last one may count in steps."""
+        if not self.phases:
+            return [Phase(LayerSelector("all"), self.epochs)]
+        if self.epochs is None:
+            return list(self.phases)
+        rest = self.epochs - sum(phase.epochs or 0 for phase in self.phases)
+        return [
+            Phase(phase.layers, rest if phase.epochs is None else phase.epochs)
+            for phase in self.phases
+        ]
+
+    def _check_phases(self) -> None:
+        lengths = [phase.epochs for phase in self.phases]
+        if self.epochs is None and len(lengths) > 1:
+            raise ConfigError(
+                f"local.steps={self.steps} with {len(lengths)} strategy.phases, which count epochs: "
+                "set local.epochs, and local.steps=null"
+            )
+        given = sum(length for length in lengths if length is not None)
+        if lengths.count(None) > 1 or min((n for n in lengths if n is not None), default=1) < 1:
+            raise ConfigError(
+                f"strategy.phases have the epochs {lengths}: each must be >= 1, and at most one "
+                "null (the rest of local.epochs)"
+            )
+        if lengths and self.epochs is not None and (given < self.epochs) != (None in lengths):
+            raise ConfigError(
+                f"strategy.phases have the epochs {lengths} and local.epochs={self.epochs}: they "
+                "must add up to it, or leave something for the one that is null"
+            )
 
 
-def local_options(local: Mapping[str, Any]) -> LocalOptions:
-    """Return the options that the recipe's ``local`` holds, checked."""
-    return LocalOptions(**{field.name: local[field.name] for field in fields(LocalOptions)})
+def local_options(
+    local: Mapping[str, Any], phases: Sequence[Mapping[str, Any]] = ()
+) -> LocalOptions:
+    """Return the options that the recipe's ``local`` and ``strategy.phases`` hold, checked."""
+    values = {f.name: local[f.name] for f in fields(LocalOptions) if f.name != "phases"}
+    parsed = tuple(Phase(LayerSelector(phase["layers"]), phase.get("epochs")) for phase in phases)
+    return LocalOptions(**values, phases=parsed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import fmean
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
@@ -12,6 +13,7 @@ from strategies.base import Payloads, Reply, Shapes, Tensors
 from strategies.npy import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
+PERSONAL = "personal-"  # how the names of scores of a client's own model begin
 
 
 class RefusedReplyError(Exception):
@@ -196,6 +198,18 @@ def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
         weight = sum(row["num-examples"] for row in rows)
         result[name] = sum(row["num-examples"] * row[name] for row in rows) / weight
     return result
+
+
+def personal_scores(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what a client measured of the model that it has trained."""
+    return {name: value for name, value in metrics.items() if name.startswith(PERSONAL)}
+
+
+def mean_scores(scores: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the plain means over clients, by name."""
+    rows = list(scores)
+    names = sorted({name for row in rows for name in row})
+    return {name: fmean(row[name] for row in rows if name in row) for name in names}
 
 
 def client_card(content: RecordDict) -> ConfigRecord:

@@ -94,6 +94,12 @@ class ServerStep:
             side.reduce(replies, update, cohort)
         return {**tensors, **stepped, **self._mean_buffers(tensors, replies)}
 
+    def metrics(self) -> dict[str, float]:
+        """Return what the sides report of the round."""
+        return {
+            name: value for side in self.sides.values() for name, value in side.metrics().items()
+        }
+
     def state_dict(self) -> dict[str, Tensors]:
         """Return every part's state, by "<owner>/<group>"."""
         return {

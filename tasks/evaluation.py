@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
 class Batched(Protocol):
     """Examples that come in batches of (inputs, labels)."""
 
@@ -28,17 +31,34 @@ class Batched(Protocol):
 
 @torch.no_grad()
 def evaluate_model(
-    model: nn.Module,
-    data: Batched,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    batch_size: int = 500,
+    model: nn.Module, data: Batched, loss: Loss, batch_size: int = 500
 ) -> tuple[float, float]:
     """Return (mean loss, accuracy in [0, 1]) of a model in eval mode over all of ``data``."""
+    losses, hits = [], []
+    for batch_loss, right, _ in _scored(model, data, loss, batch_size):
+        losses.append(batch_loss * len(right))
+        hits.append(right.sum())
+    return float(torch.stack(losses).sum()) / len(data), float(torch.stack(hits).sum()) / len(data)
+
+
+@torch.no_grad()
+def class_accuracies(
+    model: nn.Module, data: Batched, loss: Loss, num_classes: int, batch_size: int = 500
+) -> tuple[float, float, Tensor]:
+    """Return :func:`evaluate_model`'s two and the accuracy on each class (C,), NaN without one."""
+    total_loss, right, counts = 0.0, torch.zeros(num_classes), torch.zeros(num_classes)
+    for batch_loss, hits, labels in _scored(model, data, loss, batch_size):
+        total_loss += float(batch_loss) * len(labels)
+        right += torch.bincount(labels[hits], minlength=num_classes).cpu()
+        counts += torch.bincount(labels, minlength=num_classes).cpu()
+    return total_loss / len(data), float(right.sum()) / len(data), right / counts
+
+
+def _scored(
+    model: nn.Module, data: Batched, loss: Loss, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield each batch's mean loss, which examples are right (B,), and the labels (B,)."""
     model.eval()
-    device = next(model.parameters()).device
-    total_loss, correct = torch.zeros((), device=device), torch.zeros((), device=device)
     for inputs, labels in data.batches(batch_size, generator=None, train=False):
         _, logits = model(inputs)
-        total_loss += loss(logits, labels) * len(labels)
-        correct += (logits.argmax(dim=1) == labels).sum()
-    return float(total_loss) / len(data), float(correct) / len(data)
+        yield loss(logits, labels), logits.argmax(dim=1) == labels, labels

@@ -119,6 +119,10 @@ class TensorBatches:
         """Return the number of examples."""
         return len(self.labels)
 
+    def class_counts(self) -> list[int]:
+        """Return the number of examples of each class."""
+        return torch.bincount(self.labels, minlength=self.num_classes).tolist()
+
     def batches(self, batch_size, *, generator, train, drop_last=False):
         """Yield one pass."""
         order = torch.arange(len(self))

@@ -1,0 +1,59 @@
+"""Means by class over all clients' examples: what FedDW, FedDistill+ and FedProto share.
+
+A client sends, of its own examples, the sum of a vector by class and how many there were; the
+server makes of them the mean of each class over everybody's examples (FedDW eq. 7, FedProto eq. 6):
+
+    M[c] = sum_i S_i[c] / sum_i n_i[c]         over the replies of the round
+
+A class that nobody holds has no mean: what stands in its row is the method's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from strategies.base import LocalContext, Payloads, Reply
+
+SUMS, COUNTS, MEANS = "sums", "counts", "means"
+_BATCH = 500  # examples at once; nothing depends on it but speed
+
+
+@torch.no_grad()
+def class_sums(
+    context: LocalContext, vectors: Callable[[Tensor, Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Return "sums" (C, d) and "counts" (C,) of the client's examples, seen by its model in eval mode.
+
+    Args:
+        context: whose model and examples; the examples are not augmented.
+        vectors: of a batch's features and logits, (B, d).
+    """
+    context.model.eval()
+    sums, counts = [], []
+    for inputs, labels in context.data.batches(_BATCH, generator=None, train=False):
+        rows = vectors(*context.model(inputs)).float()
+        members = torch.nn.functional.one_hot(labels, context.num_classes).to(rows.dtype)
+        sums.append(members.T @ rows)
+        counts.append(members.sum(0))
+    return {SUMS: torch.stack(sums).sum(0), COUNTS: torch.stack(counts).sum(0)}
+
+
+def total(replies: Sequence[Reply], payload: str) -> tuple[Tensor, Tensor]:
+    """Return the replies' summed sums (C, d) and counts (C,)."""
+    sums = torch.stack([reply.payloads[payload][SUMS] for reply in replies]).sum(0)
+    counts = torch.stack([reply.payloads[payload][COUNTS] for reply in replies]).sum(0)
+    return sums, counts
+
+
+def class_means(sums: Tensor, counts: Tensor, otherwise: Tensor, least: float = 0.0) -> Tensor:
+    """Return sums / counts by row (C, d), and a row of ``otherwise`` where counts <= ``least``."""
+    held = (counts > least)[:, None]
+    return torch.where(held, sums / counts.clamp_min(1e-12)[:, None], otherwise)
+
+
+def means_of(received: Payloads, payload: str) -> Tensor | None:
+    """Return the means (C, d) that a client has received; None where the server has none yet."""
+    return received[payload].get(MEANS)

@@ -1,0 +1,145 @@
+"""FedDW: distilling weights through consistency optimization in heterogeneous federated learning.
+
+Liu, Wang, Wang, Yang, Tao. 2024. https://arxiv.org/abs/2412.04521
+
+With W (C, d) the weight of a classifier without bias, two matrices say how classes relate: CR, the
+row softmax of W W^T, and SL, the mean soft label by class (strategies/soft_labels.py, eq. 4 to 7).
+On IID data they agree; a client is held to that with everybody's SL:
+
+    L(y) = CE(y) + mu mean over the C^2 entries of (SL - softmax_rows(W W^T))^2        (eq. 10, 11)
+
+SL is a constant, so the gradient reaches W alone, and is the same for every batch. The term lies in
+(0, 2 / C) (eq. 18). mu = 0 is FedAvg with a classifier without bias. The paper tunes mu in {.01, .1,
+1, 10, 100}: .1 for CIFAR-10, 10 for CIFAR-100.
+
+``linearised_every=n`` is the convex variant, eq. 26 to 30. The paper writes A for W^T there and drops
+the softmax. With a reference W_0, taken again every n steps, the term is
+
+    mu mean over the C^2 entries of (SL - (W_0 W^T + W W_0^T - W_0 W_0^T))^2
+
+a convex quadratic in W with the value and the gradient of (SL - W W^T)^2 at W = W_0. (Eq. 30 sums over
+the entries; the mean makes mu comparable with eq. 11's.)
+
+Where the paper's text differs: eq. 13 has theta_{t+1} for theta_t. Where the released code differs:
+it keeps the classifier's bias unless told otherwise (here a bias is refused); mu is divided by 10 at
+the start of rounds 9, 18, 27 and so on (``decay=0.1 decay_every=9``, off by default); and what
+strategies/soft_labels.py says of SL. It has the term from round 1 on, against the identity, as here.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss, softmax
+
+from strategies.base import (
+    ClientSide,
+    ConfigError,
+    LocalContext,
+    LocalSolver,
+    Step,
+    require_range,
+)
+from strategies.class_means import MEANS
+from strategies.federated import FederatedStrategy, Slots
+from strategies.privacy import GaussianMechanism
+from strategies.soft_labels import SOFT_LABELS, SoftLabelClient, SoftLabelServer
+
+
+class FedDWClient(ClientSide):
+    """Holds the class relations of the classifier's weight to the global soft labels.
+
+    Args:
+        mu: weight of the term.
+        decay: factor on mu ...
+        decay_every: ... at the start of every so many rounds.
+        linearised_every: 0: eq. 11; n: eq. 30, its reference taken again every n steps.
+        head: the name of the classifier.
+    """
+
+    needs = frozenset({SOFT_LABELS})
+
+    def __init__(
+        self,
+        mu: float = 0.1,
+        decay: float = 1.0,
+        decay_every: int = 9,
+        linearised_every: int = 0,
+        head: str = "head",
+    ) -> None:
+        self.mu = require_range("strategy.feddw.mu", mu)
+        self.decay = require_range("strategy.feddw.decay", decay, high=1.0)
+        self.decay_every = int(require_range("strategy.feddw.decay_every", decay_every, low=1))
+        self.linearised_every = int(
+            require_range("strategy.feddw.linearised_every", linearised_every)
+        )
+        self.head = head
+        self.num_steps = 0
+
+    def check(self, model: nn.Module, solver: LocalSolver) -> None:
+        """Refuse a classifier with a bias, or none by that name."""
+        head = dict(model.named_modules()).get(self.head)
+        if not isinstance(head, nn.Linear):
+            raise ConfigError(
+                f"FedDW ties the weight of a linear classifier, and the model's {self.head!r} is "
+                f"{type(head).__name__}: name it by strategy.client_sides.feddw.head"
+            )
+        if head.bias is not None:
+            raise ConfigError(
+                f"FedDW needs a classifier without bias (paper, section V-A), and {self.head!r} has "
+                "one: set task.head_bias=false"
+            )
+
+    def begin(self, context: LocalContext) -> None:
+        """Count the steps from here."""
+        self.num_steps = 0
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """Return mu times eq. 11 (or 30), a scalar; None at mu = 0."""
+        mu = self.mu * self.decay ** (step.context.round // self.decay_every)
+        if mu == 0.0:
+            return None
+        weight = step.params[f"{self.head}.weight"]
+        labels = step.context.received[SOFT_LABELS][MEANS]
+        relations = self._linearised(weight) if self.linearised_every else class_relations(weight)
+        return mu * mse_loss(relations, labels)
+
+    def _linearised(self, weight: Tensor) -> Tensor:
+        """Return the first-order expansion of W W^T about the reference (eq. 27)."""
+        if self.num_steps % self.linearised_every == 0:
+            self.reference = weight.detach().clone()
+        self.num_steps += 1
+        cross = weight @ self.reference.T
+        return cross + cross.T - self.reference @ self.reference.T
+
+
+def class_relations(weight: Tensor) -> Tensor:
+    """Return CR (C, C), the row softmax of W W^T, of a classifier's weight W (C, d)."""
+    return softmax(weight @ weight.T, dim=1)
+
+
+class FedDW(FederatedStrategy):
+    """FedAvg's server with the mean soft label by class beside it.
+
+    Args:
+        mu: weight of the term at the clients.
+        soft_labels: SoftLabelServer's options, such as ``{"smoothing": 0.5}``.
+        mechanism: clipping and noise of what clients say of their soft labels.
+        slots: see :class:`FederatedStrategy`.
+    """
+
+    def __init__(
+        self,
+        mu: float = 0.1,
+        soft_labels: dict[str, Any] | None = None,
+        mechanism: GaussianMechanism | None = None,
+        **slots: Unpack[Slots],
+    ) -> None:
+        super().__init__(
+            client_sides={"feddw": FedDWClient(mu), "soft_labels": SoftLabelClient(mechanism)},
+            server_sides={
+                "soft_labels": SoftLabelServer(**(soft_labels or {}), mechanism=mechanism)
+            },
+            **slots,
+        )
