@@ -101,6 +101,20 @@ def check_slots(recipe: DictConfig) -> None:
             owners[slot] = str(method)
 
 
+def check_requirements(recipe: DictConfig) -> None:
+    """Refuse settings that a method of the recipe cannot have.
+
+    Raises:
+        ValueError: naming the key, its value, and what it must be.
+    """
+    for key, needed in recipe.strategy.requires.items():
+        found = OmegaConf.select(recipe, str(key))
+        if found != needed:
+            raise ValueError(
+                f"{key}={found}, and strategy={method_name(recipe)} needs {key}={needed}: set it so"
+            )
+
+
 def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     """Instantiate one part of the recipe, such as ``strategy.client_sides``.
 

@@ -17,6 +17,7 @@ from torch import nn
 from conf import (
     build_part,
     build_solver,
+    check_requirements,
     check_slots,
     compose,
     config_yaml,
@@ -34,7 +35,7 @@ from strategies.base import ConfigError, require_range
 from strategies.federated import FederatedStrategy
 from strategies.layers import LayerSelector, shared_names
 from strategies.local_options import local_options
-from strategies.records import to_record, to_tensors
+from strategies.records import to_metrics, to_record, to_tensors
 from strategies.report import RoundReport
 from strategies.storage import save_tensors
 from tasks import Task, build_task, keep_freed_memory, pick_device
@@ -210,7 +211,7 @@ class Run:
         found = {
             name: scores[kind + name] for name in ("accuracy", "loss") if kind + name in scores
         }
-        return MetricRecord(found) if found else None
+        return to_metrics(found) if found else None
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
         row = row_of(report) | {"elapsed_seconds": time.time() - self.began}
@@ -255,6 +256,7 @@ class Run:
 def check_recipe(recipe: DictConfig) -> None:
     """Refuse values that no method can run with."""
     check_slots(recipe)
+    check_requirements(recipe)
     require_range("rounds", recipe.rounds, low=1)
     require_range("clients", recipe.clients, low=0)
     require_range("evaluation.every", recipe.evaluation.every)

@@ -25,10 +25,11 @@ _BATCH = 500  # examples at once; nothing depends on it but speed
 def class_sums(
     context: LocalContext, vectors: Callable[[Tensor, Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Return "sums" (C, d) and "counts" (C,) of the client's examples, seen by its model in eval mode.
+    """Return "sums" (C, d) and "counts" (C,) over the client's examples, by class.
 
     Args:
-        context: whose model and examples; the examples are not augmented.
+        context: whose model and examples; the model is put in eval mode, and the examples are not
+            augmented.
         vectors: of a batch's features and logits, (B, d).
     """
     context.model.eval()

@@ -8,22 +8,23 @@ On IID data they agree; a client is held to that with everybody's SL:
 
     L(y) = CE(y) + mu mean over the C^2 entries of (SL - softmax_rows(W W^T))^2        (eq. 10, 11)
 
-SL is a constant, so the gradient reaches W alone, and is the same for every batch. The term lies in
-(0, 2 / C) (eq. 18). mu = 0 is FedAvg with a classifier without bias. The paper tunes mu in {.01, .1,
-1, 10, 100}: .1 for CIFAR-10, 10 for CIFAR-100.
+SL is a constant, so the gradient reaches W alone, and is the same for every batch. The term lies
+in (0, 2 / C) (eq. 18). mu = 0 is FedAvg with a classifier without bias. The paper tunes mu in
+{.01, .1, 1, 10, 100}: .1 for CIFAR-10, 10 for CIFAR-100.
 
-``linearised_every=n`` is the convex variant, eq. 26 to 30. The paper writes A for W^T there and drops
-the softmax. With a reference W_0, taken again every n steps, the term is
+``linearised_every=n`` is the convex variant, eq. 26 to 30. The paper writes A for W^T there and
+drops the softmax. With a reference W_0, taken again every n steps, the term is
 
     mu mean over the C^2 entries of (SL - (W_0 W^T + W W_0^T - W_0 W_0^T))^2
 
-a convex quadratic in W with the value and the gradient of (SL - W W^T)^2 at W = W_0. (Eq. 30 sums over
-the entries; the mean makes mu comparable with eq. 11's.)
+a convex quadratic in W with the value and the gradient of (SL - W W^T)^2 at W = W_0. (Eq. 30 sums
+over the entries; the mean makes mu comparable with eq. 11's.)
 
 Where the paper's text differs: eq. 13 has theta_{t+1} for theta_t. Where the released code differs:
-it keeps the classifier's bias unless told otherwise (here a bias is refused); mu is divided by 10 at
-the start of rounds 9, 18, 27 and so on (``decay=0.1 decay_every=9``, off by default); and what
-strategies/soft_labels.py says of SL. It has the term from round 1 on, against the identity, as here.
+it keeps the classifier's bias unless told otherwise (here a bias is refused); mu is divided by 10
+at the start of rounds 9, 18, 27 and so on (``decay=0.1 decay_every=9``, off by default); and what
+strategies/soft_labels.py says of SL. It has the term from round 1 on, against the identity, as
+here.
 """
 
 from __future__ import annotations
@@ -87,8 +88,8 @@ class FedDWClient(ClientSide):
             )
         if head.bias is not None:
             raise ConfigError(
-                f"FedDW needs a classifier without bias (paper, section V-A), and {self.head!r} has "
-                "one: set task.head_bias=false"
+                "FedDW needs a classifier without bias (paper, section V-A), and "
+                f"{self.head!r} has one: set task.head_bias=false"
             )
 
     def begin(self, context: LocalContext) -> None:

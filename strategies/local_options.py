@@ -76,8 +76,8 @@ class LocalOptions:
         lengths = [phase.epochs for phase in self.phases]
         if self.epochs is None and len(lengths) > 1:
             raise ConfigError(
-                f"local.steps={self.steps} with {len(lengths)} strategy.phases, which count epochs: "
-                "set local.epochs, and local.steps=null"
+                f"local.steps={self.steps} with {len(lengths)} strategy.phases, which count "
+                "epochs: set local.epochs, and local.steps=null"
             )
         given = sum(length for length in lengths if length is not None)
         if lengths.count(None) > 1 or min((n for n in lengths if n is not None), default=1) < 1:

@@ -2,24 +2,27 @@
 
 Dwork and Roth 2014; Abadi et al., Deep Learning with Differential Privacy, CCS 2016,
 https://arxiv.org/abs/1607.00133 (clipping). An example adds a vector v, clipped to ||v|| <= S, to
-the sums of its class and 1 to the count. With one example more or less at a client the upload
-(sums, counts) moves by at most
+the sums of its class and 1 to the count. With one example more or less at a client, and the same
+model, the upload (sums, counts) moves by at most
 
-    Delta = sqrt(S^2 + 1)        and  N(0, (z Delta)^2)  is added to every number, z noise_multiplier
+    Delta = sqrt(S^2 + 1),  so N(0, (z Delta)^2) is added to every number, z the noise multiplier
 
 One upload is a Gaussian mechanism of multiplier z; T uploads of a client compose. Opacus' PRV
 accountant gives epsilon for delta (for T Gaussian mechanisms it must be within its error of the
 closed form of Balle and Wang 2018, which a test compares). Every upload counts, as though the same
 example were in each: no amplification by sampling is claimed, since who took part is known.
 
-What it covers: the uploaded sums and counts, given the model they were computed with. The model
-update that travels beside them is not covered: that takes DP-SGD.
+What it covers: what the uploaded sums and counts say beyond the model they were computed with. The
+model update that travels beside them is not covered: that takes DP-SGD. And whoever knows the run's
+seed, as the server does, can draw the same noise and take it off again: that is right for an
+experiment, which must repeat itself; ``secret`` draws from the operating system instead.
 """
 
 from __future__ import annotations
 
 import logging
 import math
+import random
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -31,7 +34,9 @@ from torch import Tensor
 from strategies.base import ConfigError, require_range
 
 if TYPE_CHECKING:
-    from opacus.accountants import PRVAccountant
+    from opacus.accountants import IAccountant
+
+_HOPELESS = 60.0  # an epsilon from which on the tight accountant takes gigabytes for nothing
 
 
 @dataclass(frozen=True)
@@ -42,17 +47,20 @@ class GaussianMechanism:
         noise_multiplier: z; 0: neither clipping nor noise.
         clip: S, the greatest L2 norm of an example's vector. (A soft label's is at most 1.)
         delta: for which epsilon is reported.
+        secret: draw the noise from the operating system and not from the run's seed. Such a run
+            cannot be repeated to the bit.
     """
 
     noise_multiplier: float = 0.0
     clip: float = 1.0
     delta: float = 1e-5
+    secret: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges."""
-        require_range("noise_multiplier", self.noise_multiplier)
-        require_range("clip", self.clip, open_low=True)
-        require_range("delta", self.delta, high=1.0, open_low=True)
+        """Check the ranges; below the least delta the accountant's arithmetic gives out."""
+        require_range("strategy.soft_labels.noise_multiplier", self.noise_multiplier)
+        require_range("strategy.soft_labels.clip", self.clip, open_low=True)
+        require_range("strategy.soft_labels.delta", self.delta, low=1e-10, high=0.1)
 
     @property
     def active(self) -> bool:
@@ -66,16 +74,18 @@ class GaussianMechanism:
 
     def clipped(self, vectors: Tensor) -> Tensor:
         """Return the rows (B, d), shortened to at most ``clip``."""
-        if not self.active:
-            return vectors
-        norms = vectors.norm(dim=1, keepdim=True).clamp_min(1e-12)
-        return vectors * (self.clip / norms).clamp_max(1.0)
+        return vectors.renorm(2, 0, self.clip) if self.active else vectors
 
     def noised(self, values: Tensor, generator: torch.Generator) -> Tensor:
         """Return the values with noise, drawn on the CPU."""
         if not self.active:
             return values
-        drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype)
+        if self.secret:  # torch's generators start from 32 bits, which can be tried one by one
+            system = random.SystemRandom()
+            drawn = torch.tensor([system.gauss() for _ in range(values.numel())])
+            drawn = drawn.view(values.shape).to(values.dtype)
+        else:
+            drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype)
         return values + self.noise * drawn.to(values.device)
 
     def epsilon(self, uploads: int) -> float:
@@ -86,21 +96,25 @@ class GaussianMechanism:
         """
         if uploads == 0:
             return 0.0
-        accountant = _accountant()
-        accountant.history = [(self.noise_multiplier, 1.0, uploads)]
+        loose, tight = _accountants()
+        loose.history = tight.history = [(self.noise_multiplier, 1.0, uploads)]
         with warnings.catch_warnings(), np.errstate(divide="ignore"):
             warnings.simplefilter("ignore")  # at a sampling rate of 1 it takes log 0, and copes
-            return float(accountant.get_epsilon(delta=self.delta))
+            bound = float(loose.get_epsilon(delta=self.delta))
+            if bound > _HOPELESS:
+                return bound
+            return max(0.0, float(tight.get_epsilon(delta=self.delta)))
 
 
-def _accountant() -> PRVAccountant:
+def _accountants() -> tuple[IAccountant, IAccountant]:
+    """Return a loose one (Renyi divergence) and a tight one (distribution of the privacy loss)."""
     handlers = list(logging.root.handlers)
     try:
-        from opacus.accountants import PRVAccountant
+        from opacus.accountants import PRVAccountant, RDPAccountant
     except ImportError as error:
         raise ConfigError(
             "noise needs an accountant: pip install -e '.[privacy]', or set "
             "strategy.soft_labels.noise_multiplier=0"
         ) from error
     logging.root.handlers = handlers  # its import adds one, and every line would come twice
-    return PRVAccountant()
+    return RDPAccountant(), PRVAccountant()

@@ -10,7 +10,8 @@ and the server sends SL, the global soft-label matrix (C, C), with the next mode
 identity (the paper leaves it open; the released code has that). A class that nobody in the round
 holds keeps its row (eq. 7 is undefined there).
 
-Bytes: |C|^2 floats down and |C|^2 + |C| up. The paper says 2 (|C| + |C|^2); counts need not go down.
+Bytes: |C|^2 floats down and |C|^2 + |C| up. The paper says 2 (|C| + |C|^2), but counts need not go
+down.
 
 Where the released code differs, as options, off by default: SL <- .5 new + .5 old
 (``smoothing=0.5``); the uploads of all rounds are summed, since a list is never cleared
@@ -19,7 +20,8 @@ computes S_i on augmented images, which is not an option here.
 
 What it says about a client: how many examples of each class it holds, and how its model mixes the
 classes up. ``mechanism`` clips and adds noise: see :mod:`strategies.privacy`. Under noise a count
-within four standard deviations of zero is taken as nobody's, and rows are put back on the simplex.
+within four standard deviations of zero is taken as nobody's; of a row the negative entries are cut
+off and the rest scaled to sum 1, and a row of which nothing is left counts as nobody's too.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ class SoftLabelServer(ServerSide):
     """Keeps SL, the class-wise mean of everybody's soft labels.
 
     Args:
-        smoothing: weight of the old matrix, in [0, 1); the released code has .5.
+        smoothing: weight of the old matrix, in [0, 1]; the released code has .5.
         history: which rounds' uploads are averaged, "round" or "all" (the released code).
         absent: the row of a class without examples: "keep" or "identity" (the released code).
         mechanism: the clients' own: how much noise to expect, and epsilon.
@@ -141,8 +143,7 @@ class SoftLabelServer(ServerSide):
         least = _SURE * self.mechanism.noise * math.sqrt(summed)
         new = class_means(sums, counts, otherwise, least)
         if self.mechanism.active:
-            new = new.clamp_min(0.0)
-            new = new / new.sum(1, keepdim=True).clamp_min(1e-12)
+            new = _on_simplex(new, otherwise)
         self._start({MEANS: (1 - self.smoothing) * new + self.smoothing * old})
 
     def metrics(self) -> Mapping[str, float]:
@@ -181,6 +182,12 @@ class SoftLabelServer(ServerSide):
 
     def _start(self, sent: dict[str, Tensor]) -> None:
         self.sent = sent  # one object for all clients of a round: it is serialised once
+
+
+def _on_simplex(rows: Tensor, otherwise: Tensor) -> Tensor:
+    positive = rows.clamp_min(0.0)
+    totals = positive.sum(1, keepdim=True)
+    return torch.where(totals > 0, positive / totals, otherwise)
 
 
 def _one_of(key: str, value: str, allowed: Sequence[str]) -> str:

@@ -2,80 +2,63 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Self
 
 from tasks.errors import ConfigError, require_known_keys, require_option
+from tasks.tensor_data import InputTransform
+from tasks.tokens import SPECIAL_TOKENS, TokenTransform
+from tasks.transform import Transform
 
-SOURCES = ("embedded", "hub", "files", "image_folder")
+# Keys whose values are lists, and the type of their members.
+_MEMBERS = {"classes": str, "mean": float, "std": float}
 
 
-@dataclass(frozen=True)
-class TaskConfig:
-    """What is learned, from which data, with which model."""
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig(ABC):
+    """What is learned, from which data, with which model; a kind of inputs adds its own keys."""
+
+    sources: ClassVar[tuple[str, ...]]
 
     name: str
     source: str
     model: str
-    channels: int
-    image_size: int
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    inputs: str = "images"
     num_classes: int | None = None
     classes: tuple[str, ...] | None = None
     hub: str | None = None
-    image_column: str = "image"
     label_column: str = "label"
     group_column: str | None = None
     train_split: str = "train"
     test_split: str | None = "test"
     test_fraction: float = 0.2
-    flip: bool = False
-    crop_padding: int = 0
-    crop_probability: float = 1.0
     head_bias: bool | None = None
-    stem: str | None = None
     path: str | None = None
     train_size: int | None = None
     test_size: int | None = None
 
     @classmethod
-    def from_mapping(cls, task: Mapping[str, Any]) -> TaskConfig:
+    def from_mapping(cls, task: Mapping[str, Any]) -> Self:
         """Check a plain mapping.
 
         Raises:
             ConfigError: for an unknown or missing key, or a value out of range.
         """
-        known = {field.name for field in fields(cls)}
-        require_known_keys("task", task, known)
-        required = {"name", "source", "model", "channels", "image_size", "mean", "std"}
-        if missing := sorted(required - set(task)):
+        require_known_keys("task", task, [field.name for field in fields(cls)])
+        required = [field.name for field in fields(cls) if field.default is MISSING]
+        if missing := sorted(set(required) - set(task)):
             raise ConfigError(f"the task lacks task.{', task.'.join(missing)}")
         values = dict(task)
-        for key in ("mean", "std"):
-            values[key] = tuple(float(value) for value in task[key])
-        if task.get("classes") is not None:
-            values["classes"] = tuple(str(name) for name in task["classes"])
+        for key, kind in _MEMBERS.items():
+            if values.get(key) is not None:
+                values[key] = tuple(kind(value) for value in values[key])
         return cls(**values)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        require_option("task.source", self.source, SOURCES)
-        if self.channels not in (1, 3):
-            raise ConfigError(f"task.channels={self.channels}: 1 (grey) and 3 (RGB) are possible")
-        _require("image_size", self.image_size, self.image_size >= 1, ">= 1")
-        for key, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != self.channels:
-                raise ConfigError(
-                    f"task.{key} has {len(values)} values and task.channels={self.channels}: "
-                    "give one value a channel"
-                )
-        _require("std", self.std, min(self.std) > 0, "> 0")
-        _require("crop_padding", self.crop_padding, self.crop_padding >= 0, ">= 0")
-        _require(
-            "crop_probability", self.crop_probability, 0 <= self.crop_probability <= 1, "in [0, 1]"
-        )
+        require_option("task.source", self.source, self.sources)
         _require("test_fraction", self.test_fraction, 0 < self.test_fraction < 1, "in (0, 1)")
         for key in ("train_size", "test_size"):
             size = getattr(self, key)
@@ -92,6 +75,145 @@ class TaskConfig:
         if self.classes is None and self.num_classes is not None:
             return tuple(str(label) for label in range(self.num_classes))
         return self.classes
+
+    def require_shared_meaning(self) -> None:
+        """Refuse to leave open what sites with data of their own must agree on.
+
+        Raises:
+            ConfigError: names the key that fixes it.
+        """
+        if self.class_names is None:
+            raise ConfigError(
+                "with partition=site the sites must agree on the classes: list them in task.classes"
+            )
+
+    @property
+    @abstractmethod
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one input: (C, H, W) of an image, (T,) of a text."""
+
+    @property
+    @abstractmethod
+    def transform(self) -> InputTransform:
+        """How raw examples come to lie on a device and become inputs."""
+
+    @property
+    @abstractmethod
+    def model_options(self) -> dict[str, Any]:
+        """What ``build_model`` takes for this kind of inputs alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig(TaskConfig):
+    """A task on images."""
+
+    sources: ClassVar[tuple[str, ...]] = ("embedded", "hub", "files", "image_folder")
+
+    channels: int
+    image_size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    image_column: str = "image"
+    flip: bool = False
+    crop_padding: int = 0
+    crop_probability: float = 1.0
+    stem: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        super().__post_init__()
+        if self.channels not in (1, 3):
+            raise ConfigError(f"task.channels={self.channels}: 1 (grey) and 3 (RGB) are possible")
+        _require("image_size", self.image_size, self.image_size >= 1, ">= 1")
+        for key, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != self.channels:
+                raise ConfigError(
+                    f"task.{key} has {len(values)} values and task.channels={self.channels}: "
+                    "give one value a channel"
+                )
+        _require("std", self.std, min(self.std) > 0, "> 0")
+        _require("crop_padding", self.crop_padding, self.crop_padding >= 0, ">= 0")
+        _require(
+            "crop_probability", self.crop_probability, 0 <= self.crop_probability <= 1, "in [0, 1]"
+        )
+
+    @property
+    def input_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        return self.channels, self.image_size, self.image_size
+
+    @property
+    def transform(self) -> Transform:
+        """Normalisation and augmentation."""
+        return Transform(self.mean, self.std, self.flip, self.crop_padding, self.crop_probability)
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """The stem of a ResNet-18."""
+        return {"stem": self.stem}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextConfig(TaskConfig):
+    """A task on texts of words from a vocabulary."""
+
+    sources: ClassVar[tuple[str, ...]] = ("hub", "files")
+
+    length: int
+    vocabulary_size: int
+    vocabulary_file: str | None = None
+    text_column: str = "text"
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        super().__post_init__()
+        _require("length", self.length, self.length >= 2, ">= 2: the start and a word")
+        least = SPECIAL_TOKENS + 1
+        _require(
+            "vocabulary_size",
+            self.vocabulary_size,
+            least <= self.vocabulary_size < 2**31,
+            f"at least {least}: padding, start, unknown, and a word",
+        )
+
+    @property
+    def input_shape(self) -> tuple[int]:
+        """(T,)."""
+        return (self.length,)
+
+    @property
+    def transform(self) -> TokenTransform:
+        """Tokens as they are."""
+        return TokenTransform()
+
+    @property
+    def model_options(self) -> dict[str, Any]:
+        """The rows of an embedding."""
+        return {"vocabulary_size": self.vocabulary_size}
+
+    def require_shared_meaning(self) -> None:
+        """Refuse to leave open what sites with data of their own must agree on."""
+        super().require_shared_meaning()
+        if self.vocabulary_file is None:
+            raise ConfigError(
+                "with partition=site the sites must agree on the vocabulary: give each the same "
+                "file and name it by task.vocabulary_file (one word a line, by rank; a run on one "
+                "machine leaves such a file, vocabulary.txt, in its cache folder beside the tokens)"
+            )
+
+
+KINDS: dict[str, type[TaskConfig]] = {"images": ImageConfig, "text": TextConfig}
+
+
+def read_config(task: Mapping[str, Any]) -> TaskConfig:
+    """Check a plain mapping; ``task.inputs`` decides which keys it has.
+
+    Raises:
+        ConfigError: for an unknown or missing key, or a value out of range.
+    """
+    inputs = task.get("inputs", "images")
+    require_option("task.inputs", inputs, KINDS)
+    return KINDS[inputs].from_mapping(task)
 
 
 def _require(key: str, value: object, holds: bool, allowed: str) -> None:

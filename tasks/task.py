@@ -12,14 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tasks.config import TaskConfig
+from tasks.config import TaskConfig, read_config
 from tasks.errors import ConfigError
 from tasks.models import Model, build_model
 from tasks.partitions import PartitionConfig, hold_out, partition_rows
-from tasks.sources import Source, Split, load_site
+from tasks.sources import Split, open_source
 from tasks.sources.arrays import Indices
 from tasks.tensor_data import TensorData
-from tasks.transform import Transform
 
 SUBSET_STREAM = 2
 TEST_SUBSET_SEED = 0  # the same test examples whatever the run's seed
@@ -40,9 +39,7 @@ def build_task(
         ConfigError: for unknown keys and values out of range; what depends on the examples
             themselves is checked when they are first needed.
     """
-    return Task(
-        TaskConfig.from_mapping(task), PartitionConfig.from_mapping(partition), seed, num_clients
-    )
+    return Task(read_config(task), PartitionConfig.from_mapping(partition), seed, num_clients)
 
 
 class Task:
@@ -63,15 +60,13 @@ class Task:
         self.seed = seed
         self.num_clients = num_clients
         self.name = config.name
-        self._source = Source(config)
+        self._source = open_source(config)
+        if partition.name == "site":
+            config.require_shared_meaning()
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
         """The classes in the order of their labels."""
-        if self.partition.name == "site" and self.config.class_names is None:
-            raise ConfigError(
-                "with partition=site the sites must agree on the classes: list them in task.classes"
-            )
         return self._source.class_names()
 
     @property
@@ -80,9 +75,9 @@ class Task:
         return len(self.class_names)
 
     @property
-    def input_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of an input."""
-        return self.config.channels, self.config.image_size, self.config.image_size
+    def input_shape(self) -> tuple[int, ...]:
+        """(C, H, W) of an image, (T,) of a text."""
+        return self.config.input_shape
 
     # ---- model and loss --------------------------------------------------------------------------
 
@@ -93,8 +88,8 @@ class Task:
             input_shape=self.input_shape,
             num_classes=self.num_classes,
             head_bias=self.config.head_bias,
-            stem=self.config.stem,
             seed=seed,
+            **self.config.model_options,
         )
 
     @cached_property
@@ -121,7 +116,7 @@ class Task:
         Args:
             client_id: from 0 to N - 1.
             device: where the examples stay.
-            channels_last: give batches in that memory format.
+            channels_last: give batches of images in that memory format.
             site_folder: with partition=site the node's own folder; its test part, where it has one,
                 is what it holds out.
 
@@ -190,7 +185,7 @@ class Task:
                 "with partition=site every node reads its own folder: start it with "
                 "--node-config 'data-folder=\"/path/to/folder\"', or choose another partition"
             )
-        train, test = load_site(self.config, self.class_names, Path(folder).expanduser())
+        train, test = self._source.load_site(Path(folder).expanduser())
         if test is not None:
             return train, test
         return self._hold_out(train, np.arange(len(train)), client_id)
@@ -201,14 +196,11 @@ class Task:
         return split.select(kept), split.select(held_out)
 
     def _tensors(self, split: Split, device: torch.device | str, channels_last: bool) -> TensorData:
-        config = self.config
         return TensorData(
-            split.pixels(),
+            split.read(),
             split.labels,
             num_classes=self.num_classes,
-            transform=Transform(
-                config.mean, config.std, config.flip, config.crop_padding, config.crop_probability
-            ),
+            transform=self.config.transform,
             device=device,
             channels_last=channels_last,
         )

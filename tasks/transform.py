@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -39,6 +42,12 @@ class Transform:
         scale = torch.tensor([1 / (255 * std) for std in self.std], device=device)
         shift = [-mean / std for mean, std in zip(self.mean, self.std, strict=True)]
         return scale, torch.tensor(shift, device=device)
+
+    def place(
+        self, raw: NDArray[np.uint8], device: torch.device, *, channels_last: bool
+    ) -> PlacedImages:
+        """Return pixels (n, C, H, W) on the device."""
+        return PlacedImages(torch.from_numpy(np.array(raw)).to(device), self, channels_last)
 
 
 @dataclass(frozen=True)
@@ -104,3 +113,63 @@ class Augmentation:
         places = rows[:, :, None] * padded.shape[2] + columns[:, None, :]  # (B, H, W)
         pixels = padded.flatten(0, 2).index_select(0, places.flatten())
         return pixels.view(*places.shape, -1)
+
+
+class PlacedImages:
+    """Raw pixels on a device, and the inputs that they give.
+
+    Args:
+        pixels: (n, C, H, W), uint8.
+        transform: augmentation and normalisation.
+        channels_last: give batches in that memory format.
+    """
+
+    def __init__(self, pixels: Tensor, transform: Transform, channels_last: bool) -> None:
+        self._transform = transform
+        self._channels_last = channels_last
+        # Pixels that are moved one by one, or wanted channels last, lie channels last.
+        self._by_pixel = channels_last or transform.augments
+        self._pixels = pixels.permute(0, 2, 3, 1).contiguous() if self._by_pixel else pixels
+        self._padded: Tensor | None = None
+        self._scale, self._shift = self._constants()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the pixels."""
+        return self._pixels.numel() * self._pixels.element_size()
+
+    def batches(
+        self, order: Tensor, batch_size: int, generator: torch.Generator | None
+    ) -> Iterator[Tensor]:
+        """Yield normalised inputs (B, C, H, W), augmented where a generator is given."""
+        batches = torch.split(order, batch_size)
+        if generator is None or not self._transform.augments:
+            for chosen in batches:
+                yield self._finish(self._pixels[chosen])
+            return
+        drawn = Augmentation.draw(self._transform, len(self._pixels), generator)
+        parts = drawn.to(self._pixels.device).split(batch_size)
+        # The order may leave out the last, smaller batch, which is drawn for all the same.
+        for chosen, part in zip(batches, parts, strict=False):
+            yield self._finish(part.apply(self.padded(), chosen, *self._pixels.shape[1:3]))
+
+    def padded(self) -> Tensor:
+        """Return all images with a black border, (n, H + 2p, W + 2p, C)."""
+        if self._padded is None:
+            border = self._transform.crop_padding
+            self._padded = F.pad(self._pixels, (0, 0, border, border, border, border))
+        return self._padded
+
+    def _constants(self) -> tuple[Tensor, Tensor]:
+        scale, shift = self._transform.constants(self._pixels.device)
+        if self._channels_last:  # (W, C), since an innermost loop over three channels is slow
+            width = self._pixels.shape[2]
+            return scale.repeat(width, 1), shift.repeat(width, 1)
+        return scale.view(-1, 1, 1), shift.view(-1, 1, 1)
+
+    def _finish(self, pixels: Tensor) -> Tensor:
+        """Return normalised inputs (B, C, H, W)."""
+        if self._by_pixel and not self._channels_last:
+            pixels = pixels.permute(0, 3, 1, 2).contiguous()
+        inputs = pixels.float().mul_(self._scale).add_(self._shift)
+        return inputs.permute(0, 3, 1, 2) if self._channels_last else inputs

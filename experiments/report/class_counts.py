@@ -27,15 +27,34 @@ _NOT_COUNTED = (
 
 
 def partitions_of(runs: Sequence[Run]) -> list[Partition]:
-    """Return the runs' partitions, yet without counts: of each recipe that of its lowest seed."""
+    """Return the runs' partitions, yet without counts: of each recipe that of its lowest seed.
+
+    Runs that show their clients' heads come first, for these are shown beside the counts.
+    """
     found: dict[str, Partition] = {}
-    for run in sorted(runs, key=lambda run: run.seed or 0):
-        if "task.name" not in run.settings or "partition.name" not in run.settings:
+    for run in sorted(runs, key=lambda run: (run.head_norms is None, run.seed or 0)):
+        if not _has_partition(run):
             continue
         settings = _settings(run)
         identity = {k: v for k, v in settings.items() if k not in ("seed", "task.path")}
         found.setdefault(json.dumps(identity, sort_keys=True), _uncounted(settings))
     return list(found.values())
+
+
+def partition_of(run: Run, partitions: Sequence[Partition]) -> Partition | None:
+    """Return the run's own partition, of its own seed; None where that is not among them."""
+    if not _has_partition(run):
+        return None
+    wanted = _wherever(_settings(run))
+    return next((p for p in partitions if _wherever(p.settings) == wanted), None)
+
+
+def _has_partition(run: Run) -> bool:
+    return "task.name" in run.settings and "partition.name" in run.settings
+
+
+def _wherever(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key != "task.path"}
 
 
 def _settings(run: Run) -> dict[str, Any]:

@@ -122,13 +122,7 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
         width = 2.4 - 1.0 * number / max(1, len(panel.curves) - 1)  # equal lines: all are seen
         axes.plot(line.x, line.mean, color=color, lw=width, ls=style, marker=marker, ms=4)
     axes.set_title(panel.title, loc="left", fontsize=font + 1, color=INK, pad=5)
-    axes.set_xlabel(panel.x_label, fontsize=font, color=INK, labelpad=2)
-    axes.set_ylabel(panel.y_label, fontsize=font, color=INK, labelpad=3)
-    axes.grid(axis="y", color=GRID, lw=0.8)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(AXIS)
-    axes.tick_params(colors=INK, labelsize=font, color=AXIS, length=3, pad=2)
+    style_axes(axes, panel.x_label, panel.y_label, font)
     steps = [1, 2, 2.5, 5, 10]
     whole = panel.x_label == "round"
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=steps, integer=whole))
@@ -140,6 +134,17 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
         axes.set_ylim(*panel.y_range)
 
 
+def style_axes(axes: Axes, x_label: str, y_label: str, font: float) -> None:
+    """Give axes their labels, and the look of all pictures."""
+    axes.set_xlabel(x_label, fontsize=font, color=INK, labelpad=2)
+    axes.set_ylabel(y_label, fontsize=font, color=INK, labelpad=3)
+    axes.grid(axis="y", color=GRID, lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(AXIS)
+    axes.tick_params(colors=INK, labelsize=font, color=AXIS, length=3, pad=2)
+
+
 def drawings(panels: Sequence[Panel], name: str, *, small: bool = False) -> list[Drawing]:
     """Return each panel as an SVG for the page.
 
@@ -149,7 +154,10 @@ def drawings(panels: Sequence[Panel], name: str, *, small: bool = False) -> list
         small: for small multiples.
     """
     return [
-        Drawing(_svg(_single(panel, small), f"{name}-{number}"), f"{panel.y_label}: {panel.title}")
+        Drawing(
+            themed_svg(_single(panel, small), f"{name}-{number}"),
+            f"{panel.y_label}: {panel.title}",
+        )
         for number, panel in enumerate(panels)
     ]
 
@@ -175,7 +183,8 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
     return figure
 
 
-def _svg(figure: Figure, name: str) -> str:
+def themed_svg(figure: Figure, name: str) -> str:
+    """Return a figure for the page; ``name`` makes the names within it unlike others'."""
     return inline_svg(svg_text(figure, name, transparent=True), themed=True)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from experiments.report.classifiers import HeadNorms, Relations
 from experiments.report.runs import Column, Run
 
 FORMAT = 1
@@ -159,6 +160,7 @@ def _run_content(run: Run, common: Mapping[str, Any], papers: list[Any]) -> dict
     if run.paper is not None and run.paper not in papers:
         papers.append(run.paper)
     own = {key: value for key, value in run.settings.items() if key not in common}
+    classifiers = {"relations": run.relations, "head_norms": run.head_norms}
     return {
         "name": run.name,
         "source": run.source,
@@ -171,6 +173,7 @@ def _run_content(run: Run, common: Mapping[str, Any], papers: list[Any]) -> dict
         "summary": run.summary,
         "refusals": list(run.refusals),
         "columns": {name: _packed(values) for name, values in run.columns.items()},
+        **{name: vars(found) for name, found in classifiers.items() if found is not None},
     }
 
 
@@ -234,11 +237,14 @@ def _run_of(entry: Mapping[str, Any], common: Mapping[str, Any], papers: Sequenc
     values = dict(entry)
     own, paper = values.pop("settings"), values.pop("paper")
     columns = values.pop("columns")
+    relations, head_norms = values.pop("relations", None), values.pop("head_norms", None)
     return Run(
         **values,
         settings={} if own is None else {**common, **own},
         columns={name: _unpacked(column) for name, column in columns.items()},
         paper=None if paper is None else papers[paper],
+        relations=relations and Relations(**relations),
+        head_norms=head_norms and HeadNorms(**head_norms),
     )
 
 

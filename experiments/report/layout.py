@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from conf import NOTES, SITE_KEYS
@@ -148,6 +148,32 @@ def _cell(runs: Sequence[Run], published: Published | None, notes: list[str]) ->
     seeds = sorted(chosen, key=lambda seed: -1 if seed is None else seed)
     others = tuple(run.status for run in runs if run.status != COMPLETED)
     return Cell(tuple(chosen[seed] for seed in seeds), others, published)
+
+
+def first_runs(layout: Layout, has: Callable[[Run], bool]) -> list[tuple[str, Run]]:
+    """Return of each cell the run of the first seed that has something, named by row and column."""
+    found = []
+    for line in layout.lines:
+        for column, cell in zip(layout.columns, line.cells, strict=True):
+            run = next(filter(has, cell.runs), None)
+            if run is not None:
+                name = line.label if column == NO_COLUMN else f"{line.label} · {column}"
+                found.append((name, run))
+    return found
+
+
+def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs in groups that are equal in every key but the seed."""
+    skipped = _seeds_copies(runs)
+    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for run in runs:
+        kept = sorted(
+            (key, _plain(value))
+            for key, value in run.settings.items()
+            if not _of_the_site(key) and key not in skipped
+        )
+        groups.setdefault(tuple(kept), []).append(run)
+    return list(groups.values())
 
 
 def differing_settings(layout: Layout) -> list[str]:

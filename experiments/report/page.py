@@ -10,6 +10,7 @@ from typing import Any
 from experiments.plot import can_plot
 from experiments.report import pictures
 from experiments.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph, Table, Warn
+from experiments.report.class_relations import class_relations
 from experiments.report.colors import keys_of
 from experiments.report.data import Partition, ReportData
 from experiments.report.layout import Layout, automatic_layout
@@ -23,6 +24,7 @@ from experiments.report.tables import (
     settings_table,
     target_tables,
 )
+from experiments.report.weight_norms import weight_norms
 
 SHOWN_SETTINGS = (
     "task.name",
@@ -88,7 +90,7 @@ def build_page(
         )
     for number, section in enumerate(sections):
         stem = f"{name}_{number + 1}" if len(sections) > 1 else name
-        blocks += _section(section, data, keys, folder / stem)
+        blocks += _section(section, data, keys, partitions, folder / stem)
     blocks += pictures.partitions(partitions(), folder / name)
     blocks += surroundings(data)
     return [block for block in blocks if not (isinstance(block, Listing) and not block.items)]
@@ -154,7 +156,11 @@ def _overview(data: ReportData) -> str:
 
 
 def _section(
-    section: Section, data: ReportData, keys: Mapping[str, Key], stem: Path
+    section: Section,
+    data: ReportData,
+    keys: Mapping[str, Key],
+    partitions: Callable[[], Sequence[Partition]],
+    stem: Path,
 ) -> list[Block]:
     layout, figure = section.layout, section.figure
     blocks: list[Block] = [Heading(2, section.title)]
@@ -176,6 +182,8 @@ def _section(
     blocks += [table for _, table in target_tables(layout, section.targets, figure.last_round)]
     blocks += [Heading(3, "Accuracy"), accuracies_table(layout, figure.last_round)]
     blocks += pictures.diagnostics(layout, keys, data.every, stem)
+    blocks += class_relations(layout, partitions, stem)
+    blocks += weight_norms(layout, partitions, stem)
     return [*blocks, *_settings(section)]
 
 

@@ -14,6 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from conf import method_name
+from experiments.report.classifiers import (
+    HeadNorms,
+    Relations,
+    read_head_norms,
+    read_relations,
+)
 from experiments.results import Row, read_rows
 
 COMPLETED, FAILED, UNFINISHED = "completed", "failed", "unfinished"
@@ -42,6 +48,8 @@ class Run:
         summary: of summary.json, what the page shows.
         refusals: the first refused replies.
         paper: the ``paper`` node of its recipe.
+        relations: how its classes relate, where it keeps soft labels.
+        head_norms: of the clients' own heads, where they have such.
     """
 
     name: str
@@ -55,6 +63,8 @@ class Run:
     summary: Mapping[str, Any] = field(default_factory=dict)
     refusals: Sequence[str] = ()
     paper: Mapping[str, Any] | None = None
+    relations: Relations | None = None
+    head_norms: HeadNorms | None = None
 
     def points(self, column: str) -> list[tuple[int, float]]:
         """Return (round, value) where the column has a value."""
@@ -106,6 +116,7 @@ def read_run(folder: Path, name: str, source: int) -> Run:
     paper = plain.pop("paper", None)
     settings = flat(plain)
     known = bool(OmegaConf.select(recipe, "strategy.methods"))
+    done = status == COMPLETED
     return Run(
         name=name,
         source=source,
@@ -118,6 +129,8 @@ def read_run(folder: Path, name: str, source: int) -> Run:
         summary={key: value for key, value in summary.items() if key not in ("status", "error")},
         refusals=[text for row in rows for text in _refusals(row)][:MOST_REFUSALS],
         paper=paper,
+        relations=read_relations(folder) if done else None,
+        head_norms=read_head_norms(folder) if done else None,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from experiments.report.data import DataError, Origin, ReportData, merged, read_data
+from experiments.report.layout import same_but_seed
 from experiments.report.runs import COMPLETED, Run, find_runs, read_run
 
 
@@ -31,7 +32,25 @@ def read_sources(paths: Sequence[Path]) -> ReportData:
     data = merged(parts)
     if not data.runs:
         raise SourceError(f"there is no run in {', '.join(map(str, paths))}")
-    return data
+    return replace(data, runs=_with_first_classifiers(data.runs))
+
+
+def _with_first_classifiers(runs: Sequence[Run]) -> list[Run]:
+    """Keep the classifiers of the first seed alone: they are what is shown, and large."""
+    shown = set()
+    for group in same_but_seed(runs):
+        by_seed = {run.seed: run for run in group if run.status == COMPLETED}  # as in a cell
+        ordered = sorted(by_seed.values(), key=lambda run: -1 if run.seed is None else run.seed)
+        shown.add(id(next((run.relations for run in ordered if run.relations), None)))
+        shown.add(id(next((run.head_norms for run in ordered if run.head_norms), None)))
+    return [
+        replace(
+            run,
+            relations=run.relations if id(run.relations) in shown else None,
+            head_norms=run.head_norms if id(run.head_norms) in shown else None,
+        )
+        for run in runs
+    ]
 
 
 def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:

@@ -2,57 +2,91 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from tasks.errors import ConfigError, require_option
+from tasks.models.bilstm import bilstm
 from tasks.models.convolutional import fedavg_cnn, feddw_cnn
 from tasks.models.mlp import mlp
+from tasks.models.mobile import feddw_mobilenetv2, feddw_shufflenet
 from tasks.models.model import Model
-from tasks.models.resnet import resnet8, resnet18_bn, resnet18_gn
+from tasks.models.resnet import feddw_resnet18, resnet8, resnet18_bn, resnet18_gn
 from tasks.models.vgg import vgg11
 
-PLAIN = {
+PLAIN: dict[str, Callable[..., Model]] = {
     "mlp": mlp,
     "fedavg_cnn": fedavg_cnn,
     "feddw_cnn": feddw_cnn,
     "vgg11": vgg11,
     "resnet8": resnet8,
+    "feddw_resnet18": feddw_resnet18,
+    "feddw_shufflenet": feddw_shufflenet,
+    "feddw_mobilenetv2": feddw_mobilenetv2,
 }
-WITH_STEM = {"resnet18_gn": resnet18_gn, "resnet18_bn": resnet18_bn}
-MODELS = (*PLAIN, *WITH_STEM)
+WITH_STEM: dict[str, Callable[..., Model]] = {
+    "resnet18_gn": resnet18_gn,
+    "resnet18_bn": resnet18_bn,
+}
+ON_TEXT: dict[str, Callable[..., Model]] = {"bilstm": bilstm}
+ON_IMAGES = (*PLAIN, *WITH_STEM)
+MODELS = (*ON_IMAGES, *ON_TEXT)
 
-__all__ = ["MODELS", "Model", "build_model"]
+__all__ = ["MODELS", "ON_IMAGES", "ON_TEXT", "Model", "build_model"]
 
 
 def build_model(
     name: str,
     *,
-    input_shape: tuple[int, int, int],
+    input_shape: tuple[int, ...],
     num_classes: int,
     head_bias: bool | None = None,
     stem: str | None = None,
+    vocabulary_size: int | None = None,
     seed: int,
 ) -> Model:
     """Return a freshly initialised model on the CPU; the same seed gives the same parameters.
 
     Args:
         name: one of MODELS.
-        input_shape: (C, H, W).
+        input_shape: (C, H, W) of images, (T,) of texts.
         num_classes: outputs.
         head_bias: None: as the model's paper has it.
         stem: of a ResNet-18: imagenet or cifar; None: as the model's paper has it.
+        vocabulary_size: of texts: the number of tokens.
         seed: of the initial parameters; the global random state stays as it was.
 
     Raises:
-        ConfigError: for an unknown name, a stem that the model has not, or too small images.
+        ConfigError: for an unknown name, a model for other inputs, a stem that the model has not,
+            or too small images.
     """
     require_option("task.model", name, MODELS)
+    build = _builder(name, input_shape, stem, vocabulary_size)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the GPUs' too
+        return build(num_classes=num_classes, head_bias=head_bias)
+
+
+def _builder(
+    name: str, input_shape: tuple[int, ...], stem: str | None, vocabulary_size: int | None
+) -> Callable[..., Model]:
+    """Return the model's function with what this model alone takes."""
+    if (name in ON_TEXT) != (len(input_shape) == 1):
+        made_for, others = ("texts", ON_IMAGES) if name in ON_TEXT else ("images", ON_TEXT)
+        raise ConfigError(
+            f"task.model={name} is for {made_for} and an input of this task has the shape "
+            f"{input_shape}: choose a task.model of {', '.join(others)}, or another task"
+        )
     if stem is not None and name not in WITH_STEM:
         raise ConfigError(
             f"task.stem={stem} is for {' and '.join(WITH_STEM)}; task.model={name} has none"
         )
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the GPUs' too
-        if name in WITH_STEM:
-            return WITH_STEM[name](input_shape, num_classes, head_bias=head_bias, stem=stem)
-        return PLAIN[name](input_shape, num_classes, head_bias=head_bias)
+    if name in ON_TEXT:
+        if vocabulary_size is None:
+            raise ConfigError(f"task.model={name} needs task.vocabulary_size")
+        return partial(ON_TEXT[name], vocabulary_size=vocabulary_size)
+    if name in WITH_STEM:
+        return partial(WITH_STEM[name], input_shape, stem=stem)
+    return partial(PLAIN[name], input_shape)

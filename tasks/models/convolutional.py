@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from tasks.errors import ConfigError
+from tasks.models.mapping import mapped_model
 from tasks.models.model import Model
-
-Shape = tuple[int, int, int]
+from tasks.models.shapes import Shape, require_size
 
 
 def fedavg_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
@@ -31,8 +30,7 @@ def fedavg_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) 
 def feddw_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return FedDW's CNN: for grey images 121,642 parameters, for RGB images 139,714.
 
-    Its features are a 128-dimensional mapping without activation. FedDW's text wants a head without
-    bias (``task.head_bias=false``); its code, and the counts above, have one.
+    Its features are those of FedDW's mapping (tasks/models/mapping.py).
     """
     channels = input_shape[0]
     height, width = _after_two_convolutions("feddw_cnn", input_shape)
@@ -48,17 +46,12 @@ def feddw_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -
             *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
             *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
         ]
-    mapping = [nn.Flatten(), nn.Linear(wide * height * width, 256), nn.ReLU(), nn.Linear(256, 128)]
-    body = nn.Sequential(*convolutions, *mapping)
-    return Model(body, 128, num_classes, head_bias=head_bias is not False)
+    flat = wide * height * width
+    return mapped_model([*convolutions, nn.Flatten()], flat, num_classes, head_bias)
 
 
 def _after_two_convolutions(name: str, input_shape: Shape) -> tuple[int, int]:
     """Return the size after two times a 5x5 convolution without padding and a halving."""
+    require_size(name, input_shape, 16)
     height, width = (((size - 4) // 2 - 4) // 2 for size in input_shape[1:])
-    if min(height, width) < 1:
-        raise ConfigError(
-            f"task.model={name} needs images of at least 16x16 pixels and these are "
-            f"{input_shape[1]}x{input_shape[2]}: choose another task.model (mlp) or task.image_size"
-        )
     return height, width

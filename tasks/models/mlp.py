@@ -8,9 +8,10 @@ import math
 from torch import nn
 
 from tasks.models.model import Model
+from tasks.models.shapes import Shape
 
 
-def mlp(input_shape: tuple[int, int, int], num_classes: int, *, head_bias: bool | None) -> Model:
+def mlp(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return the perceptron; 414,600 parameters on MNIST."""
     sizes = (math.prod(input_shape), 400, 200, 100)
     layers: list[nn.Module] = [nn.Flatten()]

@@ -9,7 +9,7 @@ class Model(nn.Module):
     """Body and linear classifier.
 
     Args:
-        body: (B, C, H, W) to features (B, d).
+        body: inputs (B, ...) to features (B, d).
         features: d.
         num_classes: C.
         head_bias: give the head a bias.

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from tasks.errors import require_option
+from tasks.models.mapping import mapped_model
 from tasks.models.model import Model
-
-Shape = tuple[int, int, int]
+from tasks.models.shapes import Shape, require_size
 
 
 def group_norm(channels: int) -> nn.Module:
@@ -18,21 +18,37 @@ def group_norm(channels: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which projects where the shape changes."""
+    """Two 3x3 convolutions around a shortcut, which projects where the shape changes.
 
-    def __init__(self, channels: int, wide: int, stride: int) -> None:
+    Args:
+        channels: of the inputs.
+        wide: channels of the outputs.
+        stride: of the first convolution.
+        norm: makes the normalisation of so many channels.
+        bias: give the convolutions a bias.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        wide: int,
+        stride: int,
+        *,
+        norm: Callable[[int], nn.Module] = group_norm,
+        bias: bool = False,
+    ) -> None:
         super().__init__()
         self.convolutions = nn.Sequential(
-            nn.Conv2d(channels, wide, 3, stride, 1, bias=False),
-            group_norm(wide),
+            nn.Conv2d(channels, wide, 3, stride, 1, bias=bias),
+            norm(wide),
             nn.ReLU(inplace=True),
-            nn.Conv2d(wide, wide, 3, 1, 1, bias=False),
-            group_norm(wide),
+            nn.Conv2d(wide, wide, 3, 1, 1, bias=bias),
+            norm(wide),
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != wide:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, wide, 1, stride, bias=False), group_norm(wide)
+                nn.Conv2d(channels, wide, 1, stride, bias=bias), norm(wide)
             )
         self.activation = nn.ReLU(inplace=True)
 
@@ -94,3 +110,24 @@ def _resnet18(
         body.conv1 = nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False)
     nn.init.kaiming_normal_(body.conv1.weight, mode="fan_out", nonlinearity="relu")
     return Model(body, 512, num_classes, head_bias=head_bias is not False)
+
+
+def feddw_resnet18(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
+    """Return FedDW's ResNet-18; 11,350,756 parameters on RGB images with 100 classes.
+
+    A 3x3 stem without pooling, BatchNorm, and unlike torchvision's a bias in every convolution,
+    which BatchNorm cancels in the outputs but which travels.
+    """
+    require_size("feddw_resnet18", input_shape, 9)  # BatchNorm wants two values even of one image
+    layers: list[nn.Module] = [
+        nn.Conv2d(input_shape[0], 64, 3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(inplace=True),
+    ]
+    channels = 64
+    for wide, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers.append(Block(channels, wide, stride, norm=nn.BatchNorm2d, bias=True))
+        layers.append(Block(wide, wide, 1, norm=nn.BatchNorm2d, bias=True))
+        channels = wide
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return mapped_model(layers, channels, num_classes, head_bias)

@@ -6,23 +6,19 @@ import math
 
 from torch import nn
 
-from tasks.errors import ConfigError
 from tasks.models.model import Model
+from tasks.models.shapes import Shape, require_size
 
 WIDTHS = (64, None, 128, None, 256, 256, None, 512, 512, None, 512, 512, None)  # None: halve
 
 
-def vgg11(input_shape: tuple[int, int, int], num_classes: int, *, head_bias: bool | None) -> Model:
+def vgg11(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return the network; on 32x32 RGB 9,750,922 parameters with 10 classes, 9,797,092 with 100.
 
     FedPVR's classifier is all three linear layers: the last six tensors.
     """
+    require_size("vgg11", input_shape, 32)
     channels, height, width = input_shape
-    if min(height, width) < 32:
-        raise ConfigError(
-            f"task.model=vgg11 needs images of at least 32x32 pixels and these are "
-            f"{height}x{width}: choose another task.model (mlp, resnet8) or task.image_size"
-        )
     layers: list[nn.Module] = []
     for wide in WIDTHS:
         if wide is None:

@@ -1,10 +1,10 @@
-"""Decoded images as arrays, and seeded splits of them."""
+"""Decoded examples as arrays, and seeded splits of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +17,37 @@ class Record:
     """One decoded example.
 
     Attributes:
-        pixels: (C, H, W), uint8.
+        values: as the encoding has them: pixels (C, H, W) or tokens (T,).
         label: from 0.
         group: the natural id (such as a writer), where there is one.
     """
 
-    pixels: NDArray[np.uint8]
+    values: NDArray[Any]
     label: int
     group: str | None = None
+
+
+class Encoding(Protocol):
+    """How an example, as its source has it, becomes an array."""
+
+    @property
+    def kind(self) -> str:
+        """What the arrays hold: the cache's folder and file are called so."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example's array."""
+
+    @property
+    def dtype(self) -> type[np.integer]:
+        """Of the arrays."""
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """What the arrays depend on beside the source, as plain values."""
+
+    def encode(self, value: Any) -> NDArray[Any]:
+        """Return the array of a table's value."""
 
 
 class Decoder(Protocol):
@@ -32,11 +55,11 @@ class Decoder(Protocol):
 
     @property
     def identity(self) -> dict[str, object]:
-        """What the decoded images depend on, as plain values."""
+        """What the decoded examples depend on, as plain values."""
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of every image."""
+    def encoding(self) -> Encoding:
+        """How they are decoded."""
 
     def count(self) -> int:
         """Return the number of examples."""
@@ -50,13 +73,13 @@ class Split:
     """Some examples of decoded arrays, which may be memory-mapped.
 
     Attributes:
-        images: of all examples, (n, C, H, W), uint8.
+        values: of all examples, (n, C, H, W) pixels or (n, T) tokens.
         labels: of this split's examples, (m,).
         groups: the natural ids of this split's examples as numbers, (m,).
-        rows: where this split's examples are in ``images``, (m,); None: all, in order.
+        rows: where this split's examples are in ``values``, (m,); None: all, in order.
     """
 
-    images: NDArray[np.uint8]
+    values: NDArray[Any]
     labels: Indices
     groups: Indices | None = None
     rows: Indices | None = None
@@ -66,20 +89,20 @@ class Split:
         return len(self.labels)
 
     def select(self, chosen: Indices) -> Split:
-        """Return the chosen examples without reading their images."""
+        """Return the chosen examples without reading their values."""
         return Split(
-            self.images,
+            self.values,
             self.labels[chosen],
             None if self.groups is None else self.groups[chosen],
             chosen if self.rows is None else self.rows[chosen],
         )
 
-    def pixels(self) -> NDArray[np.uint8]:
-        """Read this split's images: (m, C, H, W)."""
-        return np.asarray(self.images if self.rows is None else self.images[self.rows])
+    def read(self) -> NDArray[Any]:
+        """Read this split's values: (m, C, H, W) or (m, T)."""
+        return np.asarray(self.values if self.rows is None else self.values[self.rows])
 
 
-def stratified_split(strata: Indices, fraction: float, seed: int) -> tuple[Indices, Indices]:
+def stratified_split(strata: NDArray[Any], fraction: float, seed: int) -> tuple[Indices, Indices]:
     """Split rows so that each stratum gives the same fraction, up to rounding.
 
     Args:

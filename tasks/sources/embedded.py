@@ -9,19 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks.sources.arrays import Record
+from tasks.sources.encodings import ImageEncoding
 
 
 @dataclass(frozen=True)
 class DigitsDecoder:
     """The digits, cached like the rest: importing scikit-learn takes a second."""
 
-    shape: tuple[int, int, int]
+    encoding: ImageEncoding
 
     @property
     def identity(self) -> dict[str, object]:
         """The version of what holds the images."""
         version = importlib.metadata.version("scikit-learn")
-        return {"scikit-learn": version, "shape": list(self.shape)}
+        return {"scikit-learn": version, **self.encoding.identity}
 
     def count(self) -> int:
         """Return the number of examples."""
@@ -37,4 +38,4 @@ class DigitsDecoder:
         digits = load_digits()
         shades = np.rint(digits.images * (255 / 16)).astype(np.uint8)
         for pixels, label in zip(shades, digits.target, strict=True):
-            yield Record(fit_image(Image.fromarray(pixels), self.shape), int(label))
+            yield Record(fit_image(Image.fromarray(pixels), self.encoding.shape), int(label))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tasks.errors import ConfigError
 from tasks.sources.arrays import Record
+from tasks.sources.encodings import ImageEncoding
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
@@ -37,12 +38,12 @@ class FolderDecoder:
     Attributes:
         folder: holds one subfolder a class; a class without one has no examples here.
         classes: their names, in the order of the labels.
-        shape: (C, H, W) that the images are brought to.
+        encoding: of the images.
     """
 
     folder: Path
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
+    encoding: ImageEncoding
 
     @cached_property
     def _files(self) -> list[tuple[Path, int]]:
@@ -70,7 +71,7 @@ class FolderDecoder:
             "folder": str(self.folder.resolve()),
             "files": digest.hexdigest(),
             "classes": list(self.classes),
-            "shape": list(self.shape),
+            **self.encoding.identity,
         }
 
     def count(self) -> int:
@@ -85,6 +86,6 @@ class FolderDecoder:
 
         for path, label in self._files:
             try:
-                yield Record(decode_image(path, self.shape), label)
+                yield Record(decode_image(path, self.encoding.shape), label)
             except (UnidentifiedImageError, OSError) as error:
                 raise ConfigError(f"{path} cannot be read as an image: {error}") from error

@@ -87,11 +87,12 @@ def decode_once(name: str, decoder: Decoder) -> Split:
         name: for the folder's name and the progress bar.
         decoder: asked for examples only where the cache has none.
     """
-    folder = cache_folder() / "images" / f"{name}-{cache_key(decoder.identity)}"
+    kind = decoder.encoding.kind
+    folder = cache_folder() / kind / f"{name}-{cache_key(decoder.identity)}"
     build_once(folder, lambda unfinished: _decode(name, decoder, unfinished))
     groups = folder / "groups.npy"
     return Split(
-        images=np.load(folder / "images.npy", mmap_mode="r"),
+        values=np.load(folder / f"{kind}.npy", mmap_mode="r"),
         labels=np.load(folder / "labels.npy"),
         groups=np.load(groups) if groups.exists() else None,
     )
@@ -101,12 +102,15 @@ def _decode(name: str, decoder: Decoder, folder: Path) -> None:
     from rich.console import Console
     from rich.progress import track
 
-    count = decoder.count()
+    count, encoding = decoder.count(), decoder.encoding
     if count == 0:
-        raise ConfigError(f"{name} holds no images: {decoder.identity}")
-    logger.info("decoding %d images of %s into %s, once", count, name, folder.parent)
-    images = np.lib.format.open_memmap(
-        folder / "images.npy", mode="w+", dtype=np.uint8, shape=(count, *decoder.shape)
+        raise ConfigError(f"{name} holds no examples: {decoder.identity}")
+    logger.info("decoding %d examples of %s into %s, once", count, name, folder.parent)
+    values = np.lib.format.open_memmap(
+        folder / f"{encoding.kind}.npy",
+        mode="w+",
+        dtype=encoding.dtype,
+        shape=(count, *encoding.shape),
     )
     labels = np.empty(count, dtype=np.int64)
     groups: list[str] = []
@@ -119,10 +123,10 @@ def _decode(name: str, decoder: Decoder, folder: Path) -> None:
         disable=not sys.stderr.isatty(),
     )
     for row, record in enumerate(records):
-        images[row], labels[row] = record.pixels, record.label
+        values[row], labels[row] = record.values, record.label
         if record.group is not None:
             groups.append(record.group)
-    images.flush()
+    values.flush()
     np.save(folder / "labels.npy", labels)
     if groups:
         _, numbers = np.unique(np.array(groups), return_inverse=True)

@@ -1,39 +1,92 @@
-"""Images in tables of the hub's schema: parquet files, or the hub itself."""
+"""Examples in tables of the hub's schema: parquet files, or the hub itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from tasks.errors import ConfigError
-from tasks.sources.arrays import Record
+from tasks.sources.arrays import Encoding, Record
 
 CHUNK = 512  # rows that are read at once
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold what; images are structs of bytes and path."""
+    """Which columns hold what.
 
-    image: str
+    Attributes:
+        example: images, as structs of bytes and path, or texts.
+        label: numbers from 0.
+        group: the natural ids, where there are any.
+        example_key: the key of the task that names the first.
+    """
+
+    example: str
     label: str
     group: str | None = None
+    example_key: str = "image_column"
 
     @property
     def names(self) -> list[str]:
         """All that are read."""
-        return [name for name in (self.image, self.label, self.group) if name is not None]
+        return [name for name in (self.example, self.label, self.group) if name is not None]
 
     def check(self, where: object, available: list[str]) -> None:
         """Refuse a table without these columns."""
-        for key, name in (("image", self.image), ("label", self.label), ("group", self.group)):
+        keys = (self.example_key, "label_column", "group_column")
+        for key, name in zip(keys, (self.example, self.label, self.group), strict=True):
             if name is not None and name not in available:
                 raise ConfigError(
-                    f"{where} has no column {name!r} (task.{key}_column); it has: "
-                    f"{', '.join(available)}"
+                    f"{where} has no column {name!r} (task.{key}); it has: {', '.join(available)}"
                 )
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example as a table has it."""
+
+    value: Any
+    label: int
+    group: str | None
+
+
+class Table(Protocol):
+    """One split of a data set as a table."""
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """Where it is and how it is read, as plain values."""
+
+    def count(self) -> int:
+        """Return the number of rows."""
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows in order."""
+
+
+@dataclass(frozen=True)
+class TableDecoder:
+    """One split as a table whose examples an encoding decodes."""
+
+    table: Table
+    encoding: Encoding
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """The table, and how it is decoded."""
+        return {**self.table.identity, **self.encoding.identity}
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return self.table.count()
+
+    def records(self) -> Iterator[Record]:
+        """Yield the examples in the table's order."""
+        for row in self.table.rows():
+            yield Record(self.encoding.encode(row.value), row.label, row.group)
 
 
 def parquet_files(folder: Path, split: str) -> list[Path]:
@@ -43,12 +96,11 @@ def parquet_files(folder: Path, split: str) -> list[Path]:
 
 
 @dataclass(frozen=True)
-class ParquetDecoder:
+class ParquetTable:
     """One split as parquet files."""
 
     files: tuple[Path, ...]
     columns: Columns
-    shape: tuple[int, int, int]
     num_classes: int
 
     @property
@@ -56,7 +108,7 @@ class ParquetDecoder:
         """The files as they are now, and how they are read."""
         stats = [(str(path.resolve()), path.stat()) for path in self.files]
         files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]
-        return {"files": files, **_reading(self.columns, self.shape, self.num_classes)}
+        return {"files": files, "columns": self.columns.names, "classes": self.num_classes}
 
     def count(self) -> int:
         """Return the number of rows."""
@@ -64,45 +116,48 @@ class ParquetDecoder:
 
         return sum(int(ParquetFile(path).metadata.num_rows) for path in self.files)
 
-    def records(self) -> Iterator[Record]:
-        """Yield the examples in the files' order."""
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows in the files' order."""
         from pyarrow.parquet import ParquetFile
 
         for path in self.files:
             table = ParquetFile(path)
             self.columns.check(path, list(table.schema_arrow.names))
             for chunk in table.iter_batches(CHUNK, columns=self.columns.names):
-                yield from _records(chunk, self.columns, self.shape, self.num_classes, path)
+                yield from _rows(chunk, self.columns, self.num_classes, path)
 
 
 @dataclass(frozen=True)
-class HubDecoder:
+class HubTable:
     """One split of a data set on the hub."""
 
     repository: str
     split: str
     columns: Columns
-    shape: tuple[int, int, int]
     num_classes: int
     folder_name: str
 
     @property
     def identity(self) -> dict[str, object]:
         """The repository, and how it is read."""
-        reading = _reading(self.columns, self.shape, self.num_classes)
-        return {"hub": self.repository, "split": self.split, **reading}
+        return {
+            "hub": self.repository,
+            "split": self.split,
+            "columns": self.columns.names,
+            "classes": self.num_classes,
+        }
 
     def count(self) -> int:
         """Return the number of rows; downloads the data set where that has not been done."""
         return len(self._load())
 
-    def records(self) -> Iterator[Record]:
-        """Yield the examples in the hub's order."""
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows in the hub's order."""
         table = self._load()
         self.columns.check(self.repository, list(table.column_names))
         chunks = table.select_columns(self.columns.names).with_format("arrow").iter(CHUNK)
         for chunk in chunks:
-            yield from _records(chunk, self.columns, self.shape, self.num_classes, self.repository)
+            yield from _rows(chunk, self.columns, self.num_classes, self.repository)
 
     def _load(self) -> Any:
         import datasets
@@ -118,25 +173,14 @@ class HubDecoder:
             ) from error
 
 
-def _reading(columns: Columns, shape: tuple[int, int, int], num_classes: int) -> dict[str, object]:
-    return {"columns": columns.names, "shape": list(shape), "classes": num_classes}
-
-
-def _records(
-    chunk: Any, columns: Columns, shape: tuple[int, int, int], num_classes: int, where: object
-) -> Iterator[Record]:
-    from tasks.sources.pixels import decode_image
-
-    images = chunk.column(columns.image).to_pylist()
+def _rows(chunk: Any, columns: Columns, num_classes: int, where: object) -> Iterator[Row]:
+    values = chunk.column(columns.example).to_pylist()
     labels = chunk.column(columns.label).to_pylist()
     groups = chunk.column(columns.group).to_pylist() if columns.group else [None] * len(labels)
-    for image, label, group in zip(images, labels, groups, strict=True):
+    for value, label, group in zip(values, labels, groups, strict=True):
         if label is None or not 0 <= label < num_classes:
             raise ConfigError(
                 f"{where} has the label {label} and task.num_classes={num_classes} allows "
                 f"0..{num_classes - 1}: change task.num_classes or task.label_column"
             )
-        encoded = image["bytes"] if image["bytes"] is not None else Path(image["path"])
-        yield Record(
-            decode_image(encoded, shape), int(label), None if group is None else str(group)
-        )
+        yield Row(value, int(label), None if group is None else str(group))

@@ -75,6 +75,12 @@ def write_hub_set(root, name, count=40, size=None):
     return images
 
 
+def write_texts(path, texts, labels, **columns):
+    """Write a split of texts in the hub's schema."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table({"text": texts, "label": labels, **columns}), path)
+
+
 def write_image_folder(folder, counts, size=12, seed=0):
     """Write counts[name] PNGs for each class."""
     for label, (name, count) in enumerate(counts.items()):

@@ -1,13 +1,26 @@
 import pytest
 import torch
+from torch import nn
 
 from tasks import MODELS, ConfigError, build_model
+from tasks.models.mobile import ShuffleUnit
+from tests.tasks.counting import mobilenetv2_body, shufflenet_body
 
-MNIST, CIFAR, DIGITS = (1, 28, 28), (3, 32, 32), (1, 8, 8)
+MNIST, CIFAR, DIGITS, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (20,)
+MAPPED = ["feddw_resnet18", "feddw_shufflenet", "feddw_mobilenetv2"]
 
 
-def build(name, shape=CIFAR, classes=10, **options):
+def build(name, shape=None, classes=10, **options):
+    shape = shape or (TEXT if name == "bilstm" else CIFAR)
+    if name == "bilstm":
+        options = {"vocabulary_size": 50, **options}
     return build_model(name, input_shape=shape, num_classes=classes, **{"seed": 0, **options})
+
+
+def some_inputs(name, count=2):
+    if name == "bilstm":
+        return torch.randint(50, (count, *TEXT))
+    return torch.randn(count, *CIFAR)
 
 
 def count(model):
@@ -35,7 +48,7 @@ def test_parameter_counts_are_the_published_ones(name, shape, classes, published
 @pytest.mark.parametrize("name", MODELS)
 def test_model_returns_features_and_the_logits_that_its_head_makes_of_them(name):
     model = build(name, classes=7).eval()
-    features, logits = model(torch.randn(2, *CIFAR))
+    features, logits = model(some_inputs(name))
     assert features.shape == (2, model.head.in_features)
     assert logits.shape == (2, 7)
     assert torch.equal(model.head(features), logits)
@@ -48,6 +61,7 @@ def test_named_parameters_end_with_the_head(name, head_bias):
     biased = name != "mlp" if head_bias is None else head_bias
     names = [key for key, _ in model.named_parameters()]
     head = ["head.weight", "head.bias"] if biased else ["head.weight"]
+    assert isinstance(model.head, nn.Linear)
     assert names[-len(head) :] == head
     assert not any(key.startswith("head") for key in names[: -len(head)])
     assert model.classifier_tensors == len(head) + (4 if name == "vgg11" else 0)
@@ -114,7 +128,7 @@ def test_models_that_work_on_digits(name):
     assert logits.shape == (2, 10)
 
 
-@pytest.mark.parametrize("name", ["fedavg_cnn", "feddw_cnn", "vgg11"])
+@pytest.mark.parametrize("name", ["fedavg_cnn", "feddw_cnn", "vgg11", *MAPPED])
 def test_too_small_images_are_refused_by_key(name):
     with pytest.raises(ConfigError, match=rf"task\.model={name} needs images .* 8x8"):
         build(name, DIGITS)
@@ -132,3 +146,148 @@ def test_unknown_or_misplaced_stem_is_refused():
         build("resnet18_gn", stem="tiny")
     with pytest.raises(ConfigError, match=r"task\.model=mlp has none"):
         build("mlp", stem="cifar")
+
+
+def test_stem_is_refused_for_texts():
+    with pytest.raises(ConfigError, match=r"task\.stem=cifar .* task\.model=bilstm has none"):
+        build("bilstm", stem="cifar")
+
+
+# ---- FedDW's networks ----------------------------------------------------------------------------
+
+MAPPING = 256 + 256 * 128 + 128  # without the weights of its first layer, which depend on the body
+HEAD = 128 * 100 + 100
+
+
+def test_feddw_resnet18_has_torchvisions_parameters_another_stem_and_biases():
+    """torchvision's 11,689,512 has a linear layer for 1,000 classes and a 7x7 stem."""
+    body = 11_689_512 - (512 * 1000 + 1000) - 3 * 64 * 49 + 3 * 64 * 9
+    biases = 64 + 4 * 64 + 5 * 128 + 5 * 256 + 5 * 512  # of every convolution
+    model = build("feddw_resnet18", classes=100)
+    assert count(model) == body + biases + 512 * 256 + MAPPING + HEAD
+    convolutions = [layer for layer in model.modules() if isinstance(layer, nn.Conv2d)]
+    assert len(convolutions) == 20
+    assert all(layer.bias is not None for layer in convolutions)
+
+
+def test_feddw_shufflenet_has_the_parameters_of_its_table():
+    found = count(build("feddw_shufflenet", classes=100))
+    assert found == shufflenet_body() + 800 * 256 + MAPPING + HEAD
+
+
+def test_feddw_mobilenetv2_has_the_parameters_of_half_the_widths():
+    """The same arithmetic gives MobileNetV2's published count at full width."""
+    assert mobilenetv2_body(shrink=1) + 1280 * 1000 + 1000 == 3_504_872
+    found = count(build("feddw_mobilenetv2", classes=100))
+    assert found == mobilenetv2_body(shrink=2) + 640 * 256 + MAPPING + HEAD
+
+
+@pytest.mark.parametrize(
+    ("name", "extracted"),
+    [("feddw_resnet18", 512), ("feddw_shufflenet", 800), ("feddw_mobilenetv2", 640)],
+)
+def test_feddw_networks_leave_4x4_pixels_and_map_them(name, extracted):
+    body = build(name).eval().body
+    *extractor, pool, _, _, _, _ = body
+    assert isinstance(pool, nn.AdaptiveAvgPool2d)
+    with torch.no_grad():
+        assert nn.Sequential(*extractor)(torch.randn(1, *CIFAR)).shape == (1, extracted, 4, 4)
+    first, activation, last = body[-3:]
+    assert (first.in_features, first.out_features) == (extracted, 256)
+    assert isinstance(activation, nn.ReLU)
+    assert (last.in_features, last.out_features) == (256, 128)
+
+
+def test_shuffling_brings_the_groups_together():
+    unit = ShuffleUnit(16, 16, halve=False, groups=2).eval()
+    for parameter in unit.parameters():
+        nn.init.ones_(parameter)  # so that no activation is 0
+    images = torch.rand(1, 16, 4, 4, requires_grad=True)
+    unit(images)[:, :8].sum().backward()
+    assert images.grad[:, 8:].abs().amax() > 0
+
+
+def test_a_unit_that_halves_keeps_its_pooled_inputs_beside_what_is_new():
+    images = torch.rand(1, 8, 4, 4)
+    outputs = ShuffleUnit(8, 24, halve=True, groups=2).eval()(images)
+    assert outputs.shape == (1, 24, 2, 2)
+    assert torch.equal(outputs[:, 16:], nn.functional.avg_pool2d(images, 3, 2, 1))
+
+
+@pytest.mark.parametrize("name", MAPPED)
+def test_the_smallest_image_trains_alone(name):
+    """BatchNorm refuses to train on one value a channel."""
+    model = build(name, (3, 9, 9)).train()
+    _, logits = model(torch.randn(1, 3, 9, 9))
+    assert logits.isfinite().all()
+    with pytest.raises(ConfigError, match="at least 9x9 pixels and these are 8x9"):
+        build(name, (3, 8, 9))
+
+
+# ---- the recurrent network -----------------------------------------------------------------------
+
+
+def test_bilstm_parameters():
+    one_direction = 4 * 128 * (128 + 128) + 2 * 4 * 128
+    expected = 10_000 * 128 + 2 * one_direction + (256 * 128 + 128) + (128 * 128 + 128)
+    found = build("bilstm", (200,), classes=2, vocabulary_size=10_000)
+    assert count(found) == expected + (128 * 2 + 2)
+
+
+def one_way(lstm, words, suffix):
+    """The equations of a cell, step by step: words (T, 128) to outputs (T, 128)."""
+    keys = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    inputs, hidden, bias, more = (getattr(lstm, key + suffix) for key in keys)
+    state, cell, outputs = torch.zeros(128), torch.zeros(128), []
+    for word in words:
+        let_in, forget, new, let_out = (inputs @ word + hidden @ state + bias + more).chunk(4)
+        cell = torch.sigmoid(forget) * cell + torch.sigmoid(let_in) * torch.tanh(new)
+        state = torch.sigmoid(let_out) * torch.tanh(cell)
+        outputs.append(state)
+    return torch.stack(outputs)
+
+
+@torch.no_grad()
+def test_bilstm_reads_both_ways_and_averages_over_time_padding_included():
+    model = build("bilstm", classes=2).eval()
+    body = model.body
+    tokens = torch.tensor([[1, 7, 30, 7, 2, 0, 0, 0], [1, 4, 3, 9, 12, 40, 41, 49]])
+    features, _ = model(tokens)
+    for text, found in zip(tokens, features, strict=True):
+        words = body.embedding.weight[text]
+        there = one_way(body.lstm, words, "")
+        back = one_way(body.lstm, words.flip(0), "_reverse").flip(0)
+        steps = torch.cat([there, back], dim=1) @ body.fc1.weight.T + body.fc1.bias
+        expected = body.fc2.weight @ steps.clamp(min=0).mean(dim=0) + body.fc2.bias
+        torch.testing.assert_close(found, expected)
+
+
+def test_bilstm_trains_under_autocast_as_without():
+    tokens, labels = some_inputs("bilstm", 8), torch.arange(8) % 2
+    model = build("bilstm", classes=2).eval()  # eval: without dropout the two can be compared
+    grads = []
+    for enabled in (False, True):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            loss = nn.functional.cross_entropy(model(tokens)[1], labels)
+        loss.backward()
+        assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+        grads.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
+    difference = (grads[0] - grads[1]).norm() / grads[0].norm()
+    assert 0 < difference < 0.05
+
+
+def test_channels_last_does_not_touch_bilstm():
+    tokens = some_inputs("bilstm")
+    expected = build("bilstm").eval()(tokens)[1]
+    model = build("bilstm").to(memory_format=torch.channels_last).eval()
+    assert torch.equal(model(tokens)[1], expected)
+
+
+def test_models_and_inputs_of_different_kinds_are_refused():
+    with pytest.raises(ConfigError, match=r"bilstm is for texts .* \(3, 32, 32\): .*resnet8"):
+        build("bilstm", CIFAR)
+    with pytest.raises(ConfigError, match=r"resnet8 is for images .* \(20,\): .* bilstm"):
+        build("resnet8", TEXT)
+    with pytest.raises(ConfigError, match=r"bilstm needs task\.vocabulary_size"):
+        build("bilstm", vocabulary_size=None)

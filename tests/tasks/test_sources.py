@@ -36,7 +36,7 @@ def test_digits_are_scikit_learns():
 
     task = make_task("digits")
     train, test = task._splits
-    pixels = np.concatenate([train.pixels(), test.pixels()])[:, 0] / (255 / 16)
+    pixels = np.concatenate([train.read(), test.read()])[:, 0] / (255 / 16)
     found = sorted(map(tuple, np.rint(pixels).reshape(1797, 64)))
     assert found == sorted(map(tuple, load_digits().images.reshape(1797, 64)))
 
@@ -64,8 +64,8 @@ def test_files_in_the_hubs_schema(name, tmp_path):
         images = images[np.sort(train.rows)]
     else:
         assert (len(train), len(test)) == (40, 8)
-        assert np.array_equal(test.pixels(), as_images(images)[:8])
-    assert np.array_equal(train.pixels(), as_images(images))
+        assert np.array_equal(test.read(), as_images(images)[:8])
+    assert np.array_equal(train.read(), as_images(images))
     if name != "femnist":
         assert np.array_equal(train.labels, np.arange(40) % task.num_classes)
 
@@ -89,7 +89,7 @@ def test_split_in_several_files_as_the_hub_stores_them(tmp_path):
     write_parquet(tmp_path / "mnist" / "test.parquet", images, {"label": np.arange(6)})
     train = make_task("mnist", path=str(tmp_path)).train_split
     assert train.labels.tolist() == [0, 1, 2, 3, 4, 5]
-    assert np.array_equal(train.pixels()[:, 0], images)
+    assert np.array_equal(train.read()[:, 0], images)
 
 
 @pytest.mark.usefixtures("empty_cache")
@@ -98,7 +98,7 @@ def test_grey_images_of_another_size_become_rgb_of_the_tasks_size(tmp_path):
     for split in ("train", "valid"):
         path = tmp_path / "tiny_imagenet" / f"{split}.parquet"
         write_parquet(path, grey, {"label": np.arange(4)})
-    pixels = make_task("tiny_imagenet", path=str(tmp_path)).train_split.pixels()
+    pixels = make_task("tiny_imagenet", path=str(tmp_path)).train_split.read()
     assert pixels.shape == (4, 3, 64, 64)
     assert np.array_equal(pixels[:, 0], pixels[:, 2])
 
@@ -141,7 +141,7 @@ def test_hub(tmp_path, monkeypatch):
         return datasets.Dataset.from_parquet(str(path), cache_dir=str(tmp_path / "hub"))
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    assert np.array_equal(make_task("cifar10").train_split.pixels(), as_images(images))
+    assert np.array_equal(make_task("cifar10").train_split.read(), as_images(images))
     assert set(asked) == {("uoft-cs/cifar10", "train"), ("uoft-cs/cifar10", "test")}
     asked.clear()
     make_task("cifar10").client_data(0)
@@ -172,7 +172,7 @@ def test_image_folder_with_test(tmp_path):
     assert task.train_split.labels.tolist() == [0] * 5 + [1] * 4
     assert len(task.test_data()) == 4
     pixels = np.asarray(Image.open(tmp_path / "train" / "dog" / "000.png"))
-    assert np.array_equal(task.train_split.pixels()[5], pixels.transpose(2, 0, 1))
+    assert np.array_equal(task.train_split.read()[5], pixels.transpose(2, 0, 1))
 
 
 @pytest.mark.usefixtures("empty_cache")
@@ -181,7 +181,7 @@ def test_image_folder_without_test_is_split_by_class(tmp_path):
     task = make_task("image_folder", path=str(tmp_path), image_size=16)
     assert task.test_data().class_counts() == [2, 4, 0]
     assert np.bincount(task.train_split.labels).tolist() == [8, 16, 1]
-    assert task.train_split.pixels().shape == (25, 3, 16, 16)
+    assert task.train_split.read().shape == (25, 3, 16, 16)
 
 
 @pytest.mark.usefixtures("empty_cache", "no_data_folder")

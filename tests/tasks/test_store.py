@@ -10,7 +10,8 @@ import pytest
 from tasks import ConfigError
 from tasks.sources import store, tables
 from tasks.sources.arrays import Record, stratified_split
-from tests.tasks.generated import make_task, write_hub_set
+from tasks.sources.encodings import ImageEncoding
+from tests.tasks.generated import make_task, write_hub_set, write_texts
 
 # ---- the cache -----------------------------------------------------------------------------------
 
@@ -21,10 +22,10 @@ def test_images_are_decoded_once_and_again_when_the_file_changes(
     write_hub_set(tmp_path, "mnist")
     make_task("mnist", path=str(tmp_path)).client_data(0)
     assert not list(empty_cache.rglob(".unfinished*"))
-    monkeypatch.setattr(tables, "_records", lambda *a: pytest.fail("decoded again"))
+    monkeypatch.setattr(tables, "_rows", lambda *a: pytest.fail("decoded again"))
     again = make_task("mnist", path=str(tmp_path))
     again.client_data(0)
-    assert isinstance(again._splits[0].images, np.memmap)
+    assert isinstance(again._splits[0].values, np.memmap)
     monkeypatch.undo()
     monkeypatch.setenv("FEDHET_CACHE", str(empty_cache))
     write_hub_set(tmp_path, "mnist", count=50)
@@ -60,7 +61,7 @@ def test_where_no_lock_holds_the_first_complete_result_is_kept(empty_cache):
 class SlowDecoder:
     """Writes down who decodes."""
 
-    shape = (1, 2, 2)
+    encoding = ImageEncoding((1, 2, 2))
 
     def __init__(self, journal):
         self.journal = journal
@@ -79,7 +80,7 @@ class SlowDecoder:
 def decode_in_a_process(journal, start, results):
     start.wait(60)
     split = store.decode_once("raced", SlowDecoder(journal))
-    results.put(split.images.sum().item())
+    results.put(split.values.sum().item())
 
 
 def test_processes_that_race_decode_once(tmp_path, empty_cache):
@@ -106,16 +107,22 @@ def test_unwritable_cache_names_the_variable(tmp_path, monkeypatch):
         make_task("digits").client_data(0)
 
 
-def test_a_second_process_imports_nothing_slow():
-    make_task("digits", "dirichlet").client_data(0)  # fills the cache
+def test_a_second_process_imports_nothing_slow(tmp_path):
+    for split in ("train", "test"):
+        write_texts(tmp_path / "imdb" / f"{split}.parquet", ["good", "bad"] * 20, [1, 0] * 20)
+    changes = {"digits": {}, "imdb": {"path": str(tmp_path)}}
+    for name in changes:  # fills the cache
+        task = make_task(name, "dirichlet", **changes[name])
+        task.client_data(0), task.test_data()
     code = (
         "import sys\n"
         "from tests.tasks.generated import values\n"
         "del sys.modules['PIL'], sys.modules['pyarrow']\n"
         "from tasks import build_task\n"
-        "task = build_task(values('task', 'digits'), values('partition', 'dirichlet'),"
+        f"for name, changes in {changes}.items():\n"
+        "    task = build_task(values('task', name, **changes), values('partition', 'dirichlet'),"
         " seed=0, num_clients=3)\n"
-        "task.client_data(0), task.test_data(), task.build_model(0)\n"
+        "    task.client_data(0), task.test_data(), task.build_model(0)\n"
         "slow = {'datasets', 'flwr_datasets', 'pandas', 'PIL', 'pyarrow', 'sklearn',"
         " 'torchvision', 'filelock', 'rich'}\n"
         "print(sorted(slow & set(sys.modules)))\n"

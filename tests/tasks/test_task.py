@@ -16,7 +16,8 @@ def test_every_task_builds_its_model(name):
     changes = {"classes": ["a", "b", "c"]} if name == "image_folder" else {}
     task = make_task(name, **changes)
     model = task.build_model(seed=0)
-    _, logits = model.eval()(torch.zeros(2, *task.input_shape))
+    dtype = torch.int64 if task.config.inputs == "text" else torch.float32
+    _, logits = model.eval()(torch.zeros(2, *task.input_shape, dtype=dtype))
     assert logits.shape == (2, task.num_classes)
     assert task.classifier_tensors == model.classifier_tensors
     assert task.name == name
@@ -50,7 +51,7 @@ def test_pixels_belong_to_the_labels():
     part, _ = task.client_data(1)
     [(inputs, targets)] = part.batches(2000, generator=None, train=False)
     rows = task.client_rows[1]
-    pixels = task.train_split.pixels()[rows] / np.float32(255)
+    pixels = task.train_split.read()[rows] / np.float32(255)
     found = (inputs * 0.3763 + 0.3053).numpy()
     assert np.allclose(found, pixels, atol=1e-5)
     assert np.array_equal(targets, task.train_split.labels[rows])

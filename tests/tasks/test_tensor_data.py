@@ -91,11 +91,11 @@ def test_channels_last_changes_the_layout_and_no_value(transform, train):
 
 
 def test_augmentation_is_a_crop_of_the_black_padded_image_and_a_flip():
-    examples = data(6, AUGMENTED)
+    placed = AUGMENTED.place(images(6), torch.device("cpu"), channels_last=False)
     chosen = torch.tensor([4, 1, 5])
     flipped = torch.tensor([True, False, True])
     top, left = torch.tensor([0, 8, 3]), torch.tensor([8, 1, 4])
-    pixels = Augmentation(flipped, top, left).apply(examples._padding(), chosen, 8, 8)
+    pixels = Augmentation(flipped, top, left).apply(placed.padded(), chosen, 8, 8)
     padded = np.pad(images(6), ((0, 0), (0, 0), (4, 4), (4, 4)))
     for row in range(3):
         t, l = int(top[row]), int(left[row])  # noqa: E741
@@ -145,6 +145,9 @@ def test_no_augmentation_in_tests_or_without_a_generator():
     [(undrawn, _)] = examples.batches(10, generator=None, train=True)
     assert torch.equal(untrained, expected)
     assert torch.equal(undrawn, expected)
+    [(expected, _)] = one_pass(data(), 10, train=False)
+    [(shuffled, _)] = one_pass(examples, 10, train=False)
+    assert torch.equal(shuffled, expected)
 
 
 def test_the_global_random_state_stays_as_it_was():

@@ -223,7 +223,7 @@ def test_by_and_name(sweep, tmp_path):
         (["."], "holds no run"),
         (["{sweep}", "--by", "partition.alfa"], "--by partition.alfa is no key of these runs"),
         (["{sweep}", "--targets", "30"], "30 is no accuracy in (0, 1]; 30 % is 0.3"),
-        (["{sweep}", "--experiment", "fedpvr/x"], "fedpvr/x is unknown; there are: fedpvr/"),
+        (["{sweep}", "--experiment", "fedpvr/x"], "fedpvr/x is unknown; there are: "),
     ],
 )
 def test_bad_input_ends_with_the_reason(sweep, tmp_path, monkeypatch, capsys, words, message):

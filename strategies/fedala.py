@@ -1,0 +1,180 @@
+"""FedALA: adaptive local aggregation for personalized federated learning.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan. AAAI 2023. https://arxiv.org/abs/2212.01197
+
+Server and local training are FedAvg's; a client starts elsewhere. Into the selected tensors, the
+last ones, it takes of the global model what lowers its own loss (Algorithm 1, eq. 3 to 5), element
+by element, with A the mixing weights:
+
+    w_start = w_local + (w_global - w_local) A                      w_local: after its last training
+    A <- clip(A - eta dL(w_start)/dw (w_global - w_local), 0, 1)               once a mini-batch
+
+A is 1 at first and is kept from round to round. The other tensors, and buffers, are the global
+ones. In a client's first round there is no w_local, and all is FedAvg; eta = 0 is FedAvg for ever.
+
+A is learnt on examples as they are, not augmented, and by the model in eval mode: in both released
+codes it is, since each round ends with an evaluation. The loss is the task's, without penalties.
+
+What leaves the client is its trained model, as in FedAvg; w_local and A stay. The model that counts
+is the client's own (``evaluation.model=clients``). Do not combine it with SCAFFOLD's option II,
+which takes y_i - x for the sum of the steps: here it is the sum and the start's distance from x.
+
+The authors' code takes 80 % of the examples, and in the second round repeats the pass until the
+standard deviation of the last 10 passes' losses is below .1: ``until_std=0.1``. It is off by
+default, since nothing says that it ends (here it does, after 100 passes). FedDW's code takes all
+examples (``data_share=1``; it declares the 80 % without using them) and always one pass, and leaves
+BatchNorm's statistics at the client. The 2 last tensors of both are ``head.*``, weight and bias;
+``last:2`` would, of a head without a bias, also select a tensor of the body.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from strategies.base import (
+    Batch,
+    ClientSide,
+    LocalContext,
+    LocalSolver,
+    LocalSummary,
+    Payloads,
+    Tensors,
+    require_range,
+)
+from strategies.federated import FederatedStrategy, Slots
+from strategies.layers import LayerSelector, as_selector
+
+LOCAL, MIXING = "fedala_local", "fedala_mixing"  # w_local and A, in the client state
+_WINDOW = 10  # passes whose losses are compared
+_MOST_PASSES = 100
+
+
+class FedALAClient(ClientSide):
+    """Starts local training between the client's last model and the global one.
+
+    Args:
+        layers: the tensors that are mixed; the others are the global ones.
+        eta: step size of A.
+        data_share: the share of the examples that A is learnt on, in (0, 1]; drawn every round.
+        until_std: when A is first learnt, pass over them until the standard deviation of the last
+            10 passes' mean losses is below this; None: one pass, as in every other round.
+    """
+
+    def __init__(
+        self,
+        layers: LayerSelector | str = "head.*",
+        eta: float = 1.0,
+        data_share: float = 0.8,
+        until_std: float | None = None,
+    ) -> None:
+        self.layers = as_selector(layers)
+        self.eta = require_range("strategy.fedala.eta", eta)
+        self.data_share = require_range(
+            "strategy.fedala.data_share", data_share, high=1.0, open_low=True
+        )
+        if until_std is not None:
+            require_range("strategy.fedala.until_std", until_std, open_low=True)
+        self.until_std = until_std
+
+    def check(self, model: nn.Module, solver: LocalSolver) -> None:
+        """Refuse a selector that selects nothing."""
+        self.layers.select(name for name, _ in model.named_parameters())
+
+    @torch.no_grad()
+    def begin(self, context: LocalContext) -> None:
+        """Learn A and put w_start into the model; in the first round do nothing."""
+        self.selected = self.layers.select(context.anchor)
+        if LOCAL not in context.state:
+            return
+        context.state[MIXING] = self._learnt(context)
+        for name, value in _mixed(context, context.state[MIXING]).items():
+            context.params[name].copy_(value)
+
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Keep w_local."""
+        trained = {name: context.params[name].detach().clone() for name in self.selected}
+        context.state[LOCAL] = trained
+        return {}
+
+    def _learnt(self, context: LocalContext) -> Tensors:
+        """Return A after this round's pass, or passes, over the same examples."""
+        mixing = context.state.get(MIXING)
+        repeat = mixing is None and self.until_std is not None
+        mixing = mixing or {name: torch.ones_like(context.anchor[name]) for name in self.selected}
+        drawn = context.generator.get_state()
+        losses: list[float] = []
+        for _ in range(_MOST_PASSES if repeat else 1):
+            context.generator.set_state(drawn)
+            mixing, loss = self._after_pass(context, mixing)
+            losses.append(loss)
+            if self._is_settled(losses):
+                break
+        return mixing
+
+    @torch.enable_grad()
+    def _after_pass(self, context: LocalContext, mixing: Tensors) -> tuple[Tensors, float]:
+        """Return A after a step on every mini-batch, and their mean loss."""
+        losses = []
+        for inputs, labels in self._examples(context):
+            mixing = {name: value.detach().requires_grad_() for name, value in mixing.items()}
+            mixed = _mixed(context, mixing)  # the global model's other tensors are frozen
+            _, logits = functional_call(context.global_model, mixed, (inputs,))
+            loss = context.loss(logits, labels)
+            slopes = torch.autograd.grad(loss, list(mixing.values()))
+            mixing = {
+                name: (value.detach() - self.eta * slope).clamp(0.0, 1.0)
+                for (name, value), slope in zip(mixing.items(), slopes, strict=True)
+            }
+            losses.append(loss.detach())
+        return mixing, float(torch.stack(losses).mean())
+
+    def _examples(self, context: LocalContext) -> Iterator[Batch]:
+        left = max(1, round(self.data_share * len(context.data)))
+        for inputs, labels in context.data.batches(
+            context.batch_size, generator=context.generator, train=False
+        ):
+            yield inputs[:left], labels[:left]
+            left -= len(labels)
+            if left <= 0:
+                return
+
+    def _is_settled(self, losses: Sequence[float]) -> bool:
+        if self.until_std is None or len(losses) <= _WINDOW:
+            return False
+        return statistics.pstdev(losses[-_WINDOW:]) < self.until_std
+
+
+def _mixed(context: LocalContext, mixing: Tensors) -> dict[str, Tensor]:
+    """Return w_local + (w_global - w_local) A; exactly w_global where A is 1."""
+    local = context.state[LOCAL]
+    return {name: torch.lerp(local[name], context.anchor[name], a) for name, a in mixing.items()}
+
+
+class FedALA(FederatedStrategy):
+    """FedAvg's server, with clients that mix their last model with the global one.
+
+    Args:
+        layers: the tensors that are mixed.
+        eta: step size of the mixing weights.
+        data_share: the share of a client's examples that they are learnt on.
+        until_std: see :class:`FedALAClient`.
+        slots: see :class:`FederatedStrategy`.
+    """
+
+    def __init__(
+        self,
+        layers: LayerSelector | str = "head.*",
+        eta: float = 1.0,
+        data_share: float = 0.8,
+        until_std: float | None = None,
+        **slots: Unpack[Slots],
+    ) -> None:
+        super().__init__(
+            client_sides={"fedala": FedALAClient(layers, eta, data_share, until_std)}, **slots
+        )

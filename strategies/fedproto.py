@@ -1,0 +1,161 @@
+"""FedProto: federated prototype learning across heterogeneous clients.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00243
+
+Clients share no parameters, only what their features look like by class. With z the features of an
+example, a client trains (eq. 7, 8, per example as the released code has it)
+
+    L(y) = CE(y) + lambda mean over the batch of ||z - P[label]||^2 / d        lambda = 1
+
+and sends, by class, the sum of its examples' features and how many they are (eq. 3). The server
+makes the prototypes P (C, d) of them, the mean over everybody's examples of a class (eq. 6, without
+its further 1 / |N_j|, which would shrink P by the number of clients; the paper's code takes the
+plain mean of the clients' means). In round 1 nothing is known and there is no term. An example of a
+class without a prototype yet adds 0 to it; a class nobody in the round holds keeps its prototype.
+
+The recipe keeps all tensors at the clients (strategy.personal=all) and scores the clients' models.
+Where parameters are shared, lambda = 0 is FedAvg; as it stands, lambda = 0 is local training.
+
+Bytes: C d floats down, C d + C up. Says of a client how many examples of each class it holds, and
+their mean features.
+
+z is the input of the classifier, the paper's embedding. FedDW's comparison takes the extractor's
+output, two layers earlier; it averages all uploads since round 1, because a list is never cleared;
+and from round 2 on it draws a class without a prototype to zero. Like it, and unlike the paper,
+which asks for the nearest prototype (eq. 4), a model answers by its logits here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from strategies.base import (
+    ClientSide,
+    Cohort,
+    LocalContext,
+    LocalSummary,
+    Payloads,
+    Reply,
+    ServerSide,
+    Shapes,
+    Step,
+    Tensors,
+    require_range,
+)
+from strategies.class_means import COUNTS, MEANS, SUMS, class_means, class_sums, means_of, total
+from strategies.federated import FederatedStrategy, Slots
+
+PROTOTYPES = "prototypes"
+PROTOTYPE_SUMS = "prototype_sums"
+
+
+class PrototypeClient(ClientSide):
+    """Draws features to the global prototype of their class; sends their sums and counts.
+
+    Args:
+        coefficient: lambda.
+    """
+
+    needs, sends = frozenset({PROTOTYPES}), frozenset({PROTOTYPE_SUMS})
+
+    def __init__(self, coefficient: float = 1.0) -> None:
+        self.coefficient = require_range("strategy.fedproto.coefficient", coefficient)
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """Return lambda times the mean squared distance, a scalar; None where nothing is known."""
+        prototypes = means_of(step.context.received, PROTOTYPES)
+        if prototypes is None or self.coefficient == 0.0:
+            return None
+        return self.coefficient * prototype_distance(step.features, prototypes[step.labels])
+
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Send sums (C, d) and counts (C,)."""
+        return {PROTOTYPE_SUMS: class_sums(context, lambda features, logits: features)}
+
+
+def prototype_distance(features: Tensor, prototypes: Tensor) -> Tensor:
+    """Return the mean over the batch of ||z - P||^2 / d, a scalar.
+
+    Args:
+        features: z (B, d).
+        prototypes: of each example's class (B, d); a row of zeros: it has none, and adds 0.
+    """
+    known = prototypes.any(dim=1)
+    distances = (features - prototypes).square().mean(dim=1)
+    return torch.where(known, distances, 0.0).mean()
+
+
+class PrototypeServer(ServerSide):
+    """Keeps the prototypes, the class-wise means of everybody's features."""
+
+    needs, sends = frozenset({PROTOTYPE_SUMS}), frozenset({PROTOTYPES})
+
+    def __init__(self) -> None:
+        self.sent: dict[str, Tensor] = {}
+
+    def init(self, params: Tensors) -> None:
+        """Start without prototypes."""
+        self.sent = {}  # one object for all clients of a round: it is serialised once
+
+    def broadcast(self, client_id: int) -> Payloads:
+        """Send the prototypes (C, d), a row of zeros for a class without; nothing in round 1."""
+        return {PROTOTYPES: self.sent}
+
+    def expected(self) -> Shapes:
+        """Sums (C, d) and counts (C,), once d is known."""
+        if not self.sent:
+            return {}
+        classes, size = self.sent[MEANS].shape
+        return {PROTOTYPE_SUMS: {SUMS: (classes, size), COUNTS: (classes,)}}
+
+    def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
+        """Take the mean of each class that somebody holds.
+
+        Raises:
+            ValueError: if a client's features have another size than the others'.
+        """
+        _check_shapes(replies)
+        sums, counts = total(replies, PROTOTYPE_SUMS)
+        old = self.sent.get(MEANS, torch.zeros_like(sums))
+        self.sent = {MEANS: class_means(sums, counts, old)}
+
+    def state_dict(self) -> Payloads:
+        """Return the prototypes."""
+        return {PROTOTYPES: self.sent}
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore them."""
+        self.sent = dict(state.get(PROTOTYPES, {}))
+
+
+def _check_shapes(replies: Sequence[Reply]) -> None:
+    """Refuse features of different sizes: in the first round nobody has said which is right."""
+    first, *others = replies
+    for reply in others:
+        shapes, expected = _shapes(reply), _shapes(first)
+        if shapes != expected:
+            raise ValueError(
+                f"client {reply.client_id} sent prototypes of shapes {shapes} and client "
+                f"{first.client_id} of {expected}: they must be the same at all clients; give all "
+                "sites the same task.model and classes"
+            )
+
+
+def _shapes(reply: Reply) -> dict[str, tuple[int, ...]]:
+    sent = reply.payloads[PROTOTYPE_SUMS]
+    return {name: tuple(value.shape) for name, value in sorted(sent.items())}
+
+
+class FedProto(FederatedStrategy):
+    """Prototypes by class and nothing else, if the clients keep all tensors (``personal=all``)."""
+
+    def __init__(self, coefficient: float = 1.0, **slots: Unpack[Slots]) -> None:
+        super().__init__(
+            client_sides={"fedproto": PrototypeClient(coefficient)},
+            server_sides={"fedproto": PrototypeServer()},
+            **slots,
+        )

@@ -1,0 +1,120 @@
+"""MOON: model-contrastive federated learning.
+
+Li, He, Song. CVPR 2021. https://arxiv.org/abs/2103.16257
+
+z is what the local model makes of an example before its classifier, z_glob what the model as
+received makes of it, z_prev what the client's own model of an earlier round does. Training draws z
+to the first and away from the second (eq. 3, 4), sim being the cosine:
+
+    L(y) = CE(y) + mu mean over the batch of - log(g / (g + p))
+    g = exp(sim(z, z_glob) / tau),   p = exp(sim(z, z_prev) / tau), summed over the previous models
+
+Both other models are frozen and in eval mode. mu = 0 is FedAvg: no forward pass more, nothing kept.
+The paper tunes mu in {.1, 1, 5, 10}: 5 for CIFAR-10, 1 for CIFAR-100; tau = .5 and one previous
+model. FedDW's comparison has mu 5 throughout.
+
+Nothing travels beside the model. After each participation a client keeps its whole model, buffers
+and personal parts too, as the previous one of its next; the oldest of more than ``previous`` goes.
+Until a client has one there is no term, so its first round is FedAvg's. (That is the released code
+too where all models start alike: then sim(z, z_prev) = sim(z, z_glob), and the term is log 2 with
+gradient 0. With a network of its own for each client it is not.)
+
+The paper puts a projection of 256 values between encoder and classifier and takes z there. Here z
+is the model's features, the 128-dimensional mapping of FedDW's models, as in FedDW's code. Of the
+released code's settings SGD with lr .01, momentum .9 and weight decay 1e-5 are local.* keys.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, log_softmax
+
+from strategies.base import (
+    ClientSide,
+    LocalContext,
+    LocalSummary,
+    Payloads,
+    Step,
+    Tensors,
+    require_range,
+)
+from strategies.federated import FederatedStrategy, Slots
+
+_STATE = "moon-previous"
+
+
+class MOONClient(ClientSide):
+    """Draws the features to the global model's and away from the client's previous models'.
+
+    Args:
+        mu: weight of the term.
+        tau: temperature of the similarities.
+        previous: how many previous models to keep.
+    """
+
+    def __init__(self, mu: float = 5.0, tau: float = 0.5, previous: int = 1) -> None:
+        self.mu = require_range("strategy.moon.mu", mu)
+        self.tau = require_range("strategy.moon.tau", tau, open_low=True)
+        self.previous = int(require_range("strategy.moon.previous", previous, low=1))
+        self.contrasted: list[nn.Module] = []
+
+    def begin(self, context: LocalContext) -> None:
+        """Make the frozen models: the global one, then the previous ones, if there is any."""
+        kept = self._kept(context)  # none at mu = 0
+        self.contrasted = [context.global_model] if kept else []
+        self.contrasted += [_with_state(context.global_model, state) for state in kept]
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """Return mu times eq. 3, a scalar; None at mu = 0 and before there is a previous model."""
+        if not self.contrasted:
+            return None
+        with torch.no_grad():
+            others = [model(step.inputs)[0] for model in self.contrasted]
+        return self.mu * contrastive_loss(step.features, others, self.tau)
+
+    @torch.no_grad()
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Keep the trained model in the client state, and of the older ones the latest."""
+        self.contrasted = []
+        if self.mu > 0:
+            trained = {n: v.detach().clone() for n, v in context.model.state_dict().items()}
+            kept = [trained, *self._kept(context)][: self.previous]
+            context.state.update({f"{_STATE}-{age}": state for age, state in enumerate(kept)})
+        return {}
+
+    def _kept(self, context: LocalContext) -> list[Tensors]:
+        """Return the previous models, the latest first."""
+        names = [f"{_STATE}-{age}" for age in range(self.previous)]
+        return [context.state[name] for name in names if name in context.state]
+
+
+def contrastive_loss(features: Tensor, others: Sequence[Tensor], tau: float) -> Tensor:
+    """Return eq. 3, a scalar: the mean over the batch of -log(g / (g + p)).
+
+    Args:
+        features: z (B, d).
+        others: z_glob (B, d), then every z_prev (B, d).
+        tau: temperature.
+    """
+    similarities = [cosine_similarity(features, other, dim=1) for other in others]
+    return -log_softmax(torch.stack(similarities, dim=1) / tau, dim=1)[:, 0].mean()
+
+
+def _with_state(frozen: nn.Module, state: Tensors) -> nn.Module:
+    model = copy.deepcopy(frozen)
+    model.load_state_dict(dict(state), strict=True)
+    return model
+
+
+class MOON(FederatedStrategy):
+    """FedAvg's server with :class:`MOONClient` at the clients."""
+
+    def __init__(
+        self, mu: float = 5.0, tau: float = 0.5, previous: int = 1, **slots: Unpack[Slots]
+    ) -> None:
+        super().__init__(client_sides={"moon": MOONClient(mu, tau, previous)}, **slots)

@@ -1,0 +1,153 @@
+"""Per-FedAvg: personalized federated learning, a meta-learning approach.
+
+Fallah, Mokhtari, Ozdaglar. NeurIPS 2020. https://arxiv.org/abs/2002.07948
+
+The global model is to be a good start: one gradient step away from a model for each client. A
+client's objective is its loss f after that step (eq. 3), and a local step goes down it, each
+gradient on a mini-batch of its own, D, D' and D'' (Algorithm 1):
+
+    F(w) = f(w - alpha grad f(w))
+    w'   = w - alpha grad f(w; D)
+    w   <- w - beta g,     g = (I - alpha hess f(w; D'')) grad f(w'; D')
+
+``order=first`` leaves the Hessian out, g = grad f(w'; D'), and takes two mini-batches a step;
+``order=hessian_free`` takes three and two gradients for the product with the Hessian (section 5):
+
+    hess f(w; D'') v  ~  (grad f(w + delta v; D'') - grad f(w - delta v; D'')) / (2 delta)
+
+beta is ``local.lr``. The step along g is plain SGD: no momentum, no weight decay. alpha = 0 is
+FedAvg that trains on every second mini-batch. f is the local objective with the penalties of other
+methods; their corrections, and clipping, act on g. As the moves are plain steps along that,
+SCAFFOLD's option II may read the mean g off them. num_steps counts moves, so an epoch has half or a
+third as many as FedAvg's; mini-batches left over at the end of local training are not used. A
+client with fewer than a step takes has no step in its round and is refused: raise local.epochs, or
+lower local.batch_size.
+
+What travels is what FedAvg sends. The global model is evaluated as it is, without adaptation, as
+FedDW's paper does. ``evaluation.clients=true evaluation.finetune_epochs=1`` shows what it is good
+for: its accuracy at the clients after such an epoch there.
+
+FedDW's released code computes both gradients on the same mini-batch (``same_batch=true``), with
+alpha .01 and beta .001 (``local.lr=0.001``), and all passes in a copy of the model that it throws
+away, BatchNorm's statistics with it: those of its ResNet never move. Here they do, in every pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Unpack
+
+import torch
+from torch import Tensor
+
+from strategies.base import Batch, ConfigError, Tensors, require_range
+from strategies.federated import FederatedStrategy, Slots
+from strategies.solvers import SGD
+
+Backward = Callable[[Batch], Tensor]
+Grads = Sequence[Tensor | None]  # by param; None where a batch gives none
+
+
+class PerFedAvgSolver:
+    """Goes down the loss that is left after one gradient step.
+
+    Args:
+        alpha: size of that step.
+        order: "first" (no Hessian) or "hessian_free".
+        delta: hessian_free: how far apart, in gradients, its two gradients are taken.
+        same_batch: take all gradients of a step on one mini-batch (FedDW's released code).
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.01,
+        order: Literal["first", "hessian_free"] = "first",
+        delta: float = 0.001,
+        same_batch: bool = False,
+    ) -> None:
+        if order not in ("first", "hessian_free"):
+            raise ConfigError(
+                f"strategy.per_fedavg.order={order!r} is not allowed: it must be first or "
+                "hessian_free"
+            )
+        self.alpha = require_range("strategy.per_fedavg.alpha", alpha)
+        self.order = order
+        self.delta = require_range("strategy.per_fedavg.delta", delta, open_low=True)
+        self.same_batch = same_batch
+        self.outer = SGD()
+
+    def start(self, params: Tensors, lr: float) -> None:
+        """Begin a round on these trainable tensors with this step size, beta."""
+        self.params = list(params.values())
+        self.outer.start(params, lr)
+
+    def step(
+        self,
+        next_batch: Callable[[], Batch],
+        backward: Backward,
+        correct: Callable[[], None],
+    ) -> Tensor:
+        """Take one step and return the loss of the adapted model, f(w'; D')."""
+        first, second, third = self._draw(next_batch)  # may run out: before anything is changed
+        start = [param.detach().clone() for param in self.params]
+        grads, _ = self._grads(backward, first)
+        self._place(_plus(start, grads, -self.alpha))
+        grads, loss = self._grads(backward, second)
+        if self.order == "hessian_free":
+            product = self._hessian_product(start, grads, backward, third)
+            grads = _plus(grads, product, -self.alpha)
+        self._place(start)
+        for param, grad in zip(self.params, grads, strict=True):
+            param.grad = grad
+        correct()
+        self.outer.move()
+        return loss
+
+    def stateful(self, names: Sequence[str]) -> list[str]:
+        """Return none: the moves are plain steps along the corrected g."""
+        return []
+
+    def _draw(self, next_batch: Callable[[], Batch]) -> tuple[Batch, Batch, Batch]:
+        count = 1 if self.same_batch else 2 if self.order == "first" else 3
+        drawn = [next_batch() for _ in range(count)]
+        return drawn[0], drawn[min(1, count - 1)], drawn[-1]
+
+    def _grads(self, backward: Backward, batch: Batch) -> tuple[Grads, Tensor]:
+        loss = backward(batch)
+        return [param.grad for param in self.params], loss
+
+    def _hessian_product(
+        self, start: Sequence[Tensor], vector: Grads, backward: Backward, batch: Batch
+    ) -> Grads:
+        """Return hess f(start) vector, by central differences."""
+        device = start[0].device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            self._place(_plus(start, vector, self.delta))
+            ahead, _ = self._grads(backward, batch)
+        self._place(_plus(start, vector, -self.delta))  # with the same dropout
+        behind, _ = self._grads(backward, batch)
+        return [
+            None if v is None or a is None or b is None else (a - b) / (2 * self.delta)
+            for v, a, b in zip(vector, ahead, behind, strict=True)
+        ]
+
+    @torch.no_grad()
+    def _place(self, values: Grads) -> None:
+        for param, value in zip(self.params, values, strict=True):
+            if value is not None:
+                param.copy_(value)
+
+
+def _plus(values: Grads, direction: Grads, factor: float) -> list[Tensor | None]:
+    """Return values + factor * direction; a value stays where there is no direction."""
+    return [
+        value if value is None or step is None else value + factor * step
+        for value, step in zip(values, direction, strict=True)
+    ]
+
+
+class PerFedAvg(FederatedStrategy):
+    """FedAvg's server. Its clients take :class:`PerFedAvgSolver` for their local solver."""
+
+    def __init__(self, **slots: Unpack[Slots]) -> None:
+        super().__init__(**slots)

@@ -1,0 +1,43 @@
+"""FedDW's recurrent network for texts."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tasks.models.mapping import FEATURES
+from tasks.models.model import Model
+
+WIDE = 128  # of a word's embedding, and of each direction
+
+
+class BiLSTM(nn.Module):
+    """A bidirectional LSTM over embedded words, and the mean of its mapped outputs over time.
+
+    Padding counts as words do, as in FedDW's code.
+
+    Args:
+        vocabulary_size: the number of tokens.
+    """
+
+    def __init__(self, vocabulary_size: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary_size, WIDE)
+        self.dropout = nn.Dropout(0.2)
+        self.lstm = nn.LSTM(WIDE, WIDE, bidirectional=True)
+        self.fc1 = nn.Linear(2 * WIDE, WIDE)
+        self.fc2 = nn.Linear(WIDE, FEATURES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return features (B, 128) of tokens (B, T)."""
+        # Time comes first from here on: the LSTM on a CPU is 7 % slower when it comes second.
+        words = self.dropout(self.embedding(tokens.t()))  # (T, B, 128)
+        outputs, _ = self.lstm(words)  # (T, B, 256)
+        mapped = torch.relu(self.fc1(self.dropout(outputs)))
+        features: Tensor = self.fc2(mapped.mean(dim=0))
+        return features
+
+
+def bilstm(num_classes: int, *, head_bias: bool | None, vocabulary_size: int) -> Model:
+    """Return the network; 1,593,858 parameters with 10,000 tokens and two classes."""
+    return Model(BiLSTM(vocabulary_size), FEATURES, num_classes, head_bias=head_bias is not False)

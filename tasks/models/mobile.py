@@ -1,0 +1,111 @@
+"""The networks for small devices of FedDW's Table II: ShuffleNet and MobileNetV2.
+
+Both as FedDW's code has them for images of 32x32 pixels, with its mapping and head.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tasks.models.mapping import mapped_model
+from tasks.models.model import Model
+from tasks.models.shapes import Shape, require_size
+
+# With three halvings, what leaves BatchNorm two values even of one image.
+LEAST_SIZE = 9
+GROUPS = 2
+# ShuffleNet's stages: channels, and units of which the first halves the image.
+STAGES = ((200, 4), (400, 8), (800, 4))
+# MobileNetV2's: expansion, channels, blocks, and the stride of the first.
+BOTTLENECKS = (
+    *((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2)),
+    *((6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)),
+)
+SHRINK = 2
+
+
+class ShuffleUnit(nn.Module):
+    """ShuffleNet's unit: grouped 1x1, shuffled channels, 3x3 channel by channel, grouped 1x1.
+
+    Zhang et al., ShuffleNet, CVPR 2018, https://arxiv.org/abs/1707.01083, Figure 2 (b) and (c).
+
+    Args:
+        channels: of the inputs.
+        wide: channels of the outputs.
+        halve: halve the image; the inputs are then pooled and laid beside what is new, not added.
+        groups: of the first convolution.
+    """
+
+    def __init__(self, channels: int, wide: int, *, halve: bool, groups: int) -> None:
+        super().__init__()
+        new = wide - channels if halve else wide
+        narrow = new // 4
+        self.convolutions = nn.Sequential(
+            nn.Conv2d(channels, narrow, 1, groups=groups, bias=False),
+            nn.BatchNorm2d(narrow),
+            nn.ReLU(inplace=True),
+            nn.ChannelShuffle(groups),
+            nn.Conv2d(narrow, narrow, 3, 2 if halve else 1, 1, groups=narrow, bias=False),
+            nn.BatchNorm2d(narrow),
+            # FedDW's code has an activation here, which the paper has not
+            nn.ReLU(inplace=True),
+            nn.Conv2d(narrow, new, 1, groups=GROUPS, bias=False),
+            nn.BatchNorm2d(new),
+        )
+        self.pool = nn.AvgPool2d(3, 2, 1) if halve else None
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return features of the unit's width."""
+        new: Tensor = self.convolutions(inputs)
+        if self.pool is None:
+            return torch.relu(new + inputs)
+        return torch.relu(torch.cat([new, self.pool(inputs)], dim=1))
+
+
+def feddw_shufflenet(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
+    """Return FedDW's ShuffleNet; 1,130,424 parameters on RGB images with 100 classes.
+
+    ShuffleNet with two groups and a 1x1 stem without halving, so that three stages of 200, 400 and
+    800 channels leave 4x4 pixels of 32x32.
+    """
+    require_size("feddw_shufflenet", input_shape, LEAST_SIZE)
+    channels = 24
+    layers: list[nn.Module] = [
+        nn.Conv2d(input_shape[0], channels, 1, bias=False),
+        nn.BatchNorm2d(channels),
+        nn.ReLU(inplace=True),
+    ]
+    groups = 1  # the stem's few channels are not grouped
+    for wide, units in STAGES:
+        for number in range(units):
+            layers.append(ShuffleUnit(channels, wide, halve=number == 0, groups=groups))
+            channels, groups = wide, GROUPS
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return mapped_model(layers, channels, num_classes, head_bias)
+
+
+def feddw_mobilenetv2(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
+    """Return FedDW's MobileNetV2; 791,428 parameters on RGB images with 100 classes.
+
+    "Shrink 2" is read as its code does: every bottleneck's width and the last convolution's 1,280
+    are halved, the stem's 32 channels are not. For 32x32 pixels the stem and the second group of
+    bottlenecks do not halve the image, so that 4x4 are left. The blocks are torchvision's, that is
+    the MobileNetV2 paper's (https://arxiv.org/abs/1801.04381); FedDW's code has ReLU instead of
+    ReLU6, expands in the first block too (32 to 32 channels), and projects the shortcut where only
+    the width changes.
+    """
+    from torchvision.models.mobilenetv2 import InvertedResidual
+    from torchvision.ops import Conv2dNormActivation
+
+    require_size("feddw_mobilenetv2", input_shape, LEAST_SIZE)
+    channels, last = 32, 1280 // SHRINK
+    layers = [Conv2dNormActivation(input_shape[0], channels, activation_layer=nn.ReLU6)]
+    for expansion, full_width, blocks, first_stride in BOTTLENECKS:
+        for number in range(blocks):
+            wide, stride = full_width // SHRINK, first_stride if number == 0 else 1
+            layers.append(InvertedResidual(channels, wide, stride, expansion))
+            channels = wide
+    layers.append(Conv2dNormActivation(channels, last, 1, activation_layer=nn.ReLU6))
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten()]
+    return mapped_model(layers, last, num_classes, head_bias)

@@ -1,0 +1,70 @@
+"""Texts in tables, and the vocabulary that their tokens come from."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from tasks.config import TextConfig
+from tasks.sources.encodings import TokenEncoding
+from tasks.sources.source import SPLIT_SEED, Source
+from tasks.sources.store import build_once, cache_folder, cache_key
+from tasks.sources.tables import Columns
+from tasks.sources.vocabulary import (
+    SPLITTING,
+    Vocabulary,
+    count_words,
+    read_vocabulary,
+    write_vocabulary,
+)
+
+FILE = "vocabulary.txt"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class TextSource(Source):
+    """The examples of a task on texts."""
+
+    task: TextConfig
+
+    @cached_property
+    def encoding(self) -> TokenEncoding:
+        """Tokens of the task's vocabulary."""
+        return TokenEncoding(self._vocabulary(), self.task.length)
+
+    @property
+    def columns(self) -> Columns:
+        """The tables' columns."""
+        task = self.task
+        return Columns(task.text_column, task.label_column, task.group_column, "text_column")
+
+    def _vocabulary(self) -> Vocabulary:
+        """Return what task.vocabulary_file holds, or the training split's most frequent words."""
+        size = self.task.vocabulary_size
+        if self.task.vocabulary_file is not None:
+            return read_vocabulary(Path(self.task.vocabulary_file).expanduser(), size)
+        table = self._table(self.task.train_split)
+        identity = {**table.identity, "vocabulary_size": size, "splitting": SPLITTING}
+        if self.task.test_split is None:
+            identity["test"] = [self.task.test_fraction, SPLIT_SEED]
+        name = f"{self.task.name}-vocabulary-{cache_key(identity)}"
+
+        def build(unfinished: Path) -> None:
+            logger.info("counting the words of %s, once", self.task.name)
+            write_vocabulary(count_words(self._training_texts(), size), unfinished / FILE)
+
+        folder = build_once(cache_folder() / TokenEncoding.kind / name, build)
+        return read_vocabulary(folder / FILE, size)
+
+    def _training_texts(self) -> list[str]:
+        rows = list(self._table(self.task.train_split).rows())
+        kept = np.arange(len(rows))
+        if self.task.test_split is None:  # no word comes from what is split off for tests
+            strata = [row.label if row.group is None else row.group for row in rows]
+            kept, _ = self._split_off(np.array(strata))
+        return [rows[row].value for row in kept]

@@ -1,0 +1,261 @@
+"""Scores of the clients' own models against a direct count, and what fine-tuning leaves behind."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from flwr.app import Message, RecordDict
+from torch import nn
+from torch.nn import functional as F
+
+from client_app.client import FederatedClient
+from client_app.state import ContextStateStore
+from server_app.checkpoint import checkpoints, load_checkpoint
+from server_app.results import read_rows
+from strategies.layers import LayerSelector
+from strategies.local_options import LocalOptions
+from strategies.solvers import SGD, Adam
+from tests.federation import TensorBatches
+from tests.recipes import TINY, run_recipe
+from tests.strategies.test_reductions import Classifier, blobs
+
+CONFIG = {"round": 1, "lr": 0.1, "evaluate-trained": True}
+
+
+def examples(size: int, classes: int = 3, seed: int = 9) -> TensorBatches:
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(0, classes, (size,), generator=generator)
+    inputs = torch.randn(size, 4, generator=generator) + F.one_hot(labels, 4)
+    return TensorBatches(inputs, labels, num_classes=3)
+
+
+def client(model: nn.Module, data: TensorBatches | None = None, **how) -> FederatedClient:
+    return FederatedClient(
+        client_id=0,
+        model=model,
+        data=data or blobs(1)[0],
+        loss=F.cross_entropy,
+        options=LocalOptions(batch_size=8, epochs=2),
+        **{"solver": SGD(), "store": ContextStateStore(RecordDict()), **how},
+    )
+
+
+def scores_of(**how) -> tuple[dict, nn.Module]:
+    """Return what a client measures after training, and its model."""
+    model = Classifier()
+    one = client(model, **how)
+    metrics = one.fit(one.get_parameters({}), dict(CONFIG))[2]
+    return {k: v for k, v in metrics.items() if k.startswith("personal")}, model.eval()
+
+
+def predictions(model: nn.Module, data: TensorBatches) -> list[int]:
+    with torch.no_grad():
+        return model(data.inputs)[1].argmax(1).tolist()
+
+
+# ---- one client ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("personal", ["none", "head.*", "all"])
+def test_on_the_test_set_by_a_direct_count(personal):
+    """The trained model, its personal tensors with it, in eval mode (the network has dropout)."""
+    test = examples(600)  # more than one batch of the evaluation
+    scores, model = scores_of(test_data=test, personal=LayerSelector(personal))
+    hits = [p == y for p, y in zip(predictions(model, test), test.labels.tolist(), strict=True)]
+    with torch.no_grad():
+        loss = F.cross_entropy(model(test.inputs)[1], test.labels)
+    assert scores["personal-test-accuracy"] == pytest.approx(sum(hits) / 600)
+    assert scores["personal-test-loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert not torch.equal(model.head.weight, Classifier().head.weight)
+
+
+def test_on_held_out_examples():
+    held_out, test = examples(40, seed=1), examples(60)
+    scores, model = scores_of(held_out=held_out, test_data=test)
+    hits = [p == y for p, y in zip(predictions(model, held_out), held_out.labels, strict=True)]
+    assert scores["personal-accuracy"] == pytest.approx(float(sum(hits)) / 40)
+    assert scores.keys() == {"personal-accuracy", "personal-test-accuracy", "personal-test-loss"}
+    assert scores_of(held_out=held_out)[0].keys() == {"personal-accuracy"}
+    assert scores_of()[0] == {}
+
+
+def test_with_the_classes_weighted_as_the_clients_own():
+    """By brute force: for every training example, all test examples of its class vote."""
+    test = examples(60)
+    scores, model = scores_of(test_data=test)
+    guesses, votes = predictions(model, test), []
+    for label in blobs(1)[0].labels.tolist():
+        same = [g == y for g, y in zip(guesses, test.labels.tolist(), strict=True) if y == label]
+        votes.append(sum(same) / len(same))
+    assert scores["personal-accuracy"] == pytest.approx(sum(votes) / len(votes))
+    assert scores["personal-accuracy"] != pytest.approx(scores["personal-test-accuracy"])
+
+
+def test_a_class_that_the_test_set_lacks_does_not_count():
+    test = examples(60, classes=2)
+    scores, model = scores_of(test_data=test)
+    guesses = predictions(model, test)
+    right = {
+        c: [g == c for g, y in zip(guesses, test.labels, strict=True) if y == c] for c in (0, 1)
+    }
+    held = [label for label in blobs(1)[0].labels.tolist() if label < 2]
+    votes = [sum(right[label]) / len(right[label]) for label in held]
+    assert scores["personal-accuracy"] == pytest.approx(sum(votes) / len(votes))
+
+
+def test_with_no_class_of_the_client_in_the_test_set_there_is_no_score_of_its_own():
+    """A NaN would have the whole reply refused."""
+    others = TensorBatches(torch.ones(8, 4), torch.full((8,), 2), num_classes=3)
+    scores, _ = scores_of(test_data=examples(60, classes=2), data=others)
+    assert scores.keys() == {"personal-test-accuracy", "personal-test-loss"}
+
+
+def test_the_score_does_not_depend_on_being_asked_for():
+    """Evaluation after training draws nothing and moves nothing."""
+    asked, plain = Classifier(), Classifier()
+    for model, config in ((asked, CONFIG), (plain, {"round": 1, "lr": 0.1})):
+        one = client(model, test_data=examples(60))
+        one.fit(one.get_parameters({}), dict(config))
+    assert all(
+        torch.equal(a, b) for a, b in zip(asked.parameters(), plain.parameters(), strict=True)
+    )
+
+
+# ---- fine-tuning ---------------------------------------------------------------------------------
+
+
+def evaluated(epochs: int | None, solver=SGD, **how) -> tuple[float, FederatedClient]:
+    """Return the accuracy of Classifier() at a client, fine-tuned so long."""
+    one = client(Classifier(), solver=solver(), **how)
+    config = {"round": 3, "lr": 0.1}
+    if epochs is not None:
+        config["finetune-epochs"] = epochs
+    return one.evaluate(one.get_parameters({}), config)[2]["accuracy"], one
+
+
+def test_no_epochs_are_no_fine_tuning():
+    assert evaluated(0)[0] == evaluated(None)[0]
+    model = Classifier().eval()
+    hits = [
+        p == y for p, y in zip(predictions(model, blobs(1)[0]), blobs(1)[0].labels, strict=True)
+    ]
+    assert evaluated(0)[0] == pytest.approx(float(sum(hits)) / 17)
+
+
+@pytest.mark.parametrize("solver", [SGD, Adam])
+def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(solver):
+    """Also those that local training leaves alone, as FedBABU's head."""
+    before, _ = evaluated(0)
+    after, one = evaluated(30, solver)
+    assert after > before + 0.2
+    start = Classifier().state_dict()
+    assert all(not torch.equal(value, start[n]) for n, value in one.model.named_parameters())
+
+
+def test_fine_tuning_leaves_the_state_and_the_next_round_alone():
+    store = ContextStateStore(RecordDict())
+    one = client(Classifier(), store=store, personal=LayerSelector("head.*"))
+    x = one.get_parameters({})
+    one.fit(x, {**CONFIG, "experiment": "run"})
+    kept = {name: value.clone() for name, value in store.load("run", 1)["personal"].items()}
+    names = sorted(store.records)
+    later = {"round": 2, "lr": 0.1, "experiment": "run", "state-round": 1}
+    untouched = client(Classifier(), store=store, personal=LayerSelector("head.*"))
+    one.evaluate(x, {**later, "finetune-epochs": 5})
+    assert sorted(store.records) == names
+    assert all(torch.equal(value, store.load("run", 1)["personal"][n]) for n, value in kept.items())
+    left, right = one.fit(x, dict(later))[0], untouched.fit(x, dict(later))[0]
+    assert all((a == b).all() for a, b in zip(left, right, strict=True))
+
+
+def test_fine_tuning_a_client_without_state_leaves_its_first_round_alone():
+    head = LayerSelector("head.*")
+    one, untouched = client(Classifier(), personal=head), client(Classifier(), personal=head)
+    x = one.get_parameters({})
+    one.evaluate(x, {"round": 1, "lr": 0.1, "finetune-epochs": 5})
+    left, right = one.fit(x, dict(CONFIG))[0], untouched.fit(x, dict(CONFIG))[0]
+    assert all((a == b).all() for a, b in zip(left, right, strict=True))
+
+
+# ---- the run -------------------------------------------------------------------------------------
+
+
+def run(folder, *words, tamper=lambda reply: reply) -> tuple[dict, list[dict]]:
+    words = (*TINY, "local.epochs=1", "task.test_size=100", *words)
+    summary = run_recipe(folder, *words, tamper=tamper)
+    return summary, read_rows(folder / "metrics.jsonl")
+
+
+HALF = ["strategy=fedper", "participation=0.67", "rounds=3"]  # two of three clients a round
+NAMES = [f"body.{layer}.weight" for layer in (1, 3, 5)]  # what travels
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[list[dict], list[dict], dict]:
+    """A run's rows, what each reply measured in the order of arrival, and the scores kept."""
+    folder = tmp_path_factory.mktemp("whole")
+    replies: list[dict] = []
+
+    def listen(reply: Message) -> Message:
+        found = dict(reply.content.metric_records.get("metrics", {}))
+        if "personal-test-accuracy" in found:
+            replies.append(found)
+        return reply
+
+    _, rows = run(folder, *HALF, tamper=listen)
+    state = load_checkpoint(checkpoints(folder / "checkpoints")[-1], NAMES).state
+    return rows, replies, state.personal
+
+
+def test_the_mean_is_over_all_clients_that_have_trained(whole):
+    """Each with the score of its last reply, and all alike, however many examples they have."""
+    rows, replies, scores = whole
+    last: dict[int, dict] = {}
+    for number, row in enumerate(rows[1:]):
+        now = {int(reply["partition-id"]): reply for reply in replies[2 * number : 2 * number + 2]}
+        assert sorted(now) == row["clients"]
+        last |= now
+        for name, shown in (
+            ("personal-test-accuracy", "accuracy"),
+            ("personal-test-loss", "loss"),
+            ("personal-accuracy", "personal_accuracy"),
+        ):
+            mean = sum(reply[name] for reply in last.values()) / len(last)
+            assert row[shown] == pytest.approx(mean), shown
+    assert len(last) == 3
+    assert scores == {
+        client_id: {name: value for name, value in reply.items() if name.startswith("personal")}
+        for client_id, reply in last.items()
+    }
+
+
+def test_scores_survive_a_resumed_run(whole, tmp_path):
+    """Of a client that has trained before the interruption and not after it, too."""
+    rows = whole[0]
+    run(tmp_path, *HALF, "rounds=2")
+    _, resumed = run(tmp_path, *HALF, "resume=true")
+    assert len(rows[-1]["clients"]) < 3
+    for name in ("accuracy", "loss", "personal_accuracy", "personal_test_accuracy"):
+        assert resumed[-1][name] == rows[-1][name], name
+
+
+def test_both_leaves_accuracy_to_the_server_and_puts_the_clients_beside_it(tmp_path):
+    both, plain = (
+        run(tmp_path / kind, "rounds=1", f"evaluation.model={kind}")[1][-1]
+        for kind in ("both", "global")
+    )
+    assert both["accuracy"] == plain["accuracy"] != both["personal_test_accuracy"]
+    assert not [name for name in plain if name.startswith("personal")]
+    assert both["train_loss"] == plain["train_loss"]
+
+
+def test_fine_tuning_in_a_run_changes_nothing_but_its_own_figure(tmp_path):
+    words = ["strategy=fedbabu", "evaluation.clients=true"]
+    plain, before = run(tmp_path / "plain", *words)
+    tuned, after = run(tmp_path / "tuned", *words, "evaluation.finetune_epochs=5")
+    assert tuned["parameters_sha256"] == plain["parameters_sha256"]
+    assert after[-1]["accuracy"] == before[-1]["accuracy"]
+    assert after[-1]["client_accuracy"] > before[-1]["client_accuracy"] + 0.1
+    assert math.isfinite(after[-1]["client_loss"])

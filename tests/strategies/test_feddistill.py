@@ -1,0 +1,140 @@
+"""FedDistill+: its term by hand, its first round, and the statistic it shares with FedDW."""
+
+from __future__ import annotations
+
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from conf import FOLDER, build_part, compose
+from strategies.base import ConfigError, Step
+from strategies.class_means import MEANS
+from strategies.fedavg import FedAvg
+from strategies.feddistill import FedDistill, FedDistillClient
+from strategies.federated import FederatedStrategy
+from strategies.local_options import LocalOptions
+from strategies.soft_labels import SOFT_LABELS
+from tests.federation import TensorBatches, federate
+from tests.recipes import overrides
+from tests.strategies.test_reductions import Classifier, assert_same, blobs, run
+
+
+def penalty(logits, labels, soft_labels, coefficient=1.0):
+    context = SimpleNamespace(received={SOFT_LABELS: {MEANS: soft_labels}})
+    step = Step({}, logits, labels, logits, logits, context)
+    return FedDistillClient(coefficient).penalty(step)
+
+
+# ---- the term ------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_feddistill():
+    """Soft labels with a zero, too."""
+    soft_labels = torch.tensor([[0.7, 0.3, 0.0], [0.2, 0.5, 0.3], [0.0, 0.0, 1.0]]).double()
+    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+    labels = torch.tensor([0, 1, 1, 2])
+    assert torch.autograd.gradcheck(
+        lambda scores: penalty(scores, labels, soft_labels), logits.requires_grad_()
+    )
+
+
+def test_feddistill_by_hand():
+    """Example 0 says (3/4, 1/4) and 1 says (1/2, 1/2); the class of both is taught (1/2, 1/2)."""
+    logits = torch.tensor([[math.log(3.0), 0.0], [0.0, 0.0]])
+    labels, soft_labels = torch.tensor([1, 1]), torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    one = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    assert penalty(logits, labels, soft_labels).item() == pytest.approx(one / 2)
+    assert penalty(logits, labels, soft_labels, 3.0).item() == pytest.approx(3 * one / 2)
+
+
+def test_feddistill_against_the_identity_is_the_cross_entropy():
+    """As for a class that nobody has held yet, whose row is the identity's."""
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([0, 3, 1, 1, 2])
+    found = penalty(logits, labels, torch.eye(4))
+    torch.testing.assert_close(found, F.cross_entropy(logits, labels))
+
+
+# ---- rounds --------------------------------------------------------------------------------------
+
+
+def after(strategy, datasets, rounds=1, model=Classifier):
+    options = LocalOptions(batch_size=8, epochs=1)
+    return federate(
+        strategy, datasets, model=model, loss=F.cross_entropy, rounds=rounds, options=options
+    )
+
+
+def test_feddistill_at_zero_is_fedavg():
+    assert_same(run(FedDistill(0.0, local_lr=0.1)), run(FedAvg(local_lr=0.1)))
+    other = run(FedDistill(1.0, local_lr=0.1))["head.weight"]
+    assert not torch.equal(other, run(FedAvg(local_lr=0.1))["head.weight"])
+
+
+def test_the_first_round_has_the_loss_twice():
+    """SL is the identity: (1 + lambda) CE at the rate eta is CE at the rate (1 + lambda) eta."""
+    doubled, _ = after(FedDistill(1.0, local_lr=0.05), blobs(2))
+    plain, _ = after(FedAvg(local_lr=0.1), blobs(2))
+    for name, value in plain.items():
+        torch.testing.assert_close(doubled[name], value, atol=1e-6, rtol=1e-5)
+
+
+def test_a_class_that_nobody_held_is_still_taught_as_the_identity():
+    data = blobs(1)[0]
+    held = data.labels != 2
+    strategy = FedDistill(local_lr=0.1)
+    after(strategy, [TensorBatches(data.inputs[held], data.labels[held], num_classes=3)])
+    soft_labels = strategy.server_sides["soft_labels"].broadcast(0)[SOFT_LABELS][MEANS]
+    assert soft_labels[2].tolist() == [0.0, 0.0, 1.0]
+    assert soft_labels[:2].sum(1).tolist() == pytest.approx([1.0, 1.0])
+    assert soft_labels[:2].max() < 1.0
+
+
+# ---- together with FedDW -------------------------------------------------------------------------
+
+
+def soft_label_lines(method):
+    """Return what a recipe's text says of soft labels, in its three places."""
+    text = (FOLDER / "strategy" / f"{method}.yaml").read_text()
+    return re.findall(r"^( +)soft_labels:\n((?:\1 .*\n)+)", text, flags=re.MULTILINE)
+
+
+def test_the_recipes_say_the_same_of_soft_labels():
+    assert len(soft_label_lines("feddw")) == 3
+    assert soft_label_lines("feddistill") == soft_label_lines("feddw")
+
+
+class WithoutBias(Classifier):
+    """The small network as FedDW wants it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(8, 3, bias=False)
+        nn.init.eye_(self.head.weight)
+
+
+def test_with_feddw_in_either_order_and_nothing_is_sent_twice():
+    """An array is its data and 128 bytes: SL (3, 3) down, sums (3, 3) and counts (3,) up."""
+    params = []
+    for names in ("feddistill,feddw", "feddw,feddistill"):
+        recipe = compose(overrides(f"strategy=[{names}]"))
+        strategy = FederatedStrategy(
+            client_sides=build_part(recipe, "strategy.client_sides", 1),
+            server_sides=build_part(recipe, "strategy.server_sides", 1),
+        )
+        trained, (_, *reports) = after(strategy, blobs(2), rounds=2, model=WithoutBias)
+        params.append(trained)
+        model = sum(128 + 4 * value.numel() for value in trained.values())
+        assert [r.bytes_down for r in reports] == [2 * (model + 128 + 4 * 9)] * 2
+        assert [r.bytes_up for r in reports] == [2 * (model + 128 + 4 * 9 + 128 + 4 * 3)] * 2
+    assert_same(*params)
+
+
+def test_values_out_of_range_name_their_key():
+    with pytest.raises(ConfigError, match=r"strategy\.feddistill\.coefficient=-1"):
+        FedDistillClient(-1.0)

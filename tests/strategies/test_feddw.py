@@ -1,0 +1,231 @@
+"""FedDW's term by hand, by brute force and against its own bounds; its recipe."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from conf import build_part, compose
+from server_app.results import read_rows
+from strategies.base import ConfigError, Step
+from strategies.class_means import MEANS
+from strategies.fedavg import FedAvg
+from strategies.feddw import FedDW, FedDWClient
+from strategies.privacy import GaussianMechanism
+from strategies.samplers import FixedSizeSampler
+from strategies.soft_labels import SOFT_LABELS
+from strategies.solvers import SGD
+from tests.recipes import overrides, run_recipe
+from tests.strategies.labelled import QUICK, Biasless, train
+from tests.strategies.test_reductions import Classifier, assert_same
+
+
+def step_of(weight: Tensor, labels: Tensor, round: int = 1, **params: Tensor) -> Step:
+    context = SimpleNamespace(received={SOFT_LABELS: {MEANS: labels}}, round=round)
+    return Step({"head.weight": weight, **params}, None, None, None, None, context)
+
+
+def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def labels_of(classes: int, seed: int = 1) -> Tensor:
+    return torch.softmax(draw(classes, classes, seed=seed), dim=1)
+
+
+def begun(**options) -> FedDWClient:
+    side = FedDWClient(**options)
+    side.begin(None)
+    return side
+
+
+# ---- eq. 11 --------------------------------------------------------------------------------------
+
+
+def test_the_term_by_hand():
+    """W W^T = [[ln 3, 0], [0, 0]], so CR = [[3/4, 1/4], [1/2, 1/2]].
+
+    With SL = [[1, 0], [1/2, 1/2]] the squares are 1/16, 1/16, 0, 0, their mean 1/32; mu = 8.
+    """
+    weight = torch.tensor([[math.sqrt(math.log(3)), 0.0], [0.0, 0.0]])
+    labels = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
+    assert begun(mu=8.0).penalty(step_of(weight, labels)).item() == pytest.approx(0.25)
+
+
+@pytest.mark.parametrize("classes", [2, 5, 20])
+@pytest.mark.parametrize("scale", [0.01, 0.3, 1.0])
+def test_the_term_lies_between_zero_and_two_over_the_classes(classes, scale):
+    """Eq. 18."""
+    for seed in range(20):
+        weight = draw(classes, 8, seed=seed, scale=scale)
+        value = begun(mu=1.0).penalty(step_of(weight, labels_of(classes, seed + 100)))
+        assert 0 < value < 2 / classes
+
+
+def test_the_upper_bound_is_approached():
+    """Every class is sure of itself, and its soft label of another class."""
+    weight, labels = 5 * torch.eye(4), torch.eye(4).roll(1, dims=0)
+    value = begun(mu=1.0).penalty(step_of(weight, labels)).item()
+    assert value == pytest.approx(2 / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("linearised_every", [0, 3])
+def test_the_gradient_reaches_the_head_alone(linearised_every):
+    model = Biasless()
+    params = dict(model.named_parameters())
+    value = begun(mu=1.0, linearised_every=linearised_every).penalty(
+        step_of(params["head.weight"], labels_of(3).float(), **params)
+    )
+    grads = torch.autograd.grad(value, list(params.values()), allow_unused=True)
+    reached = [name for name, grad in zip(params, grads, strict=True) if grad is not None]
+    assert reached == ["head.weight"]
+    assert all(grad is None or grad.abs().max() > 0 for grad in grads)
+
+
+def test_the_gradient_is_that_of_finite_differences():
+    side, labels = begun(mu=0.7), labels_of(4)
+    weight = draw(4, 3).requires_grad_()
+    assert torch.autograd.gradcheck(lambda w: side.penalty(step_of(w, labels)), weight)
+
+
+# ---- the linearised variant, eq. 30 --------------------------------------------------------------
+
+
+def about(reference: Tensor, labels: Tensor, mu: float = 1.0):
+    """Return the linearised term as a function of W, its reference taken."""
+    side = begun(mu=mu, linearised_every=10**6)
+    side.penalty(step_of(reference, labels))
+    return lambda weight: side.penalty(step_of(weight, labels))
+
+
+def quadratic(weight: Tensor, labels: Tensor) -> Tensor:
+    return (labels - weight @ weight.T).square().mean()
+
+
+def test_at_its_reference_it_has_the_value_and_gradient_of_the_quadratic():
+    labels, weight = labels_of(4), draw(4, 3, seed=2).requires_grad_()
+    found, expected = about(weight, labels)(weight), quadratic(weight, labels)
+    torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad(found, weight)
+    torch.testing.assert_close(gradient, torch.autograd.grad(expected, weight)[0])
+    assert gradient.abs().max() > 0
+
+
+def test_away_from_its_reference_the_gradient_is_that_of_finite_differences():
+    term = about(draw(4, 3, seed=2), labels_of(4), mu=0.7)
+    assert torch.autograd.gradcheck(term, draw(4, 3, seed=3).requires_grad_())
+
+
+def eigenvalues(function, weight: Tensor) -> Tensor:
+    hessian = torch.autograd.functional.hessian(function, weight)
+    return torch.linalg.eigvalsh(hessian.reshape(weight.numel(), weight.numel()))
+
+
+def test_it_is_convex_where_the_quadratic_is_not():
+    labels, term = labels_of(4), about(draw(4, 3, seed=2), labels_of(4))
+    for seed, scale in ((3, 0.1), (4, 1.0), (5, 10.0)):
+        assert eigenvalues(term, draw(4, 3, seed=seed, scale=scale)).min() > -1e-12
+    at = draw(4, 3, seed=3, scale=0.1)
+    assert eigenvalues(lambda weight: quadratic(weight, labels), at).min() < -0.01
+
+
+def test_its_reference_is_taken_again_every_so_many_steps_and_every_round():
+    """A parameter is moved in place, as a solver does; the reference stays, and is constant."""
+    side, labels = FedDWClient(mu=1.0, linearised_every=2), labels_of(3)
+    weight = nn.Parameter(torch.empty(3, 2, dtype=torch.float64))
+    places = [draw(3, 2, seed=seed) for seed in range(7)]
+    references = [0, 0, 2, 2, 4, 5, 5]  # a round of five steps, then a new one
+    for number, reference in enumerate(references):
+        if number in (0, 5):
+            side.begin(None)
+        with torch.no_grad():
+            weight.copy_(places[number])
+        old = places[reference]
+        relations = old @ weight.T + weight @ old.T - old @ old.T
+        expected = (labels - relations).square().mean()
+        found = side.penalty(step_of(weight, labels))
+        torch.testing.assert_close(found, expected)
+        gradient = torch.autograd.grad(found, weight)
+        torch.testing.assert_close(gradient, torch.autograd.grad(expected, weight))
+
+
+# ---- mu ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("round", "factor"), [(1, 1.0), (8, 1.0), (9, 0.1), (17, 0.1), (18, 0.01), (27, 0.001)]
+)
+def test_mu_decays_at_the_start_of_every_ninth_round(round, factor):
+    weight, labels = draw(3, 2), labels_of(3)
+    plain = begun(mu=2.0).penalty(step_of(weight, labels, round))
+    decayed = begun(mu=2.0, decay=0.1).penalty(step_of(weight, labels, round))
+    torch.testing.assert_close(decayed, factor * plain)
+
+
+def test_mu_zero_is_fedavg_to_the_last_bit():
+    sampler = FixedSizeSampler(0.5, seed=2)
+    plain, _ = train(FedAvg(sampler=sampler, local_lr=0.1))
+    zero, _ = train(FedDW(0.0, sampler=sampler, local_lr=0.1))
+    one, _ = train(FedDW(1.0, sampler=sampler, local_lr=0.1))
+    assert_same(zero, plain)
+    assert not torch.equal(one["head.weight"], plain["head.weight"])
+
+
+def test_the_recipe_at_mu_zero_is_fedavg_without_head_bias(tmp_path):
+    zero = run_recipe(tmp_path / "zero", *QUICK, "strategy=feddw", "strategy.feddw.mu=0")
+    plain = run_recipe(tmp_path / "plain", *QUICK, "strategy=fedavg", "task.head_bias=false")
+    assert zero["parameters_sha256"] == plain["parameters_sha256"]
+
+
+# ---- what it is used with ------------------------------------------------------------------------
+
+
+def test_the_order_in_a_composition_does_not_matter(tmp_path):
+    one = run_recipe(tmp_path / "one", *QUICK, "strategy=[feddw,fedprox]")
+    other = run_recipe(tmp_path / "other", *QUICK, "strategy=[fedprox,feddw]")
+    assert one["parameters_sha256"] == other["parameters_sha256"]
+    assert one["strategy"] == "feddw+fedprox"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["strategy=feddw", "task.head_bias=true"], r"set task\.head_bias=false"),
+        (["strategy=[feddw,fedper]"], r"leave it out of strategy\.personal"),
+    ],
+)
+def test_a_head_that_it_cannot_tie_is_refused_before_round_1(words, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        run_recipe(tmp_path, *QUICK, *words)
+    metrics = tmp_path / "metrics.jsonl"
+    assert not metrics.exists() or read_rows(metrics) == []
+
+
+def test_a_head_with_bias_or_none_by_its_name_is_refused_at_the_client():
+    with pytest.raises(ConfigError, match=r"task\.head_bias=false"):
+        FedDWClient().check(Classifier(), SGD())
+    with pytest.raises(ConfigError, match=r"strategy\.client_sides\.feddw\.head"):
+        FedDWClient(head="classifier").check(Biasless(), SGD())
+    with pytest.raises(ConfigError, match="'body' is Sequential"):
+        FedDWClient(head="body").check(Biasless(), SGD())
+    FedDWClient().check(Biasless(), SGD())
+    FedDWClient(head="last").check(nn.ModuleDict({"last": nn.Linear(2, 2, bias=False)}), SGD())
+
+
+def test_the_recipes_options_arrive():
+    words = ["feddw.mu=3", "feddw.decay=0.1", "feddw.decay_every=4", "feddw.linearised_every=5"]
+    words += ["soft_labels.smoothing=0.5", "soft_labels.history=all", "soft_labels.absent=identity"]
+    words += ["soft_labels.noise_multiplier=2", "soft_labels.clip=0.5", "soft_labels.delta=1e-6"]
+    recipe = compose(overrides("strategy=feddw", *(f"strategy.{word}" for word in words)))
+    client = build_part(recipe, "strategy.client_sides", 1)
+    server = build_part(recipe, "strategy.server_sides", 1)["soft_labels"]
+    term = client["feddw"]
+    assert (term.mu, term.decay, term.decay_every, term.linearised_every) == (3, 0.1, 4, 5)
+    assert (server.smoothing, server.history, server.absent) == (0.5, "all", "identity")
+    mechanism = GaussianMechanism(noise_multiplier=2, clip=0.5, delta=1e-6)
+    assert server.mechanism == client["soft_labels"].mechanism == mechanism

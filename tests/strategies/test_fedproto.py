@@ -1,0 +1,170 @@
+"""FedProto: its term by hand, the prototypes by brute force, and what travels."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch.nn import functional as F
+
+from client_app.state import ContextStateStore
+from strategies.base import Cohort, ConfigError, Reply
+from strategies.class_means import COUNTS, MEANS, SUMS
+from strategies.fedavg import FedAvg
+from strategies.fedproto import (
+    PROTOTYPE_SUMS,
+    PROTOTYPES,
+    FedProto,
+    PrototypeClient,
+    PrototypeServer,
+    prototype_distance,
+)
+from strategies.local_options import LocalOptions
+from tests.federation import TensorBatches, federate
+from tests.strategies.test_reductions import Classifier, assert_same, blobs, run
+
+COHORT = Cohort(round=1, size=1, population=2)
+CLASSES, SIZE = 4, 8  # of the blobs below; nobody holds the last class
+
+
+def datasets():
+    """Clients of unequal size, of which the last holds classes 0 and 1 alone."""
+    *others, last = (TensorBatches(b.inputs, b.labels, num_classes=CLASSES) for b in blobs(3))
+    held = last.labels < 2
+    return [*others, TensorBatches(last.inputs[held], last.labels[held], num_classes=CLASSES)]
+
+
+def federated(strategy, rounds, **how):
+    """Return the clients' own models after so many rounds, and the reports."""
+    stores = {i: ContextStateStore(RecordDict()) for i in range(3)}
+    _, reports = federate(
+        strategy,
+        datasets(),
+        model=Classifier,
+        loss=F.cross_entropy,
+        rounds=rounds,
+        options=LocalOptions(batch_size=8, epochs=2),
+        personal="all",
+        stores=stores,
+        **how,
+    )
+    states = [store.load(strategy.state.experiment, rounds) for store in stores.values()]
+    return [state["personal"] for state in states], reports
+
+
+def reply(client, sums, counts):
+    return Reply(client, 1, 1, 0.1, {}, {PROTOTYPE_SUMS: {SUMS: sums, COUNTS: counts}})
+
+
+# ---- the term ------------------------------------------------------------------------------------
+
+
+def test_the_gradient_of_fedproto():
+    """The second example's class has no prototype."""
+    generator = torch.Generator().manual_seed(0)
+    features, prototypes = (torch.randn(3, 4, generator=generator).double() for _ in range(2))
+    prototypes[1] = 0.0
+    features.requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: prototype_distance(z, prototypes), features)
+    prototype_distance(features, prototypes).backward()
+    assert features.grad[1].abs().max() == 0.0
+
+
+def test_fedproto_by_hand():
+    """((1 + 9) / 2 + 0) / 2: squares over the dimensions, then over the batch."""
+    features = torch.tensor([[1.0, 5.0], [7.0, 7.0]])
+    prototypes = torch.tensor([[2.0, 2.0], [0.0, 0.0]])
+    assert prototype_distance(features, prototypes).item() == pytest.approx(2.5)
+
+
+# ---- the prototypes ------------------------------------------------------------------------------
+
+
+def test_prototypes_are_the_means_over_all_examples():
+    strategy = FedProto(local_lr=0.1)
+    models, _ = federated(strategy, rounds=2)
+    features, labels = [], []
+    for state, data in zip(models, datasets(), strict=True):
+        model = Classifier().eval()
+        model.load_state_dict(state)
+        features += model(data.inputs)[0].detach()
+        labels += data.labels.tolist()
+    found = strategy.server_sides["fedproto"].broadcast(0)[PROTOTYPES][MEANS]
+    for c in range(CLASSES - 1):
+        own = torch.stack([z for z, label in zip(features, labels, strict=True) if label == c])
+        torch.testing.assert_close(found[c], own.mean(0))
+    assert found.shape == (CLASSES, SIZE)
+    assert found[-1].abs().max() == 0.0
+
+
+def test_a_class_that_nobody_in_the_round_holds_keeps_its_prototype():
+    server = PrototypeServer()
+    server.init({})
+    first = torch.tensor([[2.0, 4.0], [3.0, 3.0], [0.0, 0.0]])
+    server.reduce([reply(0, first, torch.tensor([2.0, 1.0, 0.0]))], {}, COHORT)
+    assert server.sent[MEANS].tolist() == [[1.0, 2.0], [3.0, 3.0], [0.0, 0.0]]
+    second = torch.tensor([[8.0, 8.0], [0.0, 0.0], [0.0, 0.0]])
+    server.reduce([reply(1, second, torch.tensor([2.0, 0.0, 0.0]))], {}, COHORT)
+    assert server.sent[MEANS].tolist() == [[4.0, 4.0], [3.0, 3.0], [0.0, 0.0]]
+
+
+def test_the_server_goes_on_from_its_state():
+    server, again = PrototypeServer(), PrototypeServer()
+    again.init({})
+    again.load_state_dict(server.state_dict())  # before the first round
+    assert again.broadcast(0) == {PROTOTYPES: {}}
+    server.reduce([reply(0, torch.ones(2, 3), torch.tensor([1.0, 4.0]))], {}, COHORT)
+    again.load_state_dict(server.state_dict())
+    assert torch.equal(again.broadcast(0)[PROTOTYPES][MEANS], server.sent[MEANS])
+
+
+def test_features_of_another_size_are_refused_by_name():
+    """In the first round by an error; then the shapes are known, and the reply alone is refused."""
+    server, counts = PrototypeServer(), torch.ones(2)
+    assert server.expected() == {}
+    with pytest.raises(ValueError, match=r"client 5 sent prototypes of shapes .*\(2, 4\).*task\."):
+        server.reduce(
+            [reply(3, torch.ones(2, 3), counts), reply(5, torch.ones(2, 4), counts)], {}, COHORT
+        )
+    server.reduce([reply(3, torch.ones(2, 3), counts)], {}, COHORT)
+    assert server.expected() == {PROTOTYPE_SUMS: {SUMS: (2, 3), COUNTS: (2,)}}
+
+
+# ---- rounds --------------------------------------------------------------------------------------
+
+
+def test_no_parameters_travel():
+    """An array is its data and 128 bytes of header; round 1 has nothing to send down."""
+    _, reports = federated(FedProto(local_lr=0.1), rounds=2)
+    means, counts = 128 + 4 * CLASSES * SIZE, 128 + 4 * CLASSES
+    assert [report.bytes_down for report in reports[1:]] == [0, 3 * means]
+    assert [report.bytes_up for report in reports[1:]] == [3 * (means + counts)] * 2
+
+
+def test_the_first_round_is_local_training_and_the_second_is_not():
+    one, two = (
+        [
+            federated(strategy, rounds)[0]
+            for strategy in (FedProto(local_lr=0.1), FedAvg(local_lr=0.1))
+        ]
+        for rounds in (1, 2)
+    )
+    for ours, alone in zip(*one, strict=True):
+        assert_same(ours, alone)
+    for ours, alone in zip(*two, strict=True):
+        assert not torch.equal(ours["body.0.weight"], alone["body.0.weight"])
+
+
+def test_fedproto_at_zero_is_local_training_or_fedavg():
+    """With all tensors personal it is the one, with none the other."""
+    off, alone = (
+        federated(s(local_lr=0.1), 3)[0] for s in (lambda **k: FedProto(0.0, **k), FedAvg)
+    )
+    for left, right in zip(off, alone, strict=True):
+        assert_same(left, right)
+    assert_same(run(FedProto(0.0, local_lr=0.1)), run(FedAvg(local_lr=0.1)))
+
+
+def test_values_out_of_range_name_their_key():
+    with pytest.raises(ConfigError, match=r"strategy\.fedproto\.coefficient=-1"):
+        PrototypeClient(-1.0)

@@ -1,0 +1,169 @@
+"""FedUV: its two terms by hand and by brute force, and the batches that have none."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import one_hot
+
+from strategies.base import ConfigError, Step
+from strategies.fedavg import FedAvg
+from strategies.feduv import FedUV, FedUVClient, crowding, missing_variance, squared_distances
+from tests.strategies.test_reductions import assert_same, run
+
+
+def draw(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def step(features, logits):
+    return Step({}, features, torch.zeros(len(features), dtype=torch.int64), features, logits, None)
+
+
+# ---- the uniformity of the features --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ([[0.0], [2.0]], math.exp(-1)),  # one pair, itself the median
+        ([[0.0], [1.0], [3.0]], (math.exp(-1 / 4) + math.exp(-1) + math.exp(-9 / 4)) / 3),
+        ([[0.0], [0.0], [2.0]], (1 + 2 * math.exp(-1)) / 3),  # 0 is not in the median
+        ([[5.0], [5.0], [5.0]], 1.0),
+    ],
+)
+def test_feduv_crowding_by_hand(features, expected):
+    assert crowding(torch.tensor(features)).item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("size", [4, 5, 8])  # 6, 10 and 28 pairs: even counts, whose median is one
+@pytest.mark.parametrize("doubled", [False, True])
+def test_feduv_crowding_and_its_gradient_by_brute_force(size, doubled):
+    """The definition over pairs i < j, with PyTorch's pdist and median."""
+    features = draw(size, 3)
+    if doubled:
+        features[1] = features[0]
+    found, expected = features.clone().requires_grad_(), features.clone().requires_grad_()
+    pairs = torch.pdist(expected).square()
+    uniformity = torch.exp(-pairs / pairs[pairs > 0].median()).mean()
+    torch.testing.assert_close(crowding(found), uniformity)
+    crowding(found).backward()
+    uniformity.backward()
+    torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_the_gradient_of_feduv_crowding():
+    """The median's own gradient is a part of it: without, U would change with the scale."""
+    features = draw(5, 3).requires_grad_()
+    assert torch.autograd.gradcheck(crowding, features)
+    torch.testing.assert_close(crowding(3 * features), crowding(features))
+
+
+def test_no_tensor_of_feduv_has_an_entry_for_every_pair_and_dimension():
+    size, dimension = 16, 40
+    sizes = []
+
+    def pack(tensor):
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        crowding(draw(size, dimension).requires_grad_()).backward()
+    assert 0 < max(sizes) <= size * dimension
+
+
+def test_far_from_the_origin_feduv_loses_nothing():
+    """At 2^16, where a squared length in float32 has steps of 512."""
+    near = torch.tensor([[0.0, 0.0], [0.25, 0.0], [0.25, 0.0], [1.0, 2.0]], requires_grad=True)
+    far = (2.0**16 + near.detach()).requires_grad_()
+    torch.testing.assert_close(squared_distances(far), squared_distances(near))
+    crowding(near).backward()
+    crowding(far).backward()
+    torch.testing.assert_close(far.grad, near.grad, atol=1e-4, rtol=0)
+
+
+def test_feduv_tells_close_examples_from_equal_ones():
+    """(2^-12)^2 is less than the rounding of 1 + 1 - 2 in float32; what is equal is at 0."""
+    first = torch.tensor([1.0, 1.0, 1.0 + 2**-12, -3.0])
+    features = first[:, None] * torch.tensor([[1.0, 0.0, 0.0]])
+    found = squared_distances(features)
+    assert found[0] == 0.0
+    assert found[1].item() == pytest.approx(2.0**-24, rel=1e-3)
+
+
+def test_feduv_has_its_precision_under_autocast():
+    """In float32, the gradient too; what comes in bfloat16 is raised to it."""
+    features = draw(6, 3).float().requires_grad_()
+    crowding(features).backward()
+    plain, features.grad = features.grad, None
+    with torch.autocast("cpu", torch.bfloat16):
+        uniformity = crowding(features)
+        rounded = squared_distances(features.bfloat16())
+    uniformity.backward()
+    assert torch.equal(features.grad, plain)
+    assert rounded.dtype == torch.float32
+    assert torch.equal(rounded, squared_distances(features.bfloat16().float()))
+
+
+# ---- the variance of the outputs -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_feduv_missing_variance_by_hand(classes):
+    """Constant outputs miss all of gamma, each class once and sure misses none."""
+    gamma = torch.eye(classes).std(dim=0).mean().item()
+    assert missing_variance(torch.zeros(7, classes)).item() == pytest.approx(gamma)
+    assert missing_variance(100 * torch.eye(classes)).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_feduv_missing_variance_with_two_classes():
+    """Sure of one, then of the other, std sqrt(1 / 3): these vary enough, the other 8 miss all."""
+    logits = 100 * one_hot(torch.tensor([0, 1, 0, 1]), 10).float()
+    assert missing_variance(logits).item() == pytest.approx(0.8 * 10**-0.5)
+
+
+def test_the_gradient_of_feduv_missing_variance():
+    assert torch.autograd.gradcheck(missing_variance, draw(4, 3).requires_grad_())
+
+
+# ---- the penalty ---------------------------------------------------------------------------------
+
+
+def test_the_penalty_is_the_weighted_sum():
+    features, logits = draw(6, 3), draw(6, 4)
+    expected = 2.5 * missing_variance(logits) + 0.5 * crowding(features)
+    torch.testing.assert_close(FedUVClient().penalty(step(features, logits)), expected)
+    alone = FedUVClient(uniformity=0.0).penalty(step(features, logits))
+    torch.testing.assert_close(alone, 2.5 * missing_variance(logits))
+
+
+def test_a_batch_of_one_example_has_no_penalty():
+    assert FedUVClient().penalty(step(draw(1, 3), draw(1, 4))) is None
+
+
+def test_a_batch_of_equal_examples_has_a_penalty_without_gradient():
+    features, logits = (torch.ones(5, 3).mul(0.1).requires_grad_() for _ in range(2))
+    penalty = FedUVClient().penalty(step(features, logits))
+    assert penalty.item() == pytest.approx(2.5 * 3**-0.5 + 0.5)
+    penalty.backward()
+    assert features.grad.abs().max() < 1e-6
+    assert logits.grad.abs().max() == 0.0
+
+
+def test_feduv_at_zero_is_fedavg():
+    assert_same(run(FedUV(0.0, 0.0, local_lr=0.1)), run(FedAvg(local_lr=0.1)))
+
+
+def test_feduv_trains_with_a_last_batch_of_one():
+    """One of the clients has 17 examples in batches of 8."""
+    params, plain = run(FedUV(local_lr=0.1)), run(FedAvg(local_lr=0.1))
+    assert all(value.isfinite().all() for value in params.values())
+    assert not torch.equal(params["head.weight"], plain["head.weight"])
+
+
+@pytest.mark.parametrize("wrong", ["variance", "uniformity"])
+def test_values_out_of_range_name_their_key(wrong):
+    with pytest.raises(ConfigError, match=rf"strategy\.feduv\.{wrong}"):
+        FedUVClient(**{wrong: -1.0})

@@ -1,0 +1,342 @@
+"""Per-FedAvg's solver on quadratics, where its steps and its optimum are known."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from client_app.client import FederatedClient
+from client_app.state import ContextStateStore
+from conf import build_solver, compose
+from strategies.base import ConfigError
+from strategies.layers import named
+from strategies.local_options import LocalOptions, Phase
+from strategies.per_fedavg import PerFedAvg, PerFedAvgSolver
+from strategies.scaffold import SCAFFOLD, ControlVariateClient
+from strategies.solvers import SGD
+from tests.federation import Regression, TensorBatches, federate
+from tests.recipes import overrides
+from tests.strategies.test_reductions import Classifier, blobs
+
+Quadratic = tuple[Tensor, Tensor]  # curvature H (d, d) and minimum m (d,): (w - m)^T H (w - m) / 2
+
+
+def drive(
+    solver,
+    batches: Iterator[Quadratic],
+    start: Tensor,
+    lr: float,
+    *,
+    steps: int = 1,
+    loss_of: Callable[[Tensor, Quadratic], Tensor] | None = None,
+) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+    """Take steps; return the params, the last loss, and (params, gradient) at every correction."""
+    param = start.clone().requires_grad_()
+    corrected = []
+    solver.start({"w": param}, lr)
+
+    def backward(batch: Quadratic) -> Tensor:
+        param.grad = None
+        loss = (loss_of or quadratic)(param, batch)
+        loss.backward()
+        return loss.detach()
+
+    def correct() -> None:
+        corrected.append((param.detach().clone(), param.grad.clone()))
+
+    for _ in range(steps):
+        loss = solver.step(lambda: next(batches), backward, correct)
+    return param.detach(), loss, corrected
+
+
+def quadratic(w: Tensor, batch: Quadratic) -> Tensor:
+    curvature, minimum = batch
+    return 0.5 * (w - minimum) @ curvature @ (w - minimum)
+
+
+def quadratics(count: int, size: int = 3) -> list[Quadratic]:
+    generator = torch.Generator().manual_seed(4)
+    found = []
+    for _ in range(count):
+        root = torch.randn(size, size, generator=generator, dtype=torch.float64)
+        minimum = torch.randn(size, generator=generator, dtype=torch.float64)
+        found.append((root @ root.T + torch.eye(size), minimum))
+    return found
+
+
+def scalar(curvature: float, minimum: float) -> Quadratic:
+    return torch.tensor([[curvature]]).double(), torch.tensor([minimum]).double()
+
+
+ZERO = torch.zeros(3, dtype=torch.float64)
+
+
+# ---- one step ------------------------------------------------------------------------------------
+
+
+def test_a_first_order_step_by_hand():
+    """w = 0: g = 2 (0 - 1) = -2, w' = .2, g' = 4 (.2 - 3) = -11.2, w = .5 * 11.2; f(w') = 15.68."""
+    batches = iter([scalar(2.0, 1.0), scalar(4.0, 3.0)])
+    w, loss, corrected = drive(PerFedAvgSolver(0.1), batches, torch.zeros(1).double(), 0.5)
+    torch.testing.assert_close(w, torch.tensor([5.6]).double())
+    torch.testing.assert_close(loss, torch.tensor(15.68).double())
+    ((where, grad),) = corrected  # once, at the restored w, on the gradient that is used
+    assert where.item() == 0.0
+    assert grad.item() == pytest.approx(-11.2)
+
+
+@pytest.mark.parametrize("delta", [1e-3, 0.5])
+def test_a_hessian_free_step_against_the_exact_hessian(delta):
+    """g = (I - alpha H'') H' (w' - m'): exact on a quadratic, whatever delta."""
+    batches = quadratics(3)
+    solver = PerFedAvgSolver(0.1, "hessian_free", delta)
+    w, loss, ((where, grad),) = drive(solver, iter(batches), ZERO + 1.0, 0.5)
+    (h, m), (h_, m_), (h__, _) = batches
+    adapted = ZERO + 1.0 - 0.1 * h @ (ZERO + 1.0 - m)
+    exact = (torch.eye(3, dtype=torch.float64) - 0.1 * h__) @ h_ @ (adapted - m_)
+    torch.testing.assert_close(grad, exact, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(w, 1.0 - 0.5 * exact, atol=1e-9, rtol=1e-9)
+    torch.testing.assert_close(loss, quadratic(adapted, batches[1]))
+    assert torch.equal(where, ZERO + 1.0)
+
+
+def test_hessian_free_on_a_curved_loss_is_second_order_in_delta():
+    """Against autograd's own product; a tenth of delta leaves a hundredth of the error."""
+    batches = quadratics(3)
+
+    def curved(w: Tensor, batch: Quadratic) -> Tensor:
+        return F.softplus(batch[0] @ (w - batch[1])).sum()
+
+    def grad_of(w: Tensor, batch: Quadratic) -> Tensor:
+        w = w.clone().requires_grad_()
+        return torch.autograd.grad(curved(w, batch), w)[0]
+
+    outer = grad_of(ZERO - 0.1 * grad_of(ZERO, batches[0]), batches[1])
+    _, product = torch.autograd.functional.hvp(lambda w: curved(w, batches[2]), ZERO, outer)
+    errors = []
+    for delta in (1e-2, 1e-3):
+        solver = PerFedAvgSolver(0.1, "hessian_free", delta)
+        _, _, ((_, grad),) = drive(solver, iter(batches), ZERO, 0.5, loss_of=curved)
+        errors.append(float((grad - (outer - 0.1 * product)).norm()))
+    assert errors[0] / errors[1] == pytest.approx(100.0, rel=0.05)
+    assert errors[1] < 1e-4 * float(product.norm())
+
+
+def test_at_alpha_zero_it_is_sgd_on_every_second_batch():
+    batches = quadratics(4)
+    ours, _, _ = drive(PerFedAvgSolver(0.0), iter(batches), ZERO, 0.05, steps=2)
+    theirs, _, _ = drive(SGD(), iter(batches[1::2]), ZERO, 0.05, steps=2)
+    assert torch.equal(ours, theirs)
+    free, _, _ = drive(PerFedAvgSolver(0.0, "hessian_free"), iter(batches), ZERO, 0.05)
+    theirs, _, _ = drive(SGD(), iter(batches[1:2]), ZERO, 0.05)
+    assert torch.equal(free, theirs)
+
+
+@pytest.mark.parametrize(("order", "times"), [("first", 2), ("hessian_free", 3)])
+def test_same_batch_takes_all_gradients_on_one(order, times):
+    batches = quadratics(2)
+    ours, _, _ = drive(
+        PerFedAvgSolver(0.1, order, same_batch=True), iter(batches), ZERO, 0.05, steps=2
+    )
+    repeated = iter([batch for batch in batches for _ in range(times)])
+    theirs, _, _ = drive(PerFedAvgSolver(0.1, order), repeated, ZERO, 0.05, steps=2)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(("order", "batches"), [("first", 1), ("hessian_free", 2)])
+def test_when_the_batches_run_out_the_model_is_as_before_the_step(order, batches):
+    param = (ZERO + 1.0).requires_grad_()
+    solver = PerFedAvgSolver(0.1, order)
+    solver.start({"w": param}, 0.5)
+    stream = iter(quadratics(batches))
+
+    def no_pass(batch=None):
+        pytest.fail("it began the step")
+
+    with pytest.raises(StopIteration):
+        solver.step(lambda: next(stream), no_pass, no_pass)
+    assert torch.equal(param, ZERO + 1.0)
+    assert param.grad is None
+
+
+def test_both_hessian_free_passes_have_the_same_dropout():
+    """Else their difference over 2 delta is noise. The other passes draw anew, as two steps do."""
+    states = []
+
+    def loss_of(w: Tensor, batch: Quadratic) -> Tensor:
+        states.append(torch.get_rng_state())
+        return quadratic(F.dropout(w, 0.5), batch)
+
+    with torch.random.fork_rng():
+        solver = PerFedAvgSolver(0.1, "hessian_free")
+        drive(solver, iter(quadratics(3)), ZERO + 1.0, 0.5, loss_of=loss_of)
+        states.append(torch.get_rng_state())
+    assert torch.equal(states[2], states[3])
+    others = [states[i] for i in (0, 1, 3, 4)]
+    assert all(not torch.equal(a, b) for a, b in itertools.pairwise(others))
+
+
+# ---- what it converges to ------------------------------------------------------------------------
+
+
+def test_it_reaches_the_minimum_of_the_loss_after_adaptation():
+    """Two clients, H_i and m_i: sum_i (I - alpha H_i) H_i (I - alpha H_i) (w - m_i) = 0 there.
+
+    Without the Hessian one factor is missing, and FedAvg has none.
+    """
+    clients = [(torch.diag(torch.tensor(h).double()), torch.tensor(m).double()) for h, m in (
+        ([1.0, 4.0], [2.0, -1.0]), ([5.0, 1.0], [-1.0, 3.0]),
+    )]  # fmt: skip
+    alpha = 0.1
+    shrunk = [torch.eye(2, dtype=torch.float64) - alpha * h for h, _ in clients]
+
+    def optimum(power: int) -> Tensor:
+        weights = [
+            torch.matrix_power(s, power) @ h for s, (h, _) in zip(shrunk, clients, strict=True)
+        ]
+        moments = [weight @ m for weight, (_, m) in zip(weights, clients, strict=True)]
+        return torch.linalg.solve(sum(weights), sum(moments))
+
+    for solver, power in (
+        (PerFedAvgSolver(alpha, "hessian_free"), 2),
+        (PerFedAvgSolver(alpha), 1),
+        (SGD(), 0),
+    ):
+        w = torch.zeros(2, dtype=torch.float64)
+        for _ in range(60):
+            moved = [drive(solver, iter([client] * 3), w, 0.3)[0] for client in clients]
+            w = torch.stack(moved).mean(0)
+        torch.testing.assert_close(w, optimum(power), atol=1e-6, rtol=1e-6)
+    assert (optimum(2) - optimum(1)).norm() > 0.1
+
+
+def test_scaffolds_control_variate_is_the_mean_gradient_used():
+    """x = (3, 4), target -10, w = 0: g = 10 x, w' = -.01 * 10 x, f's gradient there is 7.5 x."""
+    solver = PerFedAvgSolver(alpha=0.01)
+    ControlVariateClient().check(Regression(2), solver)  # accepts it: the moves are plain steps
+    inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64).repeat(2, 1)
+    store = ContextStateStore(RecordDict())
+    strategy = SCAFFOLD(local_lr=0.1)
+    params, _ = federate(
+        strategy,
+        [TensorBatches(inputs, torch.full((2,), -10.0, dtype=torch.float64))],
+        model=lambda: Regression(2),
+        rounds=1,
+        options=LocalOptions(batch_size=1),
+        solver=lambda: solver,
+        stores={0: store},
+    )
+    kept = store.load(strategy.state.experiment, 1)["control_variate"]["head.weight"]
+    torch.testing.assert_close(kept, torch.tensor([[22.5, 30.0]], dtype=torch.float64))
+    torch.testing.assert_close(params["head.weight"], -0.1 * kept)
+
+
+# ---- in a client ---------------------------------------------------------------------------------
+
+
+def fit(model: nn.Module, data: TensorBatches, options: LocalOptions, **how) -> dict:
+    client = FederatedClient(
+        client_id=0,
+        model=model,
+        data=data,
+        loss=F.cross_entropy,
+        solver=PerFedAvgSolver(**how),
+        options=options,
+        store=ContextStateStore(RecordDict()),
+    )
+    return client.fit(client.get_parameters({}), {"round": 1, "lr": 0.1})[2]
+
+
+@pytest.mark.parametrize(
+    ("how", "steps"),
+    [({}, 3), ({"order": "hessian_free"}, 2), ({"same_batch": True}, 6)],
+)
+def test_steps_are_counted_as_moves(how, steps):
+    """17 examples in batches of 8, two epochs: six mini-batches."""
+    metrics = fit(Classifier(), blobs(1)[0], LocalOptions(batch_size=8, epochs=2), **how)
+    assert (metrics["num-steps"], metrics["lr-sum"]) == (steps, pytest.approx(0.1 * steps))
+
+
+@pytest.mark.parametrize(("how", "passes"), [({}, 2), ({"order": "hessian_free"}, 4)])
+def test_batchnorm_statistics_move_in_every_pass(how, passes):
+    """Equal batches of mean 3: with momentum .1 the running mean is 3 (1 - .9^passes)."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.BatchNorm1d(4)
+            self.head = nn.Linear(4, 3)
+
+        def forward(self, inputs):
+            features = self.body(inputs)
+            return features, self.head(features)
+
+    model = Normed()
+    inputs = torch.tensor([[2.0] * 4, [4.0] * 4]).repeat(3, 1)
+    data = TensorBatches(inputs, torch.tensor([0, 1] * 3), num_classes=3)
+    data.batches = lambda *_, **__: iter([(inputs[:2], data.labels[:2])] * 3)
+    fit(model, data, LocalOptions(batch_size=2, epochs=1), **how)
+    expected = torch.full((4,), 3.0 * (1 - 0.9**passes))
+    torch.testing.assert_close(model.body.running_mean, expected)
+
+
+@pytest.mark.parametrize("order", ["first", "hessian_free"])
+def test_what_a_phase_freezes_stays_where_it_is(order):
+    model = Classifier()
+    phases = (Phase(named("head.*")),)
+    fit(model, blobs(1)[0], LocalOptions(batch_size=4, phases=phases), order=order, alpha=0.1)
+    start = Classifier().state_dict()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, start[name]) != name.startswith("head")
+
+
+def test_the_strategy_is_fedavgs_server():
+    params, reports = federate(
+        PerFedAvg(local_lr=0.1),
+        blobs(),
+        model=Classifier,
+        loss=F.cross_entropy,
+        rounds=5,
+        options=LocalOptions(batch_size=4, epochs=2),
+        solver=PerFedAvgSolver,
+    )
+    assert reports[-1].metrics["train-loss"] < reports[1].metrics["train-loss"]
+    assert params.keys() == Classifier().state_dict().keys()
+
+
+# ---- the recipe, and bad input -------------------------------------------------------------------
+
+
+def test_the_recipes_solver():
+    words = ["strategy=per_fedavg", "strategy.per_fedavg.alpha=0.2"]
+    words += ["strategy.per_fedavg.order=hessian_free", "strategy.per_fedavg.same_batch=true"]
+    solver = build_solver(compose(overrides(*words, "local=adam")), 1)
+    assert isinstance(solver, PerFedAvgSolver)
+    assert (solver.alpha, solver.order, solver.same_batch) == (0.2, "hessian_free", True)
+    assert solver.stateful(["w"]) == []
+
+
+@pytest.mark.parametrize("setting", ["momentum", "weight_decay"])
+def test_what_its_plain_steps_lack_is_refused(setting):
+    recipe = compose(overrides("strategy=per_fedavg", f"local.{setting}=0.5"))
+    with pytest.raises(ValueError, match=rf"local\.{setting}=0\.5"):
+        build_solver(recipe, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": -1.0}, r"per_fedavg\.alpha=-1\.0"),
+        ({"order": "second"}, r"per_fedavg\.order='second'"),
+        ({"delta": 0.0}, r"per_fedavg\.delta=0\.0"),
+    ],
+)
+def test_options_out_of_range(options, message):
+    with pytest.raises(ConfigError, match=message):
+        PerFedAvgSolver(**options)

@@ -1,0 +1,432 @@
+"""FedPer, FedRep, FedBABU, Local and Centralised against plain PyTorch; phases and buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from client_app.client import FederatedClient
+from client_app.state import ContextStateStore
+from conf import compose
+from server_app.app import check_recipe
+from strategies.base import ClientSide, ConfigError
+from strategies.centralised import Centralised
+from strategies.fedavg import FedAvg
+from strategies.fedbabu import FedBABU
+from strategies.federated import FederatedStrategy
+from strategies.fedper import FedPer
+from strategies.fedrep import FedRep
+from strategies.layers import LayerSelector, all_tensors, named, personal_names, shared_names
+from strategies.local import Local
+from strategies.local_options import LocalOptions, Phase, local_options
+from strategies.solvers import SGD, Adam
+from tests.federation import TensorBatches, federate
+from tests.recipes import overrides
+from tests.strategies.test_reductions import Classifier, assert_same, blobs
+
+State = dict[str, Tensor]
+BODY, HEAD = ["body.0.weight", "body.0.bias"], ["head.weight", "head.bias"]
+BUFFERS = ["body.1.running_mean", "body.1.running_var"]
+WHOLE = 1000  # a batch size: one step an epoch, whose gradient no order of the examples changes
+
+
+def exact() -> nn.Module:
+    """Return the classifier in float64 and without dropout."""
+    model = Classifier().double()
+    model.body[2] = nn.Identity()
+    return model
+
+
+def exact_blobs(num_clients: int) -> list[TensorBatches]:
+    return [TensorBatches(d.inputs.double(), d.labels, 3) for d in blobs(num_clients)]
+
+
+class Normed(nn.Module):
+    """BatchNorm on the body's second place; its input does not depend on a trained tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Identity(), nn.BatchNorm1d(4), nn.Linear(4, 8))
+        self.head = nn.Linear(8, 3)
+        with torch.no_grad():
+            for param in self.parameters():
+                param.fill_(0.1)
+
+    def forward(self, inputs):
+        features = self.body(inputs)
+        return features, self.head(features)
+
+
+def train(
+    model: nn.Module,
+    data: TensorBatches,
+    epochs: Sequence[tuple[int, Iterable[str]]],
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+) -> State:
+    """Train with PyTorch's own optimiser; ``epochs``: how many, of which tensors, in order."""
+    params = dict(model.named_parameters())
+    solver = optimizer(params.values(), lr=0.1)
+    for count, names in epochs:
+        for _ in range(count):
+            chosen = [params[name] for name in names]
+            loss = F.cross_entropy(model(data.inputs)[1], data.labels)
+            solver.zero_grad()
+            for param, grad in zip(chosen, torch.autograd.grad(loss, chosen), strict=True):
+                param.grad = grad
+            solver.step()
+    return copy.deepcopy(model.state_dict())
+
+
+def assert_close(
+    left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Iterable[str]
+) -> None:
+    for name in names:
+        torch.testing.assert_close(left[name], right[name], atol=1e-12, rtol=1e-12, msg=name)
+
+
+def run(strategy: FederatedStrategy, rounds: int = 3, model=exact, clients: int = 2, **how):
+    """Return the final params, what each client kept, and the reports."""
+    stores = {i: ContextStateStore(RecordDict()) for i in range(clients)}
+    personal = getattr(strategy, "personal", LayerSelector("none")).spec
+    options = how.pop("options", LocalOptions(batch_size=WHOLE, epochs=2))
+    params, reports = federate(
+        strategy,
+        how.pop("data", exact_blobs(clients)),
+        model=model,
+        loss=F.cross_entropy,
+        rounds=rounds,
+        options=options,
+        stores=stores,
+        **{"personal": personal, **how},
+    )
+    own = [
+        store.load(strategy.state.experiment, rounds).get("personal", {})
+        for store in stores.values()
+    ]
+    return params, own, reports
+
+
+# ---- the methods, by hand ------------------------------------------------------------------------
+
+
+def by_hand(
+    rounds: int,
+    epochs: Sequence[tuple[int, Iterable[str]]],
+    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
+) -> tuple[State, list[State]]:
+    """Return body and local models after rounds of FedPer's algorithm, heads being personal."""
+    data = exact_blobs(2)
+    shares = [len(d) / sum(map(len, data)) for d in data]
+    models = [exact(), exact()]
+    for _ in range(rounds):
+        local = [train(m, d, epochs, optimizer) for m, d in zip(models, data, strict=True)]
+        body = {n: sum(s * y[n] for s, y in zip(shares, local, strict=True)) for n in BODY}
+        for model in models:
+            model.load_state_dict(body, strict=False)
+    return body, local
+
+
+SOLVERS = [
+    (lambda: SGD(momentum=0.9), lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)),
+    (Adam, torch.optim.Adam),
+]
+
+
+@pytest.mark.parametrize(("ours", "theirs"), SOLVERS)
+def test_fedper_by_hand(ours, theirs):
+    """Three rounds of two epochs of both parts; bodies are averaged by examples, heads stay."""
+    params, own, _ = run(FedPer(local_lr=0.1), solver=ours)
+    body, local = by_hand(3, [(2, BODY + HEAD)], theirs)
+    assert list(params) == BODY
+    assert_close(params, body, BODY)
+    for kept_, expected in zip(own, local, strict=True):
+        assert set(kept_) == set(HEAD)
+        assert_close(kept_, expected, HEAD)
+    assert (own[0]["head.weight"] - own[1]["head.weight"]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize(("ours", "theirs"), SOLVERS)
+def test_fedrep_by_hand(ours, theirs):
+    """One epoch of the head at the received body, then two of the body at that head."""
+    options = LocalOptions(batch_size=WHOLE, epochs=3, phases=FedRep.phases)
+    params, own, _ = run(FedRep(local_lr=0.1), solver=ours, options=options)
+    body, local = by_hand(3, [(1, HEAD), (2, BODY)], theirs)
+    assert_close(params, body, BODY)
+    for kept_, expected in zip(own, local, strict=True):
+        assert_close(kept_, expected, HEAD)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), SOLVERS)
+def test_fedbabus_head_never_changes_and_never_travels(ours, theirs):
+    options = LocalOptions(batch_size=WHOLE, epochs=2, phases=FedBABU.phases)
+    params, own, reports = run(FedBABU(local_lr=0.1), solver=ours, options=options)
+    body, _ = by_hand(3, [(2, BODY)], theirs)
+    assert list(params) == BODY
+    assert_close(params, body, BODY)
+    for kept_ in own:
+        assert_same(dict(kept_), {name: exact().state_dict()[name] for name in HEAD})
+    bytes_of_body = sum(128 + 8 * exact().state_dict()[name].numel() for name in BODY)
+    assert [(r.bytes_down, r.bytes_up) for r in reports[1:]] == [(2 * bytes_of_body,) * 2] * 3
+
+
+def test_local_is_a_training_of_its_own_at_every_client():
+    """Three rounds of two epochs are six, nothing travels, and a client kept its whole model."""
+    params, own, reports = run(Local(local_lr=0.1))
+    assert params == {}
+    assert all(report.bytes_up == report.bytes_down == 0 for report in reports)
+    for kept_, data in zip(own, exact_blobs(2), strict=True):
+        assert_close(kept_, train(exact(), data, [(6, BODY + HEAD)]), BODY + HEAD)
+
+
+def test_local_starts_its_solver_afresh_every_round():
+    """With momentum three rounds of two epochs are three trainings, one after the other."""
+    _, own, _ = run(Local(local_lr=0.1), solver=SOLVERS[0][0])
+    for kept_, data in zip(own, exact_blobs(2), strict=True):
+        model = exact()
+        for _ in range(3):
+            trained = train(model, data, [(2, BODY + HEAD)], SOLVERS[0][1])
+        assert_close(kept_, trained, BODY + HEAD)
+
+
+def test_centralised_is_a_plain_loop():
+    params, _, _ = run(Centralised(local_lr=0.1), clients=1)
+    assert_close(params, train(exact(), exact_blobs(1)[0], [(6, BODY + HEAD)]), BODY + HEAD)
+
+
+# ---- what they reduce to -------------------------------------------------------------------------
+
+
+def options_with(*phases: Phase) -> LocalOptions:
+    return LocalOptions(batch_size=8, epochs=3, phases=phases)
+
+
+def small(strategy: FederatedStrategy, *phases: Phase, **how):
+    """Two rounds in float32 and with dropout."""
+    options = options_with(*phases)
+    return run(strategy, 2, Classifier, data=blobs(2), options=options, **how)
+
+
+@pytest.fixture(scope="module")
+def fedavg() -> State:
+    return small(FedAvg(local_lr=0.1))[0]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "phases"),
+    [
+        (FedPer, ()),
+        (Local, ()),
+        (FedRep, (Phase(all_tensors()),)),
+        (FedRep, (Phase(all_tensors(), 1), Phase(all_tensors()))),
+        (FedRep, (Phase(named("head.*", "body.*"), 2), Phase(all_tensors(), 1))),
+    ],
+)
+def test_without_personal_tensors_and_with_phases_of_all_it_is_fedavg(strategy, phases, fedavg):
+    params, own, _ = small(strategy(local_lr=0.1), *phases, personal="none")
+    assert_same(params, fedavg)
+    assert own == [{}] * 2
+
+
+def test_fedper_with_all_personal_is_local():
+    _, own, _ = small(FedPer(local_lr=0.1), personal="all")
+    _, expected, _ = small(Local(local_lr=0.1))
+    for left, right in zip(own, expected, strict=True):
+        assert_same(dict(left), dict(right))
+
+
+def test_fedrep_without_personal_tensors_still_trains_in_phases(fedavg):
+    params, _, _ = small(FedRep(local_lr=0.1), *FedRep.phases, personal="none")
+    assert not torch.equal(params["head.weight"], fedavg["head.weight"])
+
+
+# ---- phases --------------------------------------------------------------------------------------
+
+
+class Shift(ClientSide):
+    """Corrects every gradient, also those of frozen tensors."""
+
+    def correct(self, grads, context):
+        for grad in grads.values():
+            grad.add_(1.0)
+
+
+def fit(model: nn.Module, options: LocalOptions, **how) -> dict:
+    client = FederatedClient(
+        client_id=0,
+        model=model,
+        data=blobs(1)[0],
+        loss=F.cross_entropy,
+        options=options,
+        store=ContextStateStore(RecordDict()),
+        **{"solver": SGD(), **how},
+    )
+    return client.fit(client.get_parameters({}), {"round": 1, "lr": 0.1})[2]
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("sides", [{}, {"shift": Shift()}])
+@pytest.mark.parametrize(
+    "solver", [SGD(momentum=0.9), SGD(weight_decay=0.1), Adam(), Adam(weight_decay=0.1)]
+)
+@pytest.mark.parametrize("moved", ["head", "body"])
+def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, solver, sides, clip):
+    model = Classifier()
+    options = LocalOptions(batch_size=8, epochs=2, clip=clip, phases=(Phase(named(f"{moved}.*")),))
+    fit(model, options, solver=solver, sides=sides)
+    start = Classifier().state_dict()
+    for name, param in model.named_parameters():
+        assert torch.equal(param, start[name]) != name.startswith(moved)
+        assert param.requires_grad
+        assert name.startswith(moved) or param.grad is None
+
+
+@pytest.mark.parametrize("solver", [SGD(momentum=0.9), Adam()])
+def test_momentum_of_the_first_phase_moves_nothing_in_the_second(solver):
+    """After the head's epoch the head is what it was after a training of that epoch alone."""
+    both, first = Classifier(), Classifier()
+    sides = {"shift": Shift()}
+    fit(both, options_with(*FedRep.phases), solver=solver, sides=sides)
+    fit(first, LocalOptions(batch_size=8, phases=FedRep.phases[:1]), solver=solver, sides=sides)
+    for name in HEAD:
+        assert torch.equal(both.state_dict()[name], first.state_dict()[name])
+    assert not torch.equal(both.body[0].weight, first.body[0].weight)
+
+
+def test_what_the_model_freezes_is_trained_in_no_phase():
+    model = Classifier()
+    model.head.bias.requires_grad_(False)
+    fit(model, options_with(*FedRep.phases), sides={"shift": Shift()})
+    assert not model.head.bias.requires_grad
+    assert torch.equal(model.head.bias, Classifier().head.bias)
+    assert all(p.requires_grad for n, p in model.named_parameters() if n != "head.bias")
+
+
+def test_an_error_in_a_phase_leaves_nothing_frozen():
+    class Broken(ClientSide):
+        def penalty(self, step):
+            raise RuntimeError("broken")
+
+    model = Classifier()
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(model, options_with(*FedRep.phases), sides={"broken": Broken()})
+    assert all(param.requires_grad for param in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("lengths", "filled"),
+    [((), [5]), ((None,), [5]), ((1, None), [1, 4]), ((None, 2), [3, 2]), ((2, 3), [2, 3])],
+)
+def test_the_null_phase_gets_the_rest(lengths, filled):
+    phases = tuple(Phase(all_tensors(), length) for length in lengths)
+    assert [phase.epochs for phase in LocalOptions(epochs=5, phases=phases).schedule()] == filled
+
+
+@pytest.mark.parametrize(
+    ("length", "lengths", "message"),
+    [
+        ({"epochs": 5}, (2, 2), r"\[2, 2\] and local\.epochs=5"),
+        ({"epochs": 5}, (5, None), r"leave something"),
+        ({"epochs": 2}, (3, None), r"leave something"),
+        ({"epochs": 5}, (6,), r"must add up"),
+        ({"epochs": 5}, (None, None), r"at most one null"),
+        ({"epochs": 5}, (0, None), r"must be >= 1"),
+        ({"epochs": 5}, (-1, None), r"must be >= 1"),
+        ({"epochs": None, "steps": 5}, (1, None), r"local\.steps=5 with 2 strategy\.phases"),
+    ],
+)
+def test_phases_that_do_not_fit_are_refused(length, lengths, message):
+    phases = tuple(Phase(all_tensors(), epochs) for epochs in lengths)
+    with pytest.raises(ConfigError, match=message):
+        LocalOptions(**length, phases=phases)
+
+
+@pytest.mark.parametrize("length", [{"epochs": 0}, {"epochs": None, "steps": 0}])
+def test_no_training_at_all_is_refused(length):
+    with pytest.raises(ConfigError, match="=0 is not allowed"):
+        LocalOptions(**length)
+
+
+def test_one_phase_may_count_in_steps():
+    model = Classifier()
+    options = LocalOptions(batch_size=8, epochs=None, steps=5, phases=FedBABU.phases)
+    assert fit(model, options)["num-steps"] == 5
+    assert torch.equal(model.head.weight, Classifier().head.weight)
+    assert not torch.equal(model.body[0].weight, Classifier().body[0].weight)
+
+
+def test_a_phase_that_selects_nothing_is_refused_at_once():
+    with pytest.raises(ConfigError, match="selects none"):
+        fit(Classifier(), options_with(Phase(named("fc3.*"))))
+
+
+# ---- buffers -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("personal", "buffers_stay"),
+    [("none", False), ("all", True), ("head.*", False), ("body.*", True), ("last:2", False)],
+)
+def test_where_batchnorm_statistics_live(personal, buffers_stay):
+    selector = LayerSelector(personal)
+    own, shared = personal_names(Normed(), selector), shared_names(Normed(), selector)
+    assert set(own) & set(BUFFERS) == (set(BUFFERS) if buffers_stay else set())
+    assert sorted(own + shared) == sorted([*dict(Normed().named_parameters()), *BUFFERS])
+
+
+@pytest.mark.parametrize("personal", ["head.*", "body.*", "all"])
+def test_batchnorm_statistics_by_hand(personal):
+    """A step moves the running mean by a tenth of the way to the mean of the inputs.
+
+    Shared, it is averaged by examples after a round's two; kept, it goes on through all six.
+    """
+    data = blobs(2)
+    params, own, _ = run(
+        FedAvg(local_lr=0.1, buffers=BUFFERS), model=Normed, data=data, personal=personal
+    )
+    means = [part.inputs.mean(0) for part in data]
+    if personal == "head.*":
+        assert all(BUFFERS[0] not in kept_ for kept_ in own)
+        share = len(data[0]) / (len(data[0]) + len(data[1]))
+        mean = share * means[0] + (1 - share) * means[1]
+        torch.testing.assert_close(params[BUFFERS[0]], (1 - 0.9**6) * mean)
+        return
+    assert not set(BUFFERS) & set(params)
+    for kept_, mean in zip(own, means, strict=True):
+        torch.testing.assert_close(kept_[BUFFERS[0]], (1 - 0.9**6) * mean)
+        assert "body.1.num_batches_tracked" not in kept_
+
+
+# ---- recipes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "strategy"),
+    [
+        ("strategy=fedper", FedPer),
+        ("strategy=fedrep", FedRep),
+        ("strategy=fedbabu", FedBABU),
+        ("strategy=local", Local),
+    ],
+)
+def test_recipe_and_class_say_the_same(words, strategy):
+    recipe = compose(overrides(words))
+    assert recipe.strategy.personal == strategy.personal.spec
+    phases = local_options(recipe.local, recipe.strategy.phases).phases
+    assert phases == getattr(strategy, "phases", ())
+
+
+def test_fedreps_head_epochs():
+    recipe = compose(overrides("strategy=fedrep", "strategy.fedrep.head_epochs=3"))
+    options = local_options(recipe.local, recipe.strategy.phases)
+    assert [phase.epochs for phase in options.schedule()] == [3, 2]
+
+
+def test_centralised_is_for_one_client():
+    with pytest.raises(ValueError, match=r"clients=3.*centralised.*clients=1"):
+        check_recipe(compose(overrides("strategy=centralised", "clients=3")))

@@ -1,0 +1,263 @@
+"""Texts become tokens: by hand on a tiny corpus, and on the real IMDB where it is."""
+
+import os
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+import torch
+
+from tasks import ConfigError, build_task
+from tasks.sources import tables
+from tasks.sources.encodings import TokenEncoding
+from tasks.sources.vocabulary import Vocabulary, split_words
+from tests.tasks.generated import make_task, write_texts
+
+pytestmark = pytest.mark.usefixtures("empty_cache")
+
+TRAIN = [
+    "The film was GOOD, the best!<br /><br />Don't miss the film.",
+    "'Good' film; it's well-made.",
+]
+TEST = ["Best awful awful awful", "the FILM"]
+# film 3, the 3, good 2, and of those that are there once the alphabet's first two; from token 3 on
+WORDS = ["film", "the", "good", "best", "don't"]
+TRAIN_TOKENS = [[1, 4, 3, 2, 5, 4, 6, 7], [1, 5, 3, 2, 2, 2, 0, 0]]
+TEST_TOKENS = [[1, 6, 2, 2, 2, 0, 0, 0], [1, 4, 3, 0, 0, 0, 0, 0]]
+TINY = {"length": 8, "vocabulary_size": 8}
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_texts(tmp_path / "imdb" / "train.parquet", TRAIN, [1, 0])
+    write_texts(tmp_path / "imdb" / "test.parquet", TEST, [0, 1])
+    return tmp_path
+
+
+def imdb(root, partition="iid", **changes):
+    values = {"clients": 1, "path": str(root), **TINY, **changes}
+    return make_task("imdb", partition, **values)
+
+
+def vocabulary_file(folder, words, name="words.txt"):
+    path = folder / name
+    path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    return str(path)
+
+
+def test_words_are_lower_case_without_punctuation_and_line_breaks():
+    assert split_words(TRAIN[0]) == "the film was good the best don't miss the film".split()
+    assert split_words(TRAIN[1]) == ["good", "film", "it's", "well", "made"]
+    assert split_words("<br />9/10 — ''Café_noir'' 'n' roll…") == "9 10 café noir n roll".split()
+    assert split_words(" ... <br /> ") == []
+
+
+def test_tokens_of_the_tiny_corpus(root):
+    train, test = imdb(root)._splits
+    assert train.read().tolist() == TRAIN_TOKENS
+    assert test.read().tolist() == TEST_TOKENS
+    assert (train.labels.tolist(), test.labels.tolist()) == ([1, 0], [0, 1])
+
+
+def test_the_vocabulary_lies_beside_the_tokens_by_rank(root, empty_cache):
+    imdb(root).client_data(0)
+    [path] = (empty_cache / "tokens").glob("imdb-vocabulary-*/vocabulary.txt")
+    assert path.read_text(encoding="utf-8").split() == WORDS
+
+
+def test_a_small_corpus_has_a_small_vocabulary_and_the_model_all_rows(root):
+    task = imdb(root, vocabulary_size=100)
+    words = task._source.encoding.vocabulary.words
+    assert list(words[5:]) == ["it's", "made", "miss", "was", "well"]
+    assert task.build_model(0).body.embedding.num_embeddings == 100
+
+
+def test_words_of_a_test_split_that_is_split_off_are_not_counted(tmp_path):
+    texts = [f"word{row}" for row in range(10)]
+    write_texts(tmp_path / "imdb" / "train.parquet", texts, [0, 1] * 5)
+    task = imdb(tmp_path, test_split=None, vocabulary_size=50)
+    train, test = task._splits
+    assert (len(train), len(test)) == (8, 2)
+    assert sorted(task._source.encoding.vocabulary.words) == [texts[row] for row in train.rows]
+    assert test.read()[:, 1].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(("num_words", "dtype"), [(32_765, np.int16), (32_766, np.int32)])
+def test_the_last_token_fits_the_arrays(num_words, dtype):
+    encoding = TokenEncoding(Vocabulary(tuple(f"w{rank}" for rank in range(num_words))), 3)
+    tokens = encoding.encode(f"w{num_words - 1} w0 w0")
+    assert tokens.tolist() == [1, num_words + 2, 3]
+    assert tokens.dtype == dtype
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_batches_are_tokens_as_they_are(root, channels_last):
+    data, _ = imdb(root).client_data(0, channels_last=channels_last)
+    [(tokens, labels)] = data.batches(2, generator=None, train=True)
+    assert tokens.dtype == torch.int64
+    order = labels.argsort(descending=True)
+    assert tokens[order].tolist() == TRAIN_TOKENS
+    assert data.num_bytes == 2 * 8 * 2
+
+
+def test_tokens_stay_with_their_labels_and_every_text_comes_once(tmp_path):
+    texts = [f"w{row % 5}" for row in range(23)]  # so w0 has token 3, and so on
+    for split in ("train", "test"):
+        write_texts(tmp_path / "imdb" / f"{split}.parquet", texts, np.arange(23) % 5)
+    task = imdb(tmp_path, num_classes=5, classes=None)
+    data, _ = task.client_data(0)
+    batches = list(data.batches(4, generator=torch.Generator().manual_seed(0), train=True))
+    assert [len(labels) for _, labels in batches] == [4, 4, 4, 4, 4, 3]
+    assert all(torch.equal(tokens[:, 1], labels + 3) for tokens, labels in batches)
+    found = torch.cat([labels for _, labels in batches])
+    assert torch.bincount(found).tolist() == [5, 5, 5, 4, 4]
+    assert found.tolist() != task.train_split.labels.tolist()
+
+
+# ---- the cache -----------------------------------------------------------------------------------
+
+
+def test_texts_are_encoded_once(root, monkeypatch):
+    imdb(root).client_data(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "_rows", lambda *a: pytest.fail("read again"))
+        split = imdb(root).train_split
+        assert isinstance(split.values, np.memmap)
+        assert split.read().tolist() == TRAIN_TOKENS
+    assert imdb(root, length=3).train_split.read().tolist() == [[1, 4, 3], [1, 5, 3]]
+    assert imdb(root, vocabulary_size=5).train_split.read().tolist()[1] == [1, 2, 3, 2, 2, 2, 0, 0]
+    own = vocabulary_file(root, ["made", "good"])
+    found = imdb(root, vocabulary_file=own).train_split
+    assert found.read().tolist()[1] == [1, 4, 2, 2, 2, 3, 0, 0]
+
+
+@pytest.mark.usefixtures("no_data_folder")
+def test_hub(root, monkeypatch):
+    asked = []
+
+    def load(repository, split):
+        asked.append((repository, split))
+        path = str(root / "imdb" / f"{split}.parquet")
+        return datasets.Dataset.from_parquet(path, cache_dir=str(root / "hub"))
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    train, test = imdb(root, path=None)._splits
+    assert train.read().tolist() == TRAIN_TOKENS
+    assert test.read().tolist() == TEST_TOKENS
+    assert set(asked) == {("stanfordnlp/imdb", "train"), ("stanfordnlp/imdb", "test")}
+
+
+# ---- sites ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_data_folder")
+def test_sites_share_the_tokens_of_the_vocabulary_file(tmp_path):
+    path = vocabulary_file(tmp_path, WORDS)
+    write_texts(tmp_path / "a" / "train.parquet", ["The best film"], [1])
+    write_texts(tmp_path / "b" / "train.parquet", ["awful film", "film"], [0, 1])
+    write_texts(tmp_path / "b" / "test.parquet", ["the"], [0])
+    write_texts(tmp_path / "server" / "imdb" / "test.parquet", TEST, [0, 1])
+    task = imdb(tmp_path / "server", "site", clients=2, vocabulary_file=path)
+    first, nothing = task.client_data(0, site_folder=tmp_path / "a")
+    second, held_out = task.client_data(1, site_folder=tmp_path / "b")
+    assert nothing is None
+    [(tokens, _)] = first.batches(8, generator=None, train=False)
+    assert tokens.tolist() == [[1, 4, 6, 3, 0, 0, 0, 0]]
+    [(tokens, _)] = second.batches(8, generator=None, train=False)
+    assert tokens[:, :3].tolist() == [[1, 2, 3], [1, 3, 0]]
+    assert held_out.class_counts() == [1, 0]
+    [(tokens, _)] = task.test_data().batches(8, generator=None, train=False)
+    assert tokens.tolist() == TEST_TOKENS
+
+
+def test_sites_need_a_vocabulary_file(tmp_path):
+    with pytest.raises(ConfigError, match=r"agree on the vocabulary: .*task\.vocabulary_file"):
+        imdb(tmp_path, "site")
+    with pytest.raises(ConfigError, match=r"list them in task\.classes"):
+        imdb(tmp_path, "site", classes=None, num_classes=None)
+    path = vocabulary_file(tmp_path, WORDS)
+    with pytest.raises(ConfigError, match=r"has neither train\.parquet"):
+        imdb(tmp_path, "site", vocabulary_file=path).client_data(0, site_folder=tmp_path)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["film", "Film"], r"words\.txt .* line 2: 'Film' is no word in lower case"),
+        (["film", "", "the"], r"line 2: '' is no word"),
+        (["well-made"], r"line 1: 'well-made' is no word"),
+        (["film", "the", "film"], r"line 3: 'film' is there twice"),
+        (list("abcdef"), r"has 6 words and task\.vocabulary_size=8 allows 5"),
+    ],
+)
+def test_a_wrong_vocabulary_file_is_refused(root, words, message):
+    with pytest.raises(ConfigError, match=message):
+        imdb(root, vocabulary_file=vocabulary_file(root, words)).client_data(0)
+
+
+def test_a_vocabulary_file_that_is_not_one_is_refused(root):
+    with pytest.raises(ConfigError, match=r"not a file: change task\.vocabulary_file"):
+        imdb(root, vocabulary_file=str(root / "no")).client_data(0)
+    (root / "latin.txt").write_bytes("café".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"latin\.txt \(task\.vocabulary_file\) is not UTF-8"):
+        imdb(root, vocabulary_file=str(root / "latin.txt")).client_data(0)
+
+
+def test_wrong_columns_are_refused_by_key(root):
+    with pytest.raises(ConfigError, match=r"no column 'review' \(task\.text_column\)"):
+        imdb(root, text_column="review").client_data(0)
+    with pytest.raises(ConfigError, match=r"1 is no text: change task\.text_column"):
+        imdb(root, text_column="label").client_data(0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"inputs": "sound"}, r"task\.inputs='sound' is unknown; allowed: images, text"),
+        ({"flip": True}, r"unknown key task\.flip; task has: .*vocabulary_size"),
+        ({"source": "image_folder"}, r"'image_folder' is unknown; allowed: files, hub"),
+        ({"length": 1}, r"task\.length=1 must be >= 2"),
+        ({"vocabulary_size": 3}, r"task\.vocabulary_size=3 must be at least 4"),
+        ({"test_fraction": 0}, r"task\.test_fraction=0 must be in \(0, 1\)"),
+        ({"classes": ["neg"]}, r"task\.classes names 1 classes and task\.num_classes=2"),
+    ],
+)
+def test_bad_values_are_refused_by_key(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        imdb(tmp_path, **changes)
+
+
+def test_keys_of_texts_are_unknown_to_images():
+    with pytest.raises(ConfigError, match=r"unknown key task\.length"):
+        make_task("digits", length=200)
+    values = {"name": "mine", "source": "files", "model": "bilstm", "inputs": "text"}
+    with pytest.raises(ConfigError, match=r"lacks task\.length, task\.vocabulary_size"):
+        build_task(values, {"name": "iid"}, seed=0, num_clients=1)
+
+
+# ---- the real data -------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not (Path(os.environ.get("FEDHET_DATA", "/none")) / "imdb").is_dir(),
+    reason="needs FEDHET_DATA with imdb/train.parquet and imdb/test.parquet",
+)
+def test_the_real_imdb():
+    task = make_task("imdb")
+    train, test = task._splits
+    for split in (train, test):
+        assert split.values.shape == (25_000, 200)
+        assert np.bincount(split.labels).tolist() == [12_500, 12_500]
+        assert (split.values[:, 0] == 1).all()
+    vocabulary = task._source.encoding.vocabulary
+    assert vocabulary.num_tokens == 10_000
+    assert vocabulary.tokens("the", 2) == [1, 3]
+    assert train.values.max() == 9_999
+    assert (train.values[:, 1:] == 3).sum() > 100_000
