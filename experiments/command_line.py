@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf import quoted
 from experiments.resources import check_sizes, cpus_for, gpu_share
 
-_PATH_KEYS = ("task.path", "partition.path")
+_PATH_KEYS = ("task.path", "task.vocabulary_file", "partition.path")
 
 
 def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:

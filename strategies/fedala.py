@@ -3,8 +3,8 @@
 Zhang, Hua, Wang, Song, Xue, Ma, Guan. AAAI 2023. https://arxiv.org/abs/2212.01197
 
 Server and local training are FedAvg's; a client starts elsewhere. Into the selected tensors, the
-last ones, it takes of the global model what lowers its own loss (Algorithm 1, eq. 3 to 5), element
-by element, with A the mixing weights:
+last ones, it takes of the global model what lowers its own loss (Algorithm 1), element by element,
+with A the mixing weights:
 
     w_start = w_local + (w_global - w_local) A                      w_local: after its last training
     A <- clip(A - eta dL(w_start)/dw (w_global - w_local), 0, 1)               once a mini-batch
@@ -21,10 +21,13 @@ which takes y_i - x for the sum of the steps: here it is the sum and the start's
 
 The authors' code takes 80 % of the examples, and in the second round repeats the pass until the
 standard deviation of the last 10 passes' losses is below .1: ``until_std=0.1``. It is off by
-default, since nothing says that it ends (here it does, after 100 passes). FedDW's code takes all
-examples (``data_share=1``; it declares the 80 % without using them) and always one pass, and leaves
-BatchNorm's statistics at the client. The 2 last tensors of both are ``head.*``, weight and bias;
-``last:2`` would, of a head without a bias, also select a tensor of the body.
+default, since nothing says that it ends (here it does, after 100 passes), and later rounds go on
+learning A anyway. FedDW's code takes all examples (``data_share=1``; it declares the 80 % without
+using them) and always one pass; a client whose first round comes late mixes with the initial model;
+and BatchNorm's statistics stay at the client.
+
+The 2 last tensors of both codes are ``head.*``, weight and bias. ``last:2`` would, of a head without
+a bias, also select a tensor of the body. Where the head is personal (FedPer), name others.
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ that neither momentum nor Adam moves it. (FedDW's released code does the same on
 newer: before that, ``zero_grad`` left zeros, on which Adam's momentum kept moving the frozen head.)
 BatchNorm statistics move in both phases, for both are passes in train mode.
 
-The paper takes many epochs for the head (its code: 10) and one for the body. FedDW's released code
-takes 1 and 4, head first, and the recipe has that: ``strategy.fedrep.head_epochs`` of
-``local.epochs``.
+The paper takes many epochs for the head and one for the body. FedDW's released code takes 1 and 4,
+head first, and the recipe has that: ``strategy.fedrep.head_epochs`` of ``local.epochs``.
 """
 
 from __future__ import annotations

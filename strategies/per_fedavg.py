@@ -3,29 +3,30 @@
 Fallah, Mokhtari, Ozdaglar. NeurIPS 2020. https://arxiv.org/abs/2002.07948
 
 The global model is to be a good start: one gradient step away from a model for each client. A
-client's objective is its loss f after that step (eq. 3), and a local step goes down it, each
-gradient on a mini-batch of its own, D, D' and D'' (Algorithm 1):
+client's objective is its loss f after that step, and local steps go down it, each gradient on a
+mini-batch of its own, D, D' and D'' (Algorithm 1):
 
     F(w) = f(w - alpha grad f(w))
     w'   = w - alpha grad f(w; D)
     w   <- w - beta g,     g = (I - alpha hess f(w; D'')) grad f(w'; D')
 
 ``order=first`` leaves the Hessian out, g = grad f(w'; D'), and takes two mini-batches a step;
-``order=hessian_free`` takes three and two gradients for the product with the Hessian (section 5):
+``order=hessian_free`` takes three, and two more gradients for the product with the Hessian:
 
     hess f(w; D'') v  ~  (grad f(w + delta v; D'') - grad f(w - delta v; D'')) / (2 delta)
 
 beta is ``local.lr``. The step along g is plain SGD: no momentum, no weight decay. alpha = 0 is
-FedAvg that trains on every second mini-batch. f is the local objective with the penalties of other
-methods; their corrections, and clipping, act on g. As the moves are plain steps along that,
-SCAFFOLD's option II may read the mean g off them. num_steps counts moves, so an epoch has half or a
-third as many as FedAvg's; mini-batches left over at the end of local training are not used. A
-client with fewer than a step takes has no step in its round and is refused: raise local.epochs, or
-lower local.batch_size.
+FedAvg that trains on every second mini-batch. f is the local objective, penalties of other methods
+included; their corrections, and clipping, act on g. As the moves are plain steps along that,
+SCAFFOLD's option II may read the mean g off them.
+
+num_steps counts moves: an epoch has half or a third of FedAvg's, and mini-batches left over at the
+end of local training are not used. The reply of a client that has too few for one step is refused:
+raise local.epochs, or lower local.batch_size.
 
 What travels is what FedAvg sends. The global model is evaluated as it is, without adaptation, as
-FedDW's paper does. ``evaluation.clients=true evaluation.finetune_epochs=1`` shows what it is good
-for: its accuracy at the clients after such an epoch there.
+FedDW's paper does. ``evaluation.clients=true evaluation.finetune_epochs=1`` gives its accuracy at
+the clients after an epoch there, of these same steps.
 
 FedDW's released code computes both gradients on the same mini-batch (``same_batch=true``), with
 alpha .01 and beta .001 (``local.lr=0.001``), and all passes in a copy of the model that it throws

@@ -8,7 +8,6 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 

@@ -162,8 +162,10 @@ def count(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     if settings["partition.name"] == "site":
         return {"error": "every node has data of its own (partition=site)"}
-    channels = int(settings["task.channels"])
-    uncounted = {"model": "mlp", "mean": [0.0] * channels, "std": [1.0] * channels}
+    uncounted: dict[str, Any] = {"model": "mlp"}
+    if "task.channels" in settings:  # of images
+        channels = int(settings["task.channels"])
+        uncounted |= {"mean": [0.0] * channels, "std": [1.0] * channels}
     try:
         task = build_task(
             {**uncounted, **_part(settings, "task")},

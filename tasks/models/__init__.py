@@ -34,7 +34,7 @@ ON_TEXT: dict[str, Callable[..., Model]] = {"bilstm": bilstm}
 ON_IMAGES = (*PLAIN, *WITH_STEM)
 MODELS = (*ON_IMAGES, *ON_TEXT)
 
-__all__ = ["MODELS", "ON_IMAGES", "ON_TEXT", "Model", "build_model"]
+__all__ = ["MODELS", "Model", "build_model"]
 
 
 def build_model(

@@ -43,8 +43,8 @@ def feddw_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -
     else:
         wide = 16
         convolutions = [
-            *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(channels, 6, 5), nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU()),
         ]
     flat = wide * height * width
     return mapped_model([*convolutions, nn.Flatten()], flat, num_classes, head_bias)
