@@ -108,9 +108,6 @@ class FederatedClient(NumPyClient):
         for name, param in self._params.items():
             param.grad = None
             param.requires_grad_(self._trained[name])
-        with torch.no_grad():  # the others come with every message
-            for name, value in self._initial.items():
-                self._tensors[name].copy_(value)
         return other
 
     # ---- NumPyClient -------------------------------------------------------------------------
@@ -210,7 +207,7 @@ class FederatedClient(NumPyClient):
     def _load(self, parameters: NDArrays, state: ClientState) -> None:
         for name, value in zip(self.shared_names, parameters, strict=True):
             self._tensors[name].copy_(torch.from_numpy(value))
-        for name, kept in state.get(PERSONAL, {}).items():
+        for name, kept in {**self._initial, **state.get(PERSONAL, {})}.items():
             self._tensors[name].copy_(kept)
 
     def _context(self, state: ClientState, round: int, generator: torch.Generator) -> LocalContext:
@@ -257,8 +254,9 @@ class FederatedClient(NumPyClient):
             scores |= {"personal-test-loss": loss, "personal-test-accuracy": accuracy}
             held = torch.tensor(self.data.class_counts(), dtype=by_class.dtype)
             held[by_class.isnan()] = 0.0
-            matched = float((held * by_class.nan_to_num()).sum() / held.sum())
-            scores.setdefault("personal-accuracy", matched)
+            if held.sum() > 0:  # the test set has some class of this client's
+                matched = float((held * by_class.nan_to_num()).sum() / held.sum())
+                scores.setdefault("personal-accuracy", matched)
         return scores
 
     def _finetune(self, state: ClientState, round: int, lr: float, epochs: int) -> None:

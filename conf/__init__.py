@@ -96,7 +96,7 @@ def check_slots(recipe: DictConfig) -> None:
             if slot in owners:
                 raise ValueError(
                     f"strategy=[{owners[slot]},{method}]: both replace the {slot}, and there is "
-                    f"one; drop one, or choose it with strategy/{slot}=..."
+                    "one; drop one of them"
                 )
             owners[slot] = str(method)
 
@@ -141,16 +141,19 @@ def build_solver(recipe: DictConfig, classifier_tensors: int) -> Any:
     """Instantiate the local solver that ``local.solver`` names.
 
     Raises:
-        ValueError: for an unknown name (lists the options), or momentum with another than sgd.
+        ValueError: for an unknown name (lists the options), or a setting that it does not have.
     """
     options = sorted(str(name) for name in recipe.local.solvers)
     if recipe.local.solver not in options:
         raise ValueError(f"local.solver={recipe.local.solver!r} is unknown; allowed: {options}")
-    if recipe.local.solver == "adam" and recipe.local.momentum:
-        raise ValueError(
-            f"local.momentum={recipe.local.momentum} is SGD's and local.solver=adam has none: set "
-            "local.momentum=0, or local.solvers.adam.betas"
-        )
+    own = recipe.local.solvers[recipe.local.solver]
+    for setting in ("momentum", "weight_decay"):
+        if recipe.local[setting] and setting not in own:
+            raise ValueError(
+                f"local.{setting}={recipe.local[setting]}, and local.solver={recipe.local.solver} "
+                f"has none: set local.{setting}=0, or one of local.solvers.{recipe.local.solver} "
+                f"({', '.join(sorted(str(key) for key in own if key != '_target_'))})"
+            )
     return build_part(recipe, f"local.solvers.{recipe.local.solver}", classifier_tensors)
 
 

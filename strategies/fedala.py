@@ -26,8 +26,8 @@ learning A anyway. FedDW's code takes all examples (``data_share=1``; it declare
 using them) and always one pass; a client whose first round comes late mixes with the initial model;
 and BatchNorm's statistics stay at the client.
 
-The 2 last tensors of both codes are ``head.*``, weight and bias. ``last:2`` would, of a head without
-a bias, also select a tensor of the body. Where the head is personal (FedPer), name others.
+The 2 last tensors of both codes are ``head.*``, weight and bias. ``last:2`` would, of a head
+without a bias, also select a tensor of the body. Where the head is personal (FedPer), name others.
 """
 
 from __future__ import annotations

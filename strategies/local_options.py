@@ -54,8 +54,9 @@ class LocalOptions:
                 f"local.epochs={self.epochs} and local.steps={self.steps}: give exactly one, and "
                 "set the other to null"
             )
-        require_range("local.epochs", self.epochs or 1, low=1)
-        require_range("local.steps", self.steps or 1, low=1)
+        for key, length in (("local.epochs", self.epochs), ("local.steps", self.steps)):
+            if length is not None:
+                require_range(key, length, low=1)
         if self.clip is not None:
             require_range("local.clip", self.clip, open_low=True)
         self._check_phases()
@@ -85,7 +86,9 @@ class LocalOptions:
                 f"strategy.phases have the epochs {lengths}: each must be >= 1, and at most one "
                 "null (the rest of local.epochs)"
             )
-        if lengths and self.epochs is not None and (given < self.epochs) != (None in lengths):
+        if not lengths or self.epochs is None:
+            return
+        if not (given < self.epochs if None in lengths else given == self.epochs):
             raise ConfigError(
                 f"strategy.phases have the epochs {lengths} and local.epochs={self.epochs}: they "
                 "must add up to it, or leave something for the one that is null"

@@ -9,6 +9,7 @@ from pathlib import Path
 from flwr.app import Context, Message, RecordDict
 
 from client_app.app import app as client_app
+from conf import compose
 from server_app import app as server
 from tests.federation import InProcessGrid
 
@@ -56,8 +57,9 @@ def run_recipe(
     tamper: Callable[[Message], Message | None] = lambda reply: reply,
     node_config: Callable[[int], dict[str, str]] = lambda client: {},
 ) -> dict:
-    """Run a recipe into ``folder``; return its summary."""
+    """Run a recipe into ``folder``; return its summary. It has fewer nodes if it says so."""
     words = (*words, f"results_dir={folder}")
+    clients = min(clients, int(compose(overrides(*words)).clients) or clients)
     context = Context(
         run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=overrides(*words)
     )

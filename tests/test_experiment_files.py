@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import OmegaConf, open_dict
 
 from conf import FOLDER, compose_overrides, config_yaml, method_name
 from experiments.report.paper import Paper, read_paper, selects
@@ -42,14 +43,20 @@ def jobs_of(name: str) -> list[list[str]]:
     return [list(job) for job in batch]
 
 
-def settings_of(name: str, job: list[str]) -> tuple[str, dict]:
-    """Return a job's method and settings.
-
-    Composing is slow, so it is done anew for groups only, and not for each strategy: no table is
-    laid out by a strategy's own defaults.
-    """
+def settings_of(name: str, job: tuple[str, ...]) -> tuple[str, dict]:
+    """Return a job's method and settings; no table is laid out by a strategy's own defaults."""
     strategy = next((word for word in job if word.startswith("strategy=")), None)
-    others = [word for word in job if word != strategy]
+    method, settings = composed(name, tuple(word for word in job if word != strategy))
+    if strategy is None:
+        return method, settings
+    methods = strategy.removeprefix("strategy=").strip("[]").split(",")
+    assert set(methods) <= METHODS
+    return "+".join(sorted(methods)), settings
+
+
+@lru_cache(maxsize=64)  # composing is slow, so it is done anew for groups only
+def composed(name: str, others: tuple[str, ...]) -> tuple[str, dict]:
+    """Return the method and the settings, by dotted key and resolved, of these words."""
     groups = [word for word in others if (FOLDER / word.partition("=")[0]).is_dir()]
     recipe = compose_overrides((f"+experiment={name}", *groups))
     settings = recipe.copy()
@@ -60,22 +67,13 @@ def settings_of(name: str, job: list[str]) -> tuple[str, dict]:
         missing = object()
         assert OmegaConf.select(settings, word.key_or_group, default=missing) is not missing
         OmegaConf.update(settings, word.key_or_group, word.value())
-    if strategy is None:
-        return method_name(recipe), plain(settings)
-    methods = strategy.removeprefix("strategy=").strip("[]").split(",")
-    assert set(methods) <= METHODS
-    return "+".join(sorted(methods)), plain(settings)
-
-
-def plain(recipe: DictConfig) -> dict:
-    """Return a recipe's settings by dotted key, resolved."""
-    return flat(OmegaConf.to_container(recipe, resolve=True))
+    return method_name(recipe), flat(OmegaConf.to_container(settings, resolve=True))
 
 
 def test_it_composes_and_the_sweep_makes_every_cell_of_the_table(name):
     """Every row and column that is not declared as not run has its runs, each seed once."""
     paper = paper_of(name)
-    settings = [settings_of(name, job) for job in jobs_of(name)]
+    settings = [settings_of(name, tuple(job)) for job in jobs_of(name)]
     placed = set()
     for label, row in paper.rows.items():
         if row.not_run:

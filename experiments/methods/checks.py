@@ -51,7 +51,8 @@ def checks_of(recipe: Recipe, base: Recipe) -> list[Test]:
     """
     common = set(base.targets.values())
     own = {target for target in recipe.targets.values() if target not in common}
-    own |= {recipe.targets[f"strategy.{slot}"] for slot in recipe.slots}
+    slots = {f"strategy.{slot}" for slot in recipe.slots}  # of which some hold no class
+    own |= {recipe.targets[slot] for slot in slots & recipe.targets.keys()}
     names = {recipe.method, recipe.name}
     found = [test for test in all_tests() if test.names(names) or test.classes & own]
     return sorted(found, key=lambda test: recipe.method not in test.name)

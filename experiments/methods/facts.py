@@ -219,6 +219,8 @@ def _role(key: str) -> str:
         "transforms": "reply transform",
         "solvers": "local solver",
         "server_optimizer": "server optimiser",
+        "personal": "personal tensors",
+        "solver": "local solver",
     }
     return names.get(group, group)
 

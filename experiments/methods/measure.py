@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +35,7 @@ _WORDS = (
     "local.epochs=1",
     "local.steps=null",
     "local.batch_size=64",
+    "strategy.phases=[]",  # one epoch cannot be divided, and no count depends on it
     "participation=1.0",
     "evaluation.every=0",
     "checkpoint.every=0",
@@ -77,10 +78,11 @@ class Cost:
 def measure(*overrides: str) -> Cost:
     """Run two rounds of a recipe, such as ``strategy=fedprox``, and count."""
     with tempfile.TemporaryDirectory() as folder, _quiet():
-        words = [*_WORDS, *overrides, f"results_dir={folder}/run"]
-        run_config: dict[str, bool | float | int | str] = {"overrides": json.dumps(words)}
+        needed = compose(_run_config(overrides)).strategy.requires.items()
+        words = [*_WORDS, *(f"{key}={value}" for key, value in needed), *overrides]
+        run_config = _run_config([*words, f"results_dir={folder}/run"])
         run = Run(compose(run_config), Path(folder) / "run", None)
-        grid = _OneProcess(run_config, type(run.model))
+        grid = _OneProcess(run_config, type(run.model), int(run.recipe.clients))
         run.start(grid)
     whole = _bytes(run.model.state_dict())
     server_state = run.strategy.server_step.state_dict()
@@ -92,6 +94,10 @@ def measure(*overrides: str) -> Cost:
         forward=grid.passes.forward / grid.examples,
         backward=grid.passes.backward / grid.examples,
     )
+
+
+def _run_config(words: Sequence[str]) -> dict[str, bool | float | int | str]:
+    return {"overrides": json.dumps(list(words))}
 
 
 @dataclass
@@ -127,7 +133,7 @@ class _Passes:
 class _OneProcess(Grid):
     """Two ClientApps as Flower's Grid; remembers what the last round's first client was sent."""
 
-    def __init__(self, run_config: RunConfig, network: type[nn.Module]) -> None:
+    def __init__(self, run_config: RunConfig, network: type[nn.Module], clients: int) -> None:
         identity = TaskIdentity
         identity.run_id, identity.node_id, identity.task_id = 1, 1, 1  # messages carry them
         self._network = network
@@ -135,11 +141,11 @@ class _OneProcess(Grid):
             Context(
                 run_id=1,
                 node_id=client + 1,
-                node_config={"partition-id": client, "num-partitions": _CLIENTS},
+                node_config={"partition-id": client, "num-partitions": clients},
                 state=RecordDict(),
                 run_config=dict(run_config),
             )
-            for client in range(_CLIENTS)
+            for client in range(clients)
         ]
         self.passes = _Passes(network)
         self.examples = 0

@@ -155,7 +155,6 @@ def test_one_client_after_the_other_is_as_new():
     store = ContextStateStore(RecordDict())
     second = first.become(7, data, None, SGD(), {}, store)
     assert (second.client_id, first.client_id) == (7, 0)
-    assert torch.equal(model.head.weight, torch.zeros(1, 2, dtype=torch.float64))
     assert model.training
     assert model.head.weight.grad is None
     assert model.head.weight.requires_grad

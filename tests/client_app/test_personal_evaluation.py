@@ -14,6 +14,7 @@ from client_app.client import FederatedClient
 from client_app.state import ContextStateStore
 from server_app.checkpoint import checkpoints, load_checkpoint
 from server_app.results import read_rows
+from strategies.fedbabu import FedBABU
 from strategies.layers import LayerSelector
 from strategies.local_options import LocalOptions
 from strategies.solvers import SGD, Adam
@@ -37,8 +38,12 @@ def client(model: nn.Module, data: TensorBatches | None = None, **how) -> Federa
         model=model,
         data=data or blobs(1)[0],
         loss=F.cross_entropy,
-        options=LocalOptions(batch_size=8, epochs=2),
-        **{"solver": SGD(), "store": ContextStateStore(RecordDict()), **how},
+        **{
+            "options": LocalOptions(batch_size=8, epochs=2),
+            "solver": SGD(),
+            "store": ContextStateStore(RecordDict()),
+            **how,
+        },
     )
 
 
@@ -148,7 +153,8 @@ def test_no_epochs_are_no_fine_tuning():
 def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(solver):
     """Also those that local training leaves alone, as FedBABU's head."""
     before, _ = evaluated(0)
-    after, one = evaluated(30, solver)
+    body_alone = LocalOptions(batch_size=8, epochs=2, phases=FedBABU.phases)
+    after, one = evaluated(30, solver, options=body_alone)
     assert after > before + 0.2
     start = Classifier().state_dict()
     assert all(not torch.equal(value, start[n]) for n, value in one.model.named_parameters())

@@ -41,6 +41,7 @@ def test_a_method_has_its_page(name):
     assert path.read_text(encoding="utf-8") == page(methods()[name], [*methods().values()]), AGAIN
 
 
+@pytest.mark.flower  # it composes every recipe and reads every test
 def test_the_table_has_every_method():
     text = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
     assert text == index([*methods().values()]), AGAIN

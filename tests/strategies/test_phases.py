@@ -1,0 +1,145 @@
+"""Phases of local training: what a phase moves, how long it is, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch import nn
+from torch.nn import functional as F
+
+from client_app.client import FederatedClient
+from client_app.state import ContextStateStore
+from strategies.base import ClientSide, ConfigError
+from strategies.fedbabu import FedBABU
+from strategies.fedrep import FedRep
+from strategies.layers import all_tensors, named
+from strategies.local_options import LocalOptions, Phase
+from strategies.solvers import SGD, Adam
+from tests.strategies.test_reductions import Classifier, blobs
+
+HEAD = ["head.weight", "head.bias"]
+
+
+def options_with(*phases: Phase) -> LocalOptions:
+    return LocalOptions(batch_size=8, epochs=3, phases=phases)
+
+
+class Shift(ClientSide):
+    """Corrects every gradient, also those of frozen tensors."""
+
+    def correct(self, grads, context):
+        for grad in grads.values():
+            grad.add_(1.0)
+
+
+def fit(model: nn.Module, options: LocalOptions, **how) -> dict:
+    client = FederatedClient(
+        client_id=0,
+        model=model,
+        data=blobs(1)[0],
+        loss=F.cross_entropy,
+        options=options,
+        store=ContextStateStore(RecordDict()),
+        **{"solver": SGD(), **how},
+    )
+    return client.fit(client.get_parameters({}), {"round": 1, "lr": 0.1})[2]
+
+
+@pytest.mark.parametrize("clip", [None, 1.0])
+@pytest.mark.parametrize("sides", [{}, {"shift": Shift()}])
+@pytest.mark.parametrize(
+    "solver", [SGD(momentum=0.9), SGD(weight_decay=0.1), Adam(), Adam(weight_decay=0.1)]
+)
+@pytest.mark.parametrize("moved", ["head", "body"])
+def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, solver, sides, clip):
+    model = Classifier()
+    options = LocalOptions(batch_size=8, epochs=2, clip=clip, phases=(Phase(named(f"{moved}.*")),))
+    fit(model, options, solver=solver, sides=sides)
+    start = Classifier().state_dict()
+    for name, param in model.named_parameters():
+        assert torch.equal(param, start[name]) != name.startswith(moved)
+        assert param.requires_grad
+        assert name.startswith(moved) or param.grad is None
+
+
+@pytest.mark.parametrize("solver", [SGD(momentum=0.9), Adam()])
+def test_momentum_of_the_first_phase_moves_nothing_in_the_second(solver):
+    """After the head's epoch the head is what it was after a training of that epoch alone."""
+    both, first = Classifier(), Classifier()
+    sides = {"shift": Shift()}
+    fit(both, options_with(*FedRep.phases), solver=solver, sides=sides)
+    fit(first, LocalOptions(batch_size=8, phases=FedRep.phases[:1]), solver=solver, sides=sides)
+    for name in HEAD:
+        assert torch.equal(both.state_dict()[name], first.state_dict()[name])
+    assert not torch.equal(both.body[0].weight, first.body[0].weight)
+
+
+def test_what_the_model_freezes_is_trained_in_no_phase():
+    model = Classifier()
+    model.head.bias.requires_grad_(False)
+    fit(model, options_with(*FedRep.phases), sides={"shift": Shift()})
+    assert not model.head.bias.requires_grad
+    assert torch.equal(model.head.bias, Classifier().head.bias)
+    assert all(p.requires_grad for n, p in model.named_parameters() if n != "head.bias")
+
+
+def test_an_error_in_a_phase_leaves_nothing_frozen():
+    class Broken(ClientSide):
+        def penalty(self, step):
+            raise RuntimeError("broken")
+
+    model = Classifier()
+    with pytest.raises(RuntimeError, match="broken"):
+        fit(model, options_with(*FedRep.phases), sides={"broken": Broken()})
+    assert all(param.requires_grad for param in model.parameters())
+
+
+# ---- lengths -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lengths", "filled"),
+    [((), [5]), ((None,), [5]), ((1, None), [1, 4]), ((None, 2), [3, 2]), ((2, 3), [2, 3])],
+)
+def test_the_null_phase_gets_the_rest(lengths, filled):
+    phases = tuple(Phase(all_tensors(), length) for length in lengths)
+    assert [phase.epochs for phase in LocalOptions(epochs=5, phases=phases).schedule()] == filled
+
+
+@pytest.mark.parametrize(
+    ("length", "lengths", "message"),
+    [
+        ({"epochs": 5}, (2, 2), r"\[2, 2\] and local\.epochs=5"),
+        ({"epochs": 5}, (5, None), r"leave something"),
+        ({"epochs": 2}, (3, None), r"leave something"),
+        ({"epochs": 5}, (6,), r"must add up"),
+        ({"epochs": 5}, (None, None), r"at most one null"),
+        ({"epochs": 5}, (0, None), r"must be >= 1"),
+        ({"epochs": 5}, (-1, None), r"must be >= 1"),
+        ({"epochs": None, "steps": 5}, (1, None), r"local\.steps=5 with 2 strategy\.phases"),
+    ],
+)
+def test_phases_that_do_not_fit_are_refused(length, lengths, message):
+    phases = tuple(Phase(all_tensors(), epochs) for epochs in lengths)
+    with pytest.raises(ConfigError, match=message):
+        LocalOptions(**length, phases=phases)
+
+
+@pytest.mark.parametrize("length", [{"epochs": 0}, {"epochs": None, "steps": 0}])
+def test_no_training_at_all_is_refused(length):
+    with pytest.raises(ConfigError, match="=0 is not allowed"):
+        LocalOptions(**length)
+
+
+def test_one_phase_may_count_in_steps():
+    model = Classifier()
+    options = LocalOptions(batch_size=8, epochs=None, steps=5, phases=FedBABU.phases)
+    assert fit(model, options)["num-steps"] == 5
+    assert torch.equal(model.head.weight, Classifier().head.weight)
+    assert not torch.equal(model.body[0].weight, Classifier().body[0].weight)
+
+
+def test_a_phase_that_selects_nothing_is_refused_at_once():
+    with pytest.raises(ConfigError, match="selects none"):
+        fit(Classifier(), options_with(Phase(named("fc3.*"))))
