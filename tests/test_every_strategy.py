@@ -152,6 +152,7 @@ def test_the_stored_model_is_the_one_that_was_evaluated(tmp_path):
     assert accuracy == pytest.approx(summary["accuracy"], abs=1e-6)
 
 
+@pytest.mark.flower  # a model of the papers
 @pytest.mark.parametrize(
     ("strategy", "ratio"), [("fedavg", 2.0), ("fedpvr", 2.02), ("scaffold", 4.0)]
 )

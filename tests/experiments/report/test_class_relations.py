@@ -79,6 +79,7 @@ def test_a_seed_without_a_checkpoint_gives_way_to_the_next(write_run, write, tmp
     assert row[1].text == f"{runs[1].relations.distance:.3g}"
 
 
+@pytest.mark.flower  # it draws pages
 def test_names_and_numbers_stand_where_they_can_be_read(write, tmp_path):
     """Names up to 20 classes, percentages in the cells up to 10."""
     for classes in (10, 20, 100):
@@ -128,6 +129,7 @@ def test_without_matplotlib_the_table_comes(write, tmp_path, monkeypatch):
     assert set(found) == {Heading, Table}
 
 
+@pytest.mark.flower  # it draws pages
 def test_the_page_is_made_again_from_its_data_file(conditions, tmp_path):
     command.main([str(tmp_path / "sweep"), "--no-partitions"])
     first = tmp_path / "sweep" / "report"

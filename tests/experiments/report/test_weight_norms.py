@@ -154,6 +154,7 @@ def test_without_matplotlib_the_table_comes(write, counts, tmp_path, monkeypatch
     assert set(blocks_of([run], counted([run], counts), tmp_path)) == {Heading, Table}
 
 
+@pytest.mark.flower  # it draws pages
 def test_the_page_is_made_again_from_its_data_file(write, counts, tmp_path):
     run, _ = write()
     data = ReportData([run], partitions=counted([run], counts))
