@@ -8,11 +8,12 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
+from torch import Tensor
 
 from conf import FOLDER, check_slots
 from experiments.methods.checks import Test, checks_of, matrix_of
@@ -21,6 +22,8 @@ from experiments.methods.prose import first_sentence, url_after
 from experiments.methods.recipes import ROOT, Recipe, all_recipes
 from strategies.base import ClientSide, ConfigError, ServerSide, check_sides
 from strategies.federated import FederatedStrategy, Slots
+from strategies.layers import LayerSelector, shared_names
+from tasks.models import build_model
 
 _NOTES = Path(__file__).parent / "notes"
 _CLIENT_HOOKS = ("begin", "penalty", "correct", "end")
@@ -173,6 +176,12 @@ class Method:
             check_sides(client, server)
         except ConfigError:
             return "both correct the gradient; `strategy.allow_stacked_corrections=true` allows it"
+        personal = {self.recipe.composed.strategy.personal, other.recipe.composed.strategy.personal}
+        try:
+            for side in server.values():
+                side.init(_shared(*personal - {"none"}))
+        except ConfigError:
+            return "the one needs tensors at the server that the other keeps at the clients"
         return ""
 
 
@@ -200,6 +209,14 @@ def results_with(name: str) -> list[Path]:
     paths = sorted((ROOT / "docs" / "results").glob("*.md"))
     word = re.compile(rf"(?<!\w){re.escape(name)}(?!\w)")
     return [path for path in paths if word.search(path.read_text(encoding="utf-8"))]
+
+
+@lru_cache
+def _shared(personal: str = "none") -> dict[str, Tensor]:
+    """Return the trainable tensors of a small model that travel where these stay."""
+    model = build_model("mlp", input_shape=(1, 8, 8), num_classes=10, seed=0)
+    params = dict(model.named_parameters())
+    return {name: params[name] for name in shared_names(model, LayerSelector(personal))}
 
 
 def _methods(recipe: Recipe) -> Mapping[str, Any]:

@@ -170,6 +170,13 @@ def test_a_method_that_is_only_a_recipe_has_a_page(tmp_path, monkeypatch):
         ("scaffold", "fedpvr", "both send `control_variate` and `control_variate_delta`"),
         ("scaffold", "fedprox", ""),
         ("fedpvr", "fedadam", ""),
+        (
+            "feddw",
+            "fedper",
+            "the one needs tensors at the server that the other keeps at the clients",
+        ),
+        ("feddw", "moon", ""),
+        ("fedbabu", "scaffold", ""),
     ],
 )
 def test_what_is_refused_together(left, right, why):
