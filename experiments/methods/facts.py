@@ -176,10 +176,10 @@ class Method:
             check_sides(client, server)
         except ConfigError:
             return "both correct the gradient; `strategy.allow_stacked_corrections=true` allows it"
-        personal = {self.recipe.composed.strategy.personal, other.recipe.composed.strategy.personal}
+        kept = [str(recipe.composed.strategy.personal) for recipe in (self.recipe, other.recipe)]
         try:
             for side in server.values():
-                side.init(_shared(*personal - {"none"}))
+                side.init(_shared(*sorted(kept)))
         except ConfigError:
             return "the one needs tensors at the server that the other keeps at the clients"
         return ""
@@ -212,11 +212,11 @@ def results_with(name: str) -> list[Path]:
 
 
 @lru_cache
-def _shared(personal: str = "none") -> dict[str, Tensor]:
+def _shared(*personal: str) -> dict[str, Tensor]:
     """Return the trainable tensors of a small model that travel where these stay."""
     model = build_model("mlp", input_shape=(1, 8, 8), num_classes=10, seed=0)
-    params = dict(model.named_parameters())
-    return {name: params[name] for name in shared_names(model, LayerSelector(personal))}
+    travelling = [set(shared_names(model, LayerSelector(spec))) for spec in personal]
+    return {n: p for n, p in model.named_parameters() if all(n in names for names in travelling)}
 
 
 def _methods(recipe: Recipe) -> Mapping[str, Any]:
