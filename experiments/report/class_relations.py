@@ -180,7 +180,9 @@ def _draw(
         _write_numbers(axes, matrix, scale)
     bar = spot.figure.colorbar(image, cax=spot.axes(LEFT + SIDE + 0.1, bottom, 0.1, SIDE))
     ticks = np.geomspace(scale.low, scale.high, 5)
-    bar.set_ticks(ticks.tolist(), labels=[f"{100 * tick:.2g}" for tick in ticks], minor=False)
+    bar.set_ticks(
+        ticks.tolist(), labels=[f"{float(f'{100 * tick:.2g}'):g}" for tick in ticks], minor=False
+    )
     bar.minorticks_off()
     bar.ax.set_title("%", fontsize=FONT - 1, color=INK, pad=5)
     bar.ax.tick_params(labelsize=FONT - 1, labelcolor=INK, color=AXIS, length=2, pad=2)
