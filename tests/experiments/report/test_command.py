@@ -49,6 +49,7 @@ def written(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.flower  # it draws pages
 def test_everything_is_written_beside_the_sweep(sweep, capsys):
     report(sweep)
     assert sorted(written(sweep / "report")) == [
@@ -105,6 +106,7 @@ def test_the_page_fetches_nothing_and_is_well_formed(sweep):
     assert set(re.findall(r"(?:url\(|href=\")#([^)\"]*)", html)) <= set(ids)
 
 
+@pytest.mark.flower  # it draws pages
 def test_colours_of_the_page_follow_its_theme_and_those_of_the_files_do_not(sweep):
     report(sweep)
     html = (sweep / "report" / "report.html").read_text().partition("</style>")[2]
