@@ -238,7 +238,6 @@ class FederatedStrategy(Strategy):
         population = self._require_population()
         cohort = self.sampler.sample(server_round, len(population))
         self._params = to_tensors(arrays)
-        lr = self.local_lr * self.schedule(server_round, self.num_rounds)
         # What many clients get is serialised once. Held beside its record, a payload keeps its id.
         records: dict[int, tuple[Tensors, ArrayRecord]] = {}
         messages = []
@@ -248,11 +247,11 @@ class FederatedStrategy(Strategy):
                 if id(tensors) not in records:
                     records[id(tensors)] = (tensors, to_record(tensors))
                 content[name] = records[id(tensors)][1]
-            content[CONFIG] = self._config(server_round, client, lr, config)
+            content[CONFIG] = self._config(server_round, client, config)
             messages.append(_message(content, MessageType.TRAIN, population.nodes[client]))
         self._report = RoundReport(
             round=server_round,
-            lr=lr,
+            lr=self._lr(server_round),
             clients=cohort,
             bytes_down=sum(count_bytes(message.content) for message in messages),
         )
@@ -292,12 +291,9 @@ class FederatedStrategy(Strategy):
         """Write a message to every client, if clients evaluate in an exchange of their own."""
         if not self.evaluate_on_clients:
             return []
-        lr = self.local_lr * self.schedule(server_round, self.num_rounds)
         return [
             _message(
-                RecordDict(
-                    {PARAMS: arrays, CONFIG: self._config(server_round, client, lr, config)}
-                ),
+                RecordDict({PARAMS: arrays, CONFIG: self._config(server_round, client, config)}),
                 MessageType.EVALUATE,
                 node,
             )
@@ -342,13 +338,16 @@ class FederatedStrategy(Strategy):
             raise RuntimeError("the roll call comes first: call start(), which makes it")
         return self.population
 
-    def _config(self, round: int, client: int, lr: float, config: ConfigRecord) -> ConfigRecord:
+    def _lr(self, round: int) -> float:
+        return self.local_lr * self.schedule(round, self.num_rounds)
+
+    def _config(self, round: int, client: int, config: ConfigRecord) -> ConfigRecord:
         return ConfigRecord(
             {
                 **config,
                 "round": round,
                 "num-rounds": self.num_rounds,
-                "lr": lr,
+                "lr": self._lr(round),
                 "experiment": self.state.experiment,
                 "state-round": self.state.committed.get(client, 0),
                 "state-keep": self.durable.get(client, 0),

@@ -45,8 +45,7 @@ class LayerSelector:
         elif kind in ("last", "first"):
             chosen = self._by_count(ordered, kind, int(count))
         else:
-            patterns = [pattern.strip() for pattern in self.spec.split(",")]
-            chosen = [n for n in ordered if any(fnmatchcase(n, p) for p in patterns)]
+            chosen = self._by_pattern(ordered)
         if not chosen:
             raise ConfigError(
                 f"layers={self.spec!r} selects none of the model's tensors {ordered}; "
@@ -56,9 +55,10 @@ class LayerSelector:
 
     def select_buffers(self, names: Iterable[str]) -> list[str]:
         """Return those of the buffers' names that ``all`` or a pattern selects."""
-        if ":" in self.spec or self.spec == "none":
-            return []
-        patterns = ["*"] if self.spec == "all" else self.spec.replace(" ", "").split(",")
+        return list(names) if self.spec == "all" else self._by_pattern(names)
+
+    def _by_pattern(self, names: Iterable[str]) -> list[str]:
+        patterns = [pattern.strip() for pattern in self.spec.split(",")]
         return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
 
     def _by_count(self, ordered: list[str], kind: str, count: int) -> list[str]:

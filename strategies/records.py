@@ -13,7 +13,7 @@ from strategies.base import Payloads, Reply, Shapes, Tensors
 from strategies.npy import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
-PERSONAL = "personal-"  # how the names of scores of a client's own model begin
+PERSONAL_SCORE = "personal-"  # how the names of scores of a client's own model begin
 
 
 class RefusedReplyError(Exception):
@@ -202,7 +202,7 @@ def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def personal_scores(metrics: Mapping[str, float]) -> dict[str, float]:
     """Return what a client measured of the model that it has trained."""
-    return {name: value for name, value in metrics.items() if name.startswith(PERSONAL)}
+    return {name: value for name, value in metrics.items() if name.startswith(PERSONAL_SCORE)}
 
 
 def mean_scores(scores: Iterable[Mapping[str, float]]) -> dict[str, float]:

@@ -116,7 +116,8 @@ class SoftLabelServer(ServerSide):
         classes = params[self.head].shape[0]
         if self.mechanism.active:
             self.mechanism.epsilon(1)  # what the accountant lacks is said now
-        self._start({MEANS: torch.eye(classes)})
+        # one object for all clients of a round: it is serialised once
+        self.sent = {MEANS: torch.eye(classes)}
         self.sums, self.counts = torch.zeros(classes, classes), torch.zeros(classes)
         self.summed = 0
         self.uploads: dict[int, int] = {}
@@ -144,7 +145,7 @@ class SoftLabelServer(ServerSide):
         new = class_means(sums, counts, otherwise, least)
         if self.mechanism.active:
             new = _on_simplex(new, otherwise)
-        self._start({MEANS: (1 - self.smoothing) * new + self.smoothing * old})
+        self.sent = {MEANS: (1 - self.smoothing) * new + self.smoothing * old}
 
     def metrics(self) -> Mapping[str, float]:
         """Return epsilon for the client that has uploaded most often, where there is noise."""
@@ -173,15 +174,12 @@ class SoftLabelServer(ServerSide):
 
     def load_state_dict(self, state: Payloads) -> None:
         """Restore them."""
-        self._start(dict(state[SOFT_LABELS]))
+        self.sent = dict(state[SOFT_LABELS])
         history = state["history"]
         self.sums, self.counts = history[SUMS], history[COUNTS]
         self.summed = int(history["summed"])
         clients, uploads = state["uploads"]["clients"], state["uploads"]["uploads"]
         self.uploads = dict(zip(clients.tolist(), uploads.tolist(), strict=True))
-
-    def _start(self, sent: dict[str, Tensor]) -> None:
-        self.sent = sent  # one object for all clients of a round: it is serialised once
 
 
 def _on_simplex(rows: Tensor, otherwise: Tensor) -> Tensor:

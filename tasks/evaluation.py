@@ -45,12 +45,14 @@ def class_accuracies(
     model: nn.Module, data: Batched, loss: Loss, num_classes: int, batch_size: int = 500
 ) -> tuple[float, float, Tensor]:
     """Return :func:`evaluate_model`'s two and the accuracy on each class (C,), NaN without one."""
-    total_loss, right, counts = 0.0, torch.zeros(num_classes), torch.zeros(num_classes)
+    losses, right, counts = [], [], []
     for batch_loss, hits, labels in _scored(model, data, loss, batch_size):
-        total_loss += float(batch_loss) * len(labels)
-        right += torch.bincount(labels[hits], minlength=num_classes).cpu()
-        counts += torch.bincount(labels, minlength=num_classes).cpu()
-    return total_loss / len(data), float(right.sum()) / len(data), right / counts
+        losses.append(batch_loss * len(labels))
+        right.append(torch.bincount(labels, hits.float(), minlength=num_classes))
+        counts.append(torch.bincount(labels, minlength=num_classes))
+    by_class = torch.stack(right).sum(0).cpu() / torch.stack(counts).sum(0).cpu()
+    total_loss, total_right = torch.stack(losses).sum(), torch.stack(right).sum()
+    return float(total_loss) / len(data), float(total_right) / len(data), by_class
 
 
 def _scored(

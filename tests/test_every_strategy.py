@@ -105,6 +105,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(words, tmp_path):
         tmp_path / "cut", *TINY, "rounds=2", "evaluation.every=0", *words, "resume=true"
     )
     assert resumed["parameters_sha256"] == whole["parameters_sha256"]
+    assert resumed["accuracy"] == whole["accuracy"]  # where nothing is shared, all there is
     assert resumed["bytes_up"] == whole["bytes_up"]
 
 

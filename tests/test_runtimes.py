@@ -30,10 +30,15 @@ SHORT = [*TINY, "evaluation.every=0", "checkpoint.every=0"]
 
 
 @lru_cache(maxsize=64)
-def reference(*words: str) -> str:
-    """Return the hash of the parameters that one process gives."""
+def reference(*words: str) -> tuple[str, float]:
+    """Return what one process gives, as ``outcome`` has it."""
     with TemporaryDirectory() as folder:
-        return run_recipe(Path(folder) / "run", *SHORT, *words)["parameters_sha256"]
+        return outcome(run_recipe(Path(folder) / "run", *SHORT, *words))
+
+
+def outcome(summary: dict) -> tuple[str, float]:
+    """Return the parameters' hash, and the accuracy: where nothing is shared, all there is."""
+    return summary["parameters_sha256"], summary["accuracy"]
 
 
 def run_over(workers: Workers, folder: Path, words: list[str]) -> dict:
@@ -90,7 +95,7 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
 def test_local(words, forked, tmp_path):
     summary = run_over(forked, tmp_path / "run", words)
     assert summary["failures"] == 0
-    assert summary["parameters_sha256"] == reference(*words)
+    assert outcome(summary) == reference(*words)
 
 
 @pytest.mark.flower
@@ -99,7 +104,7 @@ def test_local(words, forked, tmp_path):
 def test_ray(words, on_two_ray_nodes, tmp_path):
     summary = run_over(on_two_ray_nodes, tmp_path / "run", words)
     assert summary["failures"] == 0
-    assert summary["parameters_sha256"] == reference(*words)
+    assert outcome(summary) == reference(*words)
 
 
 @pytest.mark.flower
@@ -129,7 +134,7 @@ def test_flower(words, flower, tmp_path):
         time.sleep(0.1)
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "completed", summary
-    assert summary["parameters_sha256"] == reference(*words)
+    assert outcome(summary) == reference(*words)
 
 
 @pytest.mark.parametrize("shared_disk", [True, False])
@@ -138,4 +143,4 @@ def test_scaffold_on_workers(forked, tmp_path, shared_disk):
     words = ["strategy=scaffold", f"runtime.simulation={str(shared_disk).lower()}"]
     summary = run_over(forked, tmp_path / "run", words)
     assert (tmp_path / "run" / "client_state").exists() == shared_disk
-    assert summary["parameters_sha256"] == reference("strategy=scaffold")
+    assert outcome(summary) == reference("strategy=scaffold")

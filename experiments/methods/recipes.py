@@ -145,7 +145,7 @@ def _files_of(path: Path) -> list[Path]:
     """Return a file of conf/ and those parts of a strategy that its defaults list chooses."""
     files = [path]
     for group, options in _choices(path):
-        if group.partition("/")[0] == "strategy":
+        if group.partition("/")[0] in ("strategy", "base"):
             for option in options:
                 files += _files_of(FOLDER / group / f"{option}.yaml")
     return list(dict.fromkeys(files))
@@ -172,7 +172,8 @@ def _choices(path: Path) -> Iterator[tuple[str, list[str]]]:
     for entry in content.get("defaults", []):
         if isinstance(entry, str):
             if entry != "_self_":
-                yield inside, [entry]
+                group, _, option = entry.rpartition("/")
+                yield group.lstrip("/") or inside, [option]
             continue
         [(words, option)] = entry.items()
         group = str(words).split()[-1].partition("@")[0]  # after "override" or "optional"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conf import FOLDER, build_part, compose
+from conf import build_part, compose
 from strategies.base import ConfigError, Step
 from strategies.class_means import MEANS
 from strategies.fedavg import FedAvg
@@ -99,9 +98,10 @@ def test_a_class_that_nobody_held_is_still_taught_as_the_identity():
 
 
 def soft_label_lines(method):
-    """Return what a recipe's text says of soft labels, in its three places."""
-    text = (FOLDER / "strategy" / f"{method}.yaml").read_text()
-    return re.findall(r"^( +)soft_labels:\n((?:\1 .*\n)+)", text, flags=re.MULTILINE)
+    """Return what a composed recipe says of soft labels, in its three places."""
+    strategy = compose(overrides(f"strategy={method}")).strategy
+    places = (strategy, strategy.client_sides, strategy.server_sides)
+    return [place.soft_labels for place in places if "soft_labels" in place]
 
 
 def test_the_recipes_say_the_same_of_soft_labels():
