@@ -18,6 +18,7 @@ from strategies.base import (
     Shapes,
     Tensors,
 )
+from strategies.diagnostics import diagnose
 
 
 class ServerStep:
@@ -45,6 +46,7 @@ class ServerStep:
         self.optimizer = optimizer
         self.transforms = tuple(transforms)
         self.buffers = frozenset(buffers)
+        self._diagnostics: dict[str, float] = {}
 
     def init(self, tensors: Tensors, state: Payloads) -> None:
         """Start from ``tensors``; ``state`` (of :meth:`state_dict`) is restored if not empty."""
@@ -86,19 +88,20 @@ class ServerStep:
         """
         params = self._trainable(tensors)
         cohort = Cohort(round, len(replies), population)
+        received = replies
         for transform in self.transforms:
             replies = transform(params, replies)
         update = self.aggregator(params, replies)
+        self._diagnostics = diagnose(received, update)
         stepped = self.optimizer.step(params, update, cohort)
         for side in self.sides.values():
             side.reduce(replies, update, cohort)
         return {**tensors, **stepped, **self._mean_buffers(tensors, replies)}
 
     def metrics(self) -> dict[str, float]:
-        """Return what the sides report of the round."""
-        return {
-            name: value for side in self.sides.values() for name, value in side.metrics().items()
-        }
+        """Return how far the round's updates agree, and what the sides report."""
+        reported = [side.metrics() for side in self.sides.values()]
+        return self._diagnostics | {n: value for part in reported for n, value in part.items()}
 
     def state_dict(self) -> dict[str, Tensors]:
         """Return every part's state, by "<owner>/<group>"."""

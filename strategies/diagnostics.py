@@ -1,0 +1,73 @@
+"""How far the clients' updates agree: scalars of every round, for every method.
+
+With D_i = y_i - x the update of client i in S, over all trainable shared tensors as one vector:
+
+    norm_ratio       ||mean_i D_i|| / mean_i ||D_i||, FedMRUR's 1 / d_t (its Theorem 1): 1 where all
+                     point the same way, 1 / sqrt(|S|) where they are orthogonal and equally long
+    update_cosine    the mean of cos(D_i, D_j) over all pairs i != j: 0 where they are orthogonal
+    drift_diversity  sum_i ||D_i||^2 / ||sum_i D_i||^2 (FedPVR, Definition 1): 1 / |S| where all are
+                     equal, 1 where they are orthogonal
+    update_norm      mean_i ||D_i||
+    step_norm        ||Delta||, of what the aggregator made of them
+
+All means are plain. A figure that is not defined is left out: the cosine of a single client, what
+would divide by a zero norm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from strategies.base import Reply, Tensors
+
+
+def norm(tensors: Tensors) -> float:
+    """Return the L2 norm of all tensors as one vector."""
+    if not tensors:
+        return 0.0
+    norms = torch.stack(torch._foreach_norm(list(tensors.values())))
+    return float(norms.double().norm())
+
+
+@torch.no_grad()
+def diagnose(replies: Sequence[Reply], update: Tensors) -> dict[str, float]:
+    """Return the figures above.
+
+    Args:
+        replies: of one round, as the clients sent them.
+        update: Delta, what the aggregator made of them.
+    """
+    names = list(replies[0].update)
+    norms = [norm(reply.update) for reply in replies]
+    total = [torch.zeros_like(replies[0].update[name]) for name in names]
+    directions = [torch.zeros_like(value) for value in total]  # the sum of D_i / ||D_i||
+    for reply, length in zip(replies, norms, strict=True):
+        values = [reply.update[name] for name in names]
+        torch._foreach_add_(total, values)
+        if length > 0.0:
+            torch._foreach_add_(directions, values, alpha=1.0 / length)
+    return _figures(norms, _norm_of(names, total), _norm_of(names, directions)) | {
+        "update_norm": sum(norms) / len(norms),
+        "step_norm": norm(update),
+    }
+
+
+def _norm_of(names: Sequence[str], values: Sequence[Tensor]) -> float:
+    return norm(dict(zip(names, values, strict=True)))
+
+
+def _figures(norms: Sequence[float], total: float, directions: float) -> dict[str, float]:
+    figures = {}
+    size = len(norms)
+    if sum(norms) > 0.0:
+        figures["norm_ratio"] = total / sum(norms)
+    if total > 0.0:
+        figures["drift_diversity"] = math.fsum(length**2 for length in norms) / total**2
+    if size > 1 and min(norms) > 0.0:
+        # ||sum of unit vectors||^2 is |S| and twice the cosine of every pair
+        figures["update_cosine"] = (directions**2 - size) / (size * (size - 1))
+    return figures
