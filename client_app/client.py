@@ -128,9 +128,10 @@ class FederatedClient(NumPyClient):
                 "evaluate-trained".
 
         Returns:
-            y_i in the same order, n_i, and metrics: "num-steps", "lr-sum", "train-loss", and when
-            asked for "received-loss" and "received-accuracy" of x, and what ``_evaluate_own``
-            gives of y_i.
+            y_i in the same order, n_i, and metrics: "num-steps", "lr-sum", "train-loss", where
+            there are penalties their mean "penalty" and "penalty-share" of the objective, what
+            else the sides measured, and when asked for "received-loss" and "received-accuracy" of
+            x, and what ``_evaluate_own`` gives of y_i.
         """
         round = int(config["round"])
         experiment = str(config.get("experiment", "experiment"))
@@ -169,6 +170,7 @@ class FederatedClient(NumPyClient):
             "num-steps": summary.num_steps,
             "lr-sum": summary.lr_sum,
             "train-loss": train_loss,
+            **_shared_out(context.measurements()),
         }
         if config.get("evaluate-trained", False):
             metrics |= self._evaluate_own()
@@ -264,6 +266,14 @@ class FederatedClient(NumPyClient):
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
             context = self._context(dict(state), round, for_sides)
             train_locally(context, [], self.solver, options, lr, generator)
+
+
+def _shared_out(means: Mapping[str, float]) -> dict[str, float]:
+    """Return the means, with the penalties' share of the objective in the objective's place."""
+    rest = {name: value for name, value in means.items() if name != "objective"}
+    if means.get("objective"):
+        rest["penalty-share"] = means["penalty"] / means["objective"]
+    return rest
 
 
 @contextlib.contextmanager

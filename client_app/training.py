@@ -99,10 +99,12 @@ def _backward(
         features, logits = context.model(inputs)
         step = Step(context.params, inputs, labels, features, logits, context)
         loss = context.loss(logits, labels)
-        for side in sides:
-            penalty = side.penalty(step)
-            if penalty is not None:
-                loss = loss + penalty
+        penalties = [p for p in (side.penalty(step) for side in sides) if p is not None]
+        if penalties:
+            penalty = sum(penalties[1:], penalties[0])
+            loss = loss + penalty
+            context.measure("penalty", penalty)
+            context.measure("objective", loss)
     loss.backward()  # type: ignore[no-untyped-call]
     return loss.detach()
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from strategies.base import Reply, Tensors
+from strategies.diagnostics import norm
 
 
 def mean_of(values: Sequence[Tensors], coefficients: Sequence[float]) -> dict[str, Tensor]:
@@ -34,3 +35,25 @@ class UniformMean:
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the aggregate."""
         return mean_of([r.update for r in replies], [1.0] * len(replies))
+
+
+class NormMean:
+    """Sum of updates, stretched to their mean norm (FedMRUR, Algorithm 1, line 15).
+
+    With D_i the updates over all trainable shared tensors as one vector:
+
+        (mean_i ||D_i||) sum_i D_i / ||sum_i D_i||
+
+    Every client counts the same. Updates that cancel leave no direction but that of rounding: they
+    give zero, as updates of zero do. (Fig. 2's caption has the sum of the norms; Algorithm 1, the
+    text and Lemma 7 have the mean.)
+    """
+
+    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
+        """Return the aggregate."""
+        mean = mean_of([r.update for r in replies], [1.0] * len(replies))
+        norms = [norm(r.update) for r in replies]
+        mean_norm, norm_of_mean = sum(norms) / len(norms), norm(mean)
+        cancelled = norm_of_mean <= torch.finfo(torch.float32).eps * mean_norm
+        stretch = 0.0 if cancelled else mean_norm / norm_of_mean
+        return {name: stretch * value for name, value in mean.items()}

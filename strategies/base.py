@@ -124,6 +124,8 @@ class LocalContext:
     round: int
     batch_size: int
     generator: torch.Generator = field(default_factory=torch.Generator)
+    _measured: dict[str, tuple[Tensor, int]] = field(default_factory=dict, init=False)
+    _received: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
     @property
     def num_classes(self) -> int:
@@ -141,6 +143,29 @@ class LocalContext:
         model = copy.deepcopy(self.model)
         model.load_state_dict(dict(self.received_state), strict=True)
         return model.requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def received_features(self, inputs: Tensor) -> Tensor:
+        """Return the features (B, d) that the model as received makes of a batch.
+
+        Computed once for a batch, however many sides and passes of a solver ask for them.
+        """
+        if self._received is None or self._received[0] is not inputs:
+            self._received = (inputs, self.global_model(inputs)[0])
+        return self._received[1]
+
+    def measure(self, name: str, value: Tensor) -> None:
+        """Take a scalar into the mean of ``name`` that the client's reply reports as a metric.
+
+        It stays on its device until training has ended: no step waits for it.
+        """
+        single = value.detach().float()  # under autocast it may have few digits
+        total, count = self._measured.get(name, (torch.zeros_like(single), 0))
+        self._measured[name] = (total + single, count + 1)
+
+    def measurements(self) -> dict[str, float]:
+        """Return the means of what was measured, by name."""
+        return {name: float(total) / count for name, (total, count) in self._measured.items()}
 
 
 @dataclass(frozen=True)

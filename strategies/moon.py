@@ -64,10 +64,9 @@ class MOONClient(ClientSide):
         self.contrasted: list[nn.Module] = []
 
     def begin(self, context: LocalContext) -> None:
-        """Make the frozen models: the global one, then the previous ones, if there is any."""
+        """Make the previous models, frozen, if there is any."""
         kept = self._kept(context)  # none at mu = 0
-        self.contrasted = [context.global_model] if kept else []
-        self.contrasted += [_with_state(context.global_model, state) for state in kept]
+        self.contrasted = [_with_state(context.global_model, state) for state in kept]
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return mu times eq. 3, a scalar; None at mu = 0 and before there is a previous model."""
@@ -75,6 +74,7 @@ class MOONClient(ClientSide):
             return None
         with torch.no_grad():
             others = [model(step.inputs)[0] for model in self.contrasted]
+        others.insert(0, step.context.received_features(step.inputs))
         return self.mu * contrastive_loss(step.features, others, self.tau)
 
     @torch.no_grad()

@@ -9,7 +9,7 @@ import torch
 
 from tasks.errors import ConfigError, require_option
 from tasks.models.bilstm import bilstm
-from tasks.models.convolutional import fedavg_cnn, feddw_cnn
+from tasks.models.convolutional import fedavg_cnn, feddw_cnn, gn_cnn
 from tasks.models.mlp import mlp
 from tasks.models.mobile import feddw_mobilenetv2, feddw_shufflenet
 from tasks.models.model import Model
@@ -20,6 +20,7 @@ PLAIN: dict[str, Callable[..., Model]] = {
     "mlp": mlp,
     "fedavg_cnn": fedavg_cnn,
     "feddw_cnn": feddw_cnn,
+    "gn_cnn": gn_cnn,
     "vgg11": vgg11,
     "resnet8": resnet8,
     "feddw_resnet18": feddw_resnet18,

@@ -1,4 +1,4 @@
-"""The plain convolutional networks: FedAvg's and FedDW's two."""
+"""The plain convolutional networks: FedAvg's, FedDW's two, and a small one with GroupNorm."""
 
 from __future__ import annotations
 
@@ -48,6 +48,23 @@ def feddw_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -
         ]
     flat = wide * height * width
     return mapped_model([*convolutions, nn.Flatten()], flat, num_classes, head_bias)
+
+
+def gn_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
+    """Return a small CNN with GroupNorm(2); 96,298 parameters on RGB images with 10 classes.
+
+    Three strided convolutions to 32, 64 and 128 channels, then the mean over the image: of no
+    paper, and made for experiments of hundreds of rounds on a CPU (a step on 50 images of CIFAR-10
+    takes a quarter of the time that pooling instead of strides would).
+    """
+    layers: list[nn.Module] = []
+    channels, size = input_shape[0], 5
+    for wide in (32, 64, 128):
+        layers.append(nn.Conv2d(channels, wide, size, stride=2, padding=size // 2, bias=False))
+        layers += [nn.GroupNorm(2, wide), nn.ReLU(inplace=True)]
+        channels, size = wide, 3
+    body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Model(body, channels, num_classes, head_bias=head_bias is not False)
 
 
 def _after_two_convolutions(name: str, input_shape: Shape) -> tuple[int, int]:

@@ -1,0 +1,119 @@
+"""FedCM: federated learning with client-level momentum.
+
+Xu, Wang, Wang, Yao. 2021. https://arxiv.org/abs/2106.10874
+
+A client's step goes along a mean of its own gradient and the direction in which everybody moved in
+the round before (Algorithm 2):
+
+    v <- alpha g(y) + (1 - alpha) m
+    y <- y - eta_l v
+
+m is the size of a gradient: the server takes it from the aggregate Delta of the round,
+
+    m <- - Delta / mean_i lr_sum_i
+
+where ``lr_sum``, the sum of the step sizes that client i really took, stands for K eta_l. It is
+that of the round that made Delta: under a schedule the next round's is another. m starts at zero,
+so the steps of round 1 are alpha times FedAvg's. alpha = 1 is FedAvg (with a plain mean).
+
+alpha multiplies the fresh gradient of the whole local objective, penalties of other methods
+included; the paper has alpha = .1. Clipping sees v, weight decay comes after it and is not
+multiplied, as in FL-Simulator's code. What travels beside the model is m, down (d numbers).
+
+A momentum of the local solver, or Adam, is refused: their displacement is no mean of gradients, and
+m would be too long (1 / (1 - momentum) times), which is a feedback above 1 for FedCM's own .9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from strategies.aggregators import UniformMean
+from strategies.base import (
+    ClientSide,
+    Cohort,
+    ConfigError,
+    LocalContext,
+    LocalSolver,
+    Payloads,
+    Reply,
+    ServerSide,
+    Tensors,
+    require_range,
+    zeros_like,
+)
+from strategies.federated import FederatedStrategy, Slots
+
+MOMENTUM = "momentum"
+
+
+class ClientMomentum(ClientSide):
+    """The client half: mixes the momentum into every gradient.
+
+    Args:
+        alpha: weight of the fresh gradient, in (0, 1].
+    """
+
+    needs = frozenset({MOMENTUM})
+
+    def __init__(self, alpha: float = 0.1) -> None:
+        self.alpha = require_range("strategy.client_momentum.alpha", alpha, high=1.0, open_low=True)
+
+    def check(self, model: nn.Module, solver: LocalSolver) -> None:
+        """Refuse momentum and Adam."""
+        stateful = solver.stateful([name for name, _ in model.named_parameters()])
+        if stateful:
+            raise ConfigError(
+                "client momentum reads a gradient off plain SGD steps, but the local solver takes "
+                f"others on {sorted(stateful)}: set local.solver=sgd (or sam) and local.momentum=0"
+            )
+
+    def correct(self, grads: Tensors, context: LocalContext) -> None:
+        """Replace the gradient g by alpha g + (1 - alpha) m."""
+        for name, momentum in context.received[MOMENTUM].items():
+            grads[name].mul_(self.alpha).add_(momentum, alpha=1.0 - self.alpha)
+
+
+class ClientMomentumServer(ServerSide):
+    """The server half: keeps m."""
+
+    sends = frozenset({MOMENTUM})
+
+    def __init__(self) -> None:
+        self.momentum: dict[str, Tensor] = {}
+
+    def init(self, params: Tensors) -> None:
+        """Start m at zero."""
+        self.momentum = zeros_like(params)
+
+    def broadcast(self, client_id: int) -> Payloads:
+        """Send m."""
+        return {MOMENTUM: self.momentum}
+
+    def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
+        """m <- - Delta / mean lr_sum."""
+        lr_sum = sum(reply.lr_sum for reply in replies) / len(replies)
+        self.momentum = {name: value / -lr_sum for name, value in update.items()}
+
+    def state_dict(self) -> Payloads:
+        """Return m."""
+        return {MOMENTUM: self.momentum}
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore m."""
+        self.momentum = dict(state[MOMENTUM])
+
+
+class FedCM(FederatedStrategy):
+    """Client momentum and the plain mean of updates; ``aggregator=NormMean()`` is FedCM+."""
+
+    def __init__(self, alpha: float = 0.1, **slots: Unpack[Slots]) -> None:
+        slots.setdefault("aggregator", UniformMean())
+        super().__init__(
+            client_sides={"client_momentum": ClientMomentum(alpha)},
+            server_sides={"client_momentum": ClientMomentumServer()},
+            **slots,
+        )

@@ -1,0 +1,114 @@
+"""FedSAM and MoFedSAM: generalized federated learning via sharpness aware minimization.
+
+Qu, Li, Duan, Liu, Tang, Lu. ICML 2022. https://arxiv.org/abs/2206.02618
+
+A local step goes down the gradient not where the model is but where, within a ball of radius rho,
+the loss is steepest to first order (Foret et al., ICLR 2021, https://arxiv.org/abs/2010.01412):
+
+    e  = rho grad F(y) / ||grad F(y)||          over all trained tensors as one vector
+    y <- y - eta_l grad F(y + e)                on the same mini-batch
+
+F is the whole local objective, with the penalties of other methods, in both passes. Corrections
+(momentum, control variates), clipping and weight decay act on the second gradient, with y back
+where it was. rho = 0 is FedAvg, with one pass. MoFedSAM puts FedCM's client momentum
+(strategies/fedcm.py) on top: v = alpha grad F(y + e) + (1 - alpha) m.
+
+Dropout draws a mask in each pass, and BatchNorm's running statistics see both: FL-Simulator's code,
+which this follows, is made for networks without either. It restores y by subtracting e; here a copy
+is put back, so that no rounding is left. rho is .1 there; FedMRUR's paper has .5, which a small
+network does not learn with: tune it (see docs/results/fedmrur.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from strategies.aggregators import UniformMean
+from strategies.base import Batch, Tensors, require_range
+from strategies.fedcm import ClientMomentum, ClientMomentumServer
+from strategies.federated import FederatedStrategy, Slots
+from strategies.layers import LayerSelector
+from strategies.solvers import SGD
+
+_LEAST_NORM = 1e-7
+
+
+class SAM:
+    """SGD along the gradient at the steepest point nearby.
+
+    Args:
+        rho: how far away that is, in L2 norm over all trained tensors.
+        momentum: as of :class:`strategies.solvers.SGD`, which takes the step.
+        weight_decay: the same; the perturbation does not see it.
+        momentum_layers: the same.
+    """
+
+    def __init__(
+        self,
+        rho: float = 0.1,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        momentum_layers: LayerSelector | str = "all",
+    ) -> None:
+        self.rho = require_range("strategy.sam.rho", rho)
+        self.outer = SGD(momentum, weight_decay, momentum_layers)
+
+    def start(self, params: Tensors, lr: float) -> None:
+        """Begin a round on these trainable tensors with this step size."""
+        self.params = list(params.values())
+        self.outer.start(params, lr)
+
+    def step(
+        self,
+        next_batch: Callable[[], Batch],
+        backward: Callable[[Batch], Tensor],
+        correct: Callable[[], None],
+    ) -> Tensor:
+        """Take one step and return the loss before it, at y."""
+        batch = next_batch()
+        loss = backward(batch)
+        if self.rho > 0.0:
+            trained = [param for param in self.params if param.grad is not None]
+            start = [param.detach().clone() for param in trained]
+            self._ascend(trained)
+            backward(batch)
+            with torch.no_grad():
+                torch._foreach_copy_(trained, start)
+        correct()
+        self.outer.move()
+        return loss
+
+    def stateful(self, names: Sequence[str]) -> list[str]:
+        """Return those of the named tensors whose step is not plain SGD."""
+        return self.outer.stateful(names)
+
+    @torch.no_grad()
+    def _ascend(self, params: list[Tensor]) -> None:
+        """Move to y + e; the gradients are used up."""
+        grads = [param.grad for param in params if param.grad is not None]
+        length = torch.stack(torch._foreach_norm(grads)).norm()
+        torch._foreach_mul_(grads, self.rho / (length + _LEAST_NORM))
+        torch._foreach_add_(params, grads)
+
+
+class FedSAM(FederatedStrategy):
+    """FedAvg's server. Its clients take :class:`SAM` for their local solver."""
+
+    def __init__(self, **slots: Unpack[Slots]) -> None:
+        super().__init__(**slots)
+
+
+class MoFedSAM(FederatedStrategy):
+    """FedCM's server. Its clients take :class:`SAM` for their local solver."""
+
+    def __init__(self, alpha: float = 0.1, **slots: Unpack[Slots]) -> None:
+        slots.setdefault("aggregator", UniformMean())
+        super().__init__(
+            client_sides={"client_momentum": ClientMomentum(alpha)},
+            server_sides={"client_momentum": ClientMomentumServer()},
+            **slots,
+        )
