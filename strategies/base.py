@@ -1,7 +1,8 @@
 """The interface that every method is written against; the one file a method's author must read.
 
 What *adds* is a set: any number of :class:`ClientSide` and :class:`ServerSide` parts.
-What *replaces* is a slot: one aggregator, server optimiser, sampler and local solver.
+What *replaces* is a slot: one aggregator, server optimiser, output, sampler and local
+solver.
 
 One sign convention holds everywhere: ``update_i = y_i - x`` and ``x <- x + eta_g * Delta``.
 """
@@ -293,6 +294,19 @@ class ServerOptimizer(Protocol):
 
     def load_state_dict(self, state: Payloads) -> None:
         """Restore what ``state_dict`` returned."""
+
+
+class Output(Protocol):
+    """Which model a round gives out: evaluated and stored. What is trained on stays x."""
+
+    def __call__(self, params: Tensors, update: Tensors, stepped: Tensors) -> Tensors:
+        """Return the trainable shared tensors to give out; ``stepped`` itself gives out x.
+
+        Args:
+            params: x as it was sent to the clients.
+            update: Delta, what the aggregator made of their replies.
+            stepped: the new x, after the server optimiser.
+        """
 
 
 class ClientSampler(Protocol):

@@ -27,8 +27,6 @@ from strategies.base import Reply, Tensors
 
 def norm(tensors: Tensors) -> float:
     """Return the L2 norm of all tensors as one vector."""
-    if not tensors:
-        return 0.0
     norms = torch.stack(torch._foreach_norm(list(tensors.values())))
     return float(norms.double().norm())
 
@@ -40,8 +38,13 @@ def diagnose(replies: Sequence[Reply], update: Tensors) -> dict[str, float]:
     Args:
         replies: of one round, as the clients sent them.
         update: Delta, what the aggregator made of them.
+
+    Returns:
+        by name; empty where no tensor is shared.
     """
     names = list(replies[0].update)
+    if not names:  # nothing is shared
+        return {}
     norms = [norm(reply.update) for reply in replies]
     total = [torch.zeros_like(replies[0].update[name]) for name in names]
     directions = [torch.zeros_like(value) for value in total]  # the sum of D_i / ||D_i||

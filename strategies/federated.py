@@ -5,7 +5,7 @@ sampler -> cohort
 "params", "<payload>" of every ServerSide.broadcast, "config"  --->   local training
 "update" (y_i - x), "<payload>" of every ClientSide.end, "metrics"  <---
 validate, sort by client id -> transforms -> aggregator -> Delta -> server optimiser -> x;
-then reduce() of every ServerSide
+then reduce() of every ServerSide; output -> what is evaluated and stored
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from strategies.base import (
     Aggregator,
     ClientSampler,
     ClientSide,
+    Output,
     Reply,
     ReplyTransform,
     Schedule,
@@ -36,6 +37,7 @@ from strategies.base import (
     check_sides,
     require_range,
 )
+from strategies.outputs import Latest
 from strategies.records import (
     CONFIG,
     PARAMS,
@@ -66,6 +68,7 @@ class Slots(TypedDict, total=False):
 
     aggregator: Aggregator
     server_optimizer: ServerOptimizer
+    output: Output
     sampler: ClientSampler
     transforms: Sequence[ReplyTransform]
     schedule: Schedule
@@ -90,6 +93,7 @@ class FederatedStrategy(Strategy):
         server_sides: the server halves, by name.
         aggregator: (x, replies) -> Delta; mean weighted by example counts by default.
         server_optimizer: x, Delta -> x; SGD with eta_g = 1 by default.
+        output: (x, Delta, new x) -> the model that a round gives out; the new x by default.
         sampler: chooses the cohort over client ids; everybody by default.
         transforms: (x, replies) -> replies, applied in order before aggregation.
         schedule: factor of ``local_lr`` per round; constant by default.
@@ -100,7 +104,7 @@ class FederatedStrategy(Strategy):
         min_replies: with fewer valid replies a round leaves the model as it was.
         max_failed_rounds: that many such rounds in a row end the run with an error.
         fingerprint: hashes that every node must share with the server.
-        evaluate_on_clients: evaluate the new model at all clients, in a second exchange a round.
+        evaluate_on_clients: evaluate the output at all clients, in a second exchange a round.
         connect_timeout_seconds: how long to wait for the nodes before round 1.
         allow_stacked_corrections: permit several sides that edit gradients.
 
@@ -115,6 +119,7 @@ class FederatedStrategy(Strategy):
         server_sides: Mapping[str, ServerSide] | None = None,
         aggregator: Aggregator | None = None,
         server_optimizer: ServerOptimizer | None = None,
+        output: Output | None = None,
         sampler: ClientSampler | None = None,
         transforms: Sequence[ReplyTransform] = (),
         schedule: Schedule | None = None,
@@ -141,6 +146,7 @@ class FederatedStrategy(Strategy):
             server_optimizer or server_optimizers.SGD(),
             transforms,
             buffers,
+            output or Latest(),
         )
         self.sampler = sampler or FixedSizeSampler()
         self.schedule = schedule or Constant()
@@ -180,25 +186,30 @@ class FederatedStrategy(Strategy):
             timeout: seconds to wait for a round's replies.
             train_config: further entries of the clients' config.
             evaluate_config: the same for evaluation at the clients.
-            evaluate_fn: evaluates params at the server; returns None for a round to skip.
-            on_round: called with each finished round and its params; True ends the run.
+            evaluate_fn: evaluates the output at the server; returns None for a round to skip.
+            on_round: called with each finished round and its x; True ends the run.
+
+        Returns:
+            the metrics by round and, as ``arrays``, the last output: that of the last round that
+            had enough valid replies.
         """
         self.num_rounds = num_rounds
         self.server_step.init(to_tensors(initial_arrays), self.state.tensors)
         self.population = roll_call(grid, self.size, self.fingerprint, self.connect_timeout_seconds)
         self.summary()
         result, arrays = Result(), initial_arrays
-        result.arrays = initial_arrays
+        result.arrays = self._given_out(arrays)
         first = self.state.round + 1
         for round in range(0 if first == 1 else first, num_rounds + 1):
             if round > 0:
                 arrays = self._train_round(
                     grid, round, arrays, timeout, train_config or ConfigRecord(), result
                 )
+                result.arrays = self._given_out(arrays)
                 self._evaluate_at_clients(
-                    grid, round, arrays, timeout, evaluate_config or ConfigRecord(), result
+                    grid, round, result.arrays, timeout, evaluate_config or ConfigRecord(), result
                 )
-            evaluation = evaluate_fn(round, arrays) if evaluate_fn else None
+            evaluation = evaluate_fn(round, result.arrays) if evaluate_fn else None
             if evaluation is not None:
                 result.evaluate_metrics_serverapp[round] = evaluation
                 self._report.evaluation = scalars(evaluation)
@@ -327,6 +338,7 @@ class FederatedStrategy(Strategy):
             "server sides": sorted(self.server_sides),
             "aggregator": type(self.server_step.aggregator).__name__,
             "server optimiser": type(self.server_step.optimizer).__name__,
+            "output": type(self.server_step.output).__name__,
             "sampler": type(self.sampler).__name__,
         }
         log(INFO, "%s: %s", type(self).__name__, ", ".join(f"{k} {v}" for k, v in parts.items()))
@@ -371,9 +383,13 @@ class FederatedStrategy(Strategy):
         self._report.seconds = time.perf_counter() - began
         if new_arrays is None or metrics is None:
             return arrays
-        result.arrays = new_arrays
         result.train_metrics_clientapp[round] = metrics
         return new_arrays
+
+    def _given_out(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return what the last round gave out, where ``arrays`` is x after it."""
+        given_out = self.server_step.given_out
+        return arrays if given_out is None else to_record(given_out)
 
     def _evaluate_at_clients(
         self,

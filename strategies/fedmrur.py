@@ -83,8 +83,8 @@ def lorentz_distance(left: Tensor, right: Tensor, beta: Tensor | float = 1.0) ->
 def growth(distance: Tensor, sigma: float) -> Tensor:
     """Return exp(distance / sigma), from 20 on its tangent."""
     exponent = distance / sigma
-    excess = (exponent - _LINEAR_FROM).clamp_min(0.0)
-    return torch.exp(exponent - excess) * (1.0 + excess)
+    excess = torch.relu(exponent - _LINEAR_FROM)
+    return torch.exp(exponent.clamp_max(_LINEAR_FROM)) * (1.0 + excess)
 
 
 class ManifoldRegularizer(ClientSide):

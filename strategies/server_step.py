@@ -10,6 +10,7 @@ from strategies.aggregators import mean_of
 from strategies.base import (
     Aggregator,
     Cohort,
+    Output,
     Payloads,
     Reply,
     ReplyTransform,
@@ -20,9 +21,11 @@ from strategies.base import (
 )
 from strategies.diagnostics import diagnose
 
+OUTPUT = "output"  # owns what was given out last, in the state
+
 
 class ServerStep:
-    """transforms -> aggregator -> server optimiser -> every side's reduce.
+    """transforms -> aggregator -> server optimiser -> output, and every side's reduce.
 
     Args:
         sides: the methods' server halves, by name.
@@ -31,6 +34,11 @@ class ServerStep:
         transforms: (x, replies) -> replies, applied in order.
         buffers: names that are not trained: they get the example-weighted mean, and neither sides
             nor aggregator nor optimiser see them.
+        output: (x, Delta, new x) -> the tensors that the round gives out.
+
+    Attributes:
+        given_out: what the last round gave out, buffers included; None: the new tensors
+            themselves.
     """
 
     def __init__(
@@ -40,12 +48,15 @@ class ServerStep:
         optimizer: ServerOptimizer,
         transforms: Sequence[ReplyTransform],
         buffers: Collection[str],
+        output: Output,
     ) -> None:
         self.sides = dict(sides)
         self.aggregator = aggregator
         self.optimizer = optimizer
         self.transforms = tuple(transforms)
         self.buffers = frozenset(buffers)
+        self.output = output
+        self.given_out: Tensors | None = None
         self._diagnostics: dict[str, float] = {}
 
     def init(self, tensors: Tensors, state: Payloads) -> None:
@@ -53,13 +64,10 @@ class ServerStep:
         params = self._trainable(tensors)
         for owner, part in self._parts().items():
             part.init(params)
-            groups = {
-                name.removeprefix(f"{owner}/"): values
-                for name, values in state.items()
-                if name.startswith(f"{owner}/")
-            }
-            if groups:
+            if groups := _owned_by(owner, state):
                 part.load_state_dict(groups)
+        given_out = _owned_by(OUTPUT, state).get("params")
+        self.given_out = given_out and {name: given_out[name] for name in tensors}
 
     def broadcast(self, client: int) -> dict[str, Tensors]:
         """Return all payloads for one client."""
@@ -78,7 +86,7 @@ class ServerStep:
     def __call__(
         self, tensors: Tensors, replies: Sequence[Reply], round: int, population: int
     ) -> dict[str, Tensor]:
-        """Return the new tensors, buffers included.
+        """Return the new tensors, buffers included; ``given_out`` is the round's then.
 
         Args:
             tensors: x and the buffers, as they were sent.
@@ -96,7 +104,10 @@ class ServerStep:
         stepped = self.optimizer.step(params, update, cohort)
         for side in self.sides.values():
             side.reduce(replies, update, cohort)
-        return {**tensors, **stepped, **self._mean_buffers(tensors, replies)}
+        new = {**tensors, **stepped, **self._mean_buffers(tensors, replies)}
+        given_out = self.output(params, update, stepped)
+        self.given_out = None if given_out is stepped else {**new, **given_out}
+        return new
 
     def metrics(self) -> dict[str, float]:
         """Return how far the round's updates agree, and what the sides report."""
@@ -105,10 +116,13 @@ class ServerStep:
 
     def state_dict(self) -> dict[str, Tensors]:
         """Return every part's state, by "<owner>/<group>"."""
+        states = {owner: part.state_dict() for owner, part in self._parts().items()}
+        if self.given_out is not None:  # it stays what it is where the next round fails
+            states[OUTPUT] = {"params": self.given_out}
         return {
             f"{owner}/{group}": values
-            for owner, part in self._parts().items()
-            for group, values in part.state_dict().items()
+            for owner, groups in states.items()
+            for group, values in groups.items()
         }
 
     def _parts(self) -> dict[str, ServerSide | ServerOptimizer]:
@@ -122,3 +136,9 @@ class ServerStep:
             return {}
         mean = mean_of([r.buffers for r in replies], [r.num_examples for r in replies])
         return {name: tensors[name] + change for name, change in mean.items()}
+
+
+def _owned_by(owner: str, state: Payloads) -> dict[str, Tensors]:
+    """Return an owner's groups of the state, by their names without the owner's."""
+    prefix = f"{owner}/"
+    return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}

@@ -1,0 +1,136 @@
+"""FedDyn: federated learning based on dynamic regularization.
+
+Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. ICLR 2021. https://arxiv.org/abs/2111.04263
+
+A client's objective changes from round to round so that it has its minimum where the global one has
+(Algorithm 1). With h_i the sum of client i's updates y_i - x over the rounds that it took part in:
+
+    local objective     f_i(y) + (alpha / 2) ||y - x||^2 + alpha <h_i, y>
+    after training      h_i <- h_i + (y_i - x)
+    server              H <- H + (|S| / N) Delta         Delta = (1 / |S|) sum_{i in S} (y_i - x)
+                        x <- x + Delta + H
+
+so H is the mean of h_i over all N clients, those of other rounds with the h_i they had. The paper
+keeps -alpha h_i, which is the gradient of f_i at y_i where local training reaches the minimum, and
+-alpha H, which the server divides by alpha; the released code keeps h_i, as here. All h_i and H
+start at zero. Nothing travels beside the model; h_i (d numbers) stays at the client, H at the
+server.
+
+alpha = 0 is FedAvg with the plain mean: no term, no h_i, no H. That is a convention and no limit:
+the method divides by alpha, and however small alpha > 0 is, H moves the model as far.
+
+The released code evaluates the participants' mean x + Delta, not the x that is sent next, and so
+does the recipe (``strategy/output=latest`` for the latter). ``server.lr`` must be 1: another one
+would move x, but not H. Every client counts the same, whatever its size. Where the code differs: it
+divides alpha by n_i / mean_j n_j, which is not done here; and it puts alpha y into the optimiser's
+weight decay, so that clipping sees the other terms only, where here it sees all of them.
+
+A lost or refused reply leaves h_i as it was (client_app/state.py), and H has not heard of it. A
+client that loses its h_i starts at zero again, with a warning, while H keeps what it gave.
+Defaults: FedPVR's code and FedDyn's CIFAR-10 example have alpha .01, FL-Simulator .1.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from strategies.aggregators import UniformMean
+from strategies.base import (
+    ClientSide,
+    Cohort,
+    LocalContext,
+    LocalSummary,
+    Payloads,
+    Step,
+    Tensors,
+    require_range,
+    zeros_like,
+)
+from strategies.federated import FederatedStrategy, Slots
+from strategies.outputs import Participants
+
+DRIFT_SUM = "drift_sum"
+
+
+class FedDynClient(ClientSide):
+    """The client half: regularises dynamically, keeps h_i.
+
+    Args:
+        alpha: weight of the terms; 0 is FedAvg.
+    """
+
+    def __init__(self, alpha: float = 0.01) -> None:
+        self.alpha = require_range("strategy.feddyn.alpha", alpha)
+
+    def begin(self, context: LocalContext) -> None:
+        """Start h_i at zero in the client's first round."""
+        if self.alpha > 0.0 and DRIFT_SUM not in context.state:
+            context.state[DRIFT_SUM] = zeros_like(context.anchor)
+
+    def penalty(self, step: Step) -> Tensor | None:
+        """Return (alpha / 2) ||y - x||^2 + alpha <h_i, y>, a scalar; None at alpha = 0."""
+        if self.alpha == 0.0:
+            return None
+        drift_sum = step.context.state[DRIFT_SUM]
+        terms = []
+        for name, received in step.context.anchor.items():
+            param = step.params[name]
+            terms.append(0.5 * (param - received).square().sum() + (drift_sum[name] * param).sum())
+        return self.alpha * torch.stack(terms).sum()
+
+    @torch.no_grad()
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Add y_i - x to h_i; nothing is sent."""
+        if self.alpha > 0.0:
+            drift_sum = context.state[DRIFT_SUM]
+            context.state[DRIFT_SUM] = {
+                name: drift_sum[name] + (context.params[name] - received)
+                for name, received in context.anchor.items()
+            }
+        return {}
+
+
+class FedDynServer:
+    """The server half, an optimiser: x <- x + Delta + H, where Delta is the plain mean.
+
+    Args:
+        alpha: the clients'; only whether it is 0 (no H) matters here.
+    """
+
+    def __init__(self, alpha: float = 0.01) -> None:
+        self.alpha = require_range("strategy.feddyn.alpha", alpha)
+        self.drift_sum: dict[str, Tensor] = {}
+
+    def init(self, params: Tensors) -> None:
+        """Start H at zero."""
+        self.drift_sum = zeros_like(params) if self.alpha > 0.0 else {}
+
+    def step(self, params: Tensors, update: Tensors, cohort: Cohort) -> dict[str, Tensor]:
+        """Return the params after one step along ``update``."""
+        stepped = {name: value + update[name] for name, value in params.items()}
+        if self.alpha == 0.0:
+            return stepped
+        share = cohort.size / cohort.population
+        self.drift_sum = {n: mean + share * update[n] for n, mean in self.drift_sum.items()}
+        return {name: value + self.drift_sum[name] for name, value in stepped.items()}
+
+    def state_dict(self) -> Payloads:
+        """Return H."""
+        return {DRIFT_SUM: self.drift_sum}
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore H."""
+        self.drift_sum = dict(state.get(DRIFT_SUM, {}))
+
+
+class FedDyn(FederatedStrategy):
+    """Dynamic regularisation, plain mean of updates, gives out the participants' mean."""
+
+    def __init__(self, alpha: float = 0.01, **slots: Unpack[Slots]) -> None:
+        slots.setdefault("aggregator", UniformMean())
+        slots.setdefault("output", Participants())
+        slots["server_optimizer"] = FedDynServer(alpha)
+        super().__init__(client_sides={"feddyn": FedDynClient(alpha)}, **slots)

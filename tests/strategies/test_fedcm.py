@@ -1,0 +1,128 @@
+"""FedCM against a plain loop of its algorithm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch import nn
+
+from client_app.state import ContextStateStore
+from strategies.aggregators import NormMean, UniformMean
+from strategies.base import ConfigError
+from strategies.fedavg import FedAvg
+from strategies.fedcm import ClientMomentum, ClientMomentumServer, FedCM
+from strategies.local_options import LocalOptions
+from strategies.samplers import FixedSizeSampler
+from strategies.schedules import ExponentialDecay
+from strategies.solvers import SGD, Adam
+from tests.federation import Regression, TensorBatches, federate
+from tests.strategies.test_closed_forms import clients
+from tests.strategies.test_reductions import assert_same, run, uniform
+
+ROUNDS, EPOCHS, ALPHA, LR, DECAY = 4, 3, 0.3, 0.05, 0.9
+
+
+def gradient(data: TensorBatches, weight: torch.Tensor) -> torch.Tensor:
+    return data.inputs.T @ (data.inputs @ weight - data.labels) / len(data)
+
+
+def plain_loop(datasets, stretch=None, clip=None, weight_decay=0.0) -> torch.Tensor:
+    """FedCM's Algorithm 2 on two quadratics, all steps on all of a client's data."""
+    x, m = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.float64)
+    for round in range(1, ROUNDS + 1):
+        lr, updates = LR * DECAY ** (round - 1), []
+        for data in datasets:
+            y = x.clone()
+            for _ in range(EPOCHS):
+                v = ALPHA * gradient(data, y) + (1 - ALPHA) * m
+                if clip is not None and v.norm() > clip:
+                    v = v * clip / v.norm()
+                y = y - lr * (v + weight_decay * y)
+            updates.append(y - x)
+        delta = sum(updates) / len(updates)
+        if stretch:
+            delta = delta * sum(u.norm() for u in updates) / len(updates) / delta.norm()
+        x, m = x + delta, -delta / (EPOCHS * lr)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "clip", "weight_decay"),
+    [(UniformMean(), None, 0.0), (NormMean(), None, 0.0), (UniformMean(), 0.7, 0.02)],
+)
+def test_fedcm_is_its_algorithm(aggregator, clip, weight_decay):
+    """Under a schedule: m has the step sizes of the round that made it. Clipping sees v."""
+    strategy = FedCM(ALPHA, aggregator=aggregator, local_lr=LR, schedule=ExponentialDecay(DECAY))
+    params, _ = federate(
+        strategy,
+        clients(),
+        model=lambda: Regression(2),
+        rounds=ROUNDS,
+        solver=lambda: SGD(weight_decay=weight_decay),
+        options=LocalOptions(batch_size=100, epochs=EPOCHS, clip=clip),
+    )
+    expected = plain_loop(clients(), isinstance(aggregator, NormMean), clip, weight_decay)
+    torch.testing.assert_close(params["head.weight"][0], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_clients_of_unequal_length_count_by_their_mean_lr_sum():
+    """Batches of 10: one client takes 2 steps of .1, the other 6: m = - Delta / .4."""
+    generator = torch.Generator().manual_seed(0)
+    datasets = [
+        TensorBatches(
+            torch.randn(size, 2, generator=generator, dtype=torch.float64),
+            torch.randn(size, generator=generator, dtype=torch.float64),
+        )
+        for size in (20, 60)
+    ]
+    strategy = FedCM(local_lr=0.1)
+    params, _ = federate(
+        strategy,
+        datasets,
+        model=lambda: Regression(2),
+        rounds=1,
+        options=LocalOptions(batch_size=10, epochs=1),
+    )
+    sent = strategy.server_step.broadcast(0)["momentum"]["head.weight"]
+    torch.testing.assert_close(sent, -params["head.weight"] / 0.4)
+
+
+def test_alpha_one_is_fedavg():
+    assert_same(run(FedCM(1.0, local_lr=0.1)), run(uniform(FedAvg)))
+
+
+def test_alpha_below_one_is_not():
+    left, right = run(FedCM(0.9, local_lr=0.1)), run(uniform(FedAvg))
+    assert not torch.equal(left["head.weight"], right["head.weight"])
+
+
+def test_momentum_survives_a_restart():
+    server = ClientMomentumServer()
+    server.init({"w": torch.zeros(2)})
+    server.momentum = {"w": torch.tensor([1.0, -2.0])}
+    other = ClientMomentumServer()
+    other.init({"w": torch.zeros(2)})
+    other.load_state_dict(server.state_dict())
+    assert torch.equal(other.broadcast(0)["momentum"]["w"], torch.tensor([1.0, -2.0]))
+
+
+def test_a_client_outside_the_cohort_gets_the_same_momentum():
+    """Nothing is kept at a client: one that joins late is like the others."""
+    stores = {i: ContextStateStore(RecordDict()) for i in range(2)}
+    strategy = FedCM(local_lr=0.05, sampler=FixedSizeSampler(0.5, seed=1))
+    federate(strategy, clients(), model=lambda: Regression(2), rounds=3, stores=stores)
+    assert not any(stores[i].load(strategy.state.experiment, r) for i in (0, 1) for r in (1, 2, 3))
+
+
+@pytest.mark.parametrize("solver", [SGD(momentum=0.9), Adam()])
+def test_other_steps_than_plain_ones_are_refused(solver):
+    with pytest.raises(ConfigError, match=r"local\.momentum=0"):
+        ClientMomentum().check(nn.Linear(2, 1), solver)
+    ClientMomentum().check(nn.Linear(2, 1), SGD(weight_decay=0.1))
+
+
+@pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1])
+def test_alpha_out_of_range_names_its_key(alpha):
+    with pytest.raises(ConfigError, match=r"strategy\.client_momentum\.alpha"):
+        ClientMomentum(alpha)
