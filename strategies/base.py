@@ -13,7 +13,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,17 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by payload name, then te
 Batch = tuple[Tensor, Tensor]  # inputs (B, ...), labels (B,)
 
 
+_Choice = TypeVar("_Choice", bound=str)
+
 RESERVED_RECORDS = frozenset({"params", "config", "update", "metrics", "client"})
 
 
 class ConfigError(ValueError):
     """A recipe that cannot run; the message names the value, what is allowed and the key."""
+
+
+class RefusedReplyError(Exception):
+    """A reply that is left out of the round; the message says why."""
 
 
 class ClientData(Protocol):
@@ -251,6 +257,12 @@ class ServerSide:
         """Return the tensors, with shapes, that a reply's payloads must hold (if known)."""
         return {}
 
+    def check(self, reply: Reply) -> None:
+        """Refuse a reply whose payloads are not what they should be (RefusedReplyError).
+
+        Names and shapes that ``expected`` gives, NaN and Inf are checked before.
+        """
+
     def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
         """Take in the round: its valid replies (by client id) and the aggregate Delta."""
 
@@ -380,6 +392,13 @@ def _require_payloads(key: str, needs: frozenset[str], offered: frozenset[str], 
             f"{key} needs the payloads {missing}, but no {other} side sends them (sent are: "
             f"{sorted(offered)}); add the {other} half to strategy.{other}_sides"
         )
+
+
+def require_choice(key: str, value: _Choice, allowed: Sequence[str]) -> _Choice:
+    """Return ``value`` if it is one of ``allowed``, else raise ConfigError."""
+    if value not in allowed:
+        raise ConfigError(f"{key}={value!r} is not allowed: it must be {' or '.join(allowed)}")
+    return value
 
 
 def require_range(

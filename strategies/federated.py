@@ -28,6 +28,7 @@ from strategies.base import (
     ClientSampler,
     ClientSide,
     Output,
+    RefusedReplyError,
     Reply,
     ReplyTransform,
     Schedule,
@@ -41,7 +42,6 @@ from strategies.outputs import Latest
 from strategies.records import (
     CONFIG,
     PARAMS,
-    RefusedReplyError,
     checked_metrics,
     count_bytes,
     mean_metrics,
@@ -410,7 +410,7 @@ class FederatedStrategy(Strategy):
 
     def _parse(self, message: Message, client: int) -> Reply:
         payloads = {name for side in self.client_sides.values() for name in side.sends}
-        return parse_reply(
+        reply = parse_reply(
             message,
             client,
             self._params,
@@ -418,6 +418,8 @@ class FederatedStrategy(Strategy):
             payloads,
             self.server_step.expected(),
         )
+        self.server_step.check(reply)
+        return reply
 
     def _count_failed_round(self, round: int, num_valid: int, failures: Sequence[str]) -> None:
         self.state.failed_rounds += 1

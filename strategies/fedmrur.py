@@ -55,7 +55,7 @@ import torch
 from torch import Tensor
 
 from strategies.aggregators import NormMean
-from strategies.base import ClientSide, ConfigError, Step, require_range
+from strategies.base import ClientSide, Step, require_choice, require_range
 from strategies.fedcm import ClientMomentum, ClientMomentumServer
 from strategies.federated import FederatedStrategy, Slots
 
@@ -109,9 +109,8 @@ class ManifoldRegularizer(ClientSide):
         self.gamma = require_range("strategy.fedmrur.gamma", gamma)
         self.sigma = require_range("strategy.fedmrur.sigma", sigma, open_low=True)
         self.beta = require_range("strategy.fedmrur.beta", beta, open_low=True)
-        _require("strategy.fedmrur.space", space, ("lorentz", "euclidean"))
-        _require("strategy.fedmrur.lifts", lifts, ("representation", "data"))
-        self.space, self.lifts = space, lifts
+        self.space = require_choice("strategy.fedmrur.space", space, ("lorentz", "euclidean"))
+        self.lifts = require_choice("strategy.fedmrur.lifts", lifts, ("representation", "data"))
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return gamma R, a scalar; None at gamma = 0."""
@@ -129,11 +128,6 @@ class ManifoldRegularizer(ClientSide):
         if self.lifts == "data":
             beta = beta + inputs.flatten(1).float().square().sum(1)
         return lorentz_distance(features, received, beta)
-
-
-def _require(key: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ConfigError(f"{key}={value!r} is not allowed: it must be {' or '.join(allowed)}")
 
 
 class FedMRUR(FederatedStrategy):

@@ -9,15 +9,11 @@ from statistics import fmean
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from strategies.base import Payloads, Reply, Shapes, Tensors
+from strategies.base import Payloads, RefusedReplyError, Reply, Shapes, Tensors
 from strategies.npy import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
 PERSONAL_SCORE = "personal-"  # how the names of scores of a client's own model begin
-
-
-class RefusedReplyError(Exception):
-    """A reply that must not be aggregated; the message says why."""
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:

@@ -83,6 +83,11 @@ class ServerStep:
             name: shapes for side in self.sides.values() for name, shapes in side.expected().items()
         }
 
+    def check(self, reply: Reply) -> None:
+        """Let every side refuse a reply."""
+        for side in self.sides.values():
+            side.check(reply)
+
     def __call__(
         self, tensors: Tensors, replies: Sequence[Reply], round: int, population: int
     ) -> dict[str, Tensor]:
