@@ -141,6 +141,7 @@ def _client(workshop: Workshop, context: Context, message: Message) -> Federated
         seed=workshop.seed,
         personal=workshop.personal,
         test_data=workshop.test_data,
+        build=workshop.task.build_model,
     )
     return workshop.client
 

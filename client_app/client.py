@@ -54,6 +54,7 @@ class FederatedClient(NumPyClient):
         held_out: examples that are not trained on; ``evaluate`` uses them when there are any.
         personal: tensors that stay here: kept in the client state, never sent.
         test_data: the global test set, where a simulation gives it to its clients.
+        build: makes a freshly initialised model of a seed, for ``options.initial="own"``.
     """
 
     client_id: int
@@ -68,6 +69,7 @@ class FederatedClient(NumPyClient):
     held_out: ClientData | None = None
     personal: LayerSelector = field(default_factory=lambda: LayerSelector("none"))
     test_data: ClientData | None = None
+    build: Callable[[int], nn.Module] | None = None
     received: Payloads = field(default_factory=dict)
     sent: Payloads = field(default_factory=dict)
 
@@ -145,6 +147,8 @@ class FederatedClient(NumPyClient):
             metrics |= {"received-loss": loss, "received-accuracy": accuracy}
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
             context = self._context(state, round, for_sides)
+            if round == 1 and self.options.initial == "own":
+                self._start_from_own()
             for side in self.sides.values():
                 side.begin(context)
             summary, train_loss = train_locally(
@@ -211,6 +215,14 @@ class FederatedClient(NumPyClient):
             self._tensors[name].copy_(torch.from_numpy(value))
         for name, kept in {**self._initial, **state.get(PERSONAL, {})}.items():
             self._tensors[name].copy_(kept)
+
+    @torch.no_grad()
+    def _start_from_own(self) -> None:
+        if self.build is None:
+            raise ValueError("local.initial=own needs `build`, which makes a client's own model")
+        seed = np.random.SeedSequence([self.seed, self.client_id]).generate_state(1)[0]
+        for name, value in self.build(int(seed)).state_dict().items():
+            self._tensors[name].copy_(value)
 
     def _context(self, state: ClientState, round: int, generator: torch.Generator) -> LocalContext:
         received_state = {n: v.clone() for n, v in self._tensors.items()}

@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -82,7 +82,15 @@ def compose_overrides(overrides: tuple[str, ...]) -> DictConfig:
 
 def method_name(recipe: DictConfig) -> str:
     """Return the name of the method, or of the composition in alphabetical order."""
-    return "+".join(sorted(str(name) for name in recipe.strategy.methods)) or "fedavg"
+    return _joined(recipe.strategy.methods)
+
+
+def _joined(methods: Iterable[Any]) -> str:
+    return "+".join(sorted(str(name) for name in methods)) or "fedavg"
+
+
+# Hydra's own ${hydra.runtime.choices.strategy} is missing where several methods are chosen.
+OmegaConf.register_new_resolver("method_name", _joined, replace=True)
 
 
 def check_slots(recipe: DictConfig) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
-from strategies.base import ConfigError, require_range
+from strategies.base import ConfigError, require_choice, require_range
 from strategies.layers import LayerSelector
 
 
@@ -35,6 +35,8 @@ class LocalOptions:
         drop_last: leave out a last, smaller batch (FedPVR's released loaders do).
         clip: maximum L2 norm of the corrected gradient; None does not clip.
         autocast: compute the forward pass in bfloat16.
+        initial: where round 1 starts: the model as "received", or random numbers of the client's
+            "own" (one-shot methods).
         phases: train some tensors, then others; empty: all the time all of them.
     """
 
@@ -44,6 +46,7 @@ class LocalOptions:
     drop_last: bool = False
     clip: float | None = None
     autocast: bool = False
+    initial: Literal["received", "own"] = "received"
     phases: tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:
@@ -57,6 +60,7 @@ class LocalOptions:
         for key, length in (("local.epochs", self.epochs), ("local.steps", self.steps)):
             if length is not None:
                 require_range(key, length, low=1)
+        require_choice("local.initial", self.initial, ("received", "own"))
         if self.clip is not None:
             require_range("local.clip", self.clip, open_low=True)
         self._check_phases()

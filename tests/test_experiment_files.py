@@ -46,12 +46,14 @@ def jobs_of(name: str) -> list[list[str]]:
 def settings_of(name: str, job: tuple[str, ...]) -> tuple[str, dict]:
     """Return a job's method and settings; no table is laid out by a strategy's own defaults."""
     strategy = next((word for word in job if word.startswith("strategy=")), None)
-    method, settings = composed(name, tuple(word for word in job if word != strategy))
+    others = tuple(word for word in job if word != strategy)
     if strategy is None:
-        return method, settings
-    methods = strategy.removeprefix("strategy=").strip("[]").split(",")
+        return composed(name, others)
+    names = strategy.removeprefix("strategy=").strip("[]").split(",")
+    slots = tuple(f"strategy/{part.replace('/', '=')}" for part in names if "/" in part)
+    methods = [part for part in names if "/" not in part]
     assert set(methods) <= METHODS
-    return "+".join(sorted(methods)), settings
+    return "+".join(sorted(methods)), composed(name, others + slots)[1]
 
 
 @lru_cache(maxsize=64)  # composing is slow, so it is done anew for groups only

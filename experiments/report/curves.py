@@ -50,6 +50,7 @@ class Panel:
         curves: in the order of the rows.
         marks: horizontal lines, such as targets.
         y_range: the same for panels that are compared; None: as the curves need.
+        log: the scale of y is logarithmic.
     """
 
     title: str
@@ -58,6 +59,7 @@ class Panel:
     curves: Sequence[Curve]
     marks: Sequence[float] = ()
     y_range: tuple[float, float] | None = None
+    log: bool = False
 
 
 def curve(
@@ -94,12 +96,23 @@ def over_bytes(line: Curve, runs: Sequence[Run], unit: float) -> Curve:
     return Curve(line.key, x, line.mean, line.low, line.high, line.runs)
 
 
-def common_range(curves: Sequence[Curve]) -> tuple[float, float] | None:
-    """Return a range of y that holds all curves."""
+def common_range(
+    curves: Sequence[Curve], marks: Sequence[float] = (), *, log: bool = False
+) -> tuple[float, float] | None:
+    """Return a range of y that holds all curves, and these marks.
+
+    Args:
+        curves: to hold.
+        marks: to hold, too.
+        log: on a logarithmic scale.
+    """
     if not curves:
         return None
-    low = min(value for line in curves for value in line.low)
-    high = max(value for line in curves for value in line.high)
+    low = min([*marks, *(value for line in curves for value in line.low)])
+    high = max([*marks, *(value for line in curves for value in line.high)])
+    if log:
+        factor = (high / low) ** 0.04 if high > low else 2.0
+        return low / factor, high * factor
     margin = 0.04 * (high - low) or abs(high) or 1.0
     return low - margin, high + margin
 
@@ -112,7 +125,7 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
     from matplotlib.ticker import MaxNLocator
 
     for mark in panel.marks:
-        axes.axhline(mark, color=AXIS, lw=0.9, ls=(0, (1, 2)), zorder=0.5)
+        axes.axhline(mark, color=AXIS, lw=1.2, ls=(0, (1, 2)), zorder=0.9)  # above the grid
     for number, line in enumerate(panel.curves):
         color = PALETTE[line.key.color].light
         style = (0, (4, 2)) if line.key.dashed else "-"
@@ -126,12 +139,26 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
     steps = [1, 2, 2.5, 5, 10]
     whole = panel.x_label == "round"
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=steps, integer=whole))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=steps))
-    axes.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=True)
-    axes.yaxis.get_offset_text().set(size=font - 1, color=INK)
     axes.margins(x=0.02)
+    if panel.log:
+        axes.set_yscale("log")
     if panel.y_range:
         axes.set_ylim(*panel.y_range)
+    if panel.log:
+        _set_log_ticks(axes)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=steps))
+        axes.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=True)
+        axes.yaxis.get_offset_text().set(size=font - 1, color=INK)
+
+
+def _set_log_ticks(axes: Axes) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def style_axes(axes: Axes, x_label: str, y_label: str, font: float) -> None:

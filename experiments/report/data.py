@@ -14,6 +14,8 @@ from experiments.report.runs import Column, Run
 FORMAT = 1
 MOST_POINTS = 40_000  # of all diagnostics together, some 300 kB
 NEVER_THINNED = ("round", "accuracy", "bytes_up", "bytes_down")  # rounds to a target need them all
+AGREEMENT = ("norm_ratio", "update_cosine", "drift_diversity")  # of a round's updates
+AGREEMENT_ROUNDS = 10  # the last ones, over which these are averaged: not thinned either
 
 
 class DataError(ValueError):
@@ -184,7 +186,7 @@ def thinning(runs: Sequence[Run]) -> int:
 
 
 def thinned(runs: Sequence[Run], step: int) -> list[Run]:
-    """Keep every step-th round of the diagnostics."""
+    """Keep every step-th round of the diagnostics; all late ones where their mean is shown."""
     if step == 1:
         return list(runs)
     return [replace(run, columns=_thinned_columns(run.columns, step)) for run in runs]
@@ -194,11 +196,13 @@ def _thinned_columns(columns: Mapping[str, Column], step: int) -> dict[str, Colu
     rounds = columns.get("round", ())
     kept = {number for number, round in enumerate(rounds) if round is None or round % step == 0}
     kept.add(len(rounds) - 1)
+    late = kept.union(range(len(rounds) - AGREEMENT_ROUNDS, len(rounds)))
 
     def thin(name: str, values: Column) -> Column:
         if name in NEVER_THINNED or len(set(values[1:])) <= 1:
             return values
-        return [value if number in kept else None for number, value in enumerate(values)]
+        shown = late if name in AGREEMENT else kept
+        return [value if number in shown else None for number, value in enumerate(values)]
 
     return {name: thin(name, values) for name, values in columns.items()}
 

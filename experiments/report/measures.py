@@ -122,6 +122,11 @@ def estimate(figure: Figure, runs: Sequence[Run]) -> Estimate | None:
     missed = [value.number for value in values if not value.reached]
     if missed:
         return Estimate(min(missed), None, len(values), len(values) - len(missed))
+    return over_seeds(numbers)
+
+
+def over_seeds(numbers: Sequence[float]) -> Estimate:
+    """Return the estimate of numbers, one a run, that are all known."""
     spread = statistics.stdev(numbers) if len(numbers) > 1 else None
     return Estimate(statistics.fmean(numbers), spread, len(numbers), len(numbers))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.plot import can_plot
 from experiments.report import pictures
+from experiments.report.agreement import agreement
 from experiments.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph, Table, Warn
 from experiments.report.class_relations import class_relations
 from experiments.report.colors import keys_of
@@ -181,6 +182,7 @@ def _section(
     ]
     blocks += [table for _, table in target_tables(layout, section.targets, figure.last_round)]
     blocks += [Heading(3, "Accuracy"), accuracies_table(layout, figure.last_round)]
+    blocks += agreement(layout, keys, data.every, stem)
     blocks += pictures.diagnostics(layout, keys, data.every, stem)
     blocks += class_relations(layout, partitions, stem)
     blocks += weight_norms(layout, partitions, stem)

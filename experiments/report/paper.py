@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from experiments.report.layout import Layout, Line, Published, split_lines
-from experiments.report.measures import NAMES, TO_TARGET, Figure
+from experiments.report.measures import NAMES, TO_TARGET, Figure, percent
 from experiments.report.runs import Run, flat
 
 KNOWN = ("source", "metric", "target", "targets", "unit", "round", "note", "columns", "rows")
@@ -40,6 +40,25 @@ class Paper:
 
 
 @dataclass(frozen=True)
+class FigureByTarget(Figure):
+    """Rounds or bytes to each of several targets, accuracies in [0, 1]."""
+
+    targets: tuple[float, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The figure in words."""
+        return f"{NAMES[self.name]} {', '.join(map(percent, self.targets))}"
+
+
+@dataclass(frozen=True)
+class PublishedByTarget(Published):
+    """The paper's numbers for several targets; ``text`` has them all."""
+
+    parts: tuple[Published | None, ...] = ()
+
+
+@dataclass(frozen=True)
 class PaperRow:
     """A row; ``runs`` None: nothing of ours belongs there."""
 
@@ -59,20 +78,28 @@ def read_paper(node: Mapping[str, Any]) -> Paper:
     metric, target = node.get("metric", "accuracy"), node.get("target")
     if metric not in NAMES:
         raise PaperError(f"paper.metric={metric} is unknown; allowed: {', '.join(NAMES)}")
-    if metric in TO_TARGET and not isinstance(target, float):
-        raise PaperError(f"paper.metric={metric} needs paper.target, an accuracy in [0, 1]")
+    targets = tuple(float(value) for value in node.get("targets") or ())
+    by_target = targets if metric in TO_TARGET and target is None else ()
+    if metric in TO_TARGET and not by_target and not isinstance(target, float):
+        raise PaperError(
+            f"paper.metric={metric} needs paper.target, an accuracy in [0, 1], or paper.targets, "
+            "for each of which every cell has a number"
+        )
     unit = node.get("unit")
     if unit not in (None, "%"):
         raise PaperError(f'paper.unit={unit} is unknown; allowed: "%", or none')
     columns = {str(label): flat(keys) for label, keys in _mapping(node, "columns").items()}
     rows = {
-        str(label): _read_row(str(label), row, len(columns))
+        str(label): _read_row(str(label), row, len(columns), len(by_target))
         for label, row in _mapping(node, "rows").items()
     }
-    targets = tuple(float(value) for value in node.get("targets") or ())
+    wanted = target if metric in TO_TARGET else None
+    figure = Figure(metric, wanted, unit == "%", _round(node))
+    if by_target:
+        figure = FigureByTarget(metric, last_round=_round(node), targets=by_target)
     return Paper(
         source=str(node.get("source", "the paper")),
-        figure=Figure(metric, target if metric in TO_TARGET else None, unit == "%", _round(node)),
+        figure=figure,
         note=str(node.get("note", "")),
         targets=targets or ((float(target),) if target is not None else ()),
         columns=columns,
@@ -94,7 +121,7 @@ def _round(node: Mapping[str, Any]) -> int | None:
     return value
 
 
-def _read_row(label: str, row: Any, columns: int) -> PaperRow:
+def _read_row(label: str, row: Any, columns: int, targets: int) -> PaperRow:
     where = f"paper.rows.{label}"
     if not isinstance(row, Mapping) or not set(row) <= set(KNOWN_IN_ROW):
         raise PaperError(f"{where}={row} must be a mapping with {', '.join(KNOWN_IN_ROW)}")
@@ -106,9 +133,19 @@ def _read_row(label: str, row: Any, columns: int) -> PaperRow:
     runs = row.get("runs")
     return PaperRow(
         runs=None if runs is None else flat(runs),
-        published=tuple(_read_number(where, value) for value in published),
+        published=tuple(_read_cell(where, value, targets) for value in published),
         not_run=str(row.get("not_run", "")),
     )
+
+
+def _read_cell(where: str, value: Any, targets: int) -> Published | None:
+    """Return a cell's number, or with several targets its numbers for these."""
+    if value is None or not targets:
+        return _read_number(where, value)
+    if not isinstance(value, list) or len(value) != targets:
+        raise PaperError(f"{where}.published has {value}: a list of {targets}, one a target")
+    parts = tuple(_read_number(where, part) for part in value)
+    return PublishedByTarget(None, text=" / ".join(map(str, value)), parts=parts)
 
 
 def _read_number(where: str, value: Any) -> Published | None:

@@ -34,13 +34,13 @@ from experiments.report.curves import (
     save,
     save_panels,
 )
-from experiments.report.data import Partition
+from experiments.report.data import AGREEMENT, Partition
 from experiments.report.layout import NO_COLUMN, Layout
 from experiments.report.runs import Run
 from experiments.report.tables import cell_table
 
 # Shown elsewhere, or no figure of a round.
-NO_DIAGNOSTICS = ("round", "accuracy", "elapsed_seconds")
+NO_DIAGNOSTICS = ("round", "accuracy", "elapsed_seconds", "clients", *AGREEMENT)
 MOST_DIAGNOSTICS = 40  # small panels of a section
 
 
@@ -54,7 +54,7 @@ def accuracy(
     """Return accuracy over rounds and over bytes, a panel a column."""
     if not can_plot():
         return []
-    found = _curves(layout, keys, "accuracy", last_round, scale=100)
+    found = curves_of(layout, keys, "accuracy", last_round, scale=100)
     y_range = common_range([line for lines in found for line, _ in lines])
     most = [run.bytes_until(10**9) for lines in found for _, runs in lines for run in runs]
     unit, unit_name = (1e9, "GB") if max(most, default=0) >= 2e9 else (1e6, "MB")
@@ -75,17 +75,17 @@ def accuracy(
         return []
     dotted = " Dotted: the targets." if marks else ""
     abreast = 2 if len(by_round) in (2, 4) else 3
-    over_rounds = f"Accuracy on the test set over rounds. {_lines_are(by_round)}{dotted}"
+    over_rounds = f"Accuracy on the test set over rounds. {lines_are(by_round)}{dotted}"
     over_sent = f"The same over the bytes that all clients have sent and received.{dotted}"
     return [
         Heading(3, "Accuracy over rounds"),
-        _gallery(by_round, over_rounds, stem, "rounds", abreast),
+        gallery(by_round, over_rounds, stem, "rounds", abreast),
         Heading(3, "Accuracy over bytes"),
-        _gallery(by_bytes, over_sent, stem, "bytes", abreast),
+        gallery(by_bytes, over_sent, stem, "bytes", abreast),
     ]
 
 
-def _lines_are(panels: Sequence[Panel]) -> str:
+def lines_are(panels: Sequence[Panel]) -> str:
     """Say what a line and its band are."""
     if all(line.runs == 1 for panel in panels for line in panel.curves):
         return "Each line is one run."
@@ -110,20 +110,20 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
         Panel(name if column == NO_COLUMN else f"{name} · {column}", "round", "", lines)
         for name in shared
         if name not in steady
-        for column, pairs in zip(layout.columns, _curves(layout, keys, name), strict=True)
+        for column, pairs in zip(layout.columns, curves_of(layout, keys, name), strict=True)
         if (lines := [line for line, _ in pairs])
     ]
     blocks: list[Block] = [Heading(3, "Per round")]
     if panels:
         shown = panels[:MOST_DIAGNOSTICS]
-        caption = f"Columns of metrics.jsonl, which docs/running.md explains. {_lines_are(shown)}"
+        caption = f"Columns of metrics.jsonl, which docs/running.md explains. {lines_are(shown)}"
         if every > 1:
             caption += f" Of every {every} rounds one is drawn."
         if len(shown) < len(panels):
             caption += f" {len(panels) - len(shown)} further panels are left out."
         # each figure's columns side by side, where that is not too wide
         abreast = len(layout.columns) if len(layout.columns) in (2, 4) else 3
-        blocks.append(_gallery(shown, caption, stem, "diagnostics", abreast, small=True))
+        blocks.append(gallery(shown, caption, stem, "diagnostics", abreast, small=True))
     if steady:
         blocks.append(_steady_table(layout, steady))
     return blocks
@@ -148,7 +148,7 @@ def _plain_number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.6g}"
 
 
-def _curves(
+def curves_of(
     layout: Layout,
     keys: Mapping[str, Key],
     column: str,
@@ -168,9 +168,19 @@ def _curves(
     return found
 
 
-def _gallery(
+def gallery(
     panels: Sequence[Panel], caption: str, stem: Path, kind: str, abreast: int, small: bool = False
 ) -> Gallery:
+    """Return panels for the page, and save them as one picture.
+
+    Args:
+        panels: to draw.
+        caption: what is seen.
+        stem: how the picture's name begins.
+        kind: how it ends.
+        abreast: how many panels the picture has in a row, at most.
+        small: they are small multiples.
+    """
     name = f"{stem.name}_{kind}"
     legend = legend_of(panels)
     save_panels(panels, legend, stem.with_name(name), abreast)

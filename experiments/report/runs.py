@@ -44,7 +44,8 @@ class Run:
         status: completed, failed or unfinished.
         error: why it is not completed, or what about its files is wrong.
         settings: config.yaml with dotted keys.
-        columns: of metrics.jsonl, by name; all as long as ``columns["round"]``.
+        columns: of metrics.jsonl, by name; all as long as ``columns["round"]``. ``clients`` is how
+            many were aggregated.
         summary: of summary.json, what the page shows.
         refusals: the first refused replies.
         paper: the ``paper`` node of its recipe.
@@ -196,9 +197,18 @@ def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
-    """Return the numeric columns of metrics.jsonl; None where a row has no finite value."""
-    names = dict.fromkeys(name for row in rows for name, value in row.items() if _numeric(value))
-    return {name: [_rounded(row.get(name)) for row in rows] for name in names}
+    """Return the numeric columns of metrics.jsonl; None where a row has no finite value.
+
+    Of the ids in ``clients`` their number is kept.
+    """
+    counted = [_counted(row) for row in rows]
+    names = dict.fromkeys(name for row in counted for name, value in row.items() if _numeric(value))
+    return {name: [_rounded(row.get(name)) for row in counted] for name in names}
+
+
+def _counted(row: Row) -> Row:
+    clients = row.get("clients")
+    return {**row, "clients": len(clients)} if isinstance(clients, list) else row
 
 
 def _numeric(value: object) -> bool:

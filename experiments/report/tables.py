@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from experiments.report.blocks import Entry, Table
 from experiments.report.layout import (
@@ -21,24 +22,53 @@ from experiments.report.measures import (
     percent,
     sensible_targets,
 )
+from experiments.report.paper import FigureByTarget, PublishedByTarget
 from experiments.report.runs import FAILED
 
 NOT_RUN = "not run"
 
 
 def main_table(layout: Layout, figure: Figure) -> Table:
-    """Return rows by columns: mean and spread, the paper's number, and the difference."""
+    """Return rows by columns: mean and spread, the paper's number, and the difference.
+
+    Of several targets each has its rows, one below the other.
+    """
     digits = _digits(figure)
     counts = {len(cell.runs) for line in layout.lines for cell in line.cells if cell.runs}
     rows = [
         [
             Entry(line.label, line.not_run if not any(c.runs for c in line.cells) else ""),
-            *(_main_entry(line, cell, figure, digits, len(counts) > 1) for cell in line.cells),
+            *(_main_entry(line, cell, single, digits, len(counts) > 1) for cell in line.cells),
         ]
-        for line in layout.lines
+        for single, lines in _by_target(layout.lines, figure)
+        for line in lines
     ]
     has_paper = any(cell.published for line in layout.lines for cell in line.cells)
     return Table(["", *layout.columns], rows, _caption(figure, counts, has_paper))
+
+
+def _by_target(lines: Sequence[Line], figure: Figure) -> Iterator[tuple[Figure, Sequence[Line]]]:
+    """Yield the figure of each target, and the lines with the paper's numbers for it."""
+    if not isinstance(figure, FigureByTarget):
+        yield figure, lines
+        return
+    for number, target in enumerate(figure.targets):
+        named = [
+            replace(
+                line,
+                label=f"{line.label} to {percent(target)}",
+                cells=tuple(_for_target(cell, number) for cell in line.cells),
+            )
+            for line in lines
+        ]
+        yield Figure(figure.name, target, last_round=figure.last_round), named
+
+
+def _for_target(cell: Cell, number: int) -> Cell:
+    published = cell.published
+    if isinstance(published, PublishedByTarget):
+        return replace(cell, published=published.parts[number])
+    return cell
 
 
 def _caption(figure: Figure, counts: set[int], has_paper: bool) -> str:

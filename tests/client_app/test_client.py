@@ -173,3 +173,22 @@ def test_what_a_model_freezes_stays_frozen():
 
 def test_freed_memory_is_kept():
     assert keep_freed_memory()
+
+
+def test_a_client_may_start_from_numbers_of_its_own():
+    """In round 1 only; its update is still what leads from the received model to its own."""
+    built = []
+
+    def build(seed):
+        built.append(seed)
+        model = Regression(2)
+        torch.nn.init.constant_(model.head.weight, 100.0)
+        return model
+
+    how = {"build": build, "solver": SGD(), "options": LocalOptions(initial="own", epochs=1)}
+    fresh, _, _ = client(**how).fit([np.zeros((1, 2))], {"round": 1, "lr": 1e-9})
+    assert fresh[0].flatten().tolist() == pytest.approx([100.0, 100.0], abs=1e-3)
+    later, _, _ = client(**how).fit([np.zeros((1, 2))], {"round": 2, "lr": 1e-9})
+    assert later[0].flatten().tolist() == pytest.approx([0.0, 0.0], abs=1e-3)
+    client(client_id=1, **how).fit([np.zeros((1, 2))], {"round": 1, "lr": 1e-9})
+    assert len(set(built)) == 2 == len(built)

@@ -19,6 +19,8 @@ from experiments.report import command, data, page, pictures
 def sweep(write_run, tmp_path):
     """Two methods, two seeds, two alphas; scaffold's second seed failed at alpha 1."""
     for method, gain in (("fedavg", 0.0), ("scaffold", 0.1)):
+        ratio = 0.5 + gain
+        figures = {"norm_ratio": ratio, "update_cosine": gain, "drift_diversity": 0.5 / ratio}
         for seed in (0, 1):
             for alpha in (0.1, 1.0):
                 failed = method == "scaffold" and seed == 1 and alpha == 1.0
@@ -26,7 +28,7 @@ def sweep(write_run, tmp_path):
                     method,
                     seed,
                     (0.1, 0.3 + gain, 0.5 + gain + 0.02 * seed),
-                    columns={"train_loss": 1.0 - gain, "lr": 0.1},
+                    columns={"train_loss": 1.0 - gain, "lr": 0.1, **figures},
                     summary={"status": "failed", "error": "a node died"} if failed else {},
                     partition__alpha=alpha,
                 )
@@ -54,6 +56,7 @@ def test_everything_is_written_beside_the_sweep(sweep, capsys):
     report(sweep)
     assert sorted(written(sweep / "report")) == [
         *("report.html", "report.json", "report.md"),
+        *("report_agreement.png", "report_agreement.svg"),
         *("report_bytes.png", "report_bytes.svg"),
         *("report_diagnostics.png", "report_diagnostics.svg"),
         *("report_rounds.png", "report_rounds.svg"),
@@ -62,6 +65,9 @@ def test_everything_is_written_beside_the_sweep(sweep, capsys):
     # fedavg: .50 and .52, mean 51, sample sd sqrt(2) = 1.41
     assert "| fedavg | 51.00 ± 1.41 (n = 2) | 51.00 ± 1.41 (n = 2) |" in text
     assert "| scaffold | 61.00 ± 1.41 (n = 2) | 60.00 (n = 1) |" in text
+    assert "| alpha 0.1 | scaffold | 0.600 ± 0.000 | 0.100 ± 0.000 | 0.833 ± 0.000 |" in text
+    assert text.count("](report_agreement.png)") == 1
+    assert "norm_ratio" not in text  # not once more among the columns per round
     printed = capsys.readouterr().out
     assert "61.00 ± 1.41" in printed
     assert "report.html" in printed

@@ -68,7 +68,7 @@ def test_many_rounds_are_thinned_but_not_accuracy_and_bytes():
     rounds = list(range(1001))
     columns = {
         name: [float(i + number) for i in rounds]
-        for number, name in enumerate(["accuracy", "bytes_up", "train_loss", "loss"])
+        for number, name in enumerate(["accuracy", "bytes_up", "train_loss", "norm_ratio"])
     }
     runs = [
         Run(str(i), 0, "m", i, "completed", columns={"round": rounds, **columns}) for i in range(20)
@@ -80,6 +80,8 @@ def test_many_rounds_are_thinned_but_not_accuracy_and_bytes():
     assert one.bytes_until(1000) == runs[0].bytes_until(1000)
     kept = [round for round, _ in one.points("train_loss")]
     assert kept == [*range(0, 1001, 3), 1000]
+    late = [round for round, _ in one.points("norm_ratio")]  # the mean of ten is in a table
+    assert late == [*range(0, 991, 3), *range(991, 1001)]
     assert to_text(parse(to_text(ReportData(runs)), "it")) == to_text(ReportData(runs))
     assert thinning(runs[:2]) == 1
     assert parse(to_text(ReportData(runs)), "it").every == 3

@@ -82,6 +82,33 @@ def test_rounds_to_a_target_beside_the_papers(runs):
     assert texts(tables["alpha 1"]) == {"SCAFFOLD": [("1", ""), ("3", "")]}
 
 
+def test_rounds_to_several_targets_beside_the_papers(runs):
+    """FedAvg reaches 0.45 in round 1 with both seeds, and 0.55 with one; the paper never."""
+    rows = {
+        "FedAvg": {"runs": {"strategy": "fedavg"}, "published": [[15, "∞"], [4, None]]},
+        "FedX": {"runs": {"strategy": "fedx"}, "published": [None, [8, 9]]},
+    }
+    paper = read_paper(node(metric="rounds_to", targets=[0.45, 0.55], unit=None, rows=rows))
+    assert paper.targets == (0.45, 0.55)
+    assert paper.rows["FedAvg"].published[0].text == "15 / ∞"
+    table = main_table(paper_layout(runs[:2], paper), paper.figure)
+    assert texts(table) == {
+        "FedAvg to 45 %": [("1.0 ± 0.0", "paper 15 (-14.0)"), ("not run", "paper 4")],
+        "FedX to 45 %": [("not run", ""), ("not run", "paper 8")],
+        "FedAvg to 55 %": [("> 1 (1 of 2 reached)", "paper ∞"), ("not run", "")],
+        "FedX to 55 %": [("not run", ""), ("not run", "paper 9")],
+    }
+    assert table.caption.startswith("Rounds to 45 %, 55 %. Mean")
+
+
+def test_one_target_among_several_has_one_number_a_column():
+    """``targets`` are then those of the page's other table."""
+    rows = {"FedAvg": {"runs": {"strategy": "fedavg"}, "published": [15, "100+"]}}
+    paper = read_paper(node(metric="rounds_to", target=0.5, targets=[0.4, 0.5], rows=rows))
+    assert (paper.figure.target, paper.targets) == (0.5, (0.4, 0.5))
+    assert paper.rows["FedAvg"].published[0].mean == 15
+
+
 def test_targets_are_chosen_for_each_column_and_said(runs):
     """Best mean at alpha 1 is 0.9: targets 45, 72 and 85 %."""
     tables = dict(target_tables(paper_layout(runs, read_paper(NODE)), [], None))
@@ -141,6 +168,15 @@ def test_the_papers_rounds(runs, write_run):
         ({"rows": {"A": {"published": [1]}}}, "must list 2 numbers, one a column"),
         ({"rows": {"A": {"published": [1, [2]]}}}, r"has \[2\]: a number, \[mean, spread\]"),
         ({"rows": {"A": {"run": {}, "published": [1, 2]}}}, "with runs, published, not_run"),
+        (
+            {"metric": "rounds_to", "targets": [0.4, 0.5], "rows": {"A": {"published": [1, 2]}}},
+            "has 1: a list of 2, one a target",
+        ),
+        (
+            {"metric": "rounds_to", "targets": [0.4], "rows": {"A": {"published": [[1, 2], [3]]}}},
+            r"has \[1, 2\]: a list of 1, one a target",
+        ),
+        ({"metric": "rounds_to", "target": 40, "targets": [0.4]}, "needs paper.target"),
     ],
 )
 def test_what_is_wrong_with_a_description_is_said(changes, message):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report import page, pictures
+from experiments.report import agreement, page, pictures
 from experiments.report.data import parse, read_data, to_text
 from experiments.report.markdown import to_markdown
 from experiments.report.page import build_page
@@ -16,7 +16,7 @@ FILES = [p.name for p in sorted(RESULTS.glob("*.json")) if "fedhet_report" in p.
 
 @pytest.fixture(autouse=True)
 def no_pictures(monkeypatch):
-    for module in (page, pictures):
+    for module in (agreement, page, pictures):
         monkeypatch.setattr(module, "can_plot", lambda: False)
 
 

@@ -14,7 +14,8 @@ def test_a_whole_run(write_run):
     assert run.points("accuracy") == [(0, 0.1), (1, 0.5)]
     assert run.points("train_loss") == [(1, 1.25)]
     assert run.points("unheard_of") == []
-    assert "clients" not in run.columns
+    assert run.points("clients") == [(1, 2)]  # how many ids there are
+    assert "failures" not in run.columns
     assert run.bytes_until(1) == 3_000_000
 
 
