@@ -45,6 +45,7 @@ the mean of the V_i is put together once, at the end."""
 
 from __future__ import annotations
 
+import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from logging import INFO, WARNING
@@ -54,7 +55,7 @@ import torch
 from flwr.common.logger import log
 from torch import Tensor
 
-from strategies.base import Reply, Tensors, require_choice, require_range
+from strategies.base import ConfigError, Reply, Tensors, require_choice, require_range
 from strategies.federated import FederatedStrategy, Slots
 from strategies.projected import (
     Layer,
@@ -402,6 +403,11 @@ class HarmonizedOptima:
         self.cap = require_range(f"{key}.cap", cap, high=1.0, open_low=True)
         self.tolerance = require_range(f"{key}.tolerance", tolerance)
         self.dense, self.seed, self.device = dense, seed, device
+        if weights == "program" and importlib.util.find_spec("cvxopt") is None:
+            raise ConfigError(
+                f"{key}.weights=program needs cvxopt, which is not installed: pip install "
+                "'.[fusion]', or set it to uniform"
+            )
 
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
