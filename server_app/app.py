@@ -292,6 +292,7 @@ def build_strategy(recipe: DictConfig, task: Task, model: nn.Module) -> Federate
         server_sides=build_part(recipe, "strategy.server_sides", tensors),
         aggregator=build_part(recipe, "strategy.aggregator", tensors),
         server_optimizer=build_part(recipe, "strategy.server_optimizer", tensors),
+        output=build_part(recipe, "strategy.output", tensors),
         sampler=build_part(recipe, "strategy.sampler", tensors),
         transforms=[transforms[name] for name in sorted(transforms)],
         schedule=build_part(recipe, "schedule", tensors),

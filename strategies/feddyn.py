@@ -14,7 +14,8 @@ so H is the mean of h_i over all N clients, those of other rounds with the h_i t
 keeps -alpha h_i, which is the gradient of f_i at y_i where local training reaches the minimum, and
 -alpha H, which the server divides by alpha; the released code keeps h_i, as here. All h_i and H
 start at zero. Nothing travels beside the model; h_i (d numbers) stays at the client, H at the
-server.
+server. Only the gradient of <h_i, y> means something: its value, which train_loss and penalty_share
+contain, depends on where the origin of y is.
 
 alpha = 0 is FedAvg with the plain mean: no term, no h_i, no H. That is a convention and no limit:
 the method divides by alpha, and however small alpha > 0 is, H moves the model as far.

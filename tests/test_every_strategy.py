@@ -29,6 +29,22 @@ RECIPES = [
     (["strategy=[fedprox,fedavgm]"], 2.0),
     (["strategy=[fedprox,scaffold]"], 4.0),
     (["strategy=[fedpvr,fedadam]"], None),
+    (["strategy=fedavg", "strategy/aggregator=norm_mean"], 2.0),
+    (["strategy=fedcm"], 3.0),
+    (["strategy=fedcm", "strategy/aggregator=norm_mean"], 3.0),
+    (["strategy=fedsam"], 2.0),
+    (["strategy=mofedsam"], 3.0),
+    (["strategy=fedmrur"], 3.0),
+    (["strategy=fedmrur", "strategy.fedmrur.space=euclidean"], 3.0),
+    (["strategy=fedmrur", "strategy.fedmrur.lifts=data"], 3.0),
+    (["strategy=fedexp"], 2.0),
+    (["strategy=fedexp", "strategy/output=last_two"], 2.0),
+    (["strategy=feddyn"], 2.0),
+    (["strategy=feddyn", "strategy/output=latest"], 2.0),
+    (["strategy=[fedcm,fedprox]"], 3.0),
+    (["strategy=[scaffold,fedexp]"], 4.0),
+    (["strategy=[feddyn,fedprox]"], 2.0),
+    (["strategy=[feddw,fedmrur]"], None),
     (["strategy=feddw"], None),
     (["strategy=feddw", "strategy.feddw.linearised_every=5"], None),
     (["strategy=feddw", "strategy.soft_labels.noise_multiplier=2.0"], None),
@@ -118,6 +134,8 @@ def test_a_resumed_run_equals_an_uninterrupted_one(words, tmp_path):
         ("[feduv,feddw]", "[feddw,feduv]"),
         ("[fedprox,feddw]", "[feddw,fedprox]"),
         ("[feddistill,feddw]", "[feddw,feddistill]"),
+        ("[fedmrur,feddw]", "[feddw,fedmrur]"),
+        ("[fedcm,fedsam]", "mofedsam"),
     ],
 )
 def test_the_order_of_methods_does_not_matter(left, right, tmp_path):
@@ -136,20 +154,26 @@ def test_seeds_differ(tmp_path):
     assert len(hashes) == 2
 
 
-def test_the_stored_model_is_the_one_that_was_evaluated(tmp_path):
-    """Loaded into a fresh network, model.safetensors gives the summary's accuracy."""
+@pytest.mark.parametrize(
+    "words",
+    [[], ["strategy=fedexp", "strategy/output=last_two"], ["strategy=feddyn"]],
+    ids=["latest", "last_two", "participants"],
+)
+def test_the_stored_model_is_the_one_that_was_evaluated(words, tmp_path):
+    """Loaded into a fresh network, model.safetensors gives the summary's loss and accuracy."""
     from conf import plain_part
     from tasks import build_task
     from tasks.evaluation import evaluate_model
 
-    summary = run_recipe(tmp_path / "run", *TINY)
-    recipe = compose(overrides(*TINY))
+    summary = run_recipe(tmp_path / "run", *TINY, *words)
+    recipe = compose(overrides(*TINY, *words))
     task = build_task(
         plain_part(recipe, "task"), plain_part(recipe, "partition"), seed=0, num_clients=3
     )
     model = task.build_model(5)
     model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
-    _, accuracy = evaluate_model(model, task.test_data(torch.device("cpu")), task.loss)
+    loss, accuracy = evaluate_model(model, task.test_data(torch.device("cpu")), task.loss)
+    assert loss == pytest.approx(summary["loss"], rel=1e-5)
     assert accuracy == pytest.approx(summary["accuracy"], abs=1e-6)
 
 

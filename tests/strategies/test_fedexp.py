@@ -1,0 +1,124 @@
+"""FedExP: its server step size by hand, where it must be 1, and what it does to projections."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from conf import compose
+from server_app.app import check_recipe
+from strategies.aggregators import UniformMean
+from strategies.base import ConfigError, Reply
+from strategies.diagnostics import diagnose
+from strategies.fedavg import FedAvg
+from strategies.fedexp import ExtrapolatedMean, FedExP
+from tests.recipes import overrides
+from tests.strategies.test_reductions import assert_same, run
+
+
+def replies(*updates: list[float], num_examples: int = 1) -> list[Reply]:
+    """Return replies whose update has its first number in one tensor, the others in another."""
+    return [
+        Reply(
+            client,
+            num_examples + client,
+            1,
+            0.1,
+            {
+                "a": torch.tensor(values[:1], dtype=torch.float64),
+                "b": torch.tensor(values[1:], dtype=torch.float64),
+            },
+        )
+        for client, values in enumerate(updates)
+    ]
+
+
+def delta(*updates: list[float], eps: float = 1e-12) -> list[float]:
+    """Return Delta of updates as one list of numbers."""
+    aggregate = ExtrapolatedMean(eps)({}, replies(*updates))
+    return [*aggregate["a"].tolist(), *aggregate["b"].tolist()]
+
+
+def test_two_updates_by_hand():
+    """(1, 0), (-.6, .8): mean (.2, .4), squares .2 and 1 + 1; 2 / (2 * 2 * (.2 + .05)) = 2."""
+    assert delta([1.0, 0.0], [-0.6, 0.8], eps=0.05) == pytest.approx([0.4, 0.8])
+
+
+def test_orthogonal_updates_by_hand():
+    """M of length r, mean's square r^2 / M: M r^2 / (2 M r^2 / M) = M / 2. Two: 1; six: 3."""
+    assert delta([3.0, 0.0], [0.0, 3.0]) == pytest.approx([1.5, 1.5])
+    six = delta(*[[5.0 * (row == column) for column in range(6)] for row in range(6)])
+    assert six == pytest.approx([3.0 * 5.0 / 6.0] * 6)
+
+
+def test_eps_is_not_multiplied_by_the_number_of_clients():
+    """Six of length 1, eps 1 / 12: 6 / (12 (1 / 6 + 1 / 12)) = 2. (The code's eps: 6 / 8, so 1.)"""
+    updates = [[float(row == column) for column in range(6)] for row in range(6)]
+    assert delta(*updates, eps=1 / 12) == pytest.approx([2 / 6] * 6)
+
+
+@pytest.mark.parametrize(
+    ("updates", "mean"),
+    [
+        ([[3.0, -4.0]], [3.0, -4.0]),  # one client: 1 / 2
+        ([[3.0, -4.0]] * 4, [3.0, -4.0]),  # equal updates: 1 / 2
+        ([[1.0, 0.0], [0.0, 0.0]], [0.5, 0.0]),  # one of two moved: 1
+        ([[0.0, 0.0]] * 3, [0.0, 0.0]),  # nobody moved: 0 / eps
+        ([[1.0, 2.0], [-1.0, -2.0]], [0.0, 0.0]),  # cancelled: 5 / (2 eps), of nothing
+    ],
+)
+@pytest.mark.parametrize("eps", [1e-12, 1e-3])
+def test_the_plain_mean_where_there_is_nothing_to_extrapolate(updates, mean, eps):
+    """eta_g below 1 is 1, exactly, and nothing is NaN."""
+    assert delta(*updates, eps=eps) == mean
+
+
+def test_example_counts_do_not_matter():
+    updates = ([1.0, 0.0], [-0.6, 0.8])
+    aggregator = ExtrapolatedMean(0.05)
+    some, others = (aggregator({}, replies(*updates, num_examples=n)) for n in (1, 1000))
+    assert torch.equal(some["b"], others["b"])
+
+
+def test_half_way_to_the_common_optimum_of_projections():
+    """Two clients project x = (1, 0) on lines through the origin at angles +-t.
+
+    D = (-sin^2, +-sin cos); mean (-sin^2, 0); eta_g = 2 sin^2 / (4 sin^4): Delta = (-1/2, 0) at any
+    angle, where the plain mean is (-sin^2, 0) and hardly moves at a small one.
+    """
+    for angle in (0.5, 0.1, 0.01):
+        sine, cosine = math.sin(angle), math.cos(angle)
+        updates = ([-(sine**2), sine * cosine], [-(sine**2), -sine * cosine])
+        assert delta(*updates, eps=1e-15) == pytest.approx([-0.5, 0.0], abs=1e-4)
+
+
+def test_the_step_size_can_be_read_off_a_row():
+    """eta_g = step_norm / (norm_ratio update_norm), here the 2 of the first test."""
+    received = replies([1.0, 0.0], [-0.6, 0.8])
+    row = diagnose(received, ExtrapolatedMean(0.05)({}, received))
+    assert row["step_norm"] / (row["norm_ratio"] * row["update_norm"]) == pytest.approx(2.0)
+
+
+def test_fedexp_with_a_large_eps_is_fedavg():
+    """eta_g = 1 is FedAvg with the plain mean to the last bit; at a small eps it is not."""
+    fedavg = run(FedAvg(aggregator=UniformMean(), local_lr=0.1))
+    assert_same(run(FedExP(1e9, local_lr=0.1)), fedavg)
+
+
+@pytest.mark.parametrize("eps", [0.0, -1.0])
+def test_eps_must_be_positive(eps):
+    with pytest.raises(ConfigError, match=r"strategy\.fedexp\.eps=.* \(0\.0"):
+        FedExP(eps)
+
+
+def test_it_combines_with_scaffold_and_says_so_where_the_other_mean_has_won():
+    """Both recipes choose an aggregator, and Hydra takes that of the one named last."""
+    recipe = compose(overrides("strategy=[scaffold,fedexp]"))
+    check_recipe(recipe)
+    assert recipe.strategy.aggregator["_target_"].endswith("ExtrapolatedMean")
+    others = ["strategy=[fedexp,scaffold]"], ["strategy=fedexp", "strategy/aggregator=uniform_mean"]
+    for words in others:
+        with pytest.raises(ValueError, match=r"strategy\.aggregator\._target_=.*ExtrapolatedMean"):
+            check_recipe(compose(overrides(*words)))
