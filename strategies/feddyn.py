@@ -5,7 +5,7 @@ Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. ICLR 2021. https://arx
 A client's objective changes from round to round so that it has its minimum where the global one has
 (Algorithm 1). With h_i the sum of client i's updates y_i - x over the rounds that it took part in:
 
-    local objective     f_i(y) + (alpha / 2) ||y - x||^2 + alpha <h_i, y>
+    local objective     f_i(y) + (alpha / 2) ||y - x||^2 + alpha <h_i, y - x>
     after training      h_i <- h_i + (y_i - x)
     server              H <- H + (|S| / N) Delta         Delta = (1 / |S|) sum_{i in S} (y_i - x)
                         x <- x + Delta + H
@@ -14,8 +14,7 @@ so H is the mean of h_i over all N clients, those of other rounds with the h_i t
 keeps -alpha h_i, which is the gradient of f_i at y_i where local training reaches the minimum, and
 -alpha H, which the server divides by alpha; the released code keeps h_i, as here. All h_i and H
 start at zero. Nothing travels beside the model; h_i (d numbers) stays at the client, H at the
-server. Only the gradient of <h_i, y> means something: its value, which train_loss and penalty_share
-contain, depends on where the origin of y is.
+server. The paper has <h_i, y>, which has the same gradient; from x on, its value means something.
 
 alpha = 0 is FedAvg with the plain mean: no term, no h_i, no H. That is a convention and no limit:
 the method divides by alpha, and however small alpha > 0 is, H moves the model as far.
@@ -72,14 +71,15 @@ class FedDynClient(ClientSide):
             context.state[DRIFT_SUM] = zeros_like(context.anchor)
 
     def penalty(self, step: Step) -> Tensor | None:
-        """Return (alpha / 2) ||y - x||^2 + alpha <h_i, y>, a scalar; None at alpha = 0."""
+        """Return (alpha / 2) ||y - x||^2 + alpha <h_i, y - x>, a scalar; None at alpha = 0."""
         if self.alpha == 0.0:
             return None
         drift_sum = step.context.state[DRIFT_SUM]
         terms = []
         for name, received in step.context.anchor.items():
             param = step.params[name]
-            terms.append(0.5 * (param - received).square().sum() + (drift_sum[name] * param).sum())
+            moved = param - received
+            terms.append(0.5 * moved.square().sum() + (drift_sum[name] * moved).sum())
         return self.alpha * torch.stack(terms).sum()
 
     @torch.no_grad()

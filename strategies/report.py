@@ -22,7 +22,8 @@ class RoundReport:
         bytes_down: array bytes sent to clients, as serialised.
         bytes_up: array bytes received from clients, refused replies included.
         seconds: from sampling to the new params, evaluation not included.
-        evaluation: metrics of the new params on the server's test set, if evaluated.
+        evaluation: metrics of the model that the round gives out on the server's test set, if
+            evaluated.
         client_evaluation: the same at the clients, if they were asked.
     """
 

@@ -62,7 +62,7 @@ class Recipe:
         parts = {f"local.solvers.{local.solver}": local.solvers[local.solver]}
         for group in ("client_sides", "server_sides", "transforms"):
             parts |= {f"strategy.{group}.{name}": part for name, part in strategy[group].items()}
-        for slot in ("aggregator", "server_optimizer", "sampler"):
+        for slot in ("aggregator", "server_optimizer", "sampler", "output"):
             parts[f"strategy.{slot}"] = strategy[slot]
         return {key: str(part["_target_"]) for key, part in parts.items()}
 
