@@ -20,10 +20,10 @@ FedCM's (strategies/fedcm.py), the aggregate that of line 15 (strategies/aggrega
     Delta = (mean_p ||D_p||) sum_p D_p / ||sum_p D_p||,   D_p = y_p - x;    x <- x + eta_g Delta
     m     = - Delta / (mean lr_sum of the round that made Delta)
 
-The paper's Algorithm 1 as printed does not work. Line 13's Delta points along the displacement:
-line 10 would add it where a gradient belongs, and line 16 go up. With the sign turned, m is as long
-as K eta_l gradients: a feedback of (1 - alpha) K eta_l = 1.35 a round with the paper's numbers,
-which diverges. Divided by K eta_l everywhere, as in Lemma 7, the server's step with eta_g = 1 would
+The paper's Algorithm 1 as printed does not work. Line 13's Delta points along the displacement, so
+line 10 adds it where a gradient belongs, and line 16 goes up. With the sign turned, m is as long as
+K eta_l gradients: a feedback of (1 - alpha) K eta_l = 1.35 a round with the paper's numbers, which
+diverges. Divided by K eta_l everywhere, as in Lemma 7, the server's step with eta_g = 1 would
 be .67 of the clients' in round 1 and 16 times theirs in round 1600. So two quantities are kept,
 Delta and m, as in FL-Simulator's FedCM and MoFedSAM, on which the paper builds.
 

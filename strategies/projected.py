@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from strategies.base import RefusedReplyError, Reply, ServerSide, Tensors
+from strategies.base import ConfigError, RefusedReplyError, Reply, ServerSide, Tensors
 from strategies.projections import (
     CLASS_COUNTS,
     COUNTS,
@@ -196,7 +196,13 @@ class ProjectionServer(ServerSide):
         """Note the widths of the layers."""
         matrices = [n for n, x in params.items() if n.endswith("weight") and x.dim() in (2, 4)]
         self.widths = {name: flattened(name, params).shape[1] for name in matrices}
-        self.classes = next(len(x) for name, x in params.items() if name.startswith(f"{HEAD}."))
+        classifier = f"{HEAD}.weight"
+        if classifier not in params:
+            raise ConfigError(
+                f"fusion by projections fuses the classifier, too, but {classifier} stays at the "
+                "clients: set strategy.personal so that it is shared (none)"
+            )
+        self.classes = len(params[classifier])
 
     def check(self, reply: Reply) -> None:
         """Refuse projections of other layers, of a wrong shape, or that are none.

@@ -64,8 +64,10 @@ class Method:
         own = ROOT / "strategies" / f"{self.recipe.method}.py"
         if own.exists():
             return own
-        replaced = [self.recipe.targets[f"strategy.{slot}"] for slot in self.recipe.slots]
-        added = [target for key, target in self.recipe.targets.items() if "_sides." in key]
+        targets, slots = self.recipe.targets, self.recipe.slots
+        places = {"solver": f"local.solvers.{self.recipe.composed.local.solver}"}
+        replaced = [targets[places.get(slot, f"strategy.{slot}")] for slot in slots]
+        added = [target for key, target in targets.items() if "_sides." in key]
         return next((_file_of(target) for target in [*replaced, *added]), None)
 
     @cached_property
