@@ -392,12 +392,8 @@ def profile(options: argparse.Namespace) -> dict:
     measure = federated(client, options.device)
     measure()  # warms up, and leaves what a method needs of an earlier round
     unprofiled = spread([measure().epoch for _ in range(options.repeats)])
-    context, sides, parts, done = (
-        client.context(),
-        copy.deepcopy(client.sides),
-        Parts(options.device),
-        [],
-    )
+    context, sides = client.context(), copy.deepcopy(client.sides)
+    parts, done = Parts(options.device), []
     for side in sides:
         side.begin(context)
     parts.mark(context, sides)

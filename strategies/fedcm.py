@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Unpack
 
+import torch
 from torch import Tensor, nn
 
 from strategies.aggregators import UniformMean
@@ -73,8 +74,10 @@ class ClientMomentum(ClientSide):
 
     def correct(self, grads: Tensors, context: LocalContext) -> None:
         """Replace the gradient g by alpha g + (1 - alpha) m."""
-        for name, momentum in context.received[MOMENTUM].items():
-            grads[name].mul_(self.alpha).add_(momentum, alpha=1.0 - self.alpha)
+        momentum = context.received[MOMENTUM]
+        if mixed := [grads[name] for name in momentum]:  # none where every tensor is personal
+            torch._foreach_mul_(mixed, self.alpha)
+            torch._foreach_add_(mixed, list(momentum.values()), alpha=1.0 - self.alpha)
 
 
 class ClientMomentumServer(ServerSide):

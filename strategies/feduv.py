@@ -67,9 +67,21 @@ def missing_variance(logits: Tensor) -> Tensor:
 def crowding(features: Tensor) -> Tensor:
     """Return U, a scalar in [0, 1], of a batch's features (B, d), B > 1."""
     distances = squared_distances(features)
-    apart = torch.where(distances > 0, distances, torch.nan)
-    sigma = torch.nan_to_num(apart.nanmedian(), nan=1.0)  # NaN where all are equal
-    return torch.exp(-distances / sigma).mean()
+    return torch.exp(-distances / median_apart(distances)).mean()
+
+
+def median_apart(distances: Tensor) -> Tensor:
+    """Return sigma, the median of the distances (n,) that are not zero; 1 where all are.
+
+    The gradient is nanmedian's, in equal parts to all that are the median. It is written out, since
+    on a GPU every step would wait for nanmedian without a dim, and with one it goes to one of them.
+    """
+    with torch.no_grad():
+        apart = torch.where(distances > 0, distances, torch.nan)
+        median = apart.nanmedian(dim=0).values  # NaN where all are equal
+        chosen = distances == median
+    through = torch.where(chosen, distances, 0.0).sum() / chosen.sum().clamp_min(1)
+    return torch.nan_to_num(median, nan=1.0) + (through - through.detach())
 
 
 def squared_distances(features: Tensor) -> Tensor:

@@ -10,7 +10,14 @@ from torch.nn.functional import one_hot
 
 from strategies.base import ConfigError, Step
 from strategies.fedavg import FedAvg
-from strategies.feduv import FedUV, FedUVClient, crowding, missing_variance, squared_distances
+from strategies.feduv import (
+    FedUV,
+    FedUVClient,
+    crowding,
+    median_apart,
+    missing_variance,
+    squared_distances,
+)
 from tests.strategies.test_reductions import assert_same, run
 
 
@@ -52,6 +59,15 @@ def test_feduv_crowding_and_its_gradient_by_brute_force(size, doubled):
     crowding(found).backward()
     uniformity.backward()
     torch.testing.assert_close(found.grad, expected.grad)
+
+
+def test_the_median_of_feduv_shares_its_gradient_among_ties():
+    """At 0, 1, 2, 3 the distances are 1, 1, 1, 4, 4, 9: a third for each pair of neighbours."""
+    distances = torch.tensor([1.0, 4.0, 9.0, 1.0, 4.0, 1.0, 0.0], requires_grad=True)
+    median = median_apart(distances)
+    median.backward()
+    assert median.item() == 1.0
+    assert torch.equal(distances.grad, torch.tensor([1.0, 0, 0, 1, 0, 1, 0]) / 3)
 
 
 def test_the_gradient_of_feduv_crowding():

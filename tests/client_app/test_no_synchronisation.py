@@ -1,0 +1,256 @@
+"""A local step waits for nothing: what reads a value back from the device happens once a round.
+
+Counted inside ``train_locally``, the data pipeline with its augmentation included, on the CPU:
+operators for whose result a GPU's queue has to be empty, because the host reads a number, or a
+shape, out of a tensor (``float(x)``, ``if x``, ``nonzero``, ``x[mask]``) or writes one into it
+(``torch.tensor(1.0)``); and ``cpu``, ``numpy`` and ``tolist``, which no operator shows. A pass may
+have such operators and so may a round, so the count is that of two steps against that of six, in as
+many passes. Moving a tensor by ``to`` cannot be seen here: the last test does, on a GPU. Adam is
+no method's default: PyTorch reads its count of steps, which lies on the CPU even then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from client_app import client as client_module
+from client_app.client import FederatedClient
+from client_app.state import ContextStateStore
+from client_app.training import train_locally
+from conf import build_part, build_solver, compose, plain_part
+from strategies.base import Batch, Cohort, Reply, ServerSide
+from strategies.layers import LayerSelector
+from strategies.local_options import local_options
+from strategies.solvers import SGD
+from tasks import build_task
+from tests.recipes import TINY, overrides
+from tests.test_every_strategy import METHODS, name_of
+
+BATCH, PASSES, RARELY, OFTEN = 8, 2, 1, 3  # steps a pass
+WORDS = [
+    *TINY,
+    "partition=iid",
+    "+task.flip=true",
+    "+task.crop_padding=1",
+    "+task.crop_probability=0.5",
+    f"local.batch_size={BATCH}",
+    f"local.epochs={PASSES}",
+    "local.clip=10",
+]
+
+aten = torch.ops.aten
+READING = {
+    aten._local_scalar_dense.default,  # float(x), x.item(), if x
+    aten.equal.default,
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten._unique2.default,
+    aten.unique_dim.default,
+    aten.unique_consecutive.default,
+    aten.bincount.default,
+    aten.repeat_interleave.Tensor,
+    aten.nanmedian.default,  # on a GPU; with a dim it does not
+    aten.lift_fresh.default,  # torch.tensor(1.0)
+}
+MASKED = {aten.index.Tensor, aten.index_put.default, aten.index_put_.default}
+UNSEEN = {torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist}
+
+
+class Operators(TorchDispatchMode):
+    """Counts operators that read a value back."""
+
+    def __init__(self, found: Counter[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func in READING or (func in MASKED and any(is_mask(index) for index in args[1])):
+            self.found[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Methods(TorchFunctionMode):
+    """Counts methods that read values back without an operator."""
+
+    def __init__(self, found: Counter[str]) -> None:
+        super().__init__()
+        self.found = found
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in UNSEEN:
+            self.found[func.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in (torch.bool, torch.uint8)
+
+
+def reads_of(work: Callable[[], object]) -> Counter[str]:
+    """Return how often each operator, or method, read a value back."""
+    found: Counter[str] = Counter()
+    with Methods(found), Operators(found):
+        work()
+    return found
+
+
+class Federation:
+    """A client and the server halves of a recipe, round by round.
+
+    Args:
+        words: of the recipe.
+        steps: batches a pass.
+        device: where the client trains.
+    """
+
+    def __init__(self, words: list[str], steps: int, device: str = "cpu") -> None:
+        recipe = compose(overrides(*WORDS, *words))
+        clients = int(recipe.clients)
+        config = plain_part(recipe, "task") | {"train_size": clients * BATCH * steps}
+        task = build_task(config, plain_part(recipe, "partition"), seed=0, num_clients=clients)
+        model, tensors = task.build_model(0).to(device), task.classifier_tensors
+        self.client = FederatedClient(
+            client_id=0,
+            model=model,
+            data=task.client_data(0, device)[0],
+            loss=task.loss,
+            solver=build_solver(recipe, tensors),
+            options=local_options(recipe.local, recipe.strategy.phases),
+            store=ContextStateStore(RecordDict()),
+            sides=build_part(recipe, "strategy.client_sides", tensors),
+            personal=LayerSelector(recipe.strategy.personal),
+        )
+        self.server: dict[str, ServerSide] = build_part(recipe, "strategy.server_sides", tensors)
+        for side in self.server.values():
+            side.init(self.shared())
+        self.round = 0
+
+    def shared(self) -> dict[str, torch.Tensor]:
+        names, arrays = self.client.shared_names, self.client.get_parameters({})
+        return {name: torch.from_numpy(a) for name, a in zip(names, arrays, strict=True)}
+
+    def train(self) -> int:
+        """Take a round; return the number of steps."""
+        self.round += 1
+        before = self.shared()
+        self.client.received = {
+            name: values
+            for side in self.server.values()
+            for name, values in side.broadcast(0).items()
+        }
+        config = {"round": self.round, "state-round": self.round - 1, "lr": 0.1}
+        _, examples, metrics = self.client.fit([value.numpy() for value in before.values()], config)
+        update = {name: value - before[name] for name, value in self.shared().items()}
+        steps, lr_sum = metrics["num-steps"], metrics["lr-sum"]
+        sent = {
+            name: {key: value.cpu() for key, value in values.items()}
+            for name, values in self.client.sent.items()
+        }
+        reply = Reply(0, examples, steps, lr_sum, update, sent)
+        for side in self.server.values():
+            side.reduce([reply], update, Cohort(self.round, 1, 1))
+        return steps
+
+
+def reads_of_training(federation: Federation, monkeypatch) -> tuple[int, Counter[str]]:
+    """Return the steps and the reads of the second round, in which every method is at work."""
+    found: Counter[str] = Counter()
+    federation.train()
+
+    def watched(*args: Any) -> Any:
+        done: list[Any] = []
+        found.update(reads_of(lambda: done.append(train_locally(*args))))
+        return done[0]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client_module, "train_locally", watched)
+        return federation.train(), found
+
+
+@pytest.mark.parametrize("words", METHODS, ids=name_of)
+def test_no_step_reads_a_value_back(words, monkeypatch):
+    few, rarely = reads_of_training(Federation(words, RARELY), monkeypatch)
+    many, often = reads_of_training(Federation(words, OFTEN), monkeypatch)
+    assert many == 3 * few
+    assert often == rarely, f"in {many - few} more steps: {often - rarely}"
+    assert rarely["aten._local_scalar_dense.default"] >= 1  # the mean loss, at the end
+
+
+class Impatient(SGD):
+    """Reads its loss in every step."""
+
+    def step(self, *how: Callable[..., Any]) -> torch.Tensor:
+        loss = super().step(*how)
+        float(loss)
+        return loss
+
+
+def test_a_solver_that_reads_its_loss_is_found(monkeypatch):
+    federation = Federation(["strategy=fedavg"], OFTEN)
+    patient, impatient = SGD(), Impatient()
+    counts = []
+    for federation.client.solver in (patient, impatient):
+        steps, reads = reads_of_training(federation, monkeypatch)
+        counts.append(reads.total())
+    assert counts[1] - counts[0] == steps
+
+
+VALUES = torch.tensor([3.0, 1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: float(x[0]),
+        lambda x: 1 if x[0] > 0 else 0,
+        lambda x: x[x > 1],
+        lambda x: x.clone().index_put_((x > 1,), x[0]),
+        lambda x: x.nonzero(),
+        lambda x: x.unique(),
+        lambda x: torch.equal(x, x),
+        lambda x: x.nanmedian(),
+        lambda x: x.tolist(),
+        lambda x: x.cpu().numpy(),
+        lambda x: torch.tensor(1.0) + x,
+    ],
+)
+def test_what_reads_a_value_back_is_counted(read):
+    assert sum(reads_of(lambda: read(VALUES)).values()) >= 1
+
+
+def test_what_does_not_is_not_counted():
+    def work() -> None:
+        order = torch.tensor_split(torch.arange(3), 1)[0]
+        torch.where(VALUES[order] > 1, VALUES, torch.nan).nanmedian(dim=0).values.add_(1)
+
+    assert not reads_of(work)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("words", METHODS, ids=name_of)
+def test_on_a_gpu_no_step_synchronises(words):
+    """PyTorch's own word, from a pass's first batch to its last step; a copy by ``to`` counts."""
+    federation = Federation(words, OFTEN, "cuda")
+    federation.train()
+    batches = federation.client.data.batches
+    federation.client.data.batches = lambda *args, **how: (
+        strictly(batches(*args, **how)) if how["train"] else batches(*args, **how)
+    )
+    assert federation.train() > 1
+
+
+def strictly(batches: Iterator[Batch]) -> Iterator[Batch]:
+    try:
+        for batch in batches:
+            torch.cuda.set_sync_debug_mode("error")
+            yield batch
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
