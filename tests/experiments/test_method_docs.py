@@ -156,7 +156,7 @@ def test_a_method_that_is_only_a_recipe_has_a_page(tmp_path, monkeypatch):
     assert "# FedPer-like\n\nSomebody et al. 2019: the last tensor stays at the client." in text
     assert "| `strategy.personal` | `last:1` | what stays |" in text
     assert "`personal` 0.0079" in text
-    assert "[FedDW](feddw.md): the one needs tensors at the server" in text
+    assert re.search(r"\[FedDW\]\(feddw.md\).*: the one needs tensors at the server", text)
     assert method.url == "https://example.org/paper"
 
 
