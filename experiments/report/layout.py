@@ -194,7 +194,8 @@ def _differing_within(groups: Sequence[Sequence[Run]]) -> list[str]:
         for key in {key for run in runs for key in run.settings} - found:
             if _of_the_site(key) or key in skipped:
                 continue
-            if len({_plain(run.settings.get(key)) for run in runs}) > 1:
+            # what a run does not have is no other value: its recipe is of an older version
+            if len({_plain(run.settings[key]) for run in runs if key in run.settings}) > 1:
                 found.add(key)
     return sorted(found, key=lambda key: (_preference(key), key.count("."), key))
 
