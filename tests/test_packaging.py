@@ -108,7 +108,8 @@ def test_flower_is_pinned_to_the_version_that_the_launcher_is_written_for() -> N
 
 
 def test_every_import_is_a_declared_dependency() -> None:
-    declared = {canonicalize_name(one.name) for one in requirements("fusion", "plots", "privacy", "sweep")}
+    extras = ("fusion", "plots", "privacy", "sweep")
+    declared = {canonicalize_name(one.name) for one in requirements(*extras)}
     belongs_to = importlib.metadata.packages_distributions()
     for package in sorted(OWN):
         for path in (ROOT / package).rglob("*.py"):

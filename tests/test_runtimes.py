@@ -26,8 +26,8 @@ from server_app import app as server
 from tests.recipes import TINY, overrides, run_recipe
 from tests.test_every_strategy import ALONE, METHODS, WORDS, name_of
 
-# Of what travels and what is kept: the model alone; a payload both ways, on all tensors and on some;
-# a server optimiser; statistics; a part that stays; whole models in the clients' states; nothing
+# Of what travels and is kept: the model alone; a payload both ways, on all tensors and on some; a
+# server optimiser; statistics; a part that stays; whole models in the clients' states; nothing
 # shared; a payload down and two passes a step; factors up; another model given out than trained.
 ON_FLOWER = [
     ALONE[f"strategy={method}"]
