@@ -1,0 +1,67 @@
+"""Answers whether a container is well: exit code 0, or 1 with the reason.
+
+python health.py https://127.0.0.1:8000/health --ca ca.crt    a SuperLink
+python health.py http://127.0.0.1:9094/health --connected-to 9092    a SuperNode and its SuperLink
+python health.py grpc://127.0.0.1:9096    an executor
+"""
+
+from __future__ import annotations
+
+import argparse
+import ssl
+import sys
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+SECONDS = 5.0
+
+
+def main() -> None:
+    """Check what the command line names."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("url", help="http://, https:// or grpc://")
+    parser.add_argument("--ca", type=Path, help="the certificate that the server's is signed with")
+    parser.add_argument("--connected-to", type=int, metavar="PORT", help="of the SuperLink")
+    options = parser.parse_args()
+    try:
+        if urlsplit(options.url).scheme == "grpc":
+            ask_grpc(urlsplit(options.url).netloc)
+        else:
+            ask_http(options.url, options.ca)
+        if options.connected_to:
+            require_connection(options.connected_to)
+    except Exception as error:
+        sys.exit(f"unhealthy: {type(error).__name__}: {error}")
+
+
+def ask_http(url: str, ca: Path | None) -> None:
+    """Get a page; raises unless it is there."""
+    context = ssl.create_default_context(cafile=ca) if ca else None
+    https = urllib.request.HTTPSHandler(context=context)
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
+    opener.open(url, timeout=SECONDS).close()
+
+
+def ask_grpc(address: str) -> None:
+    """Ask gRPC's own health service."""
+    import grpc
+    from grpc_health.v1.health_pb2 import HealthCheckRequest
+    from grpc_health.v1.health_pb2_grpc import HealthStub
+
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        HealthStub(channel).Check(HealthCheckRequest(), timeout=SECONDS)
+
+
+def require_connection(port: int) -> None:
+    """Raise unless this network namespace has a connection to that port of another machine."""
+    import psutil
+
+    for one in psutil.net_connections(kind="tcp"):
+        if one.raddr and one.raddr.port == port and one.status == psutil.CONN_ESTABLISHED:
+            return
+    raise ConnectionError(f"there is no connection to port {port} of a SuperLink")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,51 @@
+"""What a stranger sees of an address, as JSON.
+
+python probe.py ports HOST PORT ...           the ports that take a connection
+python probe.py grpc HOST:PORT CA_CERTIFICATE the status of every method of Control and of Fleet
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import grpc
+
+
+def open_ports(host: str, *ports: str) -> list[int]:
+    found = []
+    for port in map(int, ports):
+        with socket.socket() as probe:
+            probe.settimeout(2)
+            if probe.connect_ex((host, port)) == 0:
+                found.append(port)
+    return found
+
+
+def status_by_method(address: str, certificate: str) -> dict[str, str]:
+    from flwr.proto import control_pb2, fleet_pb2
+
+    trusted = grpc.ssl_channel_credentials(Path(certificate).read_bytes())
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.secure_channel(address, trusted, options) as channel:
+        return {
+            f"{service.name}/{method.name}": status(channel, f"{service.full_name}/{method.name}")
+            for file in (control_pb2, fleet_pb2)
+            for service in file.DESCRIPTOR.services_by_name.values()
+            for method in service.methods
+        }
+
+
+def status(channel: grpc.Channel, method: str) -> str:
+    try:
+        channel.unary_unary(f"/{method}")(b"", timeout=20)
+    except grpc.RpcError as error:
+        return error.code().name
+    return "OK"
+
+
+if __name__ == "__main__":
+    kinds = {"ports": open_ports, "grpc": status_by_method}
+    print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))
