@@ -27,7 +27,7 @@ from strategies.base import (
 )
 from strategies.layers import LayerSelector, personal_names, shared_names
 from strategies.local_options import LocalOptions
-from tasks.evaluation import class_accuracies, evaluate_model
+from tasks.evaluation import class_accuracies, classifies, evaluate_model
 
 PERSONAL = "personal"  # the client state's entry for the tensors that never travel
 
@@ -143,8 +143,7 @@ class FederatedClient(NumPyClient):
         self._load(parameters, state)
         metrics: dict[str, Scalar] = {}
         if config.get("evaluate-received", False):
-            loss, accuracy = self._evaluate()
-            metrics |= {"received-loss": loss, "received-accuracy": accuracy}
+            metrics |= _named("received", *self._evaluate())
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
             context = self._context(state, round, for_sides)
             if round == 1 and self.options.initial == "own":
@@ -197,7 +196,7 @@ class FederatedClient(NumPyClient):
         if epochs := int(config.get("finetune-epochs", 0)):
             self._finetune(state, int(config["round"]), float(config["lr"]), epochs)
         loss, accuracy = self._evaluate()
-        return loss, len(self._evaluation_data), {"accuracy": accuracy}
+        return loss, len(self._evaluation_data), _accuracy("accuracy", accuracy)
 
     # ---- pieces ------------------------------------------------------------------------------
 
@@ -247,21 +246,26 @@ class FederatedClient(NumPyClient):
             state[PERSONAL] = {name: self._tensors[name].clone() for name in self.personal_names}
 
     @torch.no_grad()
-    def _evaluate(self) -> tuple[float, float]:
+    def _evaluate(self) -> tuple[float, float | None]:
         return evaluate_model(self.model, self._evaluation_data, self.loss)
 
-    def _evaluate_own(self) -> dict[str, float]:
+    def _evaluate_own(self) -> dict[str, Scalar]:
         """Evaluate the client's own model, y_i: on examples as this client sees them, and on all.
 
         Returns:
             "personal-test-loss" and "personal-test-accuracy" on the global test set, where it is
             at hand; "personal-accuracy" on the held-out examples. Where there are none, the
             latter is the global test set's, its classes weighted as this client's examples are.
+            A model that does not classify has the loss alone.
         """
-        scores: dict[str, float] = {}
+        scores: dict[str, Scalar] = {}
         if self.held_out is not None:
-            scores["personal-accuracy"] = evaluate_model(self.model, self.held_out, self.loss)[1]
-        if self.test_data is not None:
+            accuracy = evaluate_model(self.model, self.held_out, self.loss)[1]
+            scores |= _accuracy("personal-accuracy", accuracy)
+        if self.test_data is not None and not classifies(self.model):
+            loss, _ = evaluate_model(self.model, self.test_data, self.loss)
+            scores["personal-test-loss"] = loss
+        elif self.test_data is not None:
             loss, accuracy, by_class = class_accuracies(
                 self.model, self.test_data, self.loss, self.data.num_classes
             )
@@ -278,6 +282,15 @@ class FederatedClient(NumPyClient):
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
             context = self._context(dict(state), round, for_sides)
             train_locally(context, [], self.solver, options, lr, generator)
+
+
+def _named(prefix: str, loss: float, accuracy: float | None) -> dict[str, Scalar]:
+    return {f"{prefix}-loss": loss, **_accuracy(f"{prefix}-accuracy", accuracy)}
+
+
+def _accuracy(name: str, accuracy: float | None) -> dict[str, Scalar]:
+    """Return it by its name; nothing of a model that does not classify."""
+    return {} if accuracy is None else {name: accuracy}
 
 
 def _shared_out(means: Mapping[str, float]) -> dict[str, float]:

@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
 from tasks.errors import ConfigError, require_known_keys, require_option
+from tasks.models import CONDITIONAL
 from tasks.tensor_data import InputTransform
 from tasks.tokens import SPECIAL_TOKENS, TokenTransform
 from tasks.transform import Transform
@@ -132,6 +133,11 @@ class ImageConfig(TaskConfig):
                     "give one value a channel"
                 )
         _require("std", self.std, min(self.std) > 0, "> 0")
+        if self.model in CONDITIONAL and ({*self.mean}, {*self.std}) != ({0.0}, {1.0}):
+            raise ConfigError(
+                f"task.model={self.model} takes pixels in [0, 1], and task.mean={list(self.mean)}, "
+                f"task.std={list(self.std)}: set every mean to 0.0 and every std to 1.0"
+            )
         _require("crop_padding", self.crop_padding, self.crop_padding >= 0, ">= 0")
         _require(
             "crop_probability", self.crop_probability, 0 <= self.crop_probability <= 1, "in [0, 1]"

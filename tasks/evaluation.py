@@ -28,16 +28,25 @@ class Batched(Protocol):
         """Yield one pass over the examples."""
 
 
+def classifies(model: nn.Module) -> bool:
+    """Return whether the model's outputs are logits of classes; others say that they are not."""
+    return bool(getattr(model, "classifies", True))
+
+
 @torch.no_grad()
 def evaluate_model(
     model: nn.Module, data: Batched, loss: Loss, batch_size: int = 500
-) -> tuple[float, float]:
-    """Return (mean loss, accuracy in [0, 1]) of a model in eval mode over all of ``data``."""
+) -> tuple[float, float | None]:
+    """Return (mean loss, accuracy in [0, 1]) of a model in eval mode over all of ``data``.
+
+    A model that does not classify has no accuracy (None).
+    """
     losses, hits = [], []
     for batch_loss, right, _ in _scored(model, data, loss, batch_size):
         losses.append(batch_loss * len(right))
         hits.append(right.sum())
-    return float(torch.stack(losses).sum()) / len(data), float(torch.stack(hits).sum()) / len(data)
+    mean_loss = float(torch.stack(losses).sum()) / len(data)
+    return mean_loss, float(torch.stack(hits).sum()) / len(data) if classifies(model) else None
 
 
 @torch.no_grad()

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from tasks.config import TaskConfig, read_config
 from tasks.errors import ConfigError
-from tasks.models import Model, build_model
+from tasks.models import CONDITIONAL, Model, build_model
+from tasks.models.cvae import CVAE
 from tasks.partitions import PartitionConfig, hold_out, partition_rows
 from tasks.sources import Split, open_source
 from tasks.sources.arrays import Indices
-from tasks.tensor_data import TensorData
+from tasks.tensor_data import ConditionedData, TensorData
 
 SUBSET_STREAM = 2
 TEST_SUBSET_SEED = 0  # the same test examples whatever the run's seed
@@ -81,7 +82,7 @@ class Task:
 
     # ---- model and loss --------------------------------------------------------------------------
 
-    def build_model(self, seed: int) -> Model:
+    def build_model(self, seed: int) -> Model | CVAE:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
         return build_model(
             self.config.model,
@@ -97,9 +98,15 @@ class Task:
         """How many of the model's last tensors are its classifier (FedPVR's choice)."""
         return self.build_model(0).classifier_tensors
 
-    def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy over the batch."""
-        return F.cross_entropy(logits, labels)
+    def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return the mean over the batch of the cross-entropy of logits (B, C).
+
+        Of a model that is no classifier, whose outputs are parts of each example's loss, it is the
+        mean of their sum.
+        """
+        if self._conditional:
+            return outputs.sum(dim=1).mean()
+        return F.cross_entropy(outputs, labels)
 
     # ---- examples --------------------------------------------------------------------------------
 
@@ -195,8 +202,13 @@ class Task:
         kept, held_out = hold_out(rows, self.partition.holdout, seed, client_id)
         return split.select(kept), split.select(held_out)
 
+    @property
+    def _conditional(self) -> bool:
+        return self.config.model in CONDITIONAL
+
     def _tensors(self, split: Split, device: torch.device | str, channels_last: bool) -> TensorData:
-        return TensorData(
+        kind = ConditionedData if self._conditional else TensorData
+        return kind(
             split.read(),
             split.labels,
             num_classes=self.num_classes,

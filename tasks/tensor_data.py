@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -99,3 +100,25 @@ class TensorData:
         inputs = self._placed.batches(order, batch_size, generator if train else None)
         for chosen, batch in zip(torch.split(order, batch_size), inputs, strict=True):
             yield batch, self.labels[chosen]
+
+
+class ConditionedData(TensorData):
+    """The same, its inputs (B, d + C): an example's values, and behind them its class, one-hot.
+
+    For models that are told the class and make the example (tasks/models/cvae.py).
+    """
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        generator: torch.Generator | None,
+        train: bool,
+        drop_last: bool = False,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield one pass of (inputs, labels), as :class:`TensorData` does."""
+        for examples, labels in super().batches(
+            batch_size, generator=generator, train=train, drop_last=drop_last
+        ):
+            classes = F.one_hot(labels, self.num_classes).to(examples)
+            yield torch.cat([examples.flatten(1), classes], dim=1), labels

@@ -9,7 +9,9 @@ import torch
 
 from tasks.errors import ConfigError, require_option
 from tasks.models.bilstm import bilstm
-from tasks.models.convolutional import fedavg_cnn, feddw_cnn, gn_cnn
+from tasks.models.convolutional import fedavg_cnn, feddw_cnn, gn_cnn, maecho_cnn
+from tasks.models.cvae import CVAE, cvae
+from tasks.models.frozen import frozen_resnet18, frozen_resnet34
 from tasks.models.mlp import mlp
 from tasks.models.mobile import feddw_mobilenetv2, feddw_shufflenet
 from tasks.models.model import Model
@@ -21,6 +23,7 @@ PLAIN: dict[str, Callable[..., Model]] = {
     "fedavg_cnn": fedavg_cnn,
     "feddw_cnn": feddw_cnn,
     "gn_cnn": gn_cnn,
+    "maecho_cnn": maecho_cnn,
     "vgg11": vgg11,
     "resnet8": resnet8,
     "feddw_resnet18": feddw_resnet18,
@@ -34,8 +37,15 @@ WITH_STEM: dict[str, Callable[..., Model]] = {
 ON_TEXT: dict[str, Callable[..., Model]] = {"bilstm": bilstm}
 ON_IMAGES = (*PLAIN, *WITH_STEM)
 MODELS = (*ON_IMAGES, *ON_TEXT)
+# No classifiers: their inputs are images with the class behind them, their outputs parts of a loss.
+CONDITIONAL: dict[str, Callable[..., CVAE]] = {"cvae": cvae}
+# On networks whose weights are to be had elsewhere, if at all.
+PRETRAINED: dict[str, Callable[..., Model]] = {
+    "frozen_resnet18": frozen_resnet18,
+    "frozen_resnet34": frozen_resnet34,
+}
 
-__all__ = ["MODELS", "Model", "build_model"]
+__all__ = ["CONDITIONAL", "MODELS", "Model", "build_model"]
 
 
 def build_model(
@@ -47,11 +57,11 @@ def build_model(
     stem: str | None = None,
     vocabulary_size: int | None = None,
     seed: int,
-) -> Model:
+) -> Model | CVAE:
     """Return a freshly initialised model on the CPU; the same seed gives the same parameters.
 
     Args:
-        name: one of MODELS.
+        name: one of MODELS, CONDITIONAL or PRETRAINED.
         input_shape: (C, H, W) of images, (T,) of texts.
         num_classes: outputs.
         head_bias: None: as the model's paper has it.
@@ -61,9 +71,9 @@ def build_model(
 
     Raises:
         ConfigError: for an unknown name, a model for other inputs, a stem that the model has not,
-            or too small images.
+            too small images, or weights that cannot be had.
     """
-    require_option("task.model", name, MODELS)
+    require_option("task.model", name, (*MODELS, *CONDITIONAL, *PRETRAINED))
     build = _builder(name, input_shape, stem, vocabulary_size)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the GPUs' too
@@ -72,7 +82,7 @@ def build_model(
 
 def _builder(
     name: str, input_shape: tuple[int, ...], stem: str | None, vocabulary_size: int | None
-) -> Callable[..., Model]:
+) -> Callable[..., Model | CVAE]:
     """Return the model's function with what this model alone takes."""
     if (name in ON_TEXT) != (len(input_shape) == 1):
         made_for, others = ("texts", ON_IMAGES) if name in ON_TEXT else ("images", ON_TEXT)
@@ -90,4 +100,6 @@ def _builder(
         return partial(ON_TEXT[name], vocabulary_size=vocabulary_size)
     if name in WITH_STEM:
         return partial(WITH_STEM[name], input_shape, stem=stem)
-    return partial(PLAIN[name], input_shape)
+    if name in CONDITIONAL:
+        return partial(CONDITIONAL[name], input_shape)
+    return partial({**PLAIN, **PRETRAINED}[name], input_shape)

@@ -1,4 +1,4 @@
-"""The plain convolutional networks: FedAvg's, FedDW's two, and a small one with GroupNorm."""
+"""The plain convolutional networks: FedAvg's, FedDW's two, MA-Echo's, one with GroupNorm."""
 
 from __future__ import annotations
 
@@ -48,6 +48,30 @@ def feddw_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -
         ]
     flat = wide * height * width
     return mapped_model([*convolutions, nn.Flatten()], flat, num_classes, head_bias)
+
+
+def maecho_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
+    """Return MA-Echo's CNN, no biases; 4,971,368 parameters on RGB images with 10 classes.
+
+    Linear layers start as its released code's do, Xavier normal; convolutions as PyTorch's.
+    """
+    require_size("maecho_cnn", input_shape, 8)
+    layers: list[nn.Module] = []
+    channels = input_shape[0]
+    for wide in (64, 128, 256):
+        layers += [nn.Conv2d(channels, wide, 3, padding=1, bias=False), nn.ReLU()]
+        layers += [nn.Dropout(0.2), nn.MaxPool2d(2)]
+        channels = wide
+    layers.append(nn.Flatten())
+    features = channels * (input_shape[1] // 8) * (input_shape[2] // 8)
+    for wide in (1000, 500):
+        layers += [nn.Linear(features, wide, bias=False), nn.ReLU()]
+        features = wide
+    model = Model(nn.Sequential(*layers), features, num_classes, head_bias=bool(head_bias))
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            nn.init.xavier_normal_(module.weight)
+    return model
 
 
 def gn_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:

@@ -17,6 +17,7 @@ FLAVOURS: dict[str, dict[str, Any]] = {
     "feddf_dirichlet": {"alpha": 0.1, "group_size": 10},
     "pathological": {"classes": 2, "equal_sizes": True},
     "shards": {"shards_per_client": 2},
+    "disjoint_classes": {"sets": None},
     "natural": {"min_size": 1},
     "site": {},
 }

@@ -19,6 +19,7 @@ from tasks.partitions.base import GROUP, LABEL, ROW, RowPartitioner
 from tasks.partitions.class_prior import ClassPriorDirichletPartitioner, FewClassesPartitioner
 from tasks.partitions.config import PartitionConfig
 from tasks.partitions.dirichlet import ClassDirichletPartitioner
+from tasks.partitions.disjoint import DisjointClassesPartitioner
 from tasks.partitions.feddf import RecutDirichletPartitioner
 from tasks.sources.arrays import Indices
 
@@ -77,6 +78,8 @@ def build_partitioner(config: PartitionConfig, num_clients: int, seed: int) -> P
         return FewClassesPartitioner(num_clients, options["classes"], seed=seed)
     if config.name == "pathological":
         return PathologicalPartitioner(num_clients, LABEL, options["classes"], seed=seed)
+    if config.name == "disjoint_classes":
+        return DisjointClassesPartitioner(num_clients, seed=seed, **options)
     if config.name == "shards":
         per_client = options["shards_per_client"]
         return ShardPartitioner(num_clients, LABEL, per_client, seed=seed)

@@ -34,6 +34,7 @@ def count(model):
         ("fedavg_cnn", MNIST, 10, 582_026),
         ("feddw_cnn", MNIST, 10, 121_642),
         ("feddw_cnn", CIFAR, 10, 139_714),
+        ("maecho_cnn", CIFAR, 10, 4_971_368),
         ("vgg11", CIFAR, 10, 9_750_922),
         ("vgg11", CIFAR, 100, 9_797_092),
         ("resnet8", CIFAR, 10, 78_042),
@@ -58,7 +59,7 @@ def test_model_returns_features_and_the_logits_that_its_head_makes_of_them(name)
 @pytest.mark.parametrize("head_bias", [True, False, None])
 def test_named_parameters_end_with_the_head(name, head_bias):
     model = build(name, head_bias=head_bias)
-    biased = name != "mlp" if head_bias is None else head_bias
+    biased = name not in ("mlp", "maecho_cnn") if head_bias is None else head_bias
     names = [key for key, _ in model.named_parameters()]
     head = ["head.weight", "head.bias"] if biased else ["head.weight"]
     assert isinstance(model.head, nn.Linear)
@@ -97,6 +98,20 @@ def test_seed_decides_the_parameters_and_leaves_the_global_state_alone(name):
 def test_vgg11_convolutions_start_with_the_released_spread():
     last = [layer for layer in build("vgg11").body if isinstance(layer, torch.nn.Conv2d)][-1]
     assert last.weight.std().item() == pytest.approx((2 / (9 * 512)) ** 0.5, rel=0.01)
+
+
+def test_maecho_cnn_has_the_widths_and_the_start_of_the_released_code():
+    """Facts 1.8: what the projections are of, and Xavier normal on the linear layers alone."""
+    model = build("maecho_cnn")
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert [layer.weight[0].numel() for layer in layers] == [27, 576, 1152, 4096, 1000, 500]
+    assert all(layer.bias is None for layer in layers)
+    assert [type(m).__name__ for m in model.body][:4] == ["Conv2d", "ReLU", "Dropout", "MaxPool2d"]
+    for layer in layers[3:]:
+        assert layer.weight.std().item() == pytest.approx((2 / sum(layer.weight.shape)) ** 0.5, 0.1)
+    assert layers[2].weight.abs().max() <= 1152**-0.5  # uniform, as PyTorch's
+    small = build("maecho_cnn", (1, 28, 28)).eval()
+    assert small(torch.zeros(2, 1, 28, 28))[0].shape == (2, 500)
 
 
 def test_resnet8_normalises_over_two_groups():

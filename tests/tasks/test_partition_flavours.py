@@ -187,3 +187,36 @@ def test_natural_ids_with_too_few_examples_are_not_chosen():
 def test_natural_needs_ids():
     with pytest.raises(ConfigError, match="femnist"):
         make_task("digits", "natural").client_data(0)
+
+
+# ---- disjoint classes ----------------------------------------------------------------------------
+
+
+def test_sets_of_classes_go_to_their_clients_and_what_is_in_none_is_left_out():
+    labels = labels_of(10, 30)
+    sets = [[0, 1, 3, 4, 7], [2, 5, 6, 8]]
+    rows = draw("disjoint_classes", labels, clients=2, sets=sets)
+    for held, part in zip(sets, rows, strict=True):
+        assert np.array_equal(part, np.flatnonzero(np.isin(labels, held)))
+
+
+def test_without_sets_every_class_is_with_one_client_and_the_shares_are_even():
+    labels = labels_of(10, 30)
+    table = counts(labels, draw("disjoint_classes", labels, clients=4))
+    assert sorted((table > 0).sum(axis=1)) == [2, 2, 3, 3]
+    assert ((table > 0).sum(axis=0) == 1).all()
+    assert (table.sum(axis=0) == 30).all()
+
+
+@pytest.mark.parametrize(
+    ("clients", "sets", "message"),
+    [
+        (3, [[0], [1]], r"partition\.sets has 2 lists of classes and clients=3"),
+        (2, [[0, 1], [1, 2]], r"partition\.sets names the classes \[1\] more than once"),
+        (2, [[0], [10]], r"partition\.sets gives client 1 the classes \[10\]"),
+        (11, None, r"clients=11 is more than the 10 classes"),
+    ],
+)
+def test_sets_that_are_no_partition_are_refused(clients, sets, message):
+    with pytest.raises(ConfigError, match=message):
+        draw("disjoint_classes", clients=clients, sets=sets)
