@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from logging import INFO
 from pathlib import Path
 from typing import Any
@@ -28,18 +29,21 @@ from conf import (
     versions,
 )
 from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
+from server_app.client_models import FILE, ClientModels
 from server_app.loggers import LoggedRun, Loggers
 from server_app.machine import machine, usable_cpus
 from server_app.results import ResultsFolder, parameters_sha256, row_of
-from strategies.base import ConfigError, require_range
+from strategies.base import ConfigError, ReplyTransform, Tensors, require_range
 from strategies.federated import FederatedStrategy
 from strategies.layers import LayerSelector, shared_names
 from strategies.local_options import local_options
+from strategies.network import Network
 from strategies.records import to_metrics, to_record, to_tensors
 from strategies.report import RoundReport
 from strategies.storage import save_tensors
 from tasks import Task, build_task, keep_freed_memory, pick_device
 from tasks.evaluation import evaluate_model
+from tasks.transform import Transform
 
 app = ServerApp()
 
@@ -128,7 +132,9 @@ class Run:
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.names = shared_names(self.model, LayerSelector(recipe.strategy.personal))
-        self.strategy = build_strategy(recipe, self.task, self.model)
+        self.network = network_of(self.task, self.model)
+        kept = [ClientModels(folder / FILE)] if recipe.checkpoint.client_models else []
+        self.strategy = build_strategy(recipe, self.task, self.network, kept)
         self.test_data = self.task.test_data(self.device, channels_last=channels_last)
         self.arrays = self._restore(last) if last else self._initial_arrays()
         self.results = ResultsFolder(folder, self.strategy.state.round if last else None)
@@ -195,19 +201,25 @@ class Run:
             return None
         if round > 0 and self.recipe.evaluation.model == "clients":
             return self._score_of_clients()
-        state = self.model.state_dict()
-        with torch.no_grad():
-            for name, value in to_tensors(arrays).items():
-                state[name].copy_(value)
+        given_out = self._network_of(to_tensors(arrays))
         torch.set_num_threads(usable_cpus())  # no client trains meanwhile
-        loss, accuracy = evaluate_model(self.model, self.test_data, self.task.loss)
+        loss, accuracy = evaluate_model(given_out, self.test_data, self.task.loss)
         torch.set_num_threads(1)
+        if accuracy is None:  # the task is no classification
+            return MetricRecord({"loss": loss})
         return MetricRecord({"accuracy": accuracy, "loss": loss})
+
+    def _network_of(self, tensors: Tensors) -> nn.Module:
+        """Return the network with these tensors: the task's, or the one that a round gave out."""
+        if tensors.keys() != set(self.names):
+            return self.strategy.network_of(tensors)
+        self.network.load(tensors)
+        return self.model
 
     def _score_of_clients(self) -> MetricRecord | None:
         """Return the mean of the clients' models: on the global test set, or else on their own."""
         scores = self.strategy.personal_scores()
-        kind = "personal-test-" if "personal-test-accuracy" in scores else "personal-"
+        kind = "personal-test-" if "personal-test-loss" in scores else "personal-"
         found = {
             name: scores[kind + name] for name in ("accuracy", "loss") if kind + name in scores
         }
@@ -277,9 +289,27 @@ def check_recipe(recipe: DictConfig) -> None:
             )
 
 
-def build_strategy(recipe: DictConfig, task: Task, model: nn.Module) -> FederatedStrategy:
-    """Assemble the recipe's strategy; both halves are checked against each other and the model."""
-    tensors = task.classifier_tensors
+def network_of(task: Task, model: nn.Module) -> Network:
+    """Return what a strategy may know of the task's network."""
+    black = white = None
+    if isinstance(task.config.transform, Transform):
+        scale, black = task.config.transform.constants(next(model.parameters()).device)
+        white = 255 * scale + black
+    return Network(model, task.input_shape, task.num_classes, black, white)
+
+
+def build_strategy(
+    recipe: DictConfig, task: Task, network: Network, first: Sequence[ReplyTransform] = ()
+) -> FederatedStrategy:
+    """Assemble the recipe's strategy; both halves are checked against each other and the model.
+
+    Args:
+        recipe: composed.
+        task: of the recipe.
+        network: its network.
+        first: sees the replies as they came, before the recipe's own transforms.
+    """
+    model, tensors = network.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
     solver = build_solver(recipe, tensors)
     for side in client_sides.values():
@@ -293,8 +323,9 @@ def build_strategy(recipe: DictConfig, task: Task, model: nn.Module) -> Federate
         aggregator=build_part(recipe, "strategy.aggregator", tensors),
         server_optimizer=build_part(recipe, "strategy.server_optimizer", tensors),
         output=build_part(recipe, "strategy.output", tensors),
+        network=network,
         sampler=build_part(recipe, "strategy.sampler", tensors),
-        transforms=[transforms[name] for name in sorted(transforms)],
+        transforms=[*first, *(transforms[name] for name in sorted(transforms))],
         schedule=build_part(recipe, "schedule", tensors),
         local_lr=float(recipe.local.lr),
         buffers=[name for name, _ in model.named_buffers()],

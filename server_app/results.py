@@ -92,12 +92,13 @@ def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """
     rounds = [row for row in rows if row["round"] > 0]
     evaluated = [row for row in rows if "accuracy" in row]
+    losses = [row["loss"] for row in rows if "loss" in row]
     seconds = [row["seconds"] for row in rounds]
     return {
         "rounds": len(rounds),
         "accuracy": evaluated[-1]["accuracy"] if evaluated else None,
         "best_accuracy": max((row["accuracy"] for row in evaluated), default=None),
-        "loss": evaluated[-1]["loss"] if evaluated else None,
+        "loss": losses[-1] if losses else None,
         "seconds": sum(seconds),
         "seconds_per_round": statistics.median(seconds[1:] or seconds) if seconds else None,
         "bytes_up": sum(row["bytes_up"] for row in rounds),

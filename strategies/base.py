@@ -282,7 +282,10 @@ class Aggregator(Protocol):
     """(x, replies) -> Delta, over the trainable shared tensors."""
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """Return the aggregate of the replies' updates."""
+        """Return the aggregate of the replies' updates.
+
+        Changes of buffers may be among it; without, a buffer moves by the clients' mean change.
+        """
 
 
 class ReplyTransform(Protocol):
@@ -311,13 +314,16 @@ class ServerOptimizer(Protocol):
 class Output(Protocol):
     """Which model a round gives out: evaluated and stored. What is trained on stays x."""
 
-    def __call__(self, params: Tensors, update: Tensors, stepped: Tensors) -> Tensors:
+    def __call__(
+        self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
+    ) -> Tensors:
         """Return the trainable shared tensors to give out; ``stepped`` itself gives out x.
 
         Args:
             params: x as it was sent to the clients.
             update: Delta, what the aggregator made of their replies.
             stepped: the new x, after the server optimiser.
+            replies: those replies.
         """
 
 

@@ -20,6 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
+from torch import nn
 
 from strategies import server_optimizers
 from strategies.aggregators import WeightedMean
@@ -27,6 +28,7 @@ from strategies.base import (
     Aggregator,
     ClientSampler,
     ClientSide,
+    ConfigError,
     Output,
     RefusedReplyError,
     Reply,
@@ -38,6 +40,7 @@ from strategies.base import (
     check_sides,
     require_range,
 )
+from strategies.network import GivesNetwork, Network
 from strategies.outputs import Latest
 from strategies.records import (
     CONFIG,
@@ -69,6 +72,7 @@ class Slots(TypedDict, total=False):
     aggregator: Aggregator
     server_optimizer: ServerOptimizer
     output: Output
+    network: Network
     sampler: ClientSampler
     transforms: Sequence[ReplyTransform]
     schedule: Schedule
@@ -93,7 +97,9 @@ class FederatedStrategy(Strategy):
         server_sides: the server halves, by name.
         aggregator: (x, replies) -> Delta; mean weighted by example counts by default.
         server_optimizer: x, Delta -> x; SGD with eta_g = 1 by default.
-        output: (x, Delta, new x) -> the model that a round gives out; the new x by default.
+        output: (x, Delta, new x, replies) -> the model that a round gives out; the new x by
+            default.
+        network: the task's, for the slots that run it at the server.
         sampler: chooses the cohort over client ids; everybody by default.
         transforms: (x, replies) -> replies, applied in order before aggregation.
         schedule: factor of ``local_lr`` per round; constant by default.
@@ -120,6 +126,7 @@ class FederatedStrategy(Strategy):
         aggregator: Aggregator | None = None,
         server_optimizer: ServerOptimizer | None = None,
         output: Output | None = None,
+        network: Network | None = None,
         sampler: ClientSampler | None = None,
         transforms: Sequence[ReplyTransform] = (),
         schedule: Schedule | None = None,
@@ -147,6 +154,7 @@ class FederatedStrategy(Strategy):
             transforms,
             buffers,
             output or Latest(),
+            network,
         )
         self.sampler = sampler or FixedSizeSampler()
         self.schedule = schedule or Constant()
@@ -155,6 +163,11 @@ class FederatedStrategy(Strategy):
         self.min_replies = int(require_range("min_replies", min_replies, low=1))
         self.max_failed_rounds = int(require_range("max_failed_rounds", max_failed_rounds, low=1))
         self.fingerprint = dict(fingerprint or {})
+        if evaluate_on_clients and isinstance(output, GivesNetwork):
+            raise ConfigError(
+                f"evaluation.clients=true, but the output {type(output).__name__} gives out "
+                "another network than the clients': set it to false"
+            )
         self.evaluate_on_clients = evaluate_on_clients
         self.connect_timeout_seconds = connect_timeout_seconds
         self.state = StrategyState()
@@ -235,6 +248,17 @@ class FederatedStrategy(Strategy):
     def mark_durable(self) -> None:
         """Say that the last snapshot is on disk: clients may drop older states."""
         self.durable = dict(self.state.committed)
+
+    def network_of(self, tensors: Tensors) -> nn.Module:
+        """Return the network of what was given out, where that is not the task's.
+
+        Raises:
+            ValueError: if the output gives out no other.
+        """
+        output = self.server_step.output
+        if not isinstance(output, GivesNetwork):
+            raise ValueError(f"{type(output).__name__} gives out the task's own network")
+        return output.network(tensors)
 
     def personal_scores(self) -> dict[str, float]:
         """Return the mean scores of the clients' own models, over all that have trained so far."""

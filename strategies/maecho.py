@@ -48,7 +48,7 @@ from __future__ import annotations
 import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from logging import INFO, WARNING
+from logging import INFO
 from typing import Literal, Protocol, Unpack
 
 import torch
@@ -60,6 +60,7 @@ from strategies.federated import FederatedStrategy, Slots
 from strategies.projected import (
     Layer,
     ProjectionServer,
+    bias_of,
     local_models,
     masked_classifier,
     projected_layers,
@@ -67,55 +68,16 @@ from strategies.projected import (
     unflattened,
 )
 from strategies.projections import ProjectionClient
+from strategies.pulls import Span, cheapest
 from strategies.regmean import regression_mean
+from strategies.shortest import Shortest
 
 Initial = Literal["average", "first", "random", "regmean"]
 Weights = Literal["uniform", "program"]
 Absent = Literal["zero", "keep"]
+Program = Shortest | None
 
-# ---- weights -------------------------------------------------------------------------------------
-
-
-def shortest(gram: Tensor, cap: float) -> Tensor:
-    """Return eq. 6's alpha (N,): the convex weights, each at most ``cap``, of the shortest sum.
-
-    Uniform where all vectors are zero, and, with a warning, where the solver fails.
-
-    Args:
-        gram: inner products of the vectors that are summed (N, N).
-        cap: C; below 1 / N there are no such weights, and 1 / N is taken.
-    """
-    from cvxopt import matrix, solvers
-
-    size = len(gram)
-    uniform = torch.full((size,), 1.0 / size, dtype=gram.dtype, device=gram.device)
-    scale = gram.diagonal().double().mean()
-    if scale <= 1e-30 or cap * size <= 1.0:
-        return uniform
-    quadratic = matrix((gram.double() / scale).cpu().numpy())
-    identity = torch.eye(size, dtype=torch.float64)
-    inequality = matrix(torch.cat([-identity, identity]).numpy())
-    bounds = matrix([0.0] * size + [cap] * size)
-    ones = matrix(1.0, (1, size))
-    try:
-        found = solvers.qp(
-            quadratic,
-            matrix(0.0, (size, 1)),
-            inequality,
-            bounds,
-            ones,
-            matrix(1.0),
-            options={"show_progress": False},
-        )
-        solved = found["status"] == "optimal"
-    except (ArithmeticError, ValueError):
-        solved = False
-    if not solved:
-        log(WARNING, "MA-Echo: eq. 6 was not solved; uniform weights are taken")
-        return uniform
-    alpha = torch.tensor(list(found["x"]), dtype=gram.dtype, device=gram.device).clamp(0.0, cap)
-    return alpha / alpha.sum()
-
+_LOOK = 10  # iterations from one look at how long a step is to the next: a GPU has to be waited for
 
 # ---- the iterations ------------------------------------------------------------------------------
 
@@ -123,106 +85,118 @@ def shortest(gram: Tensor, cap: float) -> Tensor:
 class Iterate(ABC):
     """W and the V_i of one layer, in the coordinates of the clients' projections.
 
-    ``coordinates`` (out, N, r) are (W - V_i) U_i, or of eq. 11 (W - W_i) U_i; ``rows`` (N r, d) are
-    all U_i^T below each other. ``lag`` is what is left of how the V_i stood off from W at first,
-    where nothing holds them, as a share of it.
+    ``coordinates`` (R, out) are the z_i = F_i^T (W - V_i)^T, or of eq. 11 F_i^T (W - W_i)^T: see
+    strategies/pulls.py. ``lag`` is what is left of how the V_i stood off from W at first, where
+    nothing holds them, as a share of it.
 
     Args:
         layer: of all clients.
         start: W at first (out, d).
+        program: eq. 6, or None: all clients weigh the same.
     """
 
     lag = 0.0
+    fold = True
 
-    def __init__(self, layer: Layer, start: Tensor) -> None:
-        clients, width, rank = layer.bases.shape
-        self.layer, self.model = layer, start
-        self.values = layer.values
-        self.rows = layer.bases.transpose(1, 2).reshape(clients * rank, width)
-        apart = start - layer.local
-        self.coordinates = torch.bmm(apart, layer.bases).transpose(0, 1).contiguous()
+    def __init__(self, layer: Layer, start: Tensor, program: Program) -> None:
+        self.layer, self.start, self.program = layer, start, program
+        self.span = Span(layer, fold=self.fold)
+        self.coordinates = self.span.coordinates(lambda i: start - layer.local[i])
+        self.steps = cheapest(self.span, gram=program is not None)
+        self.total = self.steps.zero(start)  # how far W has moved
 
     @abstractmethod
     def projected(self) -> Tensor:
-        """Return the coordinates (out, N, r) of (W - V_i) P_i."""
+        """Return the coordinates (R, out) of the (W - V_i) P_i."""
 
     @abstractmethod
-    def follow(self) -> None:
-        """Move the V_i after W."""
+    def follow(self, moved: Tensor) -> None:
+        """Move the V_i after W, which has just moved so far."""
 
     @abstractmethod
     def result(self) -> Tensor:
         """Return the layer (out, d) that comes out."""
 
-    def move(self, step: float, weights: Weights, cap: float) -> float:
-        """W <- W - step sum_i alpha_i (W - V_i) P_i; return the step's length over W's."""
+    def iterate(self, stride: float) -> Tensor:
+        """W <- W - stride sum_i alpha_i (W - V_i) P_i, and the V_i after it; return W's move."""
         projected = self.projected()
-        if weights == "program":
-            full = torch.bmm(projected.transpose(0, 1), self.layer.bases.transpose(1, 2))
-            flat = full.flatten(1)
-            moved = -step * (shortest(flat @ flat.T, cap) @ flat).view_as(self.model)
+        if self.program is None:
+            alpha = projected.new_full((len(self.layer.local),), 1.0 / len(self.layer.local))
         else:
-            moved = self.spread(projected * (-step / len(self.layer.local)))
-        self.model = self.model + moved
-        self.coordinates += (moved @ self.rows.T).view_as(self.coordinates)
-        return float(moved.norm() / self.model.norm().clamp_min(1e-30))
+            alpha = self.program(self.steps.gram(projected))
+        moved = self.steps.move(projected, -stride * alpha)
+        self.steps.take_in(moved, self.coordinates)
+        self.total += moved
+        self.follow(moved)
+        return moved
 
-    def spread(self, coordinates: Tensor) -> Tensor:
-        """Return sum_i of the coordinates times U_i^T (out, d)."""
-        return coordinates.flatten(1) @ self.rows
+    def length(self, moved: Tensor) -> float:
+        """Return how long a move is, as a share of W at first."""
+        return float(self.steps.on_inputs(moved).norm() / self.start.norm().clamp_min(1e-30))
+
+    def model(self) -> Tensor:
+        """Return W (out, d)."""
+        return self.start + self.unfolded(self.total)
+
+    def unfolded(self, move: Tensor) -> Tensor:
+        """Return a move on all inputs (out, d)."""
+        return self.span.inputs.unfold(self.steps.on_inputs(move))
 
 
 class Cumulative(Iterate):
     """V_i <- V_i + s (W - V_i) (I - kappa P_i); the result is the mean of the V_i, or W.
 
-    W - V_i = fading (W - V_i at first) + common + inside_i U_i^T: what is outside the U_i is the
-    same for all clients but for how it started, and is not held apart.
+    Outside of the span of U_i, W - V_i = fading (W - V_i at first) + common: what is not how it
+    started is the same for all clients, and held once.
 
     Args:
         layer: of all clients.
         start: W at first.
+        program: eq. 6, or None.
         step: s.
         kappa: 1: the released loop; mu / (1 + mu): Algorithm 1.
         mean: return the mean of the V_i.
     """
 
     def __init__(
-        self, layer: Layer, start: Tensor, step: float, kappa: float, *, mean: bool
+        self,
+        layer: Layer,
+        start: Tensor,
+        program: Program,
+        step: float,
+        kappa: float,
+        *,
+        mean: bool,
     ) -> None:
-        super().__init__(layer, start)
-        self.step, self.kappa, self.mean = step, kappa, mean
-        self.start = start
+        super().__init__(layer, start, program)
+        self.left, self.mean = 1.0 - step, mean
+        self.kept = self.left + step * kappa * self.span.values
         self.fading = 1.0
-        self.common = torch.zeros_like(start)
-        self.inside = torch.zeros_like(self.coordinates)
+        self.common = torch.zeros_like(self.total)  # over 1 - s
+        self.first = self.coordinates.clone() if mean else self.coordinates
 
     def projected(self) -> Tensor:
-        """Return c_i diag(p_i)."""
-        return self.coordinates * self.values
+        """Return the z_i."""
+        return self.coordinates
 
-    def move(self, step: float, weights: Weights, cap: float) -> float:
-        """Move W, and with it W - V_i."""
-        before = self.model
-        length = super().move(step, weights, cap)
-        self.common += self.model - before
-        return length
-
-    def follow(self) -> None:
+    def follow(self, moved: Tensor) -> None:
         """W - V_i <- (1 - s) (W - V_i) + s kappa (W - V_i) P_i."""
-        left, gained = 1.0 - self.step, self.step * self.kappa
-        self.inside = left * self.inside + gained * self.coordinates * self.values
-        self.coordinates *= left + gained * self.values
-        self.common *= left
-        self.fading *= left
+        self.coordinates *= self.kept
+        if self.mean:
+            torch.add(moved, self.common, alpha=self.left, out=self.common)
+        self.fading *= self.left
         self.lag = abs(self.fading)
 
     def result(self) -> Tensor:
         """Return mean_i V_i = W - mean_i (W - V_i), or W."""
         if not self.mean:
-            return self.model
-        clients = len(self.layer.local)
-        apart = self.fading * (self.start - self.layer.local.mean(0)) + self.common
-        return self.model - apart - self.spread(self.inside / clients)
+            return self.model()
+        # W - V_i is what it is outside of the span of U_i, everywhere, and z_i in place of its own
+        common = self.left * self.common
+        inside = self.coordinates - self.fading * self.first - self.steps.seen(common)
+        inside /= self.span.values * len(self.layer.local)
+        apart = self.fading * (self.start - self.layer.local.mean(0)) + self.unfolded(common)
+        return self.model() - apart - self.span.inputs.unfold(inside.T @ self.span.rows)
 
 
 class FromLocal(Iterate):
@@ -231,25 +205,26 @@ class FromLocal(Iterate):
     Args:
         layer: of all clients.
         start: W at first.
+        program: eq. 6, or None.
         kappa: mu / (1 + mu).
     """
 
-    def __init__(self, layer: Layer, start: Tensor, kappa: float) -> None:
-        super().__init__(layer, start)
-        self.scales = torch.ones_like(self.values)  # the V_i start as the W_i
+    def __init__(self, layer: Layer, start: Tensor, program: Program, kappa: float) -> None:
+        super().__init__(layer, start, program)
+        self.scales = torch.ones_like(self.span.values)  # the V_i start as the W_i
         self.kappa = kappa
 
     def projected(self) -> Tensor:
         """Return the coordinates of (W - V_i) P_i = kappa (W - W_i) P_i^2."""
-        return self.coordinates * (self.scales * self.values)
+        return self.coordinates * self.scales
 
-    def follow(self) -> None:
+    def follow(self, moved: Tensor) -> None:
         """From here on W - V_i = kappa (W - W_i) P_i."""
-        self.scales = self.kappa * self.values
+        self.scales = self.kappa * self.span.values
 
     def result(self) -> Tensor:
         """Return W."""
-        return self.model
+        return self.model()
 
 
 class Normalised(Iterate):
@@ -258,37 +233,35 @@ class Normalised(Iterate):
     Args:
         layer: of all clients.
         start: W at first.
+        program: eq. 6, or None.
         step: s.
     """
 
-    def __init__(self, layer: Layer, start: Tensor, step: float) -> None:
-        super().__init__(layer, start)
+    fold = False
+
+    def __init__(self, layer: Layer, start: Tensor, program: Program, step: float) -> None:
+        super().__init__(layer, start, program)
         self.step = step
         self.apart = start - layer.local
         self.lag = 1.0  # steps of a fixed length do not die away
 
     def projected(self) -> Tensor:
-        """Return c_i diag(p_i)."""
-        return self.coordinates * self.values
+        """Return the z_i."""
+        return self.coordinates
 
-    def move(self, step: float, weights: Weights, cap: float) -> float:
-        """Move W, and with it W - V_i."""
-        before = self.model
-        length = super().move(step, weights, cap)
-        self.apart += self.model - before
-        return length
-
-    def follow(self) -> None:
+    def follow(self, moved: Tensor) -> None:
         """W - V_i <- W - V_i - s Norm((W - V_i) (I - P_i)), row by row."""
-        inside = self.projected().transpose(0, 1)
-        free = self.apart - torch.bmm(inside, self.layer.bases.transpose(1, 2))
-        free /= free.norm(dim=2, keepdim=True).clamp_min(1e-12)  # a row at its goal stays
-        self.apart -= self.step * free
-        self.coordinates = torch.bmm(self.apart, self.layer.bases).transpose(0, 1).contiguous()
+        move = self.steps.on_inputs(moved)
+        for apart, part in zip(self.apart, self.span.parts, strict=True):
+            apart += move
+            free = torch.addmm(apart, self.coordinates[part].T, self.span.rows[part], alpha=-1.0)
+            free /= free.norm(dim=1, keepdim=True).clamp_min(1e-12)  # a row at its goal stays
+            apart.sub_(free, alpha=self.step)
+            torch.mm(self.span.rows[part], apart.T, out=self.coordinates[part])
 
     def result(self) -> Tensor:
         """Return mean_i V_i."""
-        return self.model - self.apart.mean(0)
+        return self.model() - self.apart.mean(0)
 
 
 # ---- aggregators ---------------------------------------------------------------------------------
@@ -301,7 +274,7 @@ class Loop(Protocol):
     def stride(self) -> float:
         """Return how far W goes along - sum_i alpha_i (W - V_i) P_i."""
 
-    def start(self, layer: Layer, model: Tensor) -> Iterate:
+    def start(self, layer: Layer, model: Tensor, program: Program) -> Iterate:
         """Return the iterate of a layer that starts at ``model`` (out, d)."""
 
 
@@ -322,11 +295,11 @@ class Released:
         """Return s."""
         return self.step
 
-    def start(self, layer: Layer, model: Tensor) -> Iterate:
+    def start(self, layer: Layer, model: Tensor, program: Program) -> Iterate:
         """Return the loop's iterate."""
         if self.normalise:
-            return Normalised(layer, model, self.step)
-        return Cumulative(layer, model, self.step, 1.0, mean=True)
+            return Normalised(layer, model, program, self.step)
+        return Cumulative(layer, model, program, self.step, 1.0, mean=True)
 
 
 class Algorithm1:
@@ -341,9 +314,9 @@ class Algorithm1:
         self.stride = 2.0 * require_range("strategy.maecho.eta", eta, open_low=True)
         self.kappa = require_range("strategy.maecho.mu", mu) / (1.0 + mu)
 
-    def start(self, layer: Layer, model: Tensor) -> Iterate:
+    def start(self, layer: Layer, model: Tensor, program: Program) -> Iterate:
         """Return the loop's iterate."""
-        return Cumulative(layer, model, 1.0, self.kappa, mean=False)
+        return Cumulative(layer, model, program, 1.0, self.kappa, mean=False)
 
 
 class Equation11:
@@ -358,9 +331,9 @@ class Equation11:
         self.stride = 2.0 * require_range("strategy.maecho.eta", eta, open_low=True)
         self.kappa = require_range("strategy.maecho.mu", mu) / (1.0 + mu)
 
-    def start(self, layer: Layer, model: Tensor) -> Iterate:
+    def start(self, layer: Layer, model: Tensor, program: Program) -> Iterate:
         """Return the loop's iterate."""
-        return FromLocal(layer, model, self.kappa)
+        return FromLocal(layer, model, program, self.kappa)
 
 
 class HarmonizedOptima:
@@ -412,22 +385,26 @@ class HarmonizedOptima:
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return what leads from x to the fused model."""
-        local = local_models(params, replies)
-        fused = {name: values.mean(0) for name, values in local.items()}
         device = compute_device(self.device)
+        fused = dict(masked_classifier(params, replies, self.absent))
         for name in projected_layers(replies):
+            own = {part: params[part] for part in (name, bias_of(name)) if part in params}
+            local = local_models(own, replies)  # a layer at a time: N models are large
             layer = read_layer(name, local, replies, device, dense=self.dense)
             fused |= unflattened(name, self._fuse(layer).cpu(), params)
-        fused |= masked_classifier(params, replies, self.absent)
+        rest = {name: x for name, x in params.items() if name not in fused}
+        fused |= {name: values.mean(0) for name, values in local_models(rest, replies).items()}
         return {name: fused[name] - x for name, x in params.items()}
 
     def _fuse(self, layer: Layer) -> Tensor:
-        iterate = self.loop.start(layer, self._initial(layer))
+        program = Shortest(self.cap) if self.weights == "program" else None
+        iterate = self.loop.start(layer, self._initial(layer), program)
         iteration, length = 0, float("inf")
         while iteration < self.iterations and max(length, iterate.lag) >= self.tolerance:
-            length = iterate.move(self.loop.stride, self.weights, self.cap)
-            iterate.follow()
+            moved = iterate.iterate(self.loop.stride)
             iteration += 1
+            if iteration == self.iterations or (self.tolerance and iteration % _LOOK == 0):
+                length = iterate.length(moved)
         clients, width, rank = layer.bases.shape
         log(
             INFO,

@@ -1,7 +1,7 @@
 """Outputs: which model a round gives out. Clients go on training from x whichever it is.
 
-An output is a pure function (x_t as sent, Delta, x_{t+1}) -> tensors, over the trainable shared
-tensors; buffers are those of x_{t+1}. What it gives is
+An output is a pure function (x_t as sent, Delta, x_{t+1}, replies) -> tensors, over the trainable
+shared tensors; buffers are those of x_{t+1}. What it gives is
 
     evaluated at the server, and at the clients where ``evaluation.clients`` asks for it
     stored as model.safetensors at the end
@@ -9,19 +9,26 @@ tensors; buffers are those of x_{t+1}. What it gives is
 while x is what travels, what the clients say of the model they received, and what a checkpoint goes
 on from. Round 0 gives out the initial model. After a round with too few replies what was given out
 last stays; it is in the checkpoint for that reason, one more model, unless it is x itself.
+
+An output may give out another network than the task's (strategies/network.py), as the ensemble of
+the clients' models is (strategies/ensemble.py): then its tensors are all there is of it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
-from strategies.base import Tensors
+from strategies.base import Reply, Tensors
 
 
 class Latest:
     """x_{t+1}, the model after the server's step."""
 
-    def __call__(self, params: Tensors, update: Tensors, stepped: Tensors) -> Tensors:
+    def __call__(
+        self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
+    ) -> Tensors:
         """Return ``stepped`` itself: nothing is computed, stored or sent beside x."""
         return stepped
 
@@ -29,7 +36,9 @@ class Latest:
 class LastTwo:
     """(x_t + x_{t+1}) / 2, the mean of the last two iterates (FedExP's released code)."""
 
-    def __call__(self, params: Tensors, update: Tensors, stepped: Tensors) -> dict[str, Tensor]:
+    def __call__(
+        self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
+    ) -> dict[str, Tensor]:
         """Return the mean."""
         return {name: 0.5 * (params[name] + new) for name, new in stepped.items()}
 
@@ -40,6 +49,8 @@ class Participants:
     Where the server optimiser takes x there, too, it is what :class:`Latest` gives.
     """
 
-    def __call__(self, params: Tensors, update: Tensors, stepped: Tensors) -> dict[str, Tensor]:
+    def __call__(
+        self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
+    ) -> dict[str, Tensor]:
         """Return the sum."""
         return {name: params[name] + update[name] for name in stepped}

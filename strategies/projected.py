@@ -197,12 +197,13 @@ class ProjectionServer(ServerSide):
         matrices = [n for n, x in params.items() if n.endswith("weight") and x.dim() in (2, 4)]
         self.widths = {name: flattened(name, params).shape[1] for name in matrices}
         classifier = f"{HEAD}.weight"
-        if classifier not in params:
+        if classifier not in params and any(name.startswith("body.") for name in params):
             raise ConfigError(
                 f"fusion by projections fuses the classifier, too, but {classifier} stays at the "
                 "clients: set strategy.personal so that it is shared (none)"
             )
-        self.classes = len(params[classifier])
+        # A model without body and head, such as the CVAE, has no classifier to fuse.
+        self.classes = len(params[classifier]) if classifier in params else None
 
     def check(self, reply: Reply) -> None:
         """Refuse projections of other layers, of a wrong shape, or that are none.
@@ -223,8 +224,10 @@ class ProjectionServer(ServerSide):
                 raise RefusedReplyError(f"its projection of {name} is {shape}, expected {wanted}")
             self._check_values(name, values)
         counts = reply.payloads[CLASS_COUNTS].get(COUNTS)
-        if counts is None or tuple(counts.shape) != (self.classes,) or (counts < 0).any():
-            raise RefusedReplyError(f"its class counts are not {self.classes} numbers >= 0")
+        if counts is None or counts.dim() != 1 or (counts < 0).any():
+            raise RefusedReplyError("its class counts are no list of numbers >= 0")
+        if self.classes is not None and len(counts) != self.classes:
+            raise RefusedReplyError(f"its class counts are {len(counts)}, not {self.classes}")
 
     def _check_values(self, name: str, values: Tensor) -> None:
         """Refuse what is not symmetric with eigenvalues in [0, 1]; F F^T is symmetric and >= 0."""

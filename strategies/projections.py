@@ -21,7 +21,7 @@ approximation of Tropp, Yurtsever, Udell, Cevher, NeurIPS 2017, https://arxiv.or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -232,7 +232,8 @@ class ProjectionClient(ClientSide):
         form: "ridge" or "damped".
         z: of the ridge form, in units of the mean eigenvalue of A, > 0.
         damping: so of the damped form, in (0, 1].
-        rank: r of every layer; None: by ``energy``.
+        rank: r of every layer, or a list with that of each, from the inputs on and with the
+            classifier; None: by ``energy``.
         energy: share of P's squared eigenvalues to keep, in (0, 1].
         sketch_above: layers with more inputs are sketched; they need a ``rank``.
         dense: send P (d, d) itself in place of F.
@@ -245,7 +246,7 @@ class ProjectionClient(ClientSide):
         form: Literal["ridge", "damped"] = "ridge",
         z: float = 1.0,
         damping: float = 0.5,
-        rank: int | None = None,
+        rank: int | Sequence[int | None] | None = None,
         energy: float = 1.0,
         sketch_above: int = 2304,
         dense: bool = False,
@@ -256,21 +257,27 @@ class ProjectionClient(ClientSide):
         self.form = form
         self.z = require_range(f"{key}.z", z, open_low=True)
         self.damping = require_range(f"{key}.damping", damping, high=1.0, open_low=True)
-        self.rank = None if rank is None else int(require_range(f"{key}.rank", rank, low=1))
+        self.rank: int | list[int | None] | None
+        if isinstance(rank, Sequence):
+            self.rank = [_checked(one) for one in rank]
+        else:
+            self.rank = _checked(rank)
         self.energy = require_range(f"{key}.energy", energy, high=1.0, open_low=True)
         self.sketch_above = int(require_range(f"{key}.sketch_above", sketch_above, low=1))
         self.dense = dense
 
     def check(self, model: nn.Module, solver: LocalSolver) -> None:
         """Refuse grouped convolutions, and wide layers that cannot be sketched."""
-        for name, module in layers_of(model).items():
+        layers = layers_of(model)
+        ranks = self.ranks(list(layers))
+        for name, module in layers.items():
             if isinstance(module, nn.Conv2d) and module.groups > 1:
                 raise ConfigError(
                     f"{name} has {module.groups} groups; projections are for convolutions without: "
                     "choose another task.model"
                 )
             width = width_of(module)
-            if width > self.sketch_above and (self.form == "damped" or self.rank is None):
+            if width > self.sketch_above and (self.form == "damped" or ranks[name] is None):
                 raise ConfigError(
                     f"{name} has {width} inputs, more than strategy.projections.sketch_above="
                     f"{self.sketch_above}, so it is sketched, which takes form=ridge and a rank: "
@@ -279,18 +286,40 @@ class ProjectionClient(ClientSide):
             if isinstance(module, nn.Conv2d):
                 _padding(module)
 
+    def ranks(self, layers: Sequence[str]) -> dict[str, int | None]:
+        """Return r of each layer, None where ``energy`` decides.
+
+        Raises:
+            ConfigError: where ``rank`` is a list of another length.
+        """
+        if not isinstance(self.rank, list):
+            return dict.fromkeys(layers, self.rank)
+        if len(self.rank) != len(layers):
+            raise ConfigError(
+                f"strategy.projections.rank={self.rank} has {len(self.rank)} numbers, but the "
+                f"model {len(layers)} layers: {', '.join(layers)}; give one for each, or a number"
+            )
+        return dict(zip(layers, self.rank, strict=True))
+
     @torch.no_grad()
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Pass over the examples once; return factors, scales and counts."""
         context.model.eval()
         layers = layers_of(context.model)
-        statistics = {name: self._statistic(module, context) for name, module in layers.items()}
+        ranks = self.ranks(list(layers))
+        # what stays at the client is not fused, and needs no projection
+        layers = {name: module for name, module in layers.items() if name in context.anchor}
+        statistics = {
+            name: self._statistic(module, ranks[name], context) for name, module in layers.items()
+        }
         take = mean_rows if self.form == "damped" else rows_of
         batch, order = (64, context.generator) if self.form == "damped" else (500, None)
         with recording(layers, lambda n, i: statistics[n].add(take(layers[n], i.float()))):
             for inputs, _ in context.data.batches(batch, generator=order, train=False):
                 context.model(inputs)
-        found = {name: self._projection(statistic) for name, statistic in statistics.items()}
+        found = {
+            name: self._projection(statistic, ranks[name]) for name, statistic in statistics.items()
+        }
         counts = torch.tensor(context.data.class_counts(), dtype=torch.float32)
         return {
             PROJECTIONS: {name: self._sent(values) for name, (values, _) in found.items()},
@@ -299,7 +328,7 @@ class ProjectionClient(ClientSide):
         }
 
     def _statistic(
-        self, module: nn.Module, context: LocalContext
+        self, module: nn.Module, rank: int | None, context: LocalContext
     ) -> SecondMoment | SketchedMoment | DampedProjector:
         width, device = width_of(module), next(iter(context.params.values())).device
         if self.form == "damped":
@@ -307,12 +336,12 @@ class ProjectionClient(ClientSide):
             zeta = 1e-5**0.8 if isinstance(module, nn.Conv2d) else 0.01**0.8
             return DampedProjector(width, self.damping, zeta, device)
         if width > self.sketch_above:
-            assert self.rank is not None
-            return SketchedMoment(width, 2 * self.rank, context.generator, device)
+            assert rank is not None
+            return SketchedMoment(width, 2 * rank, context.generator, device)
         return SecondMoment(width, device)
 
     def _projection(
-        self, statistic: SecondMoment | SketchedMoment | DampedProjector
+        self, statistic: SecondMoment | SketchedMoment | DampedProjector, rank: int | None
     ) -> tuple[Tensor, Tensor]:
         """Return F and the scale z (a scalar; 0 where the form has none)."""
         found = statistic.spectrum()
@@ -321,10 +350,14 @@ class ProjectionClient(ClientSide):
             mean = statistic.mean_eigenvalue().clamp_min(torch.finfo(torch.float32).tiny)
             scale = self.z * mean
             found = Spectrum(found.vectors, found.values / (found.values + scale))
-        return factor(found, self.rank, self.energy), scale.float()
+        return factor(found, rank, self.energy), scale.float()
 
     def _sent(self, values: Tensor) -> Tensor:
         return values @ values.T if self.dense else values
+
+
+def _checked(rank: int | None) -> int | None:
+    return None if rank is None else int(require_range("strategy.projections.rank", rank, low=1))
 
 
 def width_of(module: nn.Module) -> int:

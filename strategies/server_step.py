@@ -10,6 +10,7 @@ from strategies.aggregators import mean_of
 from strategies.base import (
     Aggregator,
     Cohort,
+    ConfigError,
     Output,
     Payloads,
     Reply,
@@ -20,6 +21,7 @@ from strategies.base import (
     Tensors,
 )
 from strategies.diagnostics import diagnose
+from strategies.network import GivesNetwork, Network, RunsNetwork
 
 OUTPUT = "output"  # owns what was given out last, in the state
 
@@ -34,11 +36,15 @@ class ServerStep:
         transforms: (x, replies) -> replies, applied in order.
         buffers: names that are not trained: they get the example-weighted mean, and neither sides
             nor aggregator nor optimiser see them.
-        output: (x, Delta, new x) -> the tensors that the round gives out.
+        output: (x, Delta, new x, replies) -> the tensors that the round gives out.
+        network: for the parts that run it.
 
     Attributes:
         given_out: what the last round gave out, buffers included; None: the new tensors
             themselves.
+
+    Raises:
+        ConfigError: if a part runs the network, and there is none.
     """
 
     def __init__(
@@ -49,6 +55,7 @@ class ServerStep:
         transforms: Sequence[ReplyTransform],
         buffers: Collection[str],
         output: Output,
+        network: Network | None = None,
     ) -> None:
         self.sides = dict(sides)
         self.aggregator = aggregator
@@ -56,6 +63,7 @@ class ServerStep:
         self.transforms = tuple(transforms)
         self.buffers = frozenset(buffers)
         self.output = output
+        self.network = self._bound(network)
         self.given_out: Tensors | None = None
         self._diagnostics: dict[str, float] = {}
 
@@ -67,7 +75,9 @@ class ServerStep:
             if groups := _owned_by(owner, state):
                 part.load_state_dict(groups)
         given_out = _owned_by(OUTPUT, state).get("params")
-        self.given_out = given_out and {name: given_out[name] for name in tensors}
+        if given_out and given_out.keys() == tensors.keys():
+            given_out = {name: given_out[name] for name in tensors}
+        self.given_out = given_out
 
     def broadcast(self, client: int) -> dict[str, Tensors]:
         """Return all payloads for one client."""
@@ -99,19 +109,25 @@ class ServerStep:
             round: t.
             population: N.
         """
+        if self.network is not None:
+            self.network.load(tensors)
         params = self._trainable(tensors)
         cohort = Cohort(round, len(replies), population)
         received = replies
         for transform in self.transforms:
             replies = transform(params, replies)
-        update = self.aggregator(params, replies)
+        changes = self.aggregator(params, replies)
+        update = self._trainable(changes)
         self._diagnostics = diagnose(received, update)
         stepped = self.optimizer.step(params, update, cohort)
         for side in self.sides.values():
             side.reduce(replies, update, cohort)
-        new = {**tensors, **stepped, **self._mean_buffers(tensors, replies)}
-        given_out = self.output(params, update, stepped)
-        self.given_out = None if given_out is stepped else {**new, **given_out}
+        new = {**tensors, **stepped, **self._new_buffers(tensors, replies, changes)}
+        given_out = self.output(params, update, stepped, replies)
+        if isinstance(self.output, GivesNetwork):
+            self.given_out = given_out
+        else:
+            self.given_out = None if given_out is stepped else {**new, **given_out}
         return new
 
     def metrics(self) -> dict[str, float]:
@@ -136,11 +152,27 @@ class ServerStep:
     def _trainable(self, tensors: Tensors) -> dict[str, Tensor]:
         return {name: value for name, value in tensors.items() if name not in self.buffers}
 
-    def _mean_buffers(self, tensors: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
+    def _new_buffers(
+        self, tensors: Tensors, replies: Sequence[Reply], changes: Tensors
+    ) -> dict[str, Tensor]:
+        """Return x's buffers moved by what the aggregator says, or by the clients' mean change."""
         if not self.buffers:
             return {}
         mean = mean_of([r.buffers for r in replies], [r.num_examples for r in replies])
-        return {name: tensors[name] + change for name, change in mean.items()}
+        return {name: tensors[name] + changes.get(name, change) for name, change in mean.items()}
+
+    def _bound(self, network: Network | None) -> Network | None:
+        """Return the network if any part runs it, after giving it to those that do."""
+        parts = {"aggregator": self.aggregator, "output": self.output, **self.sides}
+        running = {name: part for name, part in parts.items() if isinstance(part, RunsNetwork)}
+        for name, part in running.items():
+            if network is None:
+                raise ConfigError(
+                    f"{name} {type(part).__name__} runs the network at the server, and was given "
+                    "none: pass network=Network(...) (strategies/network.py) to the strategy"
+                )
+            part.bind(network)
+        return network if running else None
 
 
 def _owned_by(owner: str, state: Payloads) -> dict[str, Tensors]:

@@ -11,6 +11,8 @@ from server_app.results import read_rows
 from strategies.base import check_sides
 from tests.recipes import TINY, overrides, run_recipe
 
+TINY_DENSE = [f"strategy.dense.{word}" for word in ("epochs=2", "steps=2", "images=16", "width=4")]
+
 # recipe words, and the bytes they send for every byte of the model, down and up together
 RECIPES = [
     (["strategy=fedavg"], 2.0),
@@ -51,6 +53,11 @@ RECIPES = [
     (["strategy=maecho", "strategy.projections.form=damped"], None),
     (["strategy=maecho", "strategy.maecho.weights=program", "strategy.projections.rank=5"], None),
     (["strategy=[fedprox,maecho]"], None),
+    (["strategy=[maecho,alignment]", "local.initial=own"], None),
+    (["strategy=alignment"], 2.0),
+    (["strategy=otfusion"], None),
+    (["strategy=pfnm"], None),
+    (["strategy=fedma"], None),
     (["strategy=regmean"], None),
     (["strategy=feddw"], None),
     (["strategy=feddw", "strategy.feddw.linearised_every=5"], None),
@@ -69,6 +76,10 @@ RECIPES = [
     (["strategy=per_fedavg", "strategy.per_fedavg.same_batch=true"], 2.0),
     (["strategy=local", "partition=iid"], 0.0),
     (["strategy=centralised", "clients=1"], 2.0),
+    (["strategy=ensemble"], None),
+    (["strategy=ensemble", "strategy.ensemble.masked=false"], None),
+    (["strategy=dense", *TINY_DENSE], 2.0),
+    (["strategy=dense", *TINY_DENSE, "strategy.dense.masked_teacher=true"], None),
     (["strategy=[feddw,moon]"], None),
     (["strategy=[feddw,feduv]"], None),
     (["strategy=[feddw,fedprox]"], None),

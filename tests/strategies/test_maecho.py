@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 
+import strategies.maecho
 from strategies.base import ConfigError, Reply
 from strategies.maecho import (
     Algorithm1,
@@ -15,10 +16,11 @@ from strategies.maecho import (
     HarmonizedOptima,
     MAEcho,
     Released,
-    shortest,
 )
 from strategies.projected import masked_classifier
+from strategies.pulls import AlongDirections, AlongInputs, PullByPull
 from strategies.regmean import RegressionMean, regression_mean
+from strategies.shortest import shortest
 from tests.strategies.test_projections import draw
 
 
@@ -63,7 +65,7 @@ def dense_loop(local, factors, iterations, stride, follow, *, program=False, cap
         alpha = torch.full((len(local),), 1 / len(local)).double()
         if program:
             flat = pulls.flatten(1)
-            alpha = brute_force(flat @ flat.T, cap)
+            alpha = shortest(flat @ flat.T, cap)
         model = model - stride * torch.einsum("n,nod->od", alpha, pulls)
         optima = follow(model, optima, projections, identity)
     return model, optima.mean(0)
@@ -97,6 +99,37 @@ def test_the_released_loop_in_factor_form_is_the_dense_one(rank, step):
     found = fuse(HarmonizedOptima(Released(step), 40, tolerance=0), local, factors)
     _, expected = dense_loop(local, factors, 40, step, follow)
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("way", [AlongInputs, AlongDirections, PullByPull])
+@pytest.mark.parametrize("loop", ["released", "algorithm 1", "eq. 11", "norm"])
+def test_every_way_of_computing_a_step_is_the_dense_loop(way, loop, monkeypatch):
+    """With the program's weights, and two inputs that the projections do not tell apart."""
+    local, factors = problem(clients=3, out=3, width=6, rank=3)
+    factors[:, 4] = factors[:, 1]
+    factors = torch.linalg.qr(factors).Q * torch.tensor([0.9, 0.6, 0.3]).double()
+    monkeypatch.setattr(strategies.maecho, "cheapest", lambda span, gram: way(span))
+
+    def follow(model, optima, projections, identity):
+        if loop == "eq. 11":
+            return local + (model - local) @ (identity - 0.75 * projections)
+        if loop == "algorithm 1":
+            return optima + (model - optima) @ (identity - 0.75 * projections)
+        free = (model - optima) @ (identity - projections)
+        if loop == "norm":
+            free = free / free.norm(dim=2, keepdim=True)
+        return optima + 0.8 * free
+
+    made = {
+        "released": Released(0.8),
+        "algorithm 1": Algorithm1(0.4, 3.0),
+        "eq. 11": Equation11(0.4, 3.0),
+        "norm": Released(0.8, normalise=True),
+    }[loop]
+    found = fuse(HarmonizedOptima(made, 4, "program", cap=0.6, tolerance=0), local, factors)
+    model, mean = dense_loop(local, factors, 4, 0.8, follow, program=True, cap=0.6)
+    expected = mean if loop in ("released", "norm") else model
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
 def test_float32_is_within_a_hundred_thousandth():

@@ -80,7 +80,7 @@ def weights(records: list[ArrayRecord], name: str = WEIGHT) -> list[torch.Tensor
 def test_outputs_by_hand():
     """x 1, Delta 2, new x 7: 7, (1 + 7) / 2, 1 + 2."""
     x, update, stepped = ({"w": torch.tensor([value])} for value in (1.0, 2.0, 7.0))
-    assert [output(x, update, stepped)["w"].item() for output in OUTPUTS] == [7.0, 4.0, 3.0]
+    assert [output(x, update, stepped, [])["w"].item() for output in OUTPUTS] == [7.0, 4.0, 3.0]
 
 
 @pytest.mark.parametrize("output", OUTPUTS, ids=name_of)

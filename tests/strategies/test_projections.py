@@ -208,6 +208,20 @@ def test_wide_layers_are_sketched():
     assert torch.equal(wide["body.0.weight"], exact["body.0.weight"])  # 19 wide: as it is
 
 
+def test_a_rank_for_each_layer():
+    """In the order of the model; null: by energy."""
+    model, inputs = Small(), draw(40, 2, 5, 5)
+    sent = sent_by(ProjectionClient(rank=[2, None, 3]), model, inputs)
+    widths = {name: values.shape[1] for name, values in sent["projections"].items()}
+    assert widths.pop("body.3.weight") > 3
+    assert widths == {"body.0.weight": 2, "head.weight": 3}
+    ProjectionClient(rank=[None, 8, None], sketch_above=20).check(Small(), SGD())
+    with pytest.raises(ConfigError, match=r"body\.3\.weight has 27 inputs"):
+        ProjectionClient(rank=[8, None, 8], sketch_above=20).check(Small(), SGD())
+    with pytest.raises(ConfigError, match=r"rank=\[2, 2\] has 2 numbers, but the model 3 layers"):
+        ProjectionClient(rank=[2, 2]).check(Small(), SGD())
+
+
 def test_dense_sends_the_matrix():
     model, inputs = Small(), draw(9, 2, 5, 5)
     thin = sent_by(ProjectionClient(rank=3), model, inputs)["projections"]
@@ -232,7 +246,14 @@ def test_what_cannot_be_projected_is_refused_before_round_1():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"form": "exact"}, {"z": 0.0}, {"damping": 1.1}, {"rank": 0}, {"energy": 0.0}],
+    [
+        {"form": "exact"},
+        {"z": 0.0},
+        {"damping": 1.1},
+        {"rank": 0},
+        {"rank": [2, 0]},
+        {"energy": 0.0},
+    ],
 )
 def test_values_out_of_range_name_their_key(wrong):
     with pytest.raises(ConfigError, match=rf"strategy\.projections\.{next(iter(wrong))}"):

@@ -1,0 +1,90 @@
+"""What the clients of the last round sent, kept beside the run (checkpoint.client_models=true).
+
+The figures of one-shot fusion need the local models themselves, and fusing them again, one step
+after the other, needs what came with them: experiments/report/ reads both from here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+from strategies.base import Reply, Tensors
+from strategies.storage import save_tensors
+
+FILE = "client_models.safetensors"
+RECEIVED, MODEL, PAYLOAD = "received", "model", "payload"
+_COUNTS = ("num_examples", "num_steps", "lr_sum")
+
+
+@dataclass(frozen=True)
+class ClientModels:
+    """Passes replies on as they are, and writes them to a file, that of the last round.
+
+    Held are the trainable shared tensors: x as "received/NAME", and of every client, by its number,
+    y_i as "3/model/NAME" and its payloads as "3/payload/PAYLOAD/NAME".
+
+    Args:
+        path: of the file.
+    """
+
+    path: Path
+
+    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
+        """Write x and the replies."""
+        tensors = {f"{RECEIVED}/{name}": x for name, x in params.items()}
+        clients = {}
+        for reply in replies:
+            client = str(reply.client_id)
+            clients[client] = {key: getattr(reply, key) for key in _COUNTS}
+            for name, x in params.items():
+                tensors[f"{client}/{MODEL}/{name}"] = x + reply.update[name]
+            for payload, values in reply.payloads.items():
+                for name, value in values.items():
+                    tensors[f"{client}/{PAYLOAD}/{payload}/{name}"] = value.contiguous()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        save_tensors(self.path, tensors, {"fedhet": json.dumps({"clients": clients})})
+        return replies
+
+
+def load_replies(path: Path) -> tuple[dict[str, Tensor], list[Reply]]:
+    """Return x and the replies, by client, that :class:`ClientModels` wrote.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+    """
+    with safe_open(path, framework="pt") as file:
+        clients = json.loads(file.metadata()["fedhet"])["clients"]
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    params = _below(RECEIVED, tensors)
+    replies = [
+        _reply(int(client), params, tensors, counts)
+        for client, counts in sorted(clients.items(), key=lambda pair: int(pair[0]))
+    ]
+    return params, replies
+
+
+def _reply(client: int, params: Tensors, tensors: Tensors, counts: dict[str, float]) -> Reply:
+    model = _below(f"{client}/{MODEL}", tensors)
+    payloads: dict[str, dict[str, Tensor]] = {}
+    for key, value in _below(f"{client}/{PAYLOAD}", tensors).items():
+        payload, _, name = key.partition("/")
+        payloads.setdefault(payload, {})[name] = value
+    return Reply(
+        client_id=client,
+        num_examples=int(counts["num_examples"]),
+        num_steps=int(counts["num_steps"]),
+        lr_sum=counts["lr_sum"],
+        update={name: model[name] - x for name, x in params.items()},
+        payloads=payloads,
+    )
+
+
+def _below(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    start = f"{prefix}/"
+    return {key.removeprefix(start): v for key, v in tensors.items() if key.startswith(start)}

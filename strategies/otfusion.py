@@ -1,0 +1,31 @@
+"""OT fusion: the mean of the clients' models, aligned by optimal transport.
+
+Singh, Jaggi. "Model fusion via optimal transport". NeurIPS 2020. https://arxiv.org/abs/1910.05653
+
+strategies/alignment.py puts all clients' neurons into the first client's order; then every client
+counts the same, but in the classifier, whose row of a class is the mean over the clients that hold
+more than one example of it (strategies/masked_mean.py), as MA-Echo's paper has its baseline OT.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from strategies.alignment import Alignment
+from strategies.chains import Chain, ChainServer
+from strategies.class_counts import ClassCountsClient, ClassCountsServer
+from strategies.federated import FederatedStrategy, Slots
+from strategies.masked_mean import MaskedMean
+
+
+class OTFusion(FederatedStrategy):
+    """One round, whose aligned replies are averaged: ``OTFusion(local_lr=.01).start(...)``."""
+
+    def __init__(self, **slots: Unpack[Slots]) -> None:
+        slots.setdefault("aggregator", MaskedMean())
+        slots.setdefault("transforms", [Alignment()])
+        super().__init__(
+            client_sides={"chain": Chain(), "class_counts": ClassCountsClient()},
+            server_sides={"chain": ChainServer(), "class_counts": ClassCountsServer()},
+            **slots,
+        )

@@ -1,0 +1,529 @@
+"""DENSE: its losses by hand, its images and views, and a student that beats the average."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from strategies import dense
+from strategies.base import ConfigError, Reply
+from strategies.dense import (
+    DENSE,
+    Distillation,
+    Distilled,
+    Generation,
+    Views,
+    disagreement,
+    distil,
+    divergence,
+    generate,
+    statistics_gaps,
+)
+from strategies.ensemble import MeanLogits, mean_logits
+from strategies.generator import Generator, view
+from strategies.network import Network
+from strategies.projections import CLASS_COUNTS, COUNTS
+from strategies.solvers import SGD
+from tests.recipes import TINY, run_recipe
+
+SHAPE = (1, 8, 8)
+SMALL = Generation(steps=3, images=12, latent=5, width=4, lr=0.01)
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# ---- losses --------------------------------------------------------------------------------------
+
+
+def test_divergence_by_hand():
+    """Teacher (3/4, 1/4), student (1/2, 1/2); at tau 2 the teacher has sqrt 3 / (sqrt 3 + 1)."""
+    teacher, student = torch.tensor([[math.log(3.0), 0.0]]), torch.zeros(1, 2)
+    wanted = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert divergence(student, teacher).tolist() == pytest.approx([wanted], rel=1e-5)
+    p = math.sqrt(3) / (math.sqrt(3) + 1)
+    warm = 4 * (p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p)))
+    assert divergence(student, teacher, 2.0).tolist() == pytest.approx([warm], rel=1e-5)
+
+
+def test_the_teacher_is_the_one_that_weighs():
+    """KL(T || S) is infinite where S excludes what T does not, and finite the other way round."""
+    even, sure = torch.zeros(1, 2), torch.tensor([[200.0, 0.0]])
+    assert float(divergence(sure, even)) == pytest.approx(100 - math.log(2))
+    assert float(divergence(even, sure)) == pytest.approx(math.log(2))
+
+
+def test_the_adversarial_loss_counts_rows_whose_classes_differ():
+    """Of three rows two agree, however far they are apart; the mean is over all three."""
+    teacher = torch.tensor([[5.0, 0.0], [0.0, 2.0], [9.0, 0.0]])
+    student = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.5, 0.0]], requires_grad=True)
+    found = disagreement(student, teacher)
+    with torch.no_grad():
+        each = divergence(student, teacher)
+    assert found.item() == pytest.approx(-each[1].item() / 3)
+    found.backward()
+    assert student.grad[[0, 2]].abs().max() == 0
+    assert student.grad[1].abs().min() > 0
+
+
+def test_sure_teachers_have_gradients():
+    """A probability that rounds to 0 is no reason for NaN."""
+    teacher = torch.tensor([[500.0, 0.0]], requires_grad=True)
+    student = torch.tensor([[0.0, 1.0]], requires_grad=True)
+    disagreement(student, teacher).backward()
+    assert teacher.grad.tolist() == [[0.0, 0.0]]
+    assert student.grad.isfinite().all()
+
+
+def test_the_adversarial_loss_of_those_who_agree_is_zero():
+    teacher = torch.tensor([[5.0, 0.0], [0.0, 2.0]])
+    assert float(disagreement(0.1 * teacher, teacher)) == 0
+
+
+class Normed(nn.Module):
+    """A network on images (1, 8, 8) with BatchNorm before anything else, and behind a layer."""
+
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.BatchNorm2d(1, affine=False)
+        self.hidden = nn.Linear(64, 6, bias=False)
+        self.second = nn.BatchNorm1d(6)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs):
+        """Return (features, logits)."""
+        features = self.second(self.hidden(self.first(inputs).flatten(1)))
+        features = self.dropout(features.relu())
+        return features, self.head(features)
+
+
+def test_statistics_gaps_by_hand():
+    """Mean 3 and variance 4 against the running 1 and 9, then 0 and 1: 2 + 5, and 3 + 3."""
+    layer = nn.Sequential(nn.BatchNorm2d(1)).eval()
+    inputs = torch.tensor([1.0, 5.0]).view(2, 1, 1, 1).requires_grad_()
+    layer[0].running_mean.fill_(1.0)
+    layer[0].running_var.fill_(9.0)
+    with statistics_gaps(layer) as gaps:
+        layer(inputs)
+        state = {"0.running_mean": torch.zeros(1), "0.running_var": torch.ones(1)}
+        torch.func.functional_call(layer, state, (inputs,))
+    assert [float(gap.detach()) for gap in gaps] == pytest.approx([7.0, 6.0])
+    gaps[0].backward()
+    assert inputs.grad.abs().min() > 0
+    with statistics_gaps(layer) as others:
+        pass
+    layer(inputs)
+    assert (len(gaps), len(others)) == (2, 0)  # nobody listens any more
+
+
+def test_gaps_are_lengths_over_channels():
+    """Differences of (3, 4) have length 5, of variance as of mean."""
+    layer = nn.BatchNorm1d(2).eval()
+    layer.running_mean.copy_(torch.tensor([3.0, 4.0]))
+    layer.running_var.copy_(torch.tensor([4.0, 5.0]))
+    inputs = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])  # mean 0, variance 1
+    with statistics_gaps(layer) as gaps:
+        layer(inputs)
+    assert [float(gap) for gap in gaps] == pytest.approx([5.0 + 5.0])
+
+
+# ---- images --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 9, 14)])
+def test_a_generator_makes_images_of_the_shape(shape):
+    maker = Generator(7, 3, shape)
+    maker.reset(seeded(0))
+    images = maker(torch.randn(4, 7, generator=seeded(1)))
+    assert images.shape == (4, *shape)
+    assert images.min() > 0
+    assert images.max() < 1
+
+
+def test_the_generators_parameters_are_as_many_as_the_papers():
+    """For 28 x 28: 256 numbers to 128 x 7 x 7, then 128, 64 and 1 channels."""
+    linear = 256 * 128 * 49 + 128 * 49
+    convolutions = 9 * (128 * 128 + 128 * 64 + 64 * 1) + 1
+    normalisations = 2 * (128 + 128 + 64)
+    parameters = Generator(256, 64, (1, 28, 28)).parameters()
+    assert sum(p.numel() for p in parameters) == linear + convolutions + normalisations
+
+
+def test_a_reset_draws_anew_from_the_generator_alone():
+    makers = [Generator(50, 20, SHAPE) for _ in range(2)]
+    before = torch.get_rng_state()
+    for maker in makers:
+        maker.reset(seeded(3))
+    assert torch.equal(torch.get_rng_state(), before)
+    pairs = zip(makers[0].parameters(), makers[1].parameters(), strict=True)
+    assert all(torch.equal(mine, theirs) for mine, theirs in pairs)
+    assert makers[0].linear.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    assert makers[0].blocks[0].weight.mean().item() == pytest.approx(1.0, abs=0.02)
+    assert not makers[0].linear.bias.any()
+    first = makers[0].linear.weight.clone()
+    makers[0].reset(seeded(4))
+    assert not torch.equal(makers[0].linear.weight, first)
+
+
+def test_a_view_is_a_cut_or_a_mirrored_cut():
+    """Among all cuts from the bordered image; corners and mirroring are drawn for each image."""
+    images = torch.rand(60, 2, 3, 4, generator=seeded(0)) + 0.1
+    seen = view(images, 1, True, seeded(1))
+    padded = F.pad(images, (1, 1, 1, 1))
+    chosen = set()
+    for index in range(60):
+        cuts = {
+            (top, left, flipped): cut.flip(2) if flipped else cut
+            for top in range(3)
+            for left in range(3)
+            for cut in [padded[index, :, top : top + 3, left : left + 4]]
+            for flipped in (False, True)
+        }
+        found = [key for key, cut in cuts.items() if torch.equal(cut, seen[index])]
+        assert len(found) == 1
+        chosen.update(found)
+    assert len(chosen) > 12  # of 18
+
+
+def test_a_view_without_border_and_mirror_is_the_image():
+    images = torch.rand(3, 1, 4, 4, generator=seeded(0))
+    assert torch.equal(view(images, 0, False, seeded(1)), images)
+    mirrored = view(images.expand(3, 1, 4, 4), 0, True, seeded(5))
+    same = [torch.equal(a, b) for a, b in zip(images, mirrored, strict=True)]
+    turned = [torch.equal(a.flip(2), b) for a, b in zip(images, mirrored, strict=True)]
+    assert [a != b for a, b in zip(same, turned, strict=True)] == [True] * 3
+
+
+def test_views_are_normalised_and_the_border_is_black():
+    """Pixels p become -2 + 5 p; what is cut from outside is -2."""
+    views = Views(torch.tensor(-2.0), torch.tensor(3.0), 2, False, seeded(0))
+    images = torch.full((20, 1, 3, 3), 0.4, requires_grad=True)
+    inputs = views(images)
+    assert inputs.unique().tolist() == pytest.approx([-2.0, 0.0])
+    inputs.sum().backward()
+    kept = (inputs.detach() == 0).sum()
+    assert float(images.grad.sum()) == pytest.approx(5.0 * float(kept))
+
+
+# ---- the stages ----------------------------------------------------------------------------------
+
+
+def replies_of(network: Network, count: int = 3) -> list[Reply]:
+    """Return clients whose models are the network's and random numbers, statistics too."""
+    x, generator = network.model.state_dict(), seeded(11)
+    own = {name for name, _ in network.model.named_buffers()}
+    replies = []
+    for client in range(count):
+        change = {
+            name: torch.rand(value.shape, generator=generator)
+            for name, value in x.items()
+            if value.is_floating_point()
+        }
+        update = {name: value for name, value in change.items() if name not in own}
+        buffers = {name: value for name, value in change.items() if name in own}
+        counts = torch.tensor([5.0, 0.0, float(client)])
+        payloads = {CLASS_COUNTS: {COUNTS: counts}}
+        replies.append(Reply(client, 5 + client, 1, 0.1, update, payloads, buffers=buffers))
+    return replies
+
+
+def normed(dropout: float = 0.0) -> Network:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Normed(dropout)
+    return Network(model, SHAPE, 3, torch.tensor([-1.0]), torch.tensor([2.0]))
+
+
+def views_of(network: Network, seed: int = 0) -> Views:
+    low, high = network.black[:, None, None], network.white[:, None, None]
+    return Views(low, high, 1, False, seeded(seed))
+
+
+class Recorded(nn.Module):
+    """A teacher that keeps what it was shown and what it answered."""
+
+    def __init__(self, teacher: MeanLogits) -> None:
+        super().__init__()
+        self.teacher, self.shares = teacher, teacher.shares
+        self.shown: list[torch.Tensor] = []
+
+    def forward(self, inputs):
+        """Return the teacher's answer."""
+        self.shown.append(inputs.detach())
+        return self.teacher(inputs)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.7, 0.2, 3.0)],
+    ids=["one_hot", "bn", "adversarial", "all"],
+)
+def test_the_images_are_those_of_the_lowest_loss(weights):
+    """Each step's loss is computed again from what the teacher was shown, with no crop."""
+    names = ("one_hot", "bn", "adversarial")
+    how = replace(SMALL, steps=10, lr=0.1, **dict(zip(names, weights, strict=True)))
+    network = normed()
+    teacher = Recorded(mean_logits(network, replies_of(network), masked=False))
+    student = normed().model.eval()
+    views = replace(views_of(network), padding=0)
+    images, losses = generate(Generator(5, 4, SHAPE), teacher, student, views, how)
+    labels_from = seeded(0)  # draws as generate() does: the generator's numbers, noise, labels
+    Generator(5, 4, SHAPE).reset(labels_from)
+    torch.randn(12, 5, generator=labels_from)
+    labels = torch.randint(3, (12,), generator=labels_from)
+    totals = []
+    for inputs in teacher.shown:
+        with statistics_gaps(teacher.teacher) as gaps:
+            wanted = teacher.teacher(inputs)[1]
+        assert len(gaps) == 2 * 3  # layers, clients
+        parts = (
+            F.cross_entropy(wanted, labels),
+            sum(gaps),
+            disagreement(student(inputs)[1], wanted),
+        )
+        totals.append(
+            sum(weight * float(part) for weight, part in zip(weights, parts, strict=True))
+        )
+    best = min(range(10), key=totals.__getitem__)
+    torch.testing.assert_close(-1 + 3 * images, teacher.shown[best])
+    found = [losses[name] for name in names]
+    assert sum(w * part for w, part in zip(weights, found, strict=True)) == pytest.approx(
+        totals[best], rel=1e-4, abs=1e-6
+    )
+    assert totals[best] < totals[0]  # training helps
+    if weights[1]:
+        assert totals[best] < totals[-1]  # but not in every step
+
+
+def test_a_network_without_batchnorm_has_no_gap():
+    network = Network(nn.Module(), SHAPE, 2)
+    network.model.head = nn.Linear(64, 2)
+    network.model.forward = lambda inputs: (inputs, network.model.head(inputs.flatten(1)))
+    views = Views(torch.tensor(0.0), torch.tensor(1.0), 0, False, seeded(0))
+    teacher = MeanLogits(network.model, [{}], torch.ones(1, 2))
+    maker = Generator(5, 4, SHAPE)
+    images, losses = generate(maker, teacher, network.model, views, replace(SMALL, bn=9.0))
+    assert losses["bn"] == 0
+    assert losses["adversarial"] == 0  # the student is the teacher
+    assert images.shape == (12, *SHAPE)
+
+
+def test_distillation_by_hand():
+    """One batch of plain SGD: student - lr * gradient of the mean divergence at tau."""
+    network = normed()
+    teacher = mean_logits(network, replies_of(network), masked=False)
+    pool = torch.randint(256, (6, *SHAPE), generator=seeded(2), dtype=torch.uint8)
+    student, by_hand = (Normed() for _ in range(2))
+    by_hand.load_state_dict(student.state_dict())
+    how = Distillation(batch_size=8, lr=0.1, momentum=0.0, temperature=3.0)
+    solver = SGD()
+    solver.start(dict(student.named_parameters()), how.lr)
+    views = replace(views_of(network), padding=0)
+    figures = distil(student, teacher, pool, views, solver, how)
+    inputs = -1 + 3 * pool.float() / 255
+    with torch.no_grad():
+        wanted = teacher(inputs)[1]
+    each = 9 * (
+        F.softmax(wanted / 3, 1)
+        * (F.log_softmax(wanted / 3, 1) - F.log_softmax(by_hand.train()(inputs)[1] / 3, 1))
+    ).sum(1)
+    each.mean().backward()
+    for name, value in by_hand.named_parameters():
+        moved = value.detach() - 0.1 * value.grad
+        torch.testing.assert_close(student.get_parameter(name).detach(), moved)
+    assert figures["divergence"] == pytest.approx(float(each.detach().mean()), rel=1e-5)
+    torch.testing.assert_close(student.second.running_var, by_hand.second.running_var)
+
+
+def test_a_last_batch_of_one_is_left_out():
+    """BatchNorm has no variance of it, and raises an error."""
+    network = normed()
+    teacher = mean_logits(network, replies_of(network), masked=False)
+    solver, student = SGD(), Normed()
+    solver.start(dict(student.named_parameters()), 0.1)
+    pool = torch.zeros(5, *SHAPE, dtype=torch.uint8)
+    distil(student, teacher, pool, views_of(network), solver, Distillation(batch_size=2))
+    assert int(student.second.num_batches_tracked) == 2
+
+
+# ---- the aggregator ------------------------------------------------------------------------------
+
+
+def aggregate(network: Network, replies: list[Reply], **options) -> dict[str, torch.Tensor]:
+    """Return x + Delta by name, buffers included."""
+    options = {"generation": SMALL, "epochs": 3, "crop_padding": 1, **options}
+    aggregator = Distilled(**options)
+    aggregator.bind(network)
+    sent = {name: value.clone() for name, value in network.model.state_dict().items()}
+    params = {name: sent[name] for name in replies[0].update}
+    found = aggregator(params, replies)
+    after = network.model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in sent.items())
+    assert found.keys() == replies[0].update.keys() | replies[0].buffers.keys()
+    return {name: sent[name] + change for name, change in found.items()}
+
+
+@pytest.mark.parametrize("initial", ["average", "server"])
+def test_without_an_epoch_the_student_is_where_it_starts(initial):
+    """The plain mean of the clients, statistics too, or x."""
+    network = normed()
+    replies = replies_of(network)
+    found = aggregate(network, replies, epochs=0, initial=initial)
+    for name, value in found.items():
+        changes = [{**reply.update, **reply.buffers}[name] for reply in replies]
+        mean = torch.stack(changes).mean(0) if initial == "average" else 0.0
+        torch.testing.assert_close(value, network.model.state_dict()[name] + mean)
+
+
+def test_the_students_own_statistics_come_back():
+    """Those that it has met in training; they are not the clients' mean."""
+    network = normed()
+    replies = replies_of(network)
+    seen = []
+
+    def spy(student, *others):
+        figures = distil(student, *others)
+        seen.append({name: value.clone() for name, value in student.state_dict().items()})
+        return figures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "distil", spy)
+        found = aggregate(network, replies)
+    assert len(seen) == 3
+    for name, value in found.items():
+        torch.testing.assert_close(value, seen[-1][name])
+        assert not torch.allclose(value, seen[0][name])
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_all_that_is_drawn_follows_from_the_seed(dropout):
+    """Dropout too; and torch's own generator is left as it was."""
+    network = normed(dropout)
+    replies = replies_of(network)
+    before = torch.get_rng_state()
+    first = aggregate(network, replies, seed=1)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(123)
+    second, third = aggregate(network, replies, seed=1), aggregate(network, replies, seed=2)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+    assert not any(torch.equal(value, third[name]) for name, value in first.items())
+
+
+def test_the_order_of_clients_does_not_matter():
+    """But for the rounding of sums."""
+    network = normed()
+    replies = replies_of(network)
+    found, turned = aggregate(network, replies), aggregate(network, replies[::-1])
+    for name, value in found.items():
+        torch.testing.assert_close(turned[name], value, atol=1e-3, rtol=1e-3)
+
+
+def test_the_pool_grows_and_holds_eight_bits():
+    network = normed()
+    sizes, pools = [], []
+
+    def spy(student, teacher, pool, *others):
+        sizes.append(len(pool))
+        pools.append(pool.clone())
+        return distil(student, teacher, pool, *others)
+
+    def keep(*given):
+        images, losses = generate(*given)
+        made.append(images)
+        return images, losses
+
+    made: list[torch.Tensor] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "distil", spy)
+        patch.setattr(dense, "generate", keep)
+        aggregate(network, replies_of(network))
+    assert sizes == [12, 24, 36]
+    assert pools[-1].dtype == torch.uint8
+    error = pools[-1].float() / 255 - torch.cat(made)
+    assert error.abs().max() <= 0.5 / 255 + 1e-6
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_teacher_is_masked_or_plain(masked):
+    """Class 1 has no holder, so that a masked teacher's logit of it is 0 wherever one looks."""
+    network = normed()
+    wanted = []
+
+    def spy(student, teacher, pool, *others):
+        wanted.append(teacher(torch.randn(4, *SHAPE, generator=seeded(0)))[1])
+        return distil(student, teacher, pool, *others)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dense, "distil", spy)
+        aggregate(network, replies_of(network), masked_teacher=masked)
+    assert bool((wanted[0][:, 1] == 0).all()) == masked
+
+
+def test_inputs_that_are_no_images_are_refused():
+    with pytest.raises(
+        ConfigError, match=r"strategy=dense generates images, and inputs of shape \(200,\)"
+    ):
+        Distilled().bind(Network(Normed(), (200,), 2))
+
+
+def test_a_network_without_logits_is_refused():
+    network = normed()
+    network.model.classifies = False
+    with pytest.raises(ConfigError, match="strategy=dense takes means of logits, and Normed"):
+        Distilled().bind(network)
+
+
+@pytest.mark.parametrize(
+    ("make", "key"),
+    [
+        (lambda: Distilled(epochs=-1), "epochs"),
+        (lambda: Distilled(initial="mean"), "initial"),
+        (lambda: Distilled(crop_padding=-1), "crop_padding"),
+        (lambda: Generation(images=0), "images"),
+        (lambda: Generation(lr=0.0), "generator_lr"),
+        (lambda: Generation(bn=-1.0), "bn"),
+        (lambda: Distillation(batch_size=1), "batch_size"),
+        (lambda: Distillation(temperature=0.0), "temperature"),
+    ],
+)
+def test_values_out_of_range_are_refused_by_their_key(make, key):
+    with pytest.raises(ConfigError, match=rf"strategy\.dense\.{key}="):
+        make()
+
+
+def test_the_strategy_itself():
+    with pytest.raises(ConfigError, match="aggregator Distilled runs the network"):
+        DENSE()
+    masked = DENSE(epochs=2, masked_teacher=True, network=normed())
+    assert masked.client_sides["class_counts"].sends == {CLASS_COUNTS}
+    assert masked.server_step.aggregator.epochs == 2
+    assert not DENSE(network=normed()).client_sides["class_counts"].sends
+
+
+# ---- a run ---------------------------------------------------------------------------------------
+
+
+def test_the_student_beats_the_average(tmp_path):
+    """Two clients with five classes each, trained from numbers of their own.
+
+    Their average knows little, which is where the student starts; the masked ensemble knows more.
+    No image is sent, and none is in the server's hands: what the student learns it learns from
+    generated ones.
+    """
+    words = [*TINY, "strategy=dense", "rounds=1", "clients=2", "local.epochs=10"]
+    words += ["seed=2", "partition=pathological", "partition.classes=5", "local.initial=own"]
+    words += ["strategy.dense.masked_teacher=true", "evaluation.received=false"]
+    quick = ["epochs=16", "steps=5", "images=64", "width=8", "crop_padding=0", "batch_size=16"]
+    quick += ["lr=0.05"]
+    words += [f"strategy.dense.{word}" for word in quick]
+    average = run_recipe(tmp_path / "average", *words, "strategy.dense.epochs=0", clients=2)
+    student = run_recipe(tmp_path / "student", *words, clients=2)
+    assert student["accuracy"] > average["accuracy"] + 0.1
+    assert student["loss"] < average["loss"]

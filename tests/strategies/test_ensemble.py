@@ -1,0 +1,278 @@
+"""Ensemble: mean logits by hand and by brute force, and that a run gives out the ensemble."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from conf import compose, plain_part
+from server_app.results import read_rows
+from strategies.base import ConfigError, RefusedReplyError, Reply
+from strategies.class_counts import ClassCountsServer, holder_shares
+from strategies.ensemble import AllClients, Ensemble, ensemble_of, mean_logits
+from strategies.network import Network
+from strategies.projections import CLASS_COUNTS, COUNTS
+from strategies.records import to_tensors
+from tasks import build_task
+from tasks.evaluation import evaluate_model
+from tests.recipes import TINY, overrides, run_recipe
+
+ONE_SHOT = [*TINY, "strategy=ensemble", "rounds=1"]
+
+
+class Layers(nn.Module):
+    """Two inputs, a normalised hidden layer, three classes with biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU())
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        """Return (features, logits)."""
+        features = self.body(inputs)
+        return features, self.head(features)
+
+
+class Head(nn.Module):
+    """A head alone: its logits are its inputs times its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(1, 3, bias=False)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, inputs):
+        """Return (features, logits)."""
+        return inputs, self.head(inputs)
+
+
+def reply(client: int, update: dict, counts: list[float], buffers: dict | None = None) -> Reply:
+    return Reply(
+        client_id=client,
+        num_examples=int(sum(counts)),
+        num_steps=1,
+        lr_sum=0.1,
+        update=update,
+        buffers=buffers or {},
+        payloads={CLASS_COUNTS: {COUNTS: torch.tensor(counts)}},
+    )
+
+
+def heads() -> list[Reply]:
+    """Three clients: the first holds classes 0 and 1, the second 1, the third only one example."""
+    logits = ([1.0, 2.0, 30.0], [40.0, 4.0, 50.0], [60.0, 70.0, 80.0])
+    counts = ([5.0, 2.0, 0.0], [1.0, 9.0, 0.0], [0.0, 1.0, 0.0])
+    return [
+        reply(client, {"head.weight": torch.tensor(logits[client])[:, None]}, counts[client])
+        for client in range(3)
+    ]
+
+
+def test_shares_by_hand():
+    """Class 0 is held by one, class 1 by two; one example is not enough; class 2 has nobody."""
+    assert holder_shares(heads()).tolist() == [[1.0, 0.5, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize(
+    ("masked", "wanted"),
+    [(True, [1.0, 3.0, 0.0]), (False, [101 / 3, 76 / 3, 160 / 3])],
+    ids=["masked", "plain"],
+)
+def test_logits_by_hand(masked, wanted):
+    """Masked: 1, (2 + 4) / 2, 0. Plain: (1 + 40 + 60) / 3 and so on."""
+    network = Network(Head(), (1,), 3)
+    features, logits = mean_logits(network, heads(), masked=masked)(torch.tensor([[1.0], [2.0]]))
+    torch.testing.assert_close(logits, torch.tensor([wanted, [2 * value for value in wanted]]))
+    assert features.shape == (2, 3, 1)
+
+
+def trained(count: int = 3) -> tuple[Network, list[Reply], list[nn.Module]]:
+    """Return x, replies and the clients' models themselves, BatchNorm statistics and all."""
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        sent, models = Layers().eval(), [Layers().eval() for _ in range(count)]
+        for model in models:
+            model.body[1].running_mean.normal_()
+            model.body[1].running_var.uniform_(0.5, 2.0)
+    x = sent.state_dict()
+    counts = ([4.0, 0.0, 3.0], [2.0, 6.0, 1.0], [0.0, 2.0, 2.0])
+    replies = []
+    for client, model in enumerate(models):
+        change = {n: v - x[n] for n, v in model.state_dict().items() if v.is_floating_point()}
+        own = {name for name, _ in model.named_buffers()}
+        update = {name: value for name, value in change.items() if name not in own}
+        buffers = {name: value for name, value in change.items() if name in own}
+        replies.append(reply(client, update, counts[client], buffers))
+    return Network(sent, (2,), 3), replies, models
+
+
+INPUTS = torch.randn(6, 2, generator=torch.Generator().manual_seed(1))
+
+
+def test_masked_is_rows_zeroed_and_columns_divided():
+    """As MA-Echo's code does it, by the classifier's rows; BatchNorm statistics are each's own."""
+    network, replies, models = trained()
+    total, holders = torch.zeros(6, 3), torch.zeros(3)
+    for model, answer in zip(models, replies, strict=True):
+        unseen = answer.payloads[CLASS_COUNTS][COUNTS] <= 1
+        with torch.no_grad():
+            model.head.weight[unseen] = 0.0
+            model.head.bias[unseen] = 0.0
+            total += model(INPUTS)[1]
+        holders += (~unseen).float()
+    logits = mean_logits(network, replies, masked=True)(INPUTS)[1]
+    torch.testing.assert_close(logits, total / holders)
+
+
+def test_plain_is_the_mean_of_the_models_own_logits():
+    network, replies, models = trained()
+    before = {name: value.clone() for name, value in network.model.state_dict().items()}
+    wanted = torch.stack([model(INPUTS)[1] for model in models]).mean(0)
+    torch.testing.assert_close(mean_logits(network, replies, masked=False)(INPUTS)[1], wanted)
+    after = network.model.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+
+
+def test_a_single_model_is_itself():
+    network, replies, models = trained(count=1)
+    logits = mean_logits(network, replies, masked=False)(INPUTS)[1]
+    torch.testing.assert_close(logits, models[0](INPUTS)[1])
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
+def test_the_order_of_clients_does_not_matter(masked):
+    """Neither of the replies, nor of the tensors in a file; ids are numbers: 10 comes after 9."""
+    network, replies, _ = trained()
+    renamed = [
+        reply(client, answer.update, answer.payloads[CLASS_COUNTS][COUNTS].tolist(), answer.buffers)
+        for client, answer in zip((9, 10, 11), replies, strict=True)
+    ]
+    wanted = mean_logits(network, renamed, masked=masked)(INPUTS)[1]
+    turned = mean_logits(network, renamed[::-1], masked=masked)(INPUTS)[1]
+    torch.testing.assert_close(turned, wanted)
+    output = AllClients(masked)
+    output.bind(network)
+    given_out = output({}, {}, {}, renamed)
+    shuffled = {name: given_out[name] for name in sorted(given_out, reverse=True)}
+    assert torch.equal(ensemble_of(shuffled, Layers())(INPUTS)[1], wanted)
+
+
+def test_counts_that_cannot_be_are_refused():
+    side = ClassCountsServer()
+    side.init({"head.weight": torch.zeros(3, 4)})
+    assert side.expected() == {CLASS_COUNTS: {COUNTS: (3,)}}
+    side.check(reply(0, {}, [1.0, 0.0, 2.0]))
+    with pytest.raises(RefusedReplyError, match="below 0"):
+        side.check(reply(0, {}, [4.0, -1.0, 0.0]))
+    short = Reply(0, 5, 1, 0.1, {}, {CLASS_COUNTS: {COUNTS: torch.tensor([1.0, 1.0, 1.0])}})
+    with pytest.raises(RefusedReplyError, match="sum to 3, and it has 5 examples"):
+        side.check(short)
+
+
+def test_a_classifier_that_stays_at_the_clients_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="personal=none"):
+        run_recipe(tmp_path, *ONE_SHOT, "strategy.personal=head.*")
+    with pytest.raises(ConfigError, match="weight stays at the clients"):
+        ClassCountsServer().init({"body.weight": torch.zeros(1)})
+
+
+def test_a_masked_ensemble_without_counts_is_refused():
+    network, replies, _ = trained()
+    bare = [replace(answer, payloads={}) for answer in replies]
+    mean_logits(network, bare, masked=False)
+    with pytest.raises(ConfigError, match="needs the clients' class counts"):
+        mean_logits(network, bare, masked=True)
+
+
+def test_a_network_without_logits_is_refused():
+    network, _, _ = trained()
+    network.model.classifies = False
+    with pytest.raises(ConfigError, match="strategy=ensemble takes means of logits, and Layers"):
+        AllClients().bind(network)
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+def task_of():
+    recipe = compose(overrides(*ONE_SHOT))
+    return build_task(
+        plain_part(recipe, "task"), plain_part(recipe, "partition"), seed=0, num_clients=3
+    )
+
+
+@pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
+def test_a_runs_accuracy_is_the_ensembles_and_the_file_holds_it(masked, tmp_path):
+    """From the clients' messages, model by model; and from model.safetensors."""
+    updates: list[dict] = []
+
+    def listen(message):
+        if message.has_content() and "update" in message.content.array_records:
+            updates.append(to_tensors(message.content.array_records["update"]))
+            sides.append(message.content.array_records.get(CLASS_COUNTS))
+        return message
+
+    sides: list = []
+    words = [*ONE_SHOT, f"strategy.ensemble.masked={str(masked).lower()}"]
+    summary = run_recipe(tmp_path, *words, tamper=listen)
+    task = task_of()
+    x, test = task.build_model(0).state_dict(), task.test_data(torch.device("cpu"))
+    model = task.build_model(3)
+    inputs, labels = next(test.batches(len(test), generator=None, train=False))
+    total, holders = 0.0, 0.0
+    for update, counts in zip(updates, sides, strict=True):
+        model.load_state_dict({name: x[name] + change for name, change in update.items()})
+        held = to_tensors(counts)[COUNTS] > 1 if masked else torch.ones(10)
+        total = total + model(inputs)[1].detach() * held
+        holders = holders + held
+        assert (counts is None) != masked
+    logits = total / holders
+    accuracy = float((logits.argmax(1) == labels).float().mean())
+    assert summary["accuracy"] == pytest.approx(accuracy, abs=1e-6)
+    assert summary["loss"] == pytest.approx(float(task.loss(logits, labels)), rel=1e-5)
+    assert read_rows(tmp_path / "metrics.jsonl")[-1]["accuracy"] == summary["accuracy"]
+    stored = load_file(tmp_path / "model.safetensors")
+    assert len(stored) == 1 + 3 * len(x)
+    found = evaluate_model(ensemble_of(stored, task.build_model(8)), test, task.loss)
+    assert found == pytest.approx((summary["loss"], summary["accuracy"]), rel=1e-5)
+
+
+def test_after_a_failed_round_the_last_ensemble_stays_resumed_or_not(tmp_path):
+    """Round 2 of 2 loses its replies, with a restart before it and without."""
+
+    def lose(first: int):
+        seen = []
+
+        def tamper(message):
+            if not (message.has_content() and "update" in message.content.array_records):
+                return message
+            seen.append(message)
+            return None if len(seen) > first else message
+
+        return tamper
+
+    words = [*TINY, "strategy=ensemble", "evaluation.every=1"]
+    whole = run_recipe(tmp_path / "whole", *words, "rounds=2", tamper=lose(3))
+    run_recipe(tmp_path / "cut", *words, "rounds=1")
+    resumed = run_recipe(tmp_path / "cut", *words, "rounds=2", "resume=true", tamper=lose(0))
+    rows = read_rows(tmp_path / "whole" / "metrics.jsonl")
+    assert rows[2]["loss"] == rows[1]["loss"] != rows[0]["loss"]
+    assert resumed["failures"] == whole["failures"] == 3
+    assert resumed["loss"] == whole["loss"]
+    assert resumed["parameters_sha256"] == whole["parameters_sha256"]
+
+
+def test_the_strategy_itself():
+    """Without a recipe it says what it needs; masked or not decides what clients send."""
+    with pytest.raises(ConfigError, match="output AllClients runs the network"):
+        Ensemble()
+    network = Network(Layers(), (2,), 3)
+    assert Ensemble(network=network).client_sides["class_counts"].sends == {CLASS_COUNTS}
+    plain = Ensemble(masked=False, network=network)
+    assert plain.client_sides["class_counts"].sends == frozenset()
+    assert plain.server_step.output.masked is False
