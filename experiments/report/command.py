@@ -39,7 +39,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """
     options = _parser().parse_args(words)
     try:
-        data = _with_options(read_sources(options.sources), options)
+        data = _with_options(read_sources(options.sources, _say), options)
     except (DataError, SourceError) as error:
         Console(stderr=True).print(f"fedhet-report: {error}", style="red", markup=False)
         raise SystemExit(2) from None
@@ -48,6 +48,10 @@ def main(words: Sequence[str] | None = None) -> None:
     console = Console()
     _show(blocks, console)
     console.print(f"report   {folder / options.name}.html", soft_wrap=True, highlight=False)
+
+
+def _say(text: str) -> None:
+    Console(stderr=True).print(f"{text} ...", markup=False, highlight=False)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,12 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from experiments.report.classifiers import HeadNorms, Relations
+from experiments.report.decoders import Generated
+from experiments.report.paths import FusionPath, Neurons
 from experiments.report.runs import Column, Run
 
 FORMAT = 1
 MOST_POINTS = 40_000  # of all diagnostics together, some 300 kB
 NEVER_THINNED = ("round", "accuracy", "bytes_up", "bytes_down")  # rounds to a target need them all
 AGREEMENT = ("norm_ratio", "update_cosine", "drift_diversity")  # of a round's updates
+# What is read of a run beside its numbers, by the name of its field: of the first seed alone.
+LARGE: Mapping[str, type[Any]] = {
+    "relations": Relations,
+    "head_norms": HeadNorms,
+    "generated": Generated,
+    "fusion": FusionPath,
+    "neurons": Neurons,
+}
 AGREEMENT_ROUNDS = 10  # the last ones, over which these are averaged: not thinned either
 
 
@@ -162,7 +172,7 @@ def _run_content(run: Run, common: Mapping[str, Any], papers: list[Any]) -> dict
     if run.paper is not None and run.paper not in papers:
         papers.append(run.paper)
     own = {key: value for key, value in run.settings.items() if key not in common}
-    classifiers = {"relations": run.relations, "head_norms": run.head_norms}
+    large = {name: getattr(run, name) for name in LARGE}
     return {
         "name": run.name,
         "source": run.source,
@@ -175,7 +185,7 @@ def _run_content(run: Run, common: Mapping[str, Any], papers: list[Any]) -> dict
         "summary": run.summary,
         "refusals": list(run.refusals),
         "columns": {name: _packed(values) for name, values in run.columns.items()},
-        **{name: vars(found) for name, found in classifiers.items() if found is not None},
+        **{name: vars(found) for name, found in large.items() if found is not None},
     }
 
 
@@ -241,14 +251,13 @@ def _run_of(entry: Mapping[str, Any], common: Mapping[str, Any], papers: Sequenc
     values = dict(entry)
     own, paper = values.pop("settings"), values.pop("paper")
     columns = values.pop("columns")
-    relations, head_norms = values.pop("relations", None), values.pop("head_norms", None)
+    large = {name: kind(**values.pop(name)) for name, kind in LARGE.items() if values.get(name)}
     return Run(
         **values,
         settings={} if own is None else {**common, **own},
         columns={name: _unpacked(column) for name, column in columns.items()},
         paper=None if paper is None else papers[paper],
-        relations=relations and Relations(**relations),
-        head_norms=head_norms and HeadNorms(**head_norms),
+        **large,
     )
 
 

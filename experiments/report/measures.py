@@ -11,6 +11,7 @@ from experiments.report.runs import Run
 
 LATE_ROUNDS = 5
 ACCURACIES = ("accuracy", "best_accuracy", "late_accuracy")
+LOSSES = ("loss", "client_loss")  # columns of metrics.jsonl
 TO_TARGET = ("rounds_to", "bytes_to")
 NAMES = {
     "accuracy": "final accuracy",
@@ -18,6 +19,8 @@ NAMES = {
     "late_accuracy": f"mean accuracy of the last {LATE_ROUNDS} evaluations",
     "rounds_to": "rounds to",
     "bytes_to": "MB to",
+    "loss": "final loss on the test set",
+    "client_loss": "final loss of the model given out, at the clients",
 }
 
 
@@ -47,11 +50,12 @@ class Figure:
 
     def of(self, run: Run) -> Value | None:
         """Return the run's figure; None if it was not measured."""
-        points = [(r, value) for r, value in run.points("accuracy") if self._counts(r)]
+        column = self.name if self.name in LOSSES else "accuracy"
+        points = [(r, value) for r, value in run.points(column) if self._counts(r)]
         if not points:
             return None
         values = [value for _, value in points]
-        if self.name == "accuracy":
+        if self.name in ("accuracy", *LOSSES):
             return Value(values[-1] * self.scale)
         if self.name == "best_accuracy":
             return Value(max(values) * self.scale)

@@ -14,8 +14,11 @@ from experiments.report.blocks import Block, Entry, Heading, Key, Listing, Parag
 from experiments.report.class_relations import class_relations
 from experiments.report.colors import keys_of
 from experiments.report.data import Partition, ReportData
+from experiments.report.fusion import fusion
+from experiments.report.generated import generated
 from experiments.report.layout import Layout, automatic_layout
 from experiments.report.measures import Figure
+from experiments.report.neurons import neurons
 from experiments.report.paper import PaperError, paper_layout, read_paper
 from experiments.report.runs import Run
 from experiments.report.surroundings import surroundings, warnings
@@ -127,7 +130,8 @@ def _lay_out(node: Mapping[str, Any] | None, runs: Sequence[Run], data: ReportDa
             return Section(paper.source, layout, paper.figure, paper.note, targets, tuple(runs))
     layout = automatic_layout(runs, data.by)
     title = "Methods" if layout.columns == ("all runs",) else f"Methods by {_by(layout)}"
-    figure = Figure("accuracy", percent=True)
+    measured = any(run.points("accuracy") for run in runs)
+    figure = Figure("accuracy", percent=True) if measured else Figure("loss")
     return Section(title, layout, figure, "", tuple(data.targets), tuple(runs), problems)
 
 
@@ -171,7 +175,21 @@ def _section(
     blocks += [Warn(note) for note in layout.notes]
     if not any(cell.runs for line in layout.lines for cell in line.cells):
         return [*blocks, *_settings(section)]
-    blocks += pictures.accuracy(section.layout, keys, figure.last_round, section.targets, stem)
+    if any(run.points("accuracy") for run in section.runs):
+        blocks += _accuracies(section, keys, stem)
+    blocks += agreement(layout, keys, data.every, stem)
+    blocks += pictures.diagnostics(layout, keys, data.every, stem)
+    blocks += class_relations(layout, partitions, stem)
+    blocks += weight_norms(layout, partitions, stem)
+    blocks += generated(layout, partitions, stem)
+    blocks += fusion(layout, stem)
+    blocks += neurons(layout, stem)
+    return [*blocks, *_settings(section)]
+
+
+def _accuracies(section: Section, keys: Mapping[str, Key], stem: Path) -> list[Block]:
+    layout, last_round = section.layout, section.figure.last_round
+    blocks = pictures.accuracy(layout, keys, last_round, section.targets, stem)
     blocks += [Heading(3, "Rounds and bytes to a target")]
     blocks += [
         Paragraph(
@@ -180,13 +198,8 @@ def _section(
             "not reached it in R rounds."
         )
     ]
-    blocks += [table for _, table in target_tables(layout, section.targets, figure.last_round)]
-    blocks += [Heading(3, "Accuracy"), accuracies_table(layout, figure.last_round)]
-    blocks += agreement(layout, keys, data.every, stem)
-    blocks += pictures.diagnostics(layout, keys, data.every, stem)
-    blocks += class_relations(layout, partitions, stem)
-    blocks += weight_norms(layout, partitions, stem)
-    return [*blocks, *_settings(section)]
+    blocks += [table for _, table in target_tables(layout, section.targets, last_round)]
+    return [*blocks, Heading(3, "Accuracy"), accuracies_table(layout, last_round)]
 
 
 def _settings(section: Section) -> list[Block]:

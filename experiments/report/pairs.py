@@ -1,4 +1,4 @@
-"""Two pictures side by side for every run: on the page each its own, in the files one a row."""
+"""Pictures two abreast: on the page each its own, in the files all in one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from experiments.report.blocks import Drawing, Gallery
+from experiments.report.blocks import Drawing, Gallery, Key
 from experiments.report.curves import INK, new_figure, save, themed_svg
 
 if TYPE_CHECKING:
@@ -59,16 +59,36 @@ def pair_gallery(
         path: of the files, without ending.
         height: of a picture, in inches.
     """
-    whole = new_figure(2 * WIDTH, height * len(pairs))
+    return picture_gallery([picture for pair in pairs for picture in pair], caption, path, height)
+
+
+def picture_gallery(
+    pictures: Sequence[Picture],
+    caption: str,
+    path: Path,
+    height: float,
+    legend: Sequence[Key] = (),
+) -> Gallery:
+    """Draw pictures for the page, and save them as one, two abreast.
+
+    Args:
+        pictures: in the order of reading.
+        caption: what is seen.
+        path: of the files, without ending.
+        height: of a picture, in inches.
+        legend: what the colours mean, on the page.
+    """
+    rows = -(-len(pictures) // 2)
+    whole = new_figure(2 * WIDTH, height * rows)
     drawings = []
-    for number, picture in enumerate(picture for pair in pairs for picture in pair):
+    for number, picture in enumerate(pictures):
         row, column = divmod(number, 2)
-        picture.draw(Spot(whole, column * WIDTH, (len(pairs) - 1 - row) * height))
+        picture.draw(Spot(whole, column * WIDTH, (rows - 1 - row) * height))
         single = new_figure(WIDTH, height)
         picture.draw(Spot(single))
         drawings.append(Drawing(themed_svg(single, f"{path.name}-{number}"), picture.label))
     save(whole, path)
-    return Gallery(drawings, [], caption, [path.name])
+    return Gallery(drawings, legend, caption, [path.name])
 
 
 def set_title(axes: Axes, title: str, inches: float, color: str = INK) -> None:

@@ -20,6 +20,8 @@ from experiments.report.classifiers import (
     read_head_norms,
     read_relations,
 )
+from experiments.report.decoders import Generated, read_generated
+from experiments.report.paths import FusionPath, Neurons
 from experiments.results import Row, read_rows
 
 COMPLETED, FAILED, UNFINISHED = "completed", "failed", "unfinished"
@@ -51,6 +53,10 @@ class Run:
         paper: the ``paper`` node of its recipe.
         relations: how its classes relate, where it keeps soft labels.
         head_norms: of the clients' own heads, where they have such.
+        generated: what its decoders generate, where it has such.
+        fusion: how its fusion went on, where it was fused again.
+        neurons: of its clients in that fusion.
+        folder: where it lies; None for a run out of a data file.
     """
 
     name: str
@@ -66,6 +72,10 @@ class Run:
     paper: Mapping[str, Any] | None = None
     relations: Relations | None = None
     head_norms: HeadNorms | None = None
+    generated: Generated | None = None
+    fusion: FusionPath | None = None
+    neurons: Neurons | None = None
+    folder: Path | None = field(default=None, compare=False)
 
     def points(self, column: str) -> list[tuple[int, float]]:
         """Return (round, value) where the column has a value."""
@@ -132,6 +142,8 @@ def read_run(folder: Path, name: str, source: int) -> Run:
         paper=paper,
         relations=read_relations(folder) if done else None,
         head_norms=read_head_norms(folder) if done else None,
+        generated=read_generated(folder, settings) if done else None,
+        folder=folder,
     )
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from experiments.report.data import DataError, Origin, ReportData, merged, read_data
+from experiments.report.data import LARGE, DataError, Origin, ReportData, merged, read_data
 from experiments.report.layout import same_but_seed
+from experiments.report.paths import can_fuse_again, fuse_again
 from experiments.report.runs import COMPLETED, Run, find_runs, read_run
 
 
@@ -20,8 +21,12 @@ class SourceError(ValueError):
     """A source that has nothing to report."""
 
 
-def read_sources(paths: Sequence[Path]) -> ReportData:
+def read_sources(paths: Sequence[Path], say: Callable[[str], None] = lambda _: None) -> ReportData:
     """Return all that the sources hold; what is named twice counts once.
+
+    Args:
+        paths: of folders and data files.
+        say: told what takes long.
 
     Raises:
         SourceError: if a source is missing, or holds no run.
@@ -32,25 +37,44 @@ def read_sources(paths: Sequence[Path]) -> ReportData:
     data = merged(parts)
     if not data.runs:
         raise SourceError(f"there is no run in {', '.join(map(str, paths))}")
-    return replace(data, runs=_with_first_classifiers(data.runs))
+    return replace(data, runs=_with_paths(_with_first_seeds(data.runs), say))
 
 
-def _with_first_classifiers(runs: Sequence[Run]) -> list[Run]:
-    """Keep the classifiers of the first seed alone: they are what is shown, and large."""
+def _with_first_seeds(runs: Sequence[Run]) -> list[Run]:
+    """Keep what is large of the first seed alone, which is what is shown."""
     shown = set()
     for group in same_but_seed(runs):
         by_seed = {run.seed: run for run in group if run.status == COMPLETED}  # as in a cell
         ordered = sorted(by_seed.values(), key=lambda run: -1 if run.seed is None else run.seed)
-        shown.add(id(next((run.relations for run in ordered if run.relations), None)))
-        shown.add(id(next((run.head_norms for run in ordered if run.head_norms), None)))
+        for name in LARGE:
+            shown.add(id(next((found for run in ordered if (found := getattr(run, name))), None)))
     return [
-        replace(
-            run,
-            relations=run.relations if id(run.relations) in shown else None,
-            head_norms=run.head_norms if id(run.head_norms) in shown else None,
-        )
+        _without(run, [name for name in LARGE if id(getattr(run, name)) not in shown])
         for run in runs
     ]
+
+
+def _without(run: Run, names: Sequence[str]) -> Run:
+    nothing: dict[str, Any] = dict.fromkeys(names)
+    return replace(run, **nothing)
+
+
+def _with_paths(runs: Sequence[Run], say: Callable[[str], None]) -> list[Run]:
+    """Fuse again what the clients of the first seed have sent, where they have kept it."""
+    fused: dict[int, Run] = {}
+    for group in same_but_seed(runs):
+        able = [
+            run
+            for run in group
+            if run.status == COMPLETED and run.folder and can_fuse_again(run.folder, run.settings)
+        ]
+        if able:
+            run = min(able, key=lambda run: -1 if run.seed is None else run.seed)
+            assert run.folder is not None
+            say(f"fusing again, step by step, what the clients of {run.name} have sent")
+            fusion, neurons = fuse_again(run.folder)
+            fused[id(run)] = replace(run, fusion=fusion, neurons=neurons)
+    return [fused.get(id(run), run) for run in runs]
 
 
 def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:

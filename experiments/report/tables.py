@@ -101,6 +101,8 @@ def _main_entry(line: Line, cell: Cell, figure: Figure, digits: int, with_count:
 
 def _missing(cell: Cell) -> str:
     """Say why a cell is empty; a run that failed is not one that was never started."""
+    if cell.runs:
+        return "not measured"
     if not cell.others:
         return NOT_RUN
     return "failed" if FAILED in cell.others else "unfinished"
