@@ -7,6 +7,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
 from logging import WARNING
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,9 +23,11 @@ from strategies.base import (
     ClientSide,
     LocalContext,
     LocalSolver,
+    LocalSummary,
     Payloads,
     Tensors,
 )
+from strategies.client_models import FILE, load_trained
 from strategies.layers import LayerSelector, personal_names, shared_names
 from strategies.local_options import LocalOptions
 from tasks.evaluation import class_accuracies, classifies, evaluate_model
@@ -150,14 +153,17 @@ class FederatedClient(NumPyClient):
                 self._start_from_own()
             for side in self.sides.values():
                 side.begin(context)
-            summary, train_loss = train_locally(
-                context,
-                list(self.sides.values()),
-                self.solver,
-                self.options,
-                float(config["lr"]),
-                generator,
-            )
+            if self.options.trained_by:
+                summary, train_loss = self._take_trained(Path(self.options.trained_by))
+            else:
+                summary, train_loss = train_locally(
+                    context,
+                    list(self.sides.values()),
+                    self.solver,
+                    self.options,
+                    float(config["lr"]),
+                    generator,
+                )
             self.sent = {
                 name: tensors
                 for side in self.sides.values()
@@ -222,6 +228,14 @@ class FederatedClient(NumPyClient):
         seed = np.random.SeedSequence([self.seed, self.client_id]).generate_state(1)[0]
         for name, value in self.build(int(seed)).state_dict().items():
             self._tensors[name].copy_(value)
+
+    @torch.no_grad()
+    def _take_trained(self, run: Path) -> tuple[LocalSummary, float]:
+        """Load the model that this client had at the end of another run."""
+        model, summary, loss = load_trained(run / FILE, self.client_id, self._tensors)
+        for name, value in model.items():
+            self._tensors[name].copy_(value)
+        return summary, loss
 
     def _context(self, state: ClientState, round: int, generator: torch.Generator) -> LocalContext:
         received_state = {n: v.clone() for n, v in self._tensors.items()}

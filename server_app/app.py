@@ -29,11 +29,12 @@ from conf import (
     versions,
 )
 from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
-from server_app.client_models import FILE, ClientModels
 from server_app.loggers import LoggedRun, Loggers
 from server_app.machine import machine, usable_cpus
 from server_app.results import ResultsFolder, parameters_sha256, row_of
+from server_app.trained_by import check_trained_by
 from strategies.base import ConfigError, ReplyTransform, Tensors, require_range
+from strategies.client_models import FILE, ClientModels
 from strategies.federated import FederatedStrategy
 from strategies.layers import LayerSelector, shared_names
 from strategies.local_options import local_options
@@ -127,6 +128,9 @@ class Run:
             seed=int(recipe.seed),
             num_clients=int(recipe.clients) or 1,
         )
+        if recipe.local.trained_by:
+            trained_by = Path(recipe.local.trained_by)
+            check_trained_by(recipe, trained_by, self.task.classifier_tensors)
         channels_last = bool(recipe.runtime.channels_last)
         self.model = self.task.build_model(int(recipe.seed)).to(self.device)
         if channels_last:

@@ -37,6 +37,8 @@ class LocalOptions:
         autocast: compute the forward pass in bfloat16.
         initial: where round 1 starts: the model as "received", or random numbers of the client's
             "own" (one-shot methods).
+        trained_by: the folder of a run of the same training, which has kept its clients' models:
+            they are taken as they are in place of training.
         phases: train some tensors, then others; empty: all the time all of them.
     """
 
@@ -47,6 +49,7 @@ class LocalOptions:
     clip: float | None = None
     autocast: bool = False
     initial: Literal["received", "own"] = "received"
+    trained_by: str | None = None
     phases: tuple[Phase, ...] = ()
 
     def __post_init__(self) -> None:

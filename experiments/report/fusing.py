@@ -27,8 +27,8 @@ from experiments.report.decoders import CLIENTS
 from experiments.report.matching import neurons
 from experiments.report.measured import Measured, flat
 from experiments.report.paths import FusionPath, Neurons
-from server_app.client_models import load_replies
 from strategies.base import Reply, Tensors
+from strategies.client_models import load_replies
 from strategies.maecho import HarmonizedOptima
 from tasks import ConfigError, Task, build_task
 

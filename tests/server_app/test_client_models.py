@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from server_app.client_models import FILE, ClientModels, load_replies
 from server_app.results import read_rows
 from strategies.base import Reply
+from strategies.client_models import FILE, ClientModels, load_replies
 from tests.recipes import TINY, run_recipe
 
 CVAE = ["task.model=cvae", "task.mean=[0.0]", "task.std=[1.0]", "local.lr=0.01", "rounds=1"]

@@ -14,7 +14,7 @@ from experiments.report.matching import embedded, local_optima, matched
 from experiments.report.neurons import neurons
 from experiments.report.paths import FusionPath, Neurons, fuse_again
 from experiments.report.runs import read_run
-from server_app.client_models import FILE, load_replies
+from strategies.client_models import FILE, load_replies
 from strategies.maecho import HarmonizedOptima, Released
 from strategies.projected import projected_layers
 from tasks.evaluation import evaluate_model

@@ -15,8 +15,8 @@ from experiments.report.decoders import SAMPLES, decode, read_generated
 from experiments.report.generated import generated
 from experiments.report.layout import automatic_layout
 from experiments.report.runs import read_run
-from server_app.client_models import FILE, ClientModels
 from strategies.base import Reply
+from strategies.client_models import FILE, ClientModels
 from tasks.models.cvae import CVAE
 
 SIDE, CLASSES = 4, 3

@@ -1,7 +1,8 @@
 """What the clients of the last round sent, kept beside the run (checkpoint.client_models=true).
 
 The figures of one-shot fusion need the local models themselves, and fusing them again, one step
-after the other, needs what came with them: experiments/report/ reads both from here.
+after the other, needs what came with them: experiments/report/ reads both from here. Another run
+can take the models in place of training them anew (local.trained_by).
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from strategies.base import Reply, Tensors
+from strategies.base import ConfigError, LocalSummary, Reply, Tensors
 from strategies.storage import save_tensors
 
 FILE = "client_models.safetensors"
 RECEIVED, MODEL, PAYLOAD = "received", "model", "payload"
+TRAIN_LOSS = "train-loss"
 _COUNTS = ("num_examples", "num_steps", "lr_sum")
 
 
@@ -42,6 +44,7 @@ class ClientModels:
         for reply in replies:
             client = str(reply.client_id)
             clients[client] = {key: getattr(reply, key) for key in _COUNTS}
+            clients[client][TRAIN_LOSS] = reply.metrics.get(TRAIN_LOSS, float("nan"))
             for name, x in params.items():
                 tensors[f"{client}/{MODEL}/{name}"] = x + reply.update[name]
             for payload, values in reply.payloads.items():
@@ -67,6 +70,44 @@ def load_replies(path: Path) -> tuple[dict[str, Tensor], list[Reply]]:
         for client, counts in sorted(clients.items(), key=lambda pair: int(pair[0]))
     ]
     return params, replies
+
+
+def load_trained(
+    path: Path, client: int, like: Tensors
+) -> tuple[dict[str, Tensor], LocalSummary, float]:
+    """Return one client's model, what its training did, and its mean training loss.
+
+    Args:
+        path: of the file.
+        client: its number.
+        like: the tensors of a model, by name.
+
+    Raises:
+        ConfigError: if there is no such file or client, or its model has other tensors.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"local.trained_by={path.parent} has no {path.name}: name the folder of a finished run "
+            "with checkpoint.client_models=true"
+        )
+    with safe_open(path, framework="pt") as file:
+        clients = json.loads(file.metadata()["fedhet"])["clients"]
+        if str(client) not in clients:
+            raise ConfigError(
+                f"local.trained_by={path.parent} lacks client {client}: it has {sorted(clients)}"
+            )
+        start = f"{client}/{MODEL}/"
+        held = {key.removeprefix(start): key for key in file.keys() if key.startswith(start)}
+        model = {name: file.get_tensor(key) for name, key in held.items()}
+    shapes = {name: tuple(value.shape) for name, value in model.items()}
+    if shapes != {name: tuple(value.shape) for name, value in like.items()}:
+        raise ConfigError(
+            f"local.trained_by={path.parent} holds models of the tensors {shapes}, which is "
+            "not all of the model of this run (buffers and personal tensors are not kept)"
+        )
+    counts = clients[str(client)]
+    summary = LocalSummary(*(counts[key] for key in _COUNTS))
+    return model, summary, counts[TRAIN_LOSS]
 
 
 def _reply(client: int, params: Tensors, tensors: Tensors, counts: dict[str, float]) -> Reply:
