@@ -42,7 +42,7 @@ def test_nothing_is_trained_and_what_comes_out_is_the_same(
     ],
 )
 def test_another_training_is_refused(words, said, trained, tmp_path):
-    with pytest.raises(ConfigError, match="another way|rounds=1") as refusal:
+    with pytest.raises(ConfigError, match=r"another way|rounds=1") as refusal:
         run_recipe(tmp_path, *TRAINED, f"local.trained_by={trained}", *words)
     assert said in str(refusal.value)
 
