@@ -27,6 +27,7 @@ def row_of(report: RoundReport) -> dict[str, Any]:
         row |= {
             "lr": report.lr,
             "seconds": report.seconds,
+            "server_seconds": report.server_seconds,
             "bytes_up": report.bytes_up,
             "bytes_down": report.bytes_down,
             "clients": list(report.clients),

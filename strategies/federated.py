@@ -311,9 +311,11 @@ class FederatedStrategy(Strategy):
             return None, None
         self.state.failed_rounds = 0
         self.state.committed |= {reply.client_id: server_round for reply in valid}
+        began = time.perf_counter()
         params = self.server_step(
             self._params, valid, server_round, len(self._require_population())
         )
+        self._report.server_seconds = time.perf_counter() - began
         self.state.personal |= {r.client_id: personal_scores(r.metrics) for r in valid}
         means = mean_metrics([reply.metrics for reply in valid])
         metrics = means | self.personal_scores() | self.server_step.metrics()

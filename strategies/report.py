@@ -22,6 +22,8 @@ class RoundReport:
         bytes_down: array bytes sent to clients, as serialised.
         bytes_up: array bytes received from clients, refused replies included.
         seconds: from sampling to the new params, evaluation not included.
+        server_seconds: of these, what the server made of the replies in: aggregation and all about
+            it.
         evaluation: metrics of the model that the round gives out on the server's test set, if
             evaluated.
         client_evaluation: the same at the clients, if they were asked.
@@ -35,6 +37,7 @@ class RoundReport:
     bytes_down: int = 0
     bytes_up: int = 0
     seconds: float = 0.0
+    server_seconds: float = 0.0
     evaluation: Mapping[str, float] = field(default_factory=dict)
     client_evaluation: Mapping[str, float] = field(default_factory=dict)
 
