@@ -9,10 +9,13 @@ hold more than one example of it, as in the released code's Average and OT.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from torch import Tensor
 
 from strategies.base import Reply, Tensors
+from strategies.class_counts import ClassCountsClient, ClassCountsServer
+from strategies.federated import FederatedStrategy, Slots
 from strategies.projected import local_models, masked_classifier
 
 
@@ -24,3 +27,15 @@ class MaskedMean:
         fused = {name: values.mean(0) for name, values in local_models(params, replies).items()}
         fused |= masked_classifier(params, replies)
         return {name: fused[name] - x for name, x in params.items()}
+
+
+class Average(FederatedStrategy):
+    """One round, whose replies are averaged: ``Average(local_lr=.01).start(..., num_rounds=1)``."""
+
+    def __init__(self, **slots: Unpack[Slots]) -> None:
+        slots.setdefault("aggregator", MaskedMean())
+        super().__init__(
+            client_sides={"class_counts": ClassCountsClient()},
+            server_sides={"class_counts": ClassCountsServer()},
+            **slots,
+        )

@@ -55,6 +55,7 @@ RECIPES = [
     (["strategy=[fedprox,maecho]"], None),
     (["strategy=[maecho,alignment]", "local.initial=own"], None),
     (["strategy=alignment"], 2.0),
+    (["strategy=average"], None),
     (["strategy=otfusion"], None),
     (["strategy=pfnm"], None),
     (["strategy=fedma"], None),
