@@ -62,10 +62,11 @@ def test_dirichlet_meets_its_minimum_size():
         assert min(map(len, draw("dirichlet", seed=seed, alpha=0.05, min_size=60))) >= 60
 
 
-def test_dirichlet_says_what_to_change_when_the_minimum_cannot_be_had():
+def test_dirichlet_says_what_to_change_when_the_minimum_cannot_be_had(monkeypatch):
+    monkeypatch.setattr("tasks.partitions.dirichlet.MAX_DRAWS", 50)
     with pytest.raises(ConfigError, match=r"partition\.min_size=301 with clients=10 needs 3010"):
         draw("dirichlet", min_size=301)
-    wanted = r"1000 draws .* partition\.min_size=10 .* partition\.alpha=0\.001 and clients=40"
+    wanted = r"50 draws .* partition\.min_size=10 .* partition\.alpha=0\.001 and clients=40"
     with pytest.raises(ConfigError, match=wanted):
         draw("dirichlet", labels_of(4, 100), clients=40, alpha=0.001)
 
