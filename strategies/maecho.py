@@ -349,6 +349,8 @@ class HarmonizedOptima:
         tolerance: a layer has settled when its step is shorter than that share of it; 0: never.
         absent: the classifier's row of a class that nobody holds: "zero", or "keep" x's.
         dense: the clients send P (d, d) in place of its factor.
+        form: of the clients' projections: "ridge" or "damped"; to start from "regmean" it takes the
+            ridge form.
         seed: of random numbers.
         device: where to compute: "cpu", "cuda", or "auto".
     """
@@ -363,6 +365,7 @@ class HarmonizedOptima:
         tolerance: float = 1e-6,
         absent: Absent = "zero",
         dense: bool = False,
+        form: str = "ridge",
         seed: int = 0,
         device: str = "auto",
     ) -> None:
@@ -376,6 +379,11 @@ class HarmonizedOptima:
         self.cap = require_range(f"{key}.cap", cap, high=1.0, open_low=True)
         self.tolerance = require_range(f"{key}.tolerance", tolerance)
         self.dense, self.seed, self.device = dense, seed, device
+        if initial == "regmean" and form != "ridge":
+            raise ConfigError(
+                f"{key}.initial=regmean needs the inputs' second moments, which "
+                f"strategy.projections.form={form} does not tell: set it to ridge"
+            )
         if weights == "program" and importlib.util.find_spec("cvxopt") is None:
             raise ConfigError(
                 f"{key}.weights=program needs cvxopt, which is not installed: pip install "
@@ -442,7 +450,7 @@ class MAEcho(FederatedStrategy):
     def __init__(self, rank: int | None = None, **slots: Unpack[Slots]) -> None:
         slots.setdefault("aggregator", HarmonizedOptima())
         super().__init__(
-            client_sides={"projections": ProjectionClient(rank=rank)},
+            client_sides={"projections": ProjectionClient(form="damped", rank=rank)},
             server_sides={"projections": ProjectionServer()},
             **slots,
         )

@@ -45,7 +45,15 @@ def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:
     Args:
         layer: of all clients, with the projections' scales.
         shrinkage: of the entries beside the diagonals.
+
+    Raises:
+        ValueError: for projections without scales, of the damped form.
     """
+    if not layer.scales.all():
+        raise ValueError(
+            f"the projections of {layer.name} tell no second moments: RegMean needs clients with "
+            "strategy.projections.form=ridge"
+        )
     kept = layer.values.double().clamp_max(1.0 - 1e-7)
     moments = layer.scales.double()[:, None] * kept / (1.0 - kept)
     width = layer.bases.shape[1]

@@ -50,7 +50,7 @@ RECIPES = [
     (["strategy=maecho"], None),
     (["strategy=maecho", "strategy/aggregator=maecho_algorithm1"], None),
     (["strategy=maecho", "strategy/aggregator=maecho_eq11", "local.initial=own"], None),
-    (["strategy=maecho", "strategy.projections.form=damped"], None),
+    (["strategy=maecho", "strategy.projections.form=ridge"], None),
     (["strategy=maecho", "strategy.maecho.weights=program", "strategy.projections.rank=5"], None),
     (["strategy=[fedprox,maecho]"], None),
     (["strategy=[maecho,alignment]", "local.initial=own"], None),
