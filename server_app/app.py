@@ -29,11 +29,12 @@ from conf import (
     versions,
 )
 from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
+from server_app.layers import observers_of
 from server_app.loggers import LoggedRun, Loggers
 from server_app.machine import machine, usable_cpus
 from server_app.results import ResultsFolder, parameters_sha256, row_of
 from server_app.trained_by import check_trained_by
-from strategies.base import ConfigError, ReplyTransform, Tensors, require_range
+from strategies.base import ConfigError, Observer, ReplyTransform, Tensors, require_range
 from strategies.client_models import FILE, ClientModels
 from strategies.federated import FederatedStrategy
 from strategies.layers import LayerSelector, shared_names
@@ -138,10 +139,14 @@ class Run:
         self.names = shared_names(self.model, LayerSelector(recipe.strategy.personal))
         self.network = network_of(self.task, self.model)
         kept = [ClientModels(folder / FILE)] if recipe.checkpoint.client_models else []
-        self.strategy = build_strategy(recipe, self.task, self.network, kept)
         self.test_data = self.task.test_data(self.device, channels_last=channels_last)
+        observers = observers_of(recipe, folder, self.network, self.test_data)
+        self.strategy = build_strategy(recipe, self.task, self.network, kept, observers)
         self.arrays = self._restore(last) if last else self._initial_arrays()
-        self.results = ResultsFolder(folder, self.strategy.state.round if last else None)
+        done = self.strategy.state.round if last else None
+        self.results = ResultsFolder(folder, done)
+        for observer in observers:
+            observer.start(done)
         config = config_yaml(recipe, self.task.classifier_tensors)
         self.results.write_config(config)
         self.loggers.start(self._logged_run(config))
@@ -303,7 +308,11 @@ def network_of(task: Task, model: nn.Module) -> Network:
 
 
 def build_strategy(
-    recipe: DictConfig, task: Task, network: Network, first: Sequence[ReplyTransform] = ()
+    recipe: DictConfig,
+    task: Task,
+    network: Network,
+    first: Sequence[ReplyTransform] = (),
+    observers: Sequence[Observer] = (),
 ) -> FederatedStrategy:
     """Assemble the recipe's strategy; both halves are checked against each other and the model.
 
@@ -312,6 +321,7 @@ def build_strategy(
         task: of the recipe.
         network: its network.
         first: sees the replies as they came, before the recipe's own transforms.
+        observers: see every round.
     """
     model, tensors = network.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
@@ -330,6 +340,7 @@ def build_strategy(
         network=network,
         sampler=build_part(recipe, "strategy.sampler", tensors),
         transforms=[*first, *(transforms[name] for name in sorted(transforms))],
+        observers=observers,
         schedule=build_part(recipe, "schedule", tensors),
         local_lr=float(recipe.local.lr),
         buffers=[name for name, _ in model.named_buffers()],

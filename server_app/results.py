@@ -41,6 +41,35 @@ def _key(name: str) -> str:
     return name.replace("-", "_")
 
 
+class RowsFile:
+    """A file of JSON lines, one a round, that are on disk as they come.
+
+    Args:
+        path: of the file.
+        last_round: rows of later rounds are dropped (a resumed run measures them again); None
+            starts afresh.
+    """
+
+    def __init__(self, path: Path, last_round: int | None = None) -> None:
+        self.path = path
+        self._synced = 0.0
+        self.rows: list[dict[str, Any]] = []
+        if last_round is not None and path.exists():
+            self.rows = [row for row in read_rows(path) if row["round"] <= last_round]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a round's line and flush it to disk."""
+        self.rows.append(row)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()  # to the system: safe when the process dies
+            if time.monotonic() - self._synced > _SYNC_SECONDS:  # when the machine does
+                os.fsync(file.fileno())
+                self._synced = time.monotonic()
+
+
 class ResultsFolder:
     """config.yaml, metrics.jsonl (a line per round as it ends) and summary.json.
 
@@ -52,13 +81,12 @@ class ResultsFolder:
 
     def __init__(self, folder: Path, last_round: int | None = None) -> None:
         self.folder = folder
-        self.metrics_path = folder / "metrics.jsonl"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._synced = 0.0
-        self.rows: list[dict[str, Any]] = []
-        if last_round is not None and self.metrics_path.exists():
-            self.rows = [row for row in read_rows(self.metrics_path) if row["round"] <= last_round]
-        save_text(self.metrics_path, "".join(json.dumps(row) + "\n" for row in self.rows))
+        self._metrics = RowsFile(folder / "metrics.jsonl", last_round)
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The lines of metrics.jsonl."""
+        return self._metrics.rows
 
     def write_config(self, text: str) -> None:
         """Write the composed recipe."""
@@ -66,13 +94,7 @@ class ResultsFolder:
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a round's line and flush it to disk."""
-        self.rows.append(row)
-        with self.metrics_path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()  # to the system: safe when the process dies
-            if time.monotonic() - self._synced > _SYNC_SECONDS:  # when the machine does
-                os.fsync(file.fileno())
-                self._synced = time.monotonic()
+        self._metrics.append(row)
 
     def write_summary(
         self, about: Mapping[str, Any], status: str, error: str = ""

@@ -295,6 +295,13 @@ class ReplyTransform(Protocol):
         """Return the replies to aggregate instead."""
 
 
+class Observer(Protocol):
+    """Measures what came in a round, and changes nothing in it."""
+
+    def __call__(self, params: Tensors, replies: Sequence[Reply], cohort: Cohort) -> None:
+        """Look at x and the valid replies (by client id), as they came, before any transform."""
+
+
 class ServerOptimizer(Protocol):
     """Turns the aggregate Delta into new params."""
 

@@ -10,6 +10,8 @@ With D_i = y_i - x the update of client i in S, over all trainable shared tensor
     update_norm      mean_i ||D_i||
     step_norm        ||Delta||, of what the aggregator made of them
 
+:func:`diagnose_layers` has the third and fourth of each tensor on its own (FedPVR, Figures 2, 4).
+
 All means are plain. A figure that is not defined is left out: the cosine of a single client, what
 would divide by a zero norm.
 """
@@ -27,8 +29,7 @@ from strategies.base import Reply, Tensors
 
 def norm(tensors: Tensors) -> float:
     """Return the L2 norm of all tensors as one vector."""
-    norms = torch.stack(torch._foreach_norm(list(tensors.values())))
-    return float(norms.double().norm())
+    return float(_norms(list(tensors.values())).norm())
 
 
 @torch.no_grad()
@@ -57,6 +58,35 @@ def diagnose(replies: Sequence[Reply], update: Tensors) -> dict[str, float]:
         "update_norm": sum(norms) / len(norms),
         "step_norm": norm(update),
     }
+
+
+@torch.no_grad()
+def diagnose_layers(replies: Sequence[Reply], names: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the drift diversity and the mean norm of the updates of each tensor on its own.
+
+    Args:
+        replies: of one round, as the clients sent them.
+        names: of the tensors.
+
+    Returns:
+        "drift_diversity" and "update_norm", each by the tensor's name; a drift diversity that is
+        not defined, for the updates cancel or are zero, is left out.
+    """
+    norms = torch.stack([_norms([reply.update[name] for name in names]) for reply in replies])
+    total = [torch.zeros_like(replies[0].update[name]) for name in names]
+    for reply in replies:
+        torch._foreach_add_(total, [reply.update[name] for name in names])
+    squares = norms.square().sum(dim=0).tolist()
+    figures = zip(names, squares, _norms(total).square().tolist(), strict=True)
+    return {
+        "drift_diversity": {name: each / whole for name, each, whole in figures if whole > 0.0},
+        "update_norm": dict(zip(names, norms.mean(dim=0).tolist(), strict=True)),
+    }
+
+
+def _norms(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm of each tensor, (n,) in double precision."""
+    return torch.stack(torch._foreach_norm(list(tensors))).double()
 
 
 def _norm_of(names: Sequence[str], values: Sequence[Tensor]) -> float:

@@ -29,6 +29,7 @@ from strategies.base import (
     ClientSampler,
     ClientSide,
     ConfigError,
+    Observer,
     Output,
     RefusedReplyError,
     Reply,
@@ -75,6 +76,7 @@ class Slots(TypedDict, total=False):
     network: Network
     sampler: ClientSampler
     transforms: Sequence[ReplyTransform]
+    observers: Sequence[Observer]
     schedule: Schedule
     local_lr: float
     buffers: Collection[str]
@@ -102,6 +104,7 @@ class FederatedStrategy(Strategy):
         network: the task's, for the slots that run it at the server.
         sampler: chooses the cohort over client ids; everybody by default.
         transforms: (x, replies) -> replies, applied in order before aggregation.
+        observers: (x, replies, cohort) -> nothing: they see every round's replies as they came.
         schedule: factor of ``local_lr`` per round; constant by default.
         local_lr: eta_l, sent to the clients as "lr".
         buffers: names in the arrays that are not trained (BatchNorm statistics): always the
@@ -129,6 +132,7 @@ class FederatedStrategy(Strategy):
         network: Network | None = None,
         sampler: ClientSampler | None = None,
         transforms: Sequence[ReplyTransform] = (),
+        observers: Sequence[Observer] = (),
         schedule: Schedule | None = None,
         local_lr: float = 0.05,
         buffers: Collection[str] = (),
@@ -155,6 +159,7 @@ class FederatedStrategy(Strategy):
             buffers,
             output or Latest(),
             network,
+            observers,
         )
         self.sampler = sampler or FixedSizeSampler()
         self.schedule = schedule or Constant()

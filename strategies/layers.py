@@ -20,15 +20,17 @@ class LayerSelector:
     Args:
         spec: ``all``; ``none``; ``last:N`` or ``first:N`` tensors (weights and biases counted
             separately); or comma-separated shell patterns of names.
+        key: of the recipe, for the errors.
     """
 
     spec: str
+    key: str = "strategy.layers"
 
     def __post_init__(self) -> None:
         """Refuse a malformed count."""
         kind, _, count = self.spec.partition(":")
         if kind in ("last", "first") and not (count.isdigit() and int(count) > 0):
-            raise ConfigError(f"layers={self.spec!r} is no selector; allowed: {_SYNTAX}")
+            raise ConfigError(f"{self.key}={self.spec!r} is no selector; allowed: {_SYNTAX}")
 
     def select(self, names: Iterable[str]) -> list[str]:
         """Return the selected names in the given order.
@@ -48,8 +50,8 @@ class LayerSelector:
             chosen = self._by_pattern(ordered)
         if not chosen:
             raise ConfigError(
-                f"layers={self.spec!r} selects none of the model's tensors {ordered}; "
-                f"allowed: {_SYNTAX}. Change strategy.layers"
+                f"{self.key}={self.spec!r} selects none of the model's tensors {ordered}; "
+                f"allowed: {_SYNTAX}. Change {self.key}"
             )
         return chosen
 
@@ -64,8 +66,8 @@ class LayerSelector:
     def _by_count(self, ordered: list[str], kind: str, count: int) -> list[str]:
         if count > len(ordered):
             raise ConfigError(
-                f"layers={self.spec!r} asks for {count} of {len(ordered)} tensors {ordered}; "
-                "change strategy.layers"
+                f"{self.key}={self.spec!r} asks for {count} of {len(ordered)} tensors {ordered}; "
+                f"change {self.key}"
             )
         return ordered[-count:] if kind == "last" else ordered[:count]
 

@@ -56,7 +56,7 @@ class Network:
 
 @runtime_checkable
 class RunsNetwork(Protocol):
-    """An aggregator, an output or a server side that runs the network."""
+    """An aggregator, an output, a server side or an observer that runs the network."""
 
     def bind(self, network: Network) -> None:
         """Take the network; called once, before round 1."""

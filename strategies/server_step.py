@@ -11,6 +11,7 @@ from strategies.base import (
     Aggregator,
     Cohort,
     ConfigError,
+    Observer,
     Output,
     Payloads,
     Reply,
@@ -29,6 +30,8 @@ OUTPUT = "output"  # owns what was given out last, in the state
 class ServerStep:
     """transforms -> aggregator -> server optimiser -> output, and every side's reduce.
 
+    Observers see the replies before all that.
+
     Args:
         sides: the methods' server halves, by name.
         aggregator: (x, replies) -> Delta.
@@ -38,6 +41,7 @@ class ServerStep:
             nor aggregator nor optimiser see them.
         output: (x, Delta, new x, replies) -> the tensors that the round gives out.
         network: for the parts that run it.
+        observers: (x, replies, cohort) -> nothing, of every round.
 
     Attributes:
         given_out: what the last round gave out, buffers included; None: the new tensors
@@ -56,6 +60,7 @@ class ServerStep:
         buffers: Collection[str],
         output: Output,
         network: Network | None = None,
+        observers: Sequence[Observer] = (),
     ) -> None:
         self.sides = dict(sides)
         self.aggregator = aggregator
@@ -63,6 +68,7 @@ class ServerStep:
         self.transforms = tuple(transforms)
         self.buffers = frozenset(buffers)
         self.output = output
+        self.observers = tuple(observers)
         self.network = self._bound(network)
         self.given_out: Tensors | None = None
         self._diagnostics: dict[str, float] = {}
@@ -113,6 +119,8 @@ class ServerStep:
             self.network.load(tensors)
         params = self._trainable(tensors)
         cohort = Cohort(round, len(replies), population)
+        for observe in self.observers:
+            observe(params, replies, cohort)
         received = replies
         for transform in self.transforms:
             replies = transform(params, replies)
@@ -163,7 +171,8 @@ class ServerStep:
 
     def _bound(self, network: Network | None) -> Network | None:
         """Return the network if any part runs it, after giving it to those that do."""
-        parts = {"aggregator": self.aggregator, "output": self.output, **self.sides}
+        observers = {f"observer {number}": part for number, part in enumerate(self.observers)}
+        parts = {"aggregator": self.aggregator, "output": self.output, **self.sides, **observers}
         running = {name: part for name, part in parts.items() if isinstance(part, RunsNetwork)}
         for name, part in running.items():
             if network is None:

@@ -10,7 +10,7 @@ import torch
 
 from strategies.aggregators import NormMean, UniformMean
 from strategies.base import Reply
-from strategies.diagnostics import diagnose
+from strategies.diagnostics import diagnose, diagnose_layers
 
 
 def replies_of(*updates: list[float]) -> list[Reply]:
@@ -114,3 +114,31 @@ def test_norm_mean_weighs_clients_alike():
 )
 def test_norm_mean_of_updates_that_cancel_is_zero(updates):
     assert aggregate(NormMean(), replies_of(*updates)) == [0.0, 0.0]
+
+
+def test_each_tensor_has_its_own_figures():
+    """Tensor a: 3 and -1, which nearly cancel; tensor b: orthogonal, of norms 2 and 1."""
+    replies = replies_of([3.0, 2.0, 0.0], [-1.0, 0.0, 1.0])
+    figures = diagnose_layers(replies, ["a", "b"])
+    assert figures["drift_diversity"] == pytest.approx({"a": 10 / 4, "b": 1.0})
+    assert figures["update_norm"] == pytest.approx({"a": 2.0, "b": 1.5})
+    assert diagnose_layers(replies, ["b"])["update_norm"] == {"b": 1.5}
+
+
+def test_all_tensors_as_one_have_the_whole_models_figures():
+    replies = replies_of([3.0, 2.0, 0.5], [-1.0, 0.3, 1.0], [0.2, 0.1, 0.7])
+    whole = [
+        Reply(r.client_id, 1, 1, 0.1, {"all": torch.cat([r.update["a"], r.update["b"]])})
+        for r in replies
+    ]
+    figures = diagnose(replies, UniformMean()({}, replies))
+    found = diagnose_layers(whole, ["all"])
+    assert found["drift_diversity"]["all"] == pytest.approx(figures["drift_diversity"])
+    assert found["update_norm"]["all"] == pytest.approx(figures["update_norm"])
+
+
+def test_a_tensor_whose_updates_cancel_has_no_diversity():
+    replies = replies_of([1.0, 1.0], [-1.0, 1.0])
+    figures = diagnose_layers(replies, ["a", "b"])
+    assert figures["drift_diversity"] == {"b": 0.5}
+    assert figures["update_norm"] == {"a": 1.0, "b": 1.0}
