@@ -1,15 +1,16 @@
 """Figures of every layer, in files beside metrics.jsonl (recipe key ``diagnostics``).
 
-layers.jsonl: a line a round, ``drift_diversity`` and ``update_norm`` by tensor
-(strategies/diagnostics.py). similarity.jsonl: a line every so many rounds, ``cka`` by layer
-(strategies/similarity.py) between the models of ``clients``, (N, N), on the test set.
+layers.jsonl: ``shapes`` of the tensors at round 0, then a line a round, ``drift_diversity`` and
+``update_norm`` by tensor (strategies/diagnostics.py). similarity.jsonl: a line every so many
+rounds, ``cka`` by layer (strategies/similarity.py) between the models of ``clients``, (N, N), on
+the test set.
 
 Both are measured at the server, which has the updates and the test set, and change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -54,16 +55,23 @@ class LayerFigures(Recorder):
 
     Args:
         path: of layers.jsonl.
-        names: of the tensors.
+        shapes: of the tensors, by name.
     """
 
-    def __init__(self, path: Path, names: Sequence[str]) -> None:
+    def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
         super().__init__(path)
-        self.names = names
+        self.shapes = shapes
+
+    def start(self, last_round: int | None) -> None:
+        """Open the file; a fresh one begins with the shapes."""
+        super().start(last_round)
+        if not self.file.rows:
+            shapes = {name: list(shape) for name, shape in self.shapes.items()}
+            self.file.append({"round": 0, "shapes": shapes})
 
     def __call__(self, params: Tensors, replies: Sequence[Reply], cohort: Cohort) -> None:
         """Write the round's line."""
-        found = diagnose_layers(replies, self.names)
+        found = diagnose_layers(replies, list(self.shapes))
         rounded = {
             figure: {name: _rounded(value) for name, value in by_layer.items()}
             for figure, by_layer in found.items()
@@ -154,11 +162,12 @@ def observers_of(
             tensors of their own and cannot be compared.
     """
     options, found = recipe.diagnostics, list[Recorder]()
-    names = [name for name, _ in network.model.named_parameters()]
+    shapes = {name: value.shape for name, value in network.model.named_parameters()}
+    names = list(shapes)
     kept = LayerSelector(recipe.strategy.personal).select(names)
     shared = [name for name in names if name not in kept]
     if layers := LayerSelector(options.layers, "diagnostics.layers").select(shared):
-        found.append(LayerFigures(folder / LAYERS, layers))
+        found.append(LayerFigures(folder / LAYERS, {n: shapes[n] for n in layers}))
     if compared := LayerSelector(options.cka, "diagnostics.cka").select(names):
         if kept:
             raise ConfigError(

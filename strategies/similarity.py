@@ -16,7 +16,7 @@ FedPVR took is not said.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -110,7 +110,7 @@ def _in_eval(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _recorded(model: nn.Module, layers: Sequence[str]) -> Iterator[Mapping[str, Tensor]]:
+def _recorded(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor]]:
     """Give the layers' features (B, p) of the last forward pass."""
     found: dict[str, Tensor] = {}
     modules = dict(model.named_modules())

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+COUNTED = ("round", "tensor", "layer")  # what x may be whose ticks are whole numbers
 INK, AXIS, GRID = (THEME[name].light for name in ("ink", "axis", "grid"))
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
@@ -71,21 +72,32 @@ def curve(
     last_round: int | None = None,
 ) -> Curve | None:
     """Return a column over rounds: mean, lowest and highest of the rounds that all runs have."""
-    by_run = [dict(run.points(column)) for run in runs]
+    return over_runs(
+        key,
+        [
+            {r: value * scale for r, value in run.points(column) if r <= (last_round or r)}
+            for run in runs
+        ],
+    )
+
+
+def over_runs(
+    key: Key, by_run: Sequence[Mapping[int, float] | Mapping[float, float]]
+) -> Curve | None:
+    """Return the curve of values by x of several runs: mean, lowest, highest, where all have x."""
     if not by_run:
         return None
-    shared = set(by_run[0]).intersection(*by_run[1:])
-    rounds = sorted(round for round in shared if last_round is None or round <= last_round)
-    if not rounds:
+    shared = sorted(set(by_run[0]).intersection(*by_run[1:]))
+    if not shared:
         return None
-    values = [[points[round] * scale for points in by_run] for round in rounds]
+    values = [[points[x] for points in by_run] for x in shared]
     return Curve(
         key,
-        rounds,
-        [statistics.fmean(at_round) for at_round in values],
-        [min(at_round) for at_round in values],
-        [max(at_round) for at_round in values],
-        len(runs),
+        shared,
+        [statistics.fmean(at_x) for at_x in values],
+        [min(at_x) for at_x in values],
+        [max(at_x) for at_x in values],
+        len(by_run),
     )
 
 
@@ -137,7 +149,7 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
     axes.set_title(panel.title, loc="left", fontsize=font + 1, color=INK, pad=5)
     style_axes(axes, panel.x_label, panel.y_label, font)
     steps = [1, 2, 2.5, 5, 10]
-    whole = panel.x_label == "round"
+    whole = panel.x_label in COUNTED
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=steps, integer=whole))
     axes.margins(x=0.02)
     if panel.log:

@@ -10,8 +10,9 @@ from typing import Any
 
 from experiments.report.classifiers import HeadNorms, Relations
 from experiments.report.decoders import Generated
+from experiments.report.layer_figures import LayerFigures
 from experiments.report.paths import FusionPath, Neurons
-from experiments.report.runs import Column, Run
+from experiments.report.runs import LATE_ROUNDS, Column, Run
 
 FORMAT = 1
 MOST_POINTS = 40_000  # of all diagnostics together, some 300 kB
@@ -25,7 +26,8 @@ LARGE: Mapping[str, type[Any]] = {
     "fusion": FusionPath,
     "neurons": Neurons,
 }
-AGREEMENT_ROUNDS = 10  # the last ones, over which these are averaged: not thinned either
+PARTS: Mapping[str, type[Any]] = {**LARGE, "layers": LayerFigures}  # and of every seed
+AGREEMENT_ROUNDS = LATE_ROUNDS  # over which these are averaged: not thinned either
 
 
 class DataError(ValueError):
@@ -172,7 +174,7 @@ def _run_content(run: Run, common: Mapping[str, Any], papers: list[Any]) -> dict
     if run.paper is not None and run.paper not in papers:
         papers.append(run.paper)
     own = {key: value for key, value in run.settings.items() if key not in common}
-    large = {name: getattr(run, name) for name in LARGE}
+    large = {name: getattr(run, name) for name in PARTS}
     return {
         "name": run.name,
         "source": run.source,
@@ -251,7 +253,7 @@ def _run_of(entry: Mapping[str, Any], common: Mapping[str, Any], papers: Sequenc
     values = dict(entry)
     own, paper = values.pop("settings"), values.pop("paper")
     columns = values.pop("columns")
-    large = {name: kind(**values.pop(name)) for name, kind in LARGE.items() if values.get(name)}
+    large = {name: kind(**values.pop(name)) for name, kind in PARTS.items() if values.get(name)}
     return Run(
         **values,
         settings={} if own is None else {**common, **own},

@@ -16,6 +16,7 @@ from experiments.report.colors import keys_of
 from experiments.report.data import Partition, ReportData
 from experiments.report.fusion import fusion
 from experiments.report.generated import generated
+from experiments.report.layers import layers
 from experiments.report.layout import Layout, automatic_layout
 from experiments.report.measures import Figure
 from experiments.report.neurons import neurons
@@ -178,6 +179,7 @@ def _section(
     if any(run.points("accuracy") for run in section.runs):
         blocks += _accuracies(section, keys, stem)
     blocks += agreement(layout, keys, data.every, stem)
+    blocks += layers(layout, keys, stem)
     blocks += pictures.diagnostics(layout, keys, data.every, stem)
     blocks += class_relations(layout, partitions, stem)
     blocks += weight_norms(layout, partitions, stem)

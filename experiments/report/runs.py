@@ -21,6 +21,7 @@ from experiments.report.classifiers import (
     read_relations,
 )
 from experiments.report.decoders import Generated, read_generated
+from experiments.report.layer_figures import LayerFigures, read_layers
 from experiments.report.paths import FusionPath, Neurons
 from experiments.results import Row, read_rows
 
@@ -29,6 +30,7 @@ MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # of a run's results d
 NOT_SEARCHED = ("checkpoints", "client_state", "report")
 MOST_REFUSALS = 5
 SIGNIFICANT_DIGITS = 6
+LATE_ROUNDS = 10  # the last ones, over which diagnostics are averaged
 
 Column = Sequence[float | None]
 Settings = Mapping[str, Any]
@@ -56,6 +58,7 @@ class Run:
         generated: what its decoders generate, where it has such.
         fusion: how its fusion went on, where it was fused again.
         neurons: of its clients in that fusion.
+        layers: its figures by layer, where it has written such.
         folder: where it lies; None for a run out of a data file.
     """
 
@@ -75,6 +78,7 @@ class Run:
     generated: Generated | None = None
     fusion: FusionPath | None = None
     neurons: Neurons | None = None
+    layers: LayerFigures | None = None
     folder: Path | None = field(default=None, compare=False)
 
     def points(self, column: str) -> list[tuple[int, float]]:
@@ -143,6 +147,7 @@ def read_run(folder: Path, name: str, source: int) -> Run:
         relations=read_relations(folder) if done else None,
         head_norms=read_head_norms(folder) if done else None,
         generated=read_generated(folder, settings) if done else None,
+        layers=read_layers(folder, LATE_ROUNDS) if done else None,
         folder=folder,
     )
 

@@ -23,12 +23,13 @@ def test_the_files_hold_what_the_clients_models_say_and_the_run_has_the_same_bit
     assert not (tmp_path / "plain" / LAYERS).exists()
     assert not (tmp_path / "plain" / SIMILARITY).exists()
     rows = read_rows(tmp_path / "run" / LAYERS)
-    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert [row["round"] for row in rows] == [0, 1, 2, 3]
     _, replies = load_replies(tmp_path / "run" / FILE)
     for name in replies[0].update:
         moves = torch.stack([reply.update[name].flatten() for reply in replies]).double()
         diversity = float(moves.square().sum() / moves.sum(0).square().sum())
         # y_i went through float32 on its way into the file
+        assert rows[0]["shapes"][name] == list(replies[0].update[name].shape)
         assert rows[-1]["drift_diversity"][name] == pytest.approx(diversity, rel=1e-4)
         assert rows[-1]["update_norm"][name] == pytest.approx(
             float(moves.norm(dim=1).mean()), rel=1e-4
