@@ -172,10 +172,11 @@ def _show(blocks: Sequence[Block], console: Console) -> None:
             console.print(f"note: {block.text}", style="yellow", markup=False)
         elif isinstance(block, Table) and heading.level == 2 and heading.text not in PARTS:
             console.print(f"\n{heading.text}", style="bold", markup=False)
-            console.print(_rich(block))
+            console.print(rich_table(block))
 
 
-def _rich(table: Table) -> RichTable:
+def rich_table(table: Table) -> RichTable:
+    """Return a table for the terminal."""
     shown = RichTable(caption=table.caption, caption_justify="left", box=SIMPLE_HEAD)
     for number, name in enumerate(table.head):
         shown.add_column(name, justify="left" if number < table.words else "right")

@@ -16,13 +16,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from experiments.finished import recipe_of, task_of
 from experiments.report.decoders import CLIENTS
 from experiments.report.matching import neurons
 from experiments.report.measured import Measured, flat
@@ -30,7 +29,7 @@ from experiments.report.paths import FusionPath, Neurons
 from strategies.base import Reply, Tensors
 from strategies.client_models import load_replies
 from strategies.maecho import HarmonizedOptima
-from tasks import ConfigError, Task, build_task
+from tasks import ConfigError, Task
 
 GRID = 25  # points on the longer side
 EXAMPLES = 2000  # of the test set, for the surface
@@ -60,8 +59,7 @@ class Fusion:
 
 def read_fusion(folder: Path) -> Fusion | None:
     """Return the fusion of a run that has kept its clients' models; None if it does not iterate."""
-    recipe = OmegaConf.load(folder / "config.yaml")
-    assert isinstance(recipe, DictConfig)
+    recipe = recipe_of(folder)
     aggregator = instantiate(recipe.strategy.aggregator, _convert_="all")
     params, sent = load_replies(folder / CLIENTS)
     if not isinstance(aggregator, HarmonizedOptima) or len(sent) < 2:
@@ -69,7 +67,7 @@ def read_fusion(folder: Path) -> Fusion | None:
     replies: Sequence[Reply] = sent
     for _, transform in sorted(instantiate(recipe.strategy.transforms, _convert_="all").items()):
         replies = transform(params, replies)
-    return Fusion(_task(recipe), aggregator, params, sent, replies)
+    return Fusion(task_of(recipe), aggregator, params, sent, replies)
 
 
 def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> FusionPath:
@@ -174,14 +172,6 @@ def _axes(points: Tensor, grid: int) -> tuple[list[float], list[float]]:
         [start + step * n for n in range(c)] for start, c in zip(low.tolist(), counts, strict=True)
     )
     return x, y
-
-
-def _task(recipe: DictConfig) -> Task:
-    plain: Any = OmegaConf.to_container(recipe)
-    plain["task"].pop("classifier_tensors", None)  # what the run knew of its model
-    return build_task(
-        plain["task"], plain["partition"], seed=plain["seed"], num_clients=plain["clients"]
-    )
 
 
 def _rounded(values: Sequence[float]) -> list[float]:

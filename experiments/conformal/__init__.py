@@ -1,0 +1,1 @@
+"""Conformal prediction sets for finished runs: ``fedhet-conformal``."""

@@ -1,0 +1,101 @@
+"""Clients' histograms: never below the pooled quantile, at most one width above it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from experiments.conformal.scores import APS, of_labels, probabilities_of, quantile, raps
+from experiments.conformal.sketch import (
+    TEMPERATURES,
+    Client,
+    Grid,
+    bytes_down,
+    bytes_up,
+    shared_quantile,
+    shared_temperature,
+)
+from experiments.conformal.splits import Outputs, Plan, at_clients
+from tests.experiments.conformal.test_scores import synthetic
+
+
+def test_scores_are_rounded_up_by_hand():
+    grid = Grid(1.0, bins=4)
+    counts = grid.counts(np.array([0.0, 0.25, 0.2500001, 0.9, 1.0, 1.1]))
+    assert counts.tolist() == [2, 1, 0, 2, 1]
+    assert grid.quantile(counts, 0.5) == 1.0  # the 4th of 6: ceil(7 / 2)
+    assert grid.quantile(counts, 0.7) == 0.5  # the 3rd
+    assert grid.quantile(counts, 0.2) == math.inf  # the 6th, above the last edge
+    assert grid.quantile(counts, 0.01) == math.inf  # too few
+
+
+@pytest.mark.parametrize("bins", [3, 50, 1000])
+@pytest.mark.parametrize("alpha", [0.05, 0.1, 0.37, 0.9])
+def test_the_shared_quantile_lies_within_a_width_above_the_pooled_one(bins, alpha):
+    random = np.random.default_rng(0)
+    clients = [random.beta(1 + k, 2, size=20 + 7 * k) for k in range(5)]  # not alike
+    grid = Grid(1.0, bins)
+    exact = quantile(np.concatenate(clients), alpha)
+    shared = shared_quantile([grid.counts(scores) for scores in clients], grid, alpha)
+    assert exact <= shared <= exact + grid.width
+
+
+def test_a_score_on_an_edge_stays_there():
+    grid = Grid(1.1, 1000)
+    assert grid.quantile(grid.counts(np.repeat(grid.edges[299], 50)), 0.1) == grid.edges[299]
+
+
+def client_of(outputs: Outputs) -> Client:
+    fitting = np.arange(len(outputs.labels)) % 2 == 0
+    return Client(outputs.logits, outputs.labels, fitting, np.full(len(outputs.labels), 0.5))
+
+
+def test_a_client_sends_a_histogram_of_the_examples_that_calibrate():
+    outputs, grid = synthetic(41), Grid(1.0, 100)
+    client = client_of(outputs)
+    sent = client.sketch(APS, 2.0, grid)
+    scores = APS(probabilities_of(outputs.logits, 2.0), np.full(41, 0.5))
+    own = of_labels(scores, outputs.labels)[1::2]
+    assert sent.sum() == 20
+    assert sent.tolist() == grid.counts(own).tolist()
+    assert sent.nbytes + client.log_losses().nbytes == bytes_up(grid) == 4 * 101 + 8 * 121
+    assert bytes_down() == 16
+
+
+def test_the_shared_temperature_is_the_grids_best_for_all_examples():
+    outputs = synthetic(300)
+    scaled = Outputs(2.0 * outputs.logits, outputs.labels)
+    parts = [Outputs(scaled.logits[n::3], scaled.labels[n::3]) for n in range(3)]
+    clients = [client_of(part) for part in parts]
+    everything = client_of(
+        Outputs(
+            np.concatenate([part.logits[::2] for part in parts]).repeat(2, axis=0),
+            np.concatenate([part.labels[::2] for part in parts]).repeat(2),
+        )
+    )
+    shared = shared_temperature([client.log_losses() for client in clients])
+    assert shared == TEMPERATURES[int(np.argmin(everything.log_losses()))]
+    assert 1.5 < shared < 2.7
+
+
+def test_a_client_without_examples_sends_nothing_that_counts():
+    empty = Outputs(np.zeros((0, 5)), np.zeros(0, dtype=np.int64))
+    client = client_of(empty)
+    assert not client.log_losses().any()
+    assert not client.sketch(APS, 1.0, Grid(1.0)).any()
+
+
+@pytest.mark.parametrize("score", [APS, raps(5)])
+def test_the_clients_sets_cover_as_promised(score):
+    outputs = synthetic(3000)
+    parts = [Outputs(outputs.logits[n:1000:4], outputs.labels[n:1000:4]) for n in range(4)]
+    test = Outputs(outputs.logits[1000:], outputs.labels[1000:])
+    grid = Grid(score.largest(5), 200)
+    shared, pooled = at_clients(parts, test, score, [0.1, 0.3], Plan(splits=5), grid)
+    assert shared.calibration == pooled.calibration == 800
+    for level in (0.1, 0.3):
+        for by_histogram, by_scores in zip(shared.at(level)[0], pooled.at(level)[0], strict=True):
+            assert by_scores <= by_histogram <= by_scores + 0.02
+            assert by_histogram == pytest.approx(1 - level, abs=0.05)
