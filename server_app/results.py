@@ -15,6 +15,7 @@ from strategies.base import Tensors
 from strategies.report import RoundReport
 from strategies.storage import save_text
 
+AT_CLIENTS = ("client_accuracy", "client_loss")  # on what they hold out (evaluation.clients)
 _SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
 
 
@@ -116,12 +117,14 @@ def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
     rounds = [row for row in rows if row["round"] > 0]
     evaluated = [row for row in rows if "accuracy" in row]
     losses = [row["loss"] for row in rows if "loss" in row]
+    at_clients = [row for row in rows if "client_accuracy" in row]
     seconds = [row["seconds"] for row in rounds]
     return {
         "rounds": len(rounds),
         "accuracy": evaluated[-1]["accuracy"] if evaluated else None,
         "best_accuracy": max((row["accuracy"] for row in evaluated), default=None),
         "loss": losses[-1] if losses else None,
+        **({name: at_clients[-1][name] for name in AT_CLIENTS} if at_clients else {}),
         "seconds": sum(seconds),
         "seconds_per_round": statistics.median(seconds[1:] or seconds) if seconds else None,
         "bytes_up": sum(row["bytes_up"] for row in rounds),

@@ -14,6 +14,8 @@ FIGURES = (
     "accuracy",
     "best_accuracy",
     "loss",
+    "client_accuracy",
+    "client_loss",
     "rounds",
     "seconds",
     "seconds_per_round",
@@ -22,7 +24,7 @@ FIGURES = (
     "bytes_down",
     "failures",
 )
-_BETTER_WHEN_LARGER = ("accuracy", "best_accuracy")
+_BETTER_WHEN_LARGER = ("accuracy", "best_accuracy", "client_accuracy")
 _DEFAULTS = {
     "direction": "maximize",  # accuracy
     "n_jobs": "${oc.select:hydra.launcher.n_jobs,1}",  # more would be proposed at once for nothing
