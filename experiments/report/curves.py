@@ -75,15 +75,13 @@ def curve(
     return over_runs(
         key,
         [
-            {r: value * scale for r, value in run.points(column) if r <= (last_round or r)}
+            {float(r): y * scale for r, y in run.points(column) if r <= (last_round or r)}
             for run in runs
         ],
     )
 
 
-def over_runs(
-    key: Key, by_run: Sequence[Mapping[int, float] | Mapping[float, float]]
-) -> Curve | None:
+def over_runs(key: Key, by_run: Sequence[Mapping[float, float]]) -> Curve | None:
     """Return the curve of values by x of several runs: mean, lowest, highest, where all have x."""
     if not by_run:
         return None
