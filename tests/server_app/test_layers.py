@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from server_app.client_models import FILE, load_replies
 from server_app.layers import LAYERS, SIMILARITY
 from server_app.results import RowsFile, read_rows
+from strategies.client_models import FILE, load_replies
 from tests.recipes import TINY, run_recipe
 
 ALL = ["diagnostics.layers=all", "diagnostics.cka=head.weight", "diagnostics.cka_every=2"]

@@ -61,17 +61,19 @@ def test_rotated_and_scaled_features_are_the_same_and_constant_ones_have_none():
 
 
 class Small(nn.Module):
-    """A map of 3 channels, which an in-place ReLU follows, and two linear layers."""
+    """A map of 3 channels and a linear layer, each followed by an in-place ReLU, and a head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.map = nn.Conv2d(1, 3, 3)
         self.relu = nn.ReLU(inplace=True)
         self.drop = nn.Dropout(0.5)
-        self.head = nn.Linear(3 * 4, 2)
+        self.hidden = nn.Linear(3 * 4, 4)
+        self.head = nn.Linear(4, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.head(self.drop(self.relu(self.map(inputs)).flatten(1)))
+        maps = self.relu(self.map(inputs))
+        return self.head(self.relu(self.hidden(self.drop(maps.flatten(1)))))
 
 
 def test_models_are_compared_at_each_layers_own_output():
@@ -81,11 +83,13 @@ def test_models_are_compared_at_each_layers_own_output():
     clients = [model.state_dict() for model in models]
     network = Small().train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    found = similarities(network, clients, ["map", "head"], inputs.split(5))
+    found = similarities(network, clients, ["map", "hidden", "head"], inputs.split(5))
     with torch.no_grad():
         maps = [model.map(inputs).mean(dim=(2, 3)) for model in models]
+        hidden = [model.hidden(model.map(inputs).relu().flatten(1)) for model in models]
         outputs = [model(inputs) for model in models]
     assert found["map"][0, 2] == pytest.approx(cka_of(maps[0], maps[2]), abs=1e-6)
+    assert found["hidden"][0, 1] == pytest.approx(cka_of(hidden[0], hidden[1]), abs=1e-6)
     assert found["head"][1, 2] == pytest.approx(cka_of(outputs[1], outputs[2]), abs=1e-6)
     assert network.training
     assert not network.map._forward_hooks
