@@ -88,6 +88,9 @@ def test_every_split_lies_in_the_binomial_band_but_for_a_few(score):
         assert low < 1 - level < high
         assert ((coverage >= low) & (coverage <= high)).mean() >= 0.85  # 95 % of each split
         assert coverage.mean() == pytest.approx(1 - level, abs=0.012)
+        # Were the threshold that of the counted examples themselves, it would hardly vary.
+        spread = math.sqrt(level * (1 - level) * (1 / 800 + 1 / 1000))
+        assert coverage.std() == pytest.approx(spread, rel=0.4)
     assert found.at(0.3)[1][0] < found.at(0.1)[1][0]
 
 
