@@ -194,7 +194,7 @@ def chosen(candidates: Sequence[Candidate]) -> Candidate | None:
 def in_words(best: Candidate, candidates: Sequence[Candidate], rounds: int | None) -> str:
     """Return what was chosen, by what score, out of how many."""
     scored = sum(one.accuracy is not None for one in candidates)
-    after = f" after {rounds} rounds" if rounds is not None else ""
+    after = f" after round {rounds}" if rounds is not None else ""
     return (
         f"{' '.join(best.words)}, by {best.accuracy:.4f} on held-out examples{after}, "
         f"the best of {scored}"

@@ -86,7 +86,7 @@ def test_it_searches_chooses_logs_and_runs(tmp_path, launched):
     assert "hydra.sweeper.params=null" in search
     assert "evaluation.clients=true" in search
     assert run[:3] == ["task=digits", "local.lr=0.2", "schedule=constant"]
-    said = "local.lr=0.2 schedule=constant, by 0.6000 on held-out examples after 2 rounds"
+    said = "local.lr=0.2 schedule=constant, by 0.6000 on held-out examples after round 2"
     assert said in run[3]
     logged = json.loads((tmp_path / CHOICES).read_text())["0"]
     assert logged["chosen"] == ["local.lr=0.2", "schedule=constant"]
