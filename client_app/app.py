@@ -15,7 +15,7 @@ from omegaconf import DictConfig
 from torch import nn
 
 from client_app.client import FederatedClient
-from client_app.messages import evaluate_reply, train_reply
+from client_app.messages import evaluate_reply, train_reply, trained, upload_seed
 from client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
 from conf import (
     build_part,
@@ -26,10 +26,12 @@ from conf import (
     plain_part,
     versions,
 )
-from strategies.base import ClientSide, LocalSolver
+from strategies.base import ClientSide, LocalSolver, Reply, Weighting
 from strategies.layers import LayerSelector
 from strategies.local_options import LocalOptions, local_options
 from strategies.records import CLIENT, CONFIG
+from strategies.secure_aggregation import SecAggPlus
+from strategies.sums import Layout
 from tasks import Task, build_task, keep_freed_memory, pick_device
 from tasks.tensor_data import TensorData
 
@@ -63,6 +65,8 @@ class Workshop:
     simulation: bool
     card: Mapping[str, str]
     examples: dict[int, Examples] = field(default_factory=dict)
+    secure_aggregation: SecAggPlus | None = None
+    weighting: Weighting | None = None
     client: FederatedClient | None = None
 
     @cached_property
@@ -71,6 +75,12 @@ class Workshop:
         if self.evaluation.model == "global" or not self.simulation:
             return None
         return self.task.test_data(self.device, channels_last=self.channels_last)
+
+    def layout(self, reply: Reply) -> Layout:
+        """Return the layout of a reply's vector, where replies are summed."""
+        assert self.secure_aggregation is not None
+        assert self.weighting is not None
+        return Layout.of(reply, self.weighting, self.secure_aggregation.max_examples)
 
     def client_data(self, client_id: int, site_folder: Path | None) -> Examples:
         """Return what a client trains on and what it holds out, on the device."""
@@ -95,6 +105,9 @@ def introduce(message: Message, context: Context) -> Message:
     card["partition-id"] = client_id
     card["num-partitions"] = workshop.population
     card["num-examples"] = len(data)
+    if workshop.secure_aggregation is not None:
+        workshop.secure_aggregation.check_client(len(data))
+        card["num-examples"] = 0  # the server is to learn the sum in a round, and no client's own
     return Message(RecordDict({CLIENT: card}), reply_to=message)
 
 
@@ -105,7 +118,16 @@ def train(message: Message, context: Context) -> Message:
     evaluation = workshop.evaluation
     every = int(evaluation.every) if evaluation.received else 0
     own = evaluation.model != "global"
-    return train_reply(_client(workshop, context, message), message, every, own)
+    if workshop.secure_aggregation is None:
+        return train_reply(_client(workshop, context, message), message, every, own)
+    client_id = _client_id(context, workshop.population)
+    return workshop.secure_aggregation.reply(
+        message,
+        context,
+        train=lambda asked: trained(_client(workshop, context, asked), asked, every, own),
+        layout=workshop.layout,
+        seed=lambda asked: upload_seed(workshop.seed, client_id, asked),
+    )
 
 
 @app.evaluate()
@@ -179,6 +201,7 @@ def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int)
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
     tensors = task.classifier_tensors
+    summing = build_part(recipe, "strategy.secure_aggregation", tensors)
     return Workshop(
         task=task,
         model=model,
@@ -194,6 +217,9 @@ def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int)
         channels_last=channels_last,
         simulation=bool(recipe.runtime.simulation),
         card={"versions": str(versions()), **fingerprint(recipe)},
+        secure_aggregation=summing,
+        # the server has refused whatever is no mean
+        weighting=build_part(recipe, "strategy.aggregator", tensors).weighting if summing else None,
     )
 
 

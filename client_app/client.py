@@ -85,6 +85,7 @@ class FederatedClient(NumPyClient):
         for phase in self.options.phases:
             phase.layers.select(self._params)
         self.shared_names = shared_names(self.model, self.personal)
+        self.buffer_names = {name for name, _ in self.model.named_buffers()}
         self._tensors = self.model.state_dict()  # by name, sharing the model's memory
         self._trained = {name: param.requires_grad for name, param in self._params.items()}
         own = self._tensors.keys() - set(self.shared_names)

@@ -6,13 +6,17 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.common.typing import Scalar
 
 from client_app.client import FederatedClient
-from strategies.base import subtract
+from strategies.base import Reply, subtract
 from strategies.records import CONFIG, METRICS, PARAMS, UPDATE, to_metrics, to_record, to_tensors
+from strategies.sums import per_example
+
+_UPLOAD = 0x0C  # keeps what is drawn for an upload independent of the batches
 
 
 def train_reply(
@@ -21,6 +25,26 @@ def train_reply(
     evaluate_every: int = 0,
     evaluate_trained: bool = False,
 ) -> Message:
+    """Run ``fit`` on a train message; arguments as for :func:`trained`.
+
+    Returns:
+        a reply with "update" (y_i - x), the client's payloads, and "metrics".
+    """
+    reply = trained(client, message, evaluate_every, evaluate_trained)
+    content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
+        UPDATE: to_record({**reply.update, **reply.buffers}),
+    }
+    content |= {name: to_record(tensors) for name, tensors in reply.payloads.items()}
+    content[METRICS] = to_metrics(reply.metrics)
+    return Message(RecordDict(content), reply_to=message)
+
+
+def trained(
+    client: FederatedClient,
+    message: Message,
+    evaluate_every: int = 0,
+    evaluate_trained: bool = False,
+) -> Reply:
     """Run ``fit`` on a train message.
 
     Args:
@@ -30,7 +54,7 @@ def train_reply(
         evaluate_trained: evaluate the trained model.
 
     Returns:
-        a reply with "update" (y_i - x), the client's payloads, and "metrics".
+        what the client sends: y_i - x, its payloads, and its metrics.
     """
     began = time.perf_counter()
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])
@@ -43,16 +67,33 @@ def train_reply(
         for name, record in message.content.array_records.items()
         if name != PARAMS
     }
-    arrays = [anchor[name].numpy() for name in client.shared_names]
-    trained, num_examples, metrics = client.fit(arrays, config)
+    arrays, num_examples, metrics = client.fit(
+        [anchor[name].numpy() for name in client.shared_names], config
+    )
     row = {"partition-id": client.client_id, "num-examples": num_examples, **_numbers(metrics)}
-    local = dict(zip(client.shared_names, map(torch.from_numpy, trained), strict=True))
-    content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
-        UPDATE: to_record(subtract(local, anchor)),
-    }
-    content |= {name: to_record(tensors) for name, tensors in client.sent.items()}
-    content[METRICS] = to_metrics(row | {"fit-seconds": time.perf_counter() - began})
-    return Message(RecordDict(content), reply_to=message)
+    local = dict(zip(client.shared_names, map(torch.from_numpy, arrays), strict=True))
+    changes = subtract(local, anchor)
+    reply = Reply(
+        client_id=client.client_id,
+        num_examples=num_examples,
+        num_steps=int(row["num-steps"]),
+        lr_sum=row["lr-sum"],
+        update={name: v for name, v in changes.items() if name not in client.buffer_names},
+        buffers={name: v for name, v in changes.items() if name in client.buffer_names},
+        payloads=client.sent,
+        per_example=per_example(client.sides),
+        metrics=row | {"fit-seconds": time.perf_counter() - began},
+    )
+    seed = upload_seed(client.seed, client.client_id, message)
+    for side in client.sides.values():
+        reply = side.upload(reply, client.received, seed)
+    return reply
+
+
+def upload_seed(seed: int, client_id: int, message: Message) -> np.random.SeedSequence:
+    """Return the seed of what is drawn for a client's upload, of the run's and the round."""
+    round = int(str(message.content.config_records[CONFIG]["round"]))
+    return np.random.SeedSequence([seed, round, client_id, _UPLOAD])
 
 
 def evaluate_reply(client: FederatedClient, message: Message, finetune_epochs: int = 0) -> Message:

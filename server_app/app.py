@@ -350,5 +350,6 @@ def build_strategy(
         fingerprint=fingerprint(recipe),
         evaluate_on_clients=bool(recipe.evaluation.clients),
         connect_timeout_seconds=float(recipe.runtime.connect_timeout_seconds),
+        secure_aggregation=build_part(recipe, "strategy.secure_aggregation", tensors),
         allow_stacked_corrections=bool(recipe.strategy.allow_stacked_corrections),
     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strategies.base import Reply, Tensors
+from strategies.base import Reply, Tensors, Weighting
 from strategies.diagnostics import norm
 
 
@@ -24,6 +24,8 @@ def mean_of(values: Sequence[Tensors], coefficients: Sequence[float]) -> dict[st
 class WeightedMean:
     """Mean of updates weighted by example counts, sum_i n_i u_i / sum_i n_i (FedAvg, eq. 1)."""
 
+    weighting: Weighting = "examples"
+
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the aggregate."""
         return mean_of([r.update for r in replies], [r.num_examples for r in replies])
@@ -31,6 +33,8 @@ class WeightedMean:
 
 class UniformMean:
     """Plain mean of updates, (1/|S|) sum_i u_i."""
+
+    weighting: Weighting = "clients"
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the aggregate."""
@@ -48,6 +52,11 @@ class NormMean:
     give zero, as updates of zero do. (Fig. 2's caption has the sum of the norms; Algorithm 1, the
     text and Lemma 7 have the mean.)
     """
+
+    individual = (
+        "it needs the norm of every update, which could be had as a sum, too, if every client sent "
+        "its own as one more number; as it is, take strategy/aggregator=uniform_mean"
+    )
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the aggregate."""

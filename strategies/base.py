@@ -13,8 +13,9 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ Tensors = Mapping[str, Tensor]  # by parameter (or statistic) name
 Payloads = Mapping[str, Tensors]  # by payload name
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by payload name, then tensor name
 Batch = tuple[Tensor, Tensor]  # inputs (B, ...), labels (B,)
+Weighting = Literal["examples", "clients"]  # how clients count in a mean: by n_i, or all the same
 
 
 _Choice = TypeVar("_Choice", bound=str)
@@ -73,6 +75,7 @@ class Reply:
         update: ``y_i - x`` for every trainable shared tensor.
         buffers: ``y_i - x`` for every shared floating-point buffer (BatchNorm statistics).
         payloads: what the client's sides sent, by payload name.
+        per_example: those of the payloads that are sums over the client's examples.
         metrics: scalars that the client measured.
     """
 
@@ -84,6 +87,7 @@ class Reply:
     payloads: Payloads = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     buffers: Tensors = field(default_factory=dict)
+    per_example: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -212,15 +216,21 @@ class LocalSolver(Protocol):
 
 
 class ClientSide:
-    """A method's client half: four hooks, each a no-op by default.
+    """A method's client half: five hooks, each a no-op by default.
 
-    ``needs`` are payloads the server must broadcast, ``sends`` payloads that ``end`` returns.
-    A side may keep what ``begin`` computed on ``self`` until ``end``; what must outlive the
-    round goes into ``context.state``.
+    ``needs`` are payloads the server must broadcast, ``sends`` payloads that ``end`` returns (or
+    ``upload`` adds), ``per_example`` those of them that are sums over the client's examples and so
+    grow with their number, ``private`` those that the side itself clips and adds noise to. With
+    ``clips``, ``upload`` covers all payloads that are not ``per_example``.
+    A side may keep what ``begin`` computed on ``self`` until ``end``; what must outlive the round
+    goes into ``context.state``.
     """
 
     needs: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
+    per_example: frozenset[str] = frozenset()
+    private: frozenset[str] = frozenset()
+    clips: bool = False
 
     def check(self, model: nn.Module, solver: LocalSolver) -> None:
         """Refuse, before round 1, a model or solver this side cannot work with."""
@@ -239,12 +249,33 @@ class ClientSide:
         """Write the client state and return the payloads named in ``sends``."""
         return {}
 
+    def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
+        """Return what the client sends in place of ``reply``: clipped, with noise.
+
+        Called last, after every side's ``end``.
+
+        Args:
+            reply: all that the client would send.
+            received: the payloads that the server sent.
+            seed: for what is drawn; of the run, the round and the client.
+        """
+        return reply
+
 
 class ServerSide:
-    """A method's server half."""
+    """A method's server half.
+
+    ``adds_up`` says which payloads ``receive`` and ``reduce`` read the sum over the clients of, and
+    nothing else of a single reply: they must do the same when each reply is replaced by the mean of
+    all. None (the default) says that they read single replies, if the side has one of them at all.
+    With ``averages`` it is ``receive`` that gives every client the mean of all, so that no other
+    part may read single replies.
+    """
 
     needs: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
+    adds_up: frozenset[str] | None = None
+    averages: bool = False
 
     def init(self, params: Tensors) -> None:
         """Start from the initial trainable shared tensors."""
@@ -262,6 +293,10 @@ class ServerSide:
 
         Names and shapes that ``expected`` gives, NaN and Inf are checked before.
         """
+
+    def receive(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
+        """Return the replies to aggregate instead; called after the transforms."""
+        return replies
 
     def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
         """Take in the round: its valid replies (by client id) and the aggregate Delta."""
@@ -286,6 +321,13 @@ class Aggregator(Protocol):
 
         Changes of buffers may be among it; without, a buffer moves by the clients' mean change.
         """
+
+
+@runtime_checkable
+class MeanAggregator(Protocol):
+    """An aggregator that is a weighted mean of the updates: it needs nothing but their sum."""
+
+    weighting: Weighting
 
 
 class ReplyTransform(Protocol):
@@ -332,6 +374,13 @@ class Output(Protocol):
             stepped: the new x, after the server optimiser.
             replies: those replies.
         """
+
+
+@runtime_checkable
+class ReadsNoReply(Protocol):
+    """An output that reads x, Delta and the new x, and no reply."""
+
+    reads_no_reply: Literal[True]
 
 
 class ClientSampler(Protocol):

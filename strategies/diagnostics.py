@@ -89,6 +89,19 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack(torch._foreach_norm(list(tensors))).double()
 
 
+def step_norm(replies: Sequence[Reply], update: Tensors) -> dict[str, float]:
+    """Return all that can be said where single replies are not known: the norm of Delta.
+
+    Args:
+        replies: not read.
+        update: Delta.
+
+    Returns:
+        it by name; empty where no tensor is shared.
+    """
+    return {"step_norm": norm(update)} if update else {}
+
+
 def _norm_of(names: Sequence[str], values: Sequence[Tensor]) -> float:
     return norm(dict(zip(names, values, strict=True)))
 

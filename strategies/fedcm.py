@@ -84,6 +84,7 @@ class ClientMomentumServer(ServerSide):
     """The server half: keeps m."""
 
     sends = frozenset({MOMENTUM})
+    adds_up: frozenset[str] = frozenset()  # Delta and the mean of lr_sum
 
     def __init__(self) -> None:
         self.momentum: dict[str, Tensor] = {}

@@ -30,6 +30,7 @@ from strategies.base import (
     ClientSide,
     ConfigError,
     Observer,
+    MeanAggregator,
     Output,
     RefusedReplyError,
     Reply,
@@ -41,6 +42,7 @@ from strategies.base import (
     check_sides,
     require_range,
 )
+from strategies.diagnostics import step_norm
 from strategies.network import GivesNetwork, Network
 from strategies.outputs import Latest
 from strategies.records import (
@@ -62,7 +64,9 @@ from strategies.report import RoundReport, StrategyState
 from strategies.roll_call import Population, roll_call
 from strategies.samplers import FixedSizeSampler
 from strategies.schedules import Constant
+from strategies.secure_aggregation import KEY, SecAggPlus
 from strategies.server_step import ServerStep
+from strategies.sums import Layout, per_example, require_private, require_sums, shapes_of
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -86,6 +90,7 @@ class Slots(TypedDict, total=False):
     fingerprint: Mapping[str, str]
     evaluate_on_clients: bool
     connect_timeout_seconds: float
+    secure_aggregation: SecAggPlus | None
 
 
 OnRound = Callable[[RoundReport, ArrayRecord], bool]
@@ -115,10 +120,12 @@ class FederatedStrategy(Strategy):
         fingerprint: hashes that every node must share with the server.
         evaluate_on_clients: evaluate the output at all clients, in a second exchange a round.
         connect_timeout_seconds: how long to wait for the nodes before round 1.
+        secure_aggregation: the server learns the sum of a round's replies and no single one.
         allow_stacked_corrections: permit several sides that edit gradients.
 
     Raises:
-        ConfigError: if the sides do not fit each other.
+        ConfigError: if the sides do not fit each other, or a part reads single replies where there
+            are none.
     """
 
     def __init__(
@@ -142,6 +149,7 @@ class FederatedStrategy(Strategy):
         fingerprint: Mapping[str, str] | None = None,
         evaluate_on_clients: bool = False,
         connect_timeout_seconds: float = 600.0,
+        secure_aggregation: SecAggPlus | None = None,
         allow_stacked_corrections: bool = False,
     ) -> None:
         self.client_sides = dict(client_sides or {})
@@ -161,6 +169,8 @@ class FederatedStrategy(Strategy):
             network,
             observers,
         )
+        self.secure_aggregation = secure_aggregation
+        self._require_sums(evaluate_on_clients)
         self.sampler = sampler or FixedSizeSampler()
         self.schedule = schedule or Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
@@ -214,6 +224,9 @@ class FederatedStrategy(Strategy):
         self.num_rounds = num_rounds
         self.server_step.init(to_tensors(initial_arrays), self.state.tensors)
         self.population = roll_call(grid, self.size, self.fingerprint, self.connect_timeout_seconds)
+        if self.secure_aggregation is not None:
+            self.secure_aggregation.check(len(self.population))
+            self._layout(to_tensors(initial_arrays))
         self.summary()
         result, arrays = Result(), initial_arrays
         result.arrays = self._given_out(arrays)
@@ -372,6 +385,8 @@ class FederatedStrategy(Strategy):
             "output": type(self.server_step.output).__name__,
             "sampler": type(self.sampler).__name__,
         }
+        if self.secure_aggregation is not None:
+            parts["secure aggregation"] = type(self.secure_aggregation).__name__
         log(INFO, "%s: %s", type(self).__name__, ", ".join(f"{k} {v}" for k, v in parts.items()))
 
     # ---- one round, in pieces ----------------------------------------------------------------
@@ -407,10 +422,21 @@ class FederatedStrategy(Strategy):
         result: Result,
     ) -> ArrayRecord:
         began = time.perf_counter()
-        replies = grid.send_and_receive(
-            self.configure_train(round, arrays, config, grid), timeout=timeout
-        )
-        new_arrays, metrics = self.aggregate_train(round, replies)
+        messages = self.configure_train(round, arrays, config, grid)
+        if self.secure_aggregation is None:
+            replies = grid.send_and_receive(messages, timeout=timeout)
+            new_arrays, metrics = self.aggregate_train(round, replies)
+        else:
+            exchanged = self.secure_aggregation.exchange(
+                grid,
+                dict(zip(self._report.clients, messages, strict=True)),
+                self._layout(self._params),
+                round,
+                timeout,
+            )
+            new_arrays, metrics = self.aggregate_train(round, exchanged.replies)
+            self._report.bytes_up = exchanged.bytes_up
+            self._report.bytes_down = exchanged.bytes_down
         self._report.seconds = time.perf_counter() - began
         if new_arrays is None or metrics is None:
             return arrays
@@ -439,18 +465,71 @@ class FederatedStrategy(Strategy):
             if metrics is not None:
                 result.evaluate_metrics_clientapp[round] = metrics
 
+    def _payload_names(self) -> set[str]:
+        return {name for side in self.client_sides.values() for name in side.sends}
+
+    def _require_sums(self, evaluate_on_clients: bool) -> None:
+        """Refuse parts that read single replies where the server has but their sum."""
+        require_private(self.client_sides)
+        step = self.server_step
+        averaged = any(side.averages for side in step.sides.values())
+        summed = self.secure_aggregation is not None
+        if not averaged and not summed:
+            return
+        weighting = require_sums(
+            KEY if summed else "strategy/differential_privacy",
+            self.client_sides,
+            step.sides,
+            step.aggregator,
+            step.transforms,
+            step.output,
+            summed=summed,
+        )
+        if averaged and weighting != "clients":
+            raise ConfigError(
+                f"strategy/differential_privacy needs every client to weigh the same, and "
+                f"{type(step.aggregator).__name__} weighs them by their {weighting}: set "
+                "strategy/aggregator=uniform_mean"
+            )
+        step.diagnose = step_norm
+        if evaluate_on_clients and summed:
+            raise ConfigError(
+                f"evaluation.clients=true asks each client for its loss and accuracy, and {KEY} "
+                "keeps what is a single client's from the server: set one of them to false, none"
+            )
+
+    def _layout(self, tensors: Tensors) -> Layout:
+        """Return the layout of the replies to these tensors."""
+        step, expected = self.server_step, self.server_step.expected()
+        shapes, names = shapes_of(tensors), self._payload_names()
+        if unknown := sorted(names - expected.keys()):
+            raise ConfigError(
+                f"the payloads {unknown} have no shape that the server knows before round 1, so "
+                f"that they have no place in a sum: set {KEY}=none, or choose another method"
+            )
+        aggregator = step.aggregator
+        assert self.secure_aggregation is not None
+        assert isinstance(aggregator, MeanAggregator)
+        return Layout(
+            update={name: shape for name, shape in shapes.items() if name not in step.buffers},
+            buffers={name: shape for name, shape in shapes.items() if name in step.buffers},
+            payloads={name: expected[name] for name in names},
+            per_example=per_example(self.client_sides),
+            weighting=aggregator.weighting,
+            max_examples=self.secure_aggregation.max_examples,
+        )
+
     def _parse(self, message: Message, client: int) -> Reply:
-        payloads = {name for side in self.client_sides.values() for name in side.sends}
         reply = parse_reply(
             message,
             client,
             self._params,
             self.server_step.buffers,
-            payloads,
+            self._payload_names(),
             self.server_step.expected(),
         )
         self.server_step.check(reply)
-        return reply
+        return replace(reply, per_example=per_example(self.client_sides))
 
     def _count_failed_round(self, round: int, num_valid: int, failures: Sequence[str]) -> None:
         self.state.failed_rounds += 1

@@ -42,6 +42,8 @@ class ExtrapolatedMean:
         eps: added to the squared norm of the mean, > 0.
     """
 
+    individual = "it needs the squared norm of every update; strategy=fedavg goes by the mean alone"
+
     def __init__(self, eps: float = 0.001) -> None:
         self.eps = require_range("strategy.fedexp.eps", eps, open_low=True)
 

@@ -63,6 +63,7 @@ class PrototypeClient(ClientSide):
     """
 
     needs, sends = frozenset({PROTOTYPES}), frozenset({PROTOTYPE_SUMS})
+    per_example = frozenset({PROTOTYPE_SUMS})
 
     def __init__(self, coefficient: float = 1.0) -> None:
         self.coefficient = require_range("strategy.fedproto.coefficient", coefficient)
@@ -95,6 +96,7 @@ class PrototypeServer(ServerSide):
     """Keeps the prototypes, the class-wise means of everybody's features."""
 
     needs, sends = frozenset({PROTOTYPE_SUMS}), frozenset({PROTOTYPES})
+    adds_up = frozenset({PROTOTYPE_SUMS})
 
     def __init__(self) -> None:
         self.sent: dict[str, Tensor] = {}

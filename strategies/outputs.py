@@ -17,6 +17,7 @@ the clients' models is (strategies/ensemble.py): then its tensors are all there 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor
 
@@ -25,6 +26,8 @@ from strategies.base import Reply, Tensors
 
 class Latest:
     """x_{t+1}, the model after the server's step."""
+
+    reads_no_reply: Literal[True] = True
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
@@ -35,6 +38,8 @@ class Latest:
 
 class LastTwo:
     """(x_t + x_{t+1}) / 2, the mean of the last two iterates (FedExP's released code)."""
+
+    reads_no_reply: Literal[True] = True
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
@@ -48,6 +53,8 @@ class Participants:
 
     Where the server optimiser takes x there, too, it is what :class:`Latest` gives.
     """
+
+    reads_no_reply: Literal[True] = True
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from strategies.base import ConfigError, require_range
+from strategies.base import ConfigError, Tensors, require_range
 
 if TYPE_CHECKING:
     from opacus.accountants import IAccountant
@@ -94,19 +94,64 @@ class GaussianMechanism:
         Raises:
             ConfigError: where Opacus is not installed.
         """
-        if uploads == 0:
-            return 0.0
-        loose, tight = _accountants()
-        loose.history = tight.history = [(self.noise_multiplier, 1.0, uploads)]
-        with warnings.catch_warnings(), np.errstate(divide="ignore"):
-            warnings.simplefilter("ignore")  # at a sampling rate of 1 it takes log 0, and copes
-            bound = float(loose.get_epsilon(delta=self.delta))
-            if bound > _HOPELESS:
-                return bound
-            return max(0.0, float(tight.get_epsilon(delta=self.delta)))
+        return epsilon_of(self.noise_multiplier, uploads, self.delta, "strategy.soft_labels")
 
 
-def _accountants() -> tuple[IAccountant, IAccountant]:
+class Uploads(dict[int, int]):
+    """By client id, how often it was asked: each time counts, whatever came of it."""
+
+    def add(self, client_id: int) -> None:
+        """Count one more."""
+        self[client_id] = self.get(client_id, 0) + 1
+
+    @property
+    def most(self) -> int:
+        """The count of the client that was asked most often."""
+        return max(self.values(), default=0)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return them as tensors, for a checkpoint."""
+        clients = sorted(self)
+        return {
+            "clients": torch.tensor(clients, dtype=torch.int64),
+            "uploads": torch.tensor([self[client] for client in clients], dtype=torch.int64),
+        }
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> Uploads:
+        """Return what :meth:`tensors` gave."""
+        pairs = zip(tensors["clients"].tolist(), tensors["uploads"].tolist(), strict=True)
+        return cls(pairs)
+
+
+def epsilon_of(
+    noise_multiplier: float, uploads: int, delta: float, key: str, rate: float = 1.0
+) -> float:
+    """Return epsilon for ``delta`` after so many Gaussian mechanisms.
+
+    Args:
+        noise_multiplier: z, the noise' standard deviation over the sensitivity.
+        uploads: how many.
+        delta: of (epsilon, delta).
+        key: whose ``noise_multiplier`` it is, for the error.
+        rate: with which probability, each time anew, what is to be protected is in it at all.
+
+    Raises:
+        ConfigError: where Opacus is not installed.
+    """
+    if uploads == 0:
+        return 0.0
+    loose, tight = _accountants(key)
+    loose.history = tight.history = [(noise_multiplier, rate, uploads)]
+    with warnings.catch_warnings(), np.errstate(divide="ignore"):
+        warnings.simplefilter("ignore")  # at a sampling rate of 1 it takes log 0, and copes
+        bound = float(loose.get_epsilon(delta=delta))
+        if bound > _HOPELESS:
+            return bound
+        return max(0.0, float(tight.get_epsilon(delta=delta)))
+
+
+def _accountants(key: str) -> tuple[IAccountant, IAccountant]:
     """Return a loose one (Renyi divergence) and a tight one (distribution of the privacy loss)."""
     handlers = list(logging.root.handlers)
     try:
@@ -114,7 +159,7 @@ def _accountants() -> tuple[IAccountant, IAccountant]:
     except ImportError as error:
         raise ConfigError(
             "noise needs an accountant: pip install -e '.[privacy]', or set "
-            "strategy.soft_labels.noise_multiplier=0"
+            f"{key}.noise_multiplier=0"
         ) from error
     logging.root.handlers = handlers  # its import adds one, and every line would come twice
     return RDPAccountant(), PRVAccountant()

@@ -126,6 +126,7 @@ class ControlVariateServer(ServerSide):
     """The server half: keeps c on the selected tensors."""
 
     needs, sends = frozenset({DELTA}), frozenset({CONTROL_VARIATE})
+    adds_up = frozenset({DELTA})
 
     def __init__(self, layers: LayerSelector | str = "all") -> None:
         self.layers = as_selector(layers)

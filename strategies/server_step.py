@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 
@@ -46,6 +46,7 @@ class ServerStep:
     Attributes:
         given_out: what the last round gave out, buffers included; None: the new tensors
             themselves.
+        diagnose: (replies as received, Delta) -> scalars to report; how far the updates agree.
 
     Raises:
         ConfigError: if a part runs the network, and there is none.
@@ -71,6 +72,7 @@ class ServerStep:
         self.observers = tuple(observers)
         self.network = self._bound(network)
         self.given_out: Tensors | None = None
+        self.diagnose: Callable[[Sequence[Reply], Tensors], dict[str, float]] = diagnose
         self._diagnostics: dict[str, float] = {}
 
     def init(self, tensors: Tensors, state: Payloads) -> None:
@@ -124,9 +126,11 @@ class ServerStep:
         received = replies
         for transform in self.transforms:
             replies = transform(params, replies)
+        for side in self.sides.values():
+            replies = side.receive(params, replies)
         changes = self.aggregator(params, replies)
         update = self._trainable(changes)
-        self._diagnostics = diagnose(received, update)
+        self._diagnostics = self.diagnose(received, update)
         stepped = self.optimizer.step(params, update, cohort)
         for side in self.sides.values():
             side.reduce(replies, update, cohort)

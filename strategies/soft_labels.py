@@ -48,7 +48,7 @@ from strategies.base import (
     require_range,
 )
 from strategies.class_means import COUNTS, MEANS, SUMS, class_means, class_sums, total
-from strategies.privacy import GaussianMechanism
+from strategies.privacy import GaussianMechanism, Uploads
 
 SOFT_LABELS = "soft_labels"
 SOFT_LABEL_SUMS = "soft_label_sums"
@@ -63,9 +63,11 @@ class SoftLabelClient(ClientSide):
     """
 
     sends = frozenset({SOFT_LABEL_SUMS})
+    per_example = frozenset({SOFT_LABEL_SUMS})
 
     def __init__(self, mechanism: GaussianMechanism | None = None) -> None:
         self.mechanism = mechanism or GaussianMechanism()
+        self.private = self.sends if self.mechanism.active else frozenset()
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Send sums (C, C) and counts (C,)."""
@@ -90,6 +92,7 @@ class SoftLabelServer(ServerSide):
     """
 
     needs, sends = frozenset({SOFT_LABEL_SUMS}), frozenset({SOFT_LABELS})
+    adds_up = frozenset({SOFT_LABEL_SUMS})
 
     def __init__(
         self,
@@ -120,11 +123,11 @@ class SoftLabelServer(ServerSide):
         self.sent = {MEANS: torch.eye(classes)}
         self.sums, self.counts = torch.zeros(classes, classes), torch.zeros(classes)
         self.summed = 0
-        self.uploads: dict[int, int] = {}
+        self.uploads = Uploads()
 
     def broadcast(self, client_id: int) -> Payloads:
         """Send SL (C, C). A client that was asked counts as one that has uploaded."""
-        self.uploads[client_id] = self.uploads.get(client_id, 0) + 1
+        self.uploads.add(client_id)
         return {SOFT_LABELS: self.sent}
 
     def expected(self) -> Shapes:
@@ -151,14 +154,13 @@ class SoftLabelServer(ServerSide):
         """Return epsilon for the client that has uploaded most often, where there is noise."""
         if not self.mechanism.active:
             return {}
-        most = max(self.uploads.values(), default=0)
+        most = self.uploads.most
         if most not in self._epsilons:
             self._epsilons[most] = self.mechanism.epsilon(most)
         return {"soft-label-epsilon": self._epsilons[most]}
 
     def state_dict(self) -> Payloads:
         """Return SL, what is averaged over rounds, and the uploads by client."""
-        clients = sorted(self.uploads)
         return {
             SOFT_LABELS: dict(self.sent),
             "history": {
@@ -166,10 +168,7 @@ class SoftLabelServer(ServerSide):
                 COUNTS: self.counts,
                 "summed": torch.tensor(self.summed),
             },
-            "uploads": {
-                "clients": torch.tensor(clients, dtype=torch.int64),
-                "uploads": torch.tensor([self.uploads[c] for c in clients], dtype=torch.int64),
-            },
+            "uploads": self.uploads.tensors(),
         }
 
     def load_state_dict(self, state: Payloads) -> None:
@@ -178,8 +177,7 @@ class SoftLabelServer(ServerSide):
         history = state["history"]
         self.sums, self.counts = history[SUMS], history[COUNTS]
         self.summed = int(history["summed"])
-        clients, uploads = state["uploads"]["clients"], state["uploads"]["uploads"]
-        self.uploads = dict(zip(clients.tolist(), uploads.tolist(), strict=True))
+        self.uploads = Uploads.of(state["uploads"])
 
 
 def _on_simplex(rows: Tensor, otherwise: Tensor) -> Tensor:
