@@ -260,7 +260,7 @@ class CentralPrivacy(ServerSide):
         delta: for which epsilon is reported.
         secret: draw the noise from the operating system and not from the run's seed.
         seed: of the run.
-        sampler: of the run.
+        sampler: the class of the run's.
         clients: N, if known.
         participation: |S| / N.
     """
@@ -279,7 +279,7 @@ class CentralPrivacy(ServerSide):
         delta: float = 1e-5,
         secret: bool = False,
         seed: int = 0,
-        sampler: ClientSampler | None = None,
+        sampler: type[ClientSampler] | None = None,
         clients: int = 0,
         participation: float = 1.0,
     ) -> None:
@@ -289,7 +289,8 @@ class CentralPrivacy(ServerSide):
             require_choice(f"{KEY}.clipping", clipping, ("client", "server")) == "client"
         )
         self.delta = require_range(f"{KEY}.delta", delta, low=1e-10, high=0.1)
-        self.secret, self.seed, self.sampler = secret, seed, sampler
+        self.secret, self.seed = secret, seed
+        self.sampler, self.clients, self.participation = sampler, clients, participation
         self.sends = frozenset({CLIPPING} if self.at_client else ())
         self.needs = frozenset({NORM_BIT} if self.at_client and self.norm.adaptive else ())
         self.adds_up = self.needs if self.at_client else None
@@ -354,12 +355,11 @@ class CentralPrivacy(ServerSide):
         The sampler takes a client all the same where it has drawn none. That must be so unlikely
         that delta does not notice.
         """
-        sampler, clients = self.sampler, len(self.uploads)
-        if not isinstance(sampler, BernoulliSampler) or sampler.participation == 1.0:
+        rate = self.participation
+        if self.sampler is not BernoulliSampler or rate == 1.0:
             return {}
-        if self.rounds * (1 - sampler.participation) ** clients > 1e-3 * self.delta:
+        if self.rounds * (1 - rate) ** self.clients > 1e-3 * self.delta:
             return {}
-        rate = sampler.participation
         return {"dp-epsilon-sampled": epsilon_of(self.z, self.rounds, self.delta, KEY, rate)}
 
     def state_dict(self) -> Payloads:

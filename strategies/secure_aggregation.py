@@ -207,14 +207,17 @@ class SecAggPlus:
             told = {lost.metadata.src_node_id for lost in wire.errors}
             why = f"no secure sum: {error}"
             replies = [_error(message, why) for node, message in nodes.items() if node not in told]
-        else:
-            records = _records(found)
-            replies = [
-                Message(_content(records, found, client), reply_to=message)
-                for client, message in messages.items()
-                if message.metadata.dst_node_id in summed
-            ]
-        return Exchanged([*wire.errors, *replies], wire.bytes_down, wire.bytes_up)
+            return Exchanged([*wire.errors, *replies], wire.bytes_down, wire.bytes_up)
+        records = _records(found)
+        replies = [  # who is lost after that is in the sum all the same
+            error for error in wire.errors if error.metadata.src_node_id not in summed
+        ]
+        replies += [
+            Message(_content(records, found, client), reply_to=message)
+            for client, message in messages.items()
+            if message.metadata.dst_node_id in summed
+        ]
+        return Exchanged(replies, wire.bytes_down, wire.bytes_up)
 
     def _sum(
         self, wire: _Wire, messages: dict[int, Message], round: int
@@ -399,6 +402,10 @@ class _Wire:
                     answer = _error(original, f"its answer at {str(stage)!r} cannot be read")
             if answer.has_error():
                 self.errors.append(answer)
+            else:  # the workflow reads Flower's older records, too, which tell it nothing here
+                answer = copy.copy(answer)
+                nothing = fitres_to_recorddict(_fit_result([]), False)
+                answer.content = RecordDict({**answer.content, **nothing})
             answers.append(answer)
         return answers
 
@@ -417,8 +424,6 @@ class _Wire:
             arrays = [np.load(io.BytesIO(data), allow_pickle=False) for data in masked]
         except (KeyError, TypeError, ValueError, EOFError):
             return False
-        # the workflow reads Flower's older records, which tell it nothing here
-        content.update(fitres_to_recorddict(_fit_result([]), False))
         return [(a.shape, a.dtype) for a in arrays] == [
             ((1,), np.uint32),
             ((self.length,), np.uint32),

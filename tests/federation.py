@@ -6,20 +6,22 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
 from client_app.client import FederatedClient
-from client_app.messages import evaluate_reply, train_reply
+from client_app.messages import evaluate_reply, train_reply, trained, upload_seed
 from client_app.state import ContextStateStore
-from strategies.base import ClientSide, LocalSolver
+from strategies.base import ClientSide, LocalSolver, Weighting
 from strategies.federated import FederatedStrategy
 from strategies.layers import shared_names
 from strategies.local_options import LocalOptions
 from strategies.records import to_record, to_tensors
 from strategies.report import RoundReport
+from strategies.secure_aggregation import SecAggPlus
 from strategies.solvers import SGD
+from strategies.sums import Layout
 
 Handler = Callable[[Message], Message]
 
@@ -95,16 +97,33 @@ def card(client_id: int, population: int, num_examples: int, **more: str) -> Rec
 
 
 def handler(
-    client: Callable[[], FederatedClient], client_id: int, population: int, num_examples: int
+    client: Callable[[], FederatedClient],
+    client_id: int,
+    population: int,
+    num_examples: int,
+    secure: SecAggPlus | None = None,
+    weighting: Weighting = "examples",
 ) -> Handler:
     """Return a node that builds its client anew for every message, as a real one does."""
+    context = Context(
+        run_id=1, node_id=client_id, node_config={}, state=RecordDict(), run_config={}
+    )
 
     def handle(message: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
-            return Message(card(client_id, population, num_examples), reply_to=message)
+            shown = 0 if secure else num_examples
+            return Message(card(client_id, population, shown), reply_to=message)
         if message.metadata.message_type == MessageType.EVALUATE:
             return evaluate_reply(client(), message)
-        return train_reply(client(), message, evaluate_every=1)
+        if secure is None:
+            return train_reply(client(), message, evaluate_every=1)
+        return secure.reply(
+            message,
+            context,
+            train=lambda asked: trained(client(), asked, evaluate_every=1),
+            layout=lambda reply: Layout.of(reply, weighting, secure.max_examples),
+            seed=lambda asked: upload_seed(0, client_id, asked),
+        )
 
     return handle
 
@@ -190,7 +209,14 @@ def federate(
         )
 
     handlers = {
-        1000 + i: handler(lambda i=i: client(i), i, len(datasets), len(datasets[i]))
+        1000 + i: handler(
+            lambda i=i: client(i),
+            i,
+            len(datasets),
+            len(datasets[i]),
+            strategy.secure_aggregation,
+            getattr(strategy.server_step.aggregator, "weighting", "examples"),
+        )
         for i in range(len(datasets))
     }
     reports: list[RoundReport] = []
