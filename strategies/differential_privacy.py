@@ -81,9 +81,9 @@ Arrays = list[NDArray[np.float64]]
 def part_of(reply: Reply) -> Arrays:
     """Return copies of what is clipped together."""
     return [
-        value.detach().double().cpu().numpy().copy()
+        tensors[name].detach().double().cpu().numpy().copy()
         for tensors in _covered(reply).values()
-        for value in tensors.values()
+        for name in sorted(tensors)  # noise must not depend on the order that they came in
     ]
 
 
@@ -91,10 +91,11 @@ def with_part(reply: Reply, arrays: Arrays) -> Reply:
     """Return the reply with these arrays for those of :func:`part_of`."""
     values = iter(arrays)
     changed = {
-        group: {name: _like(old, next(values)) for name, old in tensors.items()}
+        group: {name: _like(tensors[name], next(values)) for name in sorted(tensors)}
         for group, tensors in _covered(reply).items()
     }
-    update = changed.pop("")
+    new = changed.pop("")
+    update = {name: new[name] for name in reply.update}
     return replace(reply, update=update, payloads={**reply.payloads, **changed})
 
 

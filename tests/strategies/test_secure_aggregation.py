@@ -269,9 +269,7 @@ def test_an_answer_that_cannot_be_read_counts_as_a_lost_client(stage):
             message.content = RecordDict({RECORD_KEY_CONFIGS: configs})
         return message
 
-    _, reports = train(
-        FedAvg(local_lr=0.1, secure_aggregation=SECURE), rounds=1, tamper=spoil
-    )
+    _, reports = train(FedAvg(local_lr=0.1, secure_aggregation=SECURE), rounds=1, tamper=spoil)
     if stage == Stage.UNMASK:
         assert list(reports[-1].clients) == [0, 1, 2, 3]
     else:
@@ -290,9 +288,7 @@ def test_a_sum_that_a_wrong_share_has_spoilt_is_refused():
             message.content = RecordDict({RECORD_KEY_CONFIGS: configs})
         return message
 
-    found, reports = train(
-        FedAvg(local_lr=0.1, secure_aggregation=SECURE), rounds=1, tamper=spoil
-    )
+    found, reports = train(FedAvg(local_lr=0.1, secure_aggregation=SECURE), rounds=1, tamper=spoil)
     start = Biasless().state_dict()
     assert_close(found, {name: start[name] for name in found}, 0.0)
     assert all("no secure sum" in failure for failure in reports[-1].failures)
