@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from server_app.results import read_rows
+from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.flower
 
@@ -67,6 +68,33 @@ def test_a_killed_run_resumed_equals_the_uninterrupted_one(tmp_path):
     assert first["bytes_up"] == second["bytes_up"]
     rows = [read_rows(d / "metrics.jsonl") for d in (whole, cut)]
     assert [r["accuracy"] for r in rows[0]] == [r["accuracy"] for r in rows[1]]
+
+
+PRIVATE = {
+    "fedavg, summed": ["strategy=fedavg", "strategy/secure_aggregation=secagg_plus"],
+    "scaffold, summed": ["strategy=scaffold", "strategy/secure_aggregation=secagg_plus"],
+    "fedavg, central": [
+        "strategy=fedavg",
+        "strategy/aggregator=uniform_mean",
+        "strategy/differential_privacy=central_fixed",
+        "strategy.differential_privacy.noise_multiplier=0.01",
+    ],
+}
+
+
+@pytest.mark.parametrize("words", PRIVATE.values(), ids=PRIVATE)
+def test_secure_sums_and_central_privacy_give_the_bits_of_one_process(words, tmp_path):
+    """Masks and keys differ from run to run, and what is unmasked does not."""
+    words = [*TINY, "task.train_size=150", "task.test_size=50", *words]
+    finish(fedhet(*words, f"results_dir={tmp_path / 'flower'}"))
+    here = run_recipe(tmp_path / "here", *words)
+    there = json.loads((tmp_path / "flower" / "summary.json").read_text())
+    assert (there["status"], there["failures"]) == ("completed", 0)
+    assert there["parameters_sha256"] == here["parameters_sha256"]
+    assert there["accuracy"] == here["accuracy"] > 0.15
+    row = read_rows(tmp_path / "flower" / "metrics.jsonl")[-1]
+    assert "norm_ratio" not in row
+    assert ("dp_epsilon" in row) == any("central" in word for word in words)
 
 
 @pytest.fixture

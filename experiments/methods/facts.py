@@ -26,7 +26,7 @@ from strategies.layers import LayerSelector, shared_names
 from tasks.models import build_model
 
 _NOTES = Path(__file__).parent / "notes"
-_CLIENT_HOOKS = ("begin", "penalty", "correct", "end")
+_CLIENT_HOOKS = ("begin", "penalty", "correct", "end", "upload")
 _SERVER_HOOKS = ("broadcast", "reduce")
 
 
