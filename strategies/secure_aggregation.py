@@ -116,7 +116,7 @@ class SecAggPlus:
     """
 
     num_shares: float = 1.0
-    reconstruction_threshold: float = 0.6
+    reconstruction_threshold: float = 0.67  # a majority, however many they are
     clipping_range: float = 8.0
     quantization_range: int | None = None
     max_examples: int = 10_000

@@ -14,8 +14,8 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from torch.nn import functional as F
 
-from strategies.aggregators import NormMean, UniformMean
-from strategies.base import ConfigError, RefusedReplyError, Reply
+from strategies.aggregators import NormMean
+from strategies.base import ConfigError, RefusedReplyError, Reply, ServerSide
 from strategies.fedavg import FedAvg
 from strategies.fedcm import FedCM
 from strategies.feddw import FedDW
@@ -23,6 +23,7 @@ from strategies.federated import FederatedStrategy
 from strategies.fedproto import FedProto
 from strategies.fedpvr import FedPVR
 from strategies.local_options import LocalOptions
+from strategies.records import METRICS, scalars, to_tensors
 from strategies.scaffold import SCAFFOLD
 from strategies.secure_aggregation import SecAggPlus
 from strategies.soft_labels import SOFT_LABELS
@@ -183,8 +184,6 @@ def test_the_server_never_sees_a_single_update():
 def keep(message: Message, found: dict[int, Reply]) -> Message:
     """Read a plain reply as the client packed it."""
     if message.has_content() and "update" in message.content:
-        from strategies.records import METRICS, scalars, to_tensors
-
         metrics = scalars(message.content[METRICS])
         found[int(metrics["partition-id"])] = Reply(
             int(metrics["partition-id"]),
@@ -363,8 +362,6 @@ def test_methods_that_read_single_replies_are_refused_and_why():
 
 
 def test_a_side_that_says_nothing_of_sums_is_refused_if_it_reads_replies():
-    from strategies.base import ServerSide
-
     class Reader(ServerSide):
         def reduce(self, replies, update, cohort):
             self.first = replies[0]
@@ -392,6 +389,12 @@ def test_a_value_out_of_range_is_refused_by_its_key(options):
     (name,) = options
     with pytest.raises(ConfigError, match=rf"strategy\.secure_aggregation\.{name}="):
         SecAggPlus(**options)
+
+
+def test_by_default_a_majority_is_needed_to_unmask():
+    """So that nobody can ask one half for a client's mask and the other half for its key."""
+    for size in range(3, 200):
+        assert max(2, round(SecAggPlus().reconstruction_threshold * size)) > size / 2
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 10, 16, 1000, 1024])
@@ -453,8 +456,3 @@ def test_what_is_no_mean_of_vectors_is_refused():
         layout.unpack(1.5 * vector, 1, 1e-6)
     with pytest.raises(ValueError, match="no mean"):
         layout.unpack(vector[:-1], 1, 1e-6)
-
-
-def test_uniform_mean_is_the_plain_mean_of_norms_no_more():
-    assert not hasattr(NormMean(), "weighting")
-    assert UniformMean().weighting == "clients"
