@@ -29,8 +29,8 @@ from strategies.base import (
     ClientSampler,
     ClientSide,
     ConfigError,
-    Observer,
     MeanAggregator,
+    Observer,
     Output,
     RefusedReplyError,
     Reply,
@@ -483,6 +483,7 @@ class FederatedStrategy(Strategy):
             step.aggregator,
             step.transforms,
             step.output,
+            step.observers,
             summed=summed,
         )
         if averaged and weighting != "clients":

@@ -31,6 +31,7 @@ from strategies.base import (
     ClientSide,
     ConfigError,
     MeanAggregator,
+    Observer,
     Output,
     ReadsNoReply,
     Reply,
@@ -69,6 +70,7 @@ def require_sums(
     aggregator: Aggregator,
     transforms: Sequence[ReplyTransform],
     output: Output,
+    observers: Sequence[Observer] = (),
     *,
     summed: bool,
 ) -> Weighting:
@@ -81,6 +83,7 @@ def require_sums(
         aggregator: of the method.
         transforms: of the method.
         output: of the method.
+        observers: of the run.
         summed: they are summed before the server has them; or else by the server, in the
             ``receive`` of a side, which itself still reads single replies.
 
@@ -99,6 +102,7 @@ def require_sums(
         *_reasons("strategy.transforms", transforms),
         *_reasons("strategy.output", [] if isinstance(output, ReadsNoReply) else [output]),
         *_reasons("strategy.server_sides", readers),
+        *_reasons("diagnostics", observers),
         *_unsummed(client_sides, server_sides),
     ]
     if reasons or not isinstance(aggregator, MeanAggregator):

@@ -347,6 +347,8 @@ def test_methods_that_read_single_replies_are_refused_and_why():
         FedAvg(aggregator=NormMean(), secure_aggregation=SECURE)
     with pytest.raises(ConfigError, match=r"transforms .*one by one"):
         FedAvg(transforms=[lambda params, replies: replies], secure_aggregation=SECURE)
+    with pytest.raises(ConfigError, match=r"diagnostics .*one by one"):
+        FedAvg(observers=[lambda params, replies, cohort: None], secure_aggregation=SECURE)
     with pytest.raises(ConfigError, match=r"evaluation\.clients"):
         FedAvg(evaluate_on_clients=True, secure_aggregation=SECURE)
     with pytest.raises(ConfigError, match=r"prototype_sums.*no shape"):
