@@ -6,7 +6,8 @@ columns are put in that order, too, and the network computes what it did. What s
 layers must treat all neurons alike: activations, pooling, dropout, flattening, normalisation
 channel by channel or over all channels. A shortcut ties the orders of two layers to each other,
 grouped convolutions and normalisation over several groups of channels tie neurons to places: such
-networks are refused.
+networks are refused. The outputs of the last layer keep their places: it is the classifier, or of a
+model that has none (a CVAE) the last layer of the part that the model calls ``fused``.
 
 A layer is a matrix (out, d) with its bias, if it has one, as last column. Its other columns come in
 blocks, one for each neuron of the layer before: of one column for a linear layer, of the kernel's
@@ -70,7 +71,7 @@ def read_chain(params: Tensors) -> list[Link]:
     Shapes do not show everything: :class:`Chain` looks at the model itself.
 
     Raises:
-        ConfigError: for tensors that form no chain up to head.weight.
+        ConfigError: for tensors that form no chain, or that lack the classifier above their body.
     """
     links: list[Link] = []
     width = 0
@@ -85,9 +86,14 @@ def read_chain(params: Tensors) -> list[Link]:
             links[-1].followers.append(name)
         else:
             raise _no_chain(f"{name} {tuple(value.shape)} belongs to no layer before it")
-    if not links or links[-1].weight != f"{HEAD}.weight" or links[-1].followers:
+    if not links or links[-1].followers or not _ends(links[-1].weight, params):
         raise _no_chain(f"its last layer is not {HEAD}.weight (strategy.personal may keep it)")
     return links
+
+
+def _ends(last: str, params: Tensors) -> bool:
+    """Return whether this may be the last layer: the classifier, or that of a model without."""
+    return last == f"{HEAD}.weight" or not any(name.startswith("body.") for name in params)
 
 
 def _block(name: str, value: Tensor, links: list[Link], width: int) -> int:
@@ -136,11 +142,13 @@ class Chain(ClientSide):
         Raises:
             ConfigError: naming what ties neurons to each other or to their places.
         """
+        part: str = getattr(model, "fused", "")
+        network, prefix = model.get_submodule(part), f"{part}." if part else ""
         try:
-            graph = fx.symbolic_trace(model).graph
+            graph = fx.symbolic_trace(network).graph
         except Exception as error:  # whatever a forward method may do with what is no tensor
             raise _no_chain(f"what {type(model).__name__} computes cannot be followed") from error
-        modules, used = dict(model.named_modules()), []
+        modules, used = dict(network.named_modules()), []
         for node in graph.nodes:
             if node.op == "output":
                 continue
@@ -150,10 +158,10 @@ class Chain(ClientSide):
                 if reason := _tie(modules[str(node.target)]):
                     raise _no_chain(f"{node.target} {reason}")
                 if isinstance(modules[str(node.target)], _LAYERS):
-                    used.append(f"{node.target}.weight")
+                    used.append(f"{prefix}{node.target}.weight")
             elif node.op != "placeholder" and node.target not in _ALIKE_CALLS:
                 raise _no_chain(f"{node.name} may not treat all neurons alike")
-        read = [link.weight for link in read_chain(dict(model.named_parameters()))]
+        read = [link.weight for link in read_chain(dict(network.named_parameters(prefix=part)))]
         if used != read:
             raise _no_chain(f"its layers are used in the order {used}, and listed as {read}")
 

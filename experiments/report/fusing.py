@@ -1,8 +1,7 @@
 """Fuses again what a run's clients sent: ``python -m experiments.report.fusing RUN`` prints JSON.
 
-The plane is spanned by the models of the first two clients and what the fusion ends with; other
-models are projected onto it (all parameters in one row). The paper spans it by the first two steps,
-which holds no client's model.
+The plane is the paper's, that of the first two steps: of g_0, g_1 and g_2, where g_t has all
+parameters after t iterations in one row. Later iterates are projected onto it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import copy
 import dataclasses
 import json
 import logging
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,9 +29,9 @@ from strategies.client_models import load_replies
 from strategies.maecho import HarmonizedOptima
 from tasks import ConfigError, Task
 
-GRID = 25  # points on the longer side
+GRID = 21  # points on a side
 EXAMPLES = 2000  # of the test set, for the surface
-MARGIN = 0.2  # of the longer side, beyond all that is shown
+MARGIN = 0.2  # of the side, beyond all that is shown
 DENSE = 6  # every iteration until that one, then ever fewer
 DIGITS = 5
 
@@ -75,7 +73,7 @@ def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> F
 
     Args:
         fusion: of a run.
-        grid: points on the longer side of the surface.
+        grid: points on a side of the surface.
         examples: of the test set, for the surface.
 
     Raises:
@@ -84,15 +82,13 @@ def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> F
     params = fusion.params
     iterations = looked_at(fusion.aggregator.iterations)
     iterates = torch.stack([flat(fused(fusion, count)) for count in iterations])
-    local = torch.stack(
-        [flat({n: x + r.update[n] for n, x in params.items()}) for r in fusion.replies]
-    )
     batches = list(fusion.task.test_data().batches(500, generator=None, train=False))
     measured = Measured(fusion.task.build_model(0), params, batches, fusion.task.loss)
     scores = [measured.score(iterate) for iterate in iterates]
-    plane = Plane.through(local[0], local[1], iterates[-1])
-    path, clients = plane.coordinates(iterates), plane.coordinates(local)
-    x, y = _axes(torch.cat([path, clients]), grid)
+    first, second = (iterates[min(count, len(iterates) - 1)] for count in (1, 2))
+    plane = Plane.through(iterates[0], first, second)
+    path = plane.coordinates(iterates)
+    x, y = _axes(path, grid)
     surface = [[measured.loss(plane.point(a, b), examples) for a in x] for b in y]
     accuracies = [accuracy for _, accuracy in scores if accuracy is not None]
     return FusionPath(
@@ -100,7 +96,6 @@ def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> F
         _rounded(accuracies),
         _rounded([loss for loss, _ in scores]),
         [_rounded(point) for point in path.tolist()],
-        [_rounded(point) for point in clients.tolist()],
         _rounded([plane.share(iterates[1:] - iterates[0])])[0],
         _rounded(x),
         _rounded(y),
@@ -162,15 +157,11 @@ def _unit(way: Tensor) -> Tensor:
 
 
 def _axes(points: Tensor, grid: int) -> tuple[list[float], list[float]]:
-    """Return x and y of a grid around points (n, 2)."""
+    """Return x and y of a square grid around points (n, 2)."""
     low, high = points.min(0).values, points.max(0).values
-    margin = MARGIN * float((high - low).max().clamp_min(1e-12))
-    low, sides = low - margin, high - low + 2 * margin
-    step = float(sides.max()) / (grid - 1)
-    counts = [math.ceil(side / step - 1e-9) + 1 for side in sides.tolist()]
-    x, y = (
-        [start + step * n for n in range(c)] for start, c in zip(low.tolist(), counts, strict=True)
-    )
+    half = (0.5 + MARGIN) * float((high - low).max().clamp_min(1e-12))
+    offsets = torch.linspace(-half, half, grid).double()
+    x, y = ((middle + offsets).tolist() for middle in (low + high) / 2)
     return x, y
 
 

@@ -23,7 +23,7 @@ MOST_SHOWN = 12  # runs
 COLORS = "YlGnBu"
 HEIGHT, SIDE, LEFT, BOTTOM = 4.0, 3.1, 0.62, 0.5  # inches
 # On the picture, whose colours are the same on a dark page: not those of the theme.
-DARK, LIGHT, WAY = "#1c2733", "#ffffff", "#d1495b"
+LIGHT, WAY = "#ffffff", "#d1495b"
 
 Shown = Sequence[tuple[str, FusionPath]]
 
@@ -58,12 +58,11 @@ def fusion(layout: Layout, stem: Path) -> list[Block]:
 
 def _caption(shown: Shown, left_out: int) -> str:
     words = [
-        "Left: the loss on the plane through the models of the first two clients and what the "
-        f"fusion ends with, on {shown[0][1].examples} examples of the test set; the scale of "
-        "colours is logarithmic and each picture's own. Numbered: the clients' models; the line: "
-        "the iterates, from the circle to the star. What does not lie in the plane is shown at the "
-        "point nearest to it, and the loss there is that of the plane, not its own. The paper's "
-        "plane is that of the first two steps. Right: "
+        "Left: the loss on the plane of the fusion's first two steps, as in the paper, on "
+        f"{shown[0][1].examples} examples of the test set; the scale of colours is logarithmic and "
+        "each picture's own. The line: the iterates, from the circle to the star. From the fourth "
+        "on they need not lie in the plane, and are shown at the point nearest to them; the loss "
+        "there is that of the plane, not their own. Right: "
         f"{'accuracy' if shown[0][1].accuracy else 'loss'} on the whole test set after so many "
         "iterations, the scale of which is logarithmic from 1 on; grey: the other runs.",
     ]
@@ -115,8 +114,8 @@ def _draw_surface(spot: Spot, label: str, way: FusionPath) -> None:
     from matplotlib.colors import LogNorm
 
     x, y = np.asarray(way.x), np.asarray(way.y)
-    width, height = _fitted(float(np.ptp(x)), float(np.ptp(y)))
-    axes = spot.axes(LEFT, BOTTOM, width, height)
+    side = min(SIDE, HEIGHT - BOTTOM - 0.4)
+    axes = spot.axes(LEFT, BOTTOM, side, side)
     surface = np.asarray(way.surface)
     low = max(1e-6, float(surface.min()))
     high = max(2 * low, float(surface.max()))
@@ -133,11 +132,11 @@ def _draw_surface(spot: Spot, label: str, way: FusionPath) -> None:
     axes.contour(x, y, surface, levels=levels, colors=LIGHT, linewidths=0.6, alpha=0.7)
     axes.set_xlim(x[0], x[-1])
     axes.set_ylim(y[0], y[-1])
-    _draw_models(axes, way)
+    _draw_path(axes, way)
     set_title(axes, f"loss · {label}", WIDTH - LEFT - 0.2)
-    style_axes(axes, "from client 0 to client 1", "towards the fused model", FONT)
+    style_axes(axes, "along the first step", "across it", FONT)
     axes.grid(visible=False)
-    bar = spot.figure.colorbar(image, cax=spot.axes(LEFT + width + 0.12, BOTTOM, 0.1, height))
+    bar = spot.figure.colorbar(image, cax=spot.axes(LEFT + side + 0.12, BOTTOM, 0.1, side))
     ticks = np.geomspace(low, high, 4)
     bar.set_ticks(ticks.tolist(), labels=[f"{tick:.2g}" for tick in ticks], minor=False)
     bar.minorticks_off()
@@ -145,21 +144,12 @@ def _draw_surface(spot: Spot, label: str, way: FusionPath) -> None:
     bar.outline.set_edgecolor(AXIS)
 
 
-def _fitted(width: float, height: float) -> tuple[float, float]:
-    """Return inches in which the plane's distances are the same both ways."""
-    scale = min(SIDE / width, (HEIGHT - BOTTOM - 0.4) / height)
-    return width * scale, height * scale
-
-
-def _draw_models(axes: Axes, way: FusionPath) -> None:
+def _draw_path(axes: Axes, way: FusionPath) -> None:
     path = np.asarray(way.path)
     axes.plot(path[:, 0], path[:, 1], color=LIGHT, lw=3.2, solid_capstyle="round")
     axes.plot(path[:, 0], path[:, 1], color=WAY, lw=1.6, marker=".", ms=3.5)
     for place, marker, size in ((0, "o", 6), (-1, "*", 11)):
         axes.plot(*path[place], marker=marker, ms=size, mfc=WAY, mec=LIGHT, mew=0.8, ls="")
-    for number, (x, y) in enumerate(way.clients):
-        axes.plot(x, y, marker="s", ms=9, mfc=LIGHT, mec=DARK, mew=0.8, ls="")
-        axes.text(x, y, str(number), ha="center", va="center_baseline", fontsize=6.5, color=DARK)
 
 
 def _course(number: int, shown: Shown) -> Picture:

@@ -23,14 +23,14 @@ TIMEOUT_SECONDS = 900
 
 @dataclass(frozen=True)
 class FusionPath:
-    """The iterates of a fusion, and the loss on the plane through two clients' models and the end.
+    """The iterates of a fusion, and the loss on the plane of its first two steps.
 
     Args:
         iterations: after how many of them it was looked at, from 0 on.
         accuracy: of each iterate, on the test set; empty where the model does not classify.
         loss: of each iterate, on the test set.
-        path: (x, y) of each iterate in the plane, the nearest point to it.
-        clients: (x, y) of the clients' models, in their order; the first two lie in the plane.
+        path: (x, y) of each iterate in the plane, the nearest point to it; the first three lie in
+            the plane.
         in_plane: the share of the way from the first iterate to each that lies in the plane, of its
             squared length; of all but the first together.
         x: of the grid.
@@ -44,7 +44,6 @@ class FusionPath:
     accuracy: Sequence[float] = ()
     loss: Sequence[float] = ()
     path: Sequence[Sequence[float]] = ()
-    clients: Sequence[Sequence[float]] = ()
     in_plane: float = 1.0
     x: Sequence[float] = ()
     y: Sequence[float] = ()

@@ -33,6 +33,7 @@ class CVAE(nn.Module):
     """
 
     classifies = False
+    fused = "decoder"  # what can be fused: an encoder stays with its client
 
     def __init__(self, pixels: int, num_classes: int, latent: int = LATENT) -> None:
         super().__init__()

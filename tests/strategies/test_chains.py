@@ -136,6 +136,24 @@ def test_a_plain_body_passes():
     Chain().check(Shortcut(add=False), SGD())
 
 
+def test_of_a_model_without_classifier_the_part_that_is_fused_is_the_chain():
+    """A CVAE's decoder: its pixels keep their places, and its encoder stays with its client."""
+    model = build_model("cvae", input_shape=(1, 6, 6), num_classes=3, seed=1)
+    Chain().check(model, SGD())
+    decoder = {n: v for n, v in tensors(model).items() if n.startswith("decoder.")}
+    assert [link.weight for link in read_chain(decoder)] == [
+        *("decoder.0.weight", "decoder.2.weight", "decoder.4.weight")
+    ]
+    latents, classes = draw(5, 20), torch.eye(3)[[0, 1, 2, 1, 0]]
+    before = model.decode(latents, classes)
+    moved = reordered(read_chain(decoder), decoder, any_orders(decoder))
+    assert not torch.equal(moved["decoder.4.weight"], decoder["decoder.4.weight"])
+    model.load_state_dict(moved, strict=False)
+    torch.testing.assert_close(model.decode(latents, classes), before, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"decoder\.0\.weight has 23 inputs"):
+        read_chain(tensors(model))  # as if the encoder travelled, too
+
+
 @pytest.mark.parametrize(
     ("drop", "why"),
     [("head.weight", "its last layer is not head.weight"), ("body.3.weight", "10 inputs|400")],

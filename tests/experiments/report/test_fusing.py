@@ -81,15 +81,14 @@ def test_the_way_ends_at_the_runs_own_model(folder, read, path):
     torch.testing.assert_close(start[body], mean[body])
 
 
-def test_clients_and_end_lie_where_their_loss_is_that_of_the_surface(read, path):
-    """The first two clients, and the fused model, lie in the plane, and nothing is lost there."""
-    assert path.clients[0] == [0.0, 0.0]
-    assert path.clients[1][1] == pytest.approx(0.0, abs=1e-6)
-    rows = [fusing.flat(matching._model(read.params, reply)) for reply in read.replies[:2]]
-    assert path.clients[1][0] == pytest.approx(float((rows[1] - rows[0]).norm()), rel=1e-4)
-    end = fusing.flat(fusing.fused(read, 9))
-    plane = fusing.Plane.through(rows[0], rows[1], end)
-    torch.testing.assert_close(plane.point(*path.path[-1]), end, atol=1e-3, rtol=1e-3)
+def test_the_first_steps_span_the_plane_whose_loss_the_surface_is(read, path):
+    rows = [fusing.flat(fusing.fused(read, count)) for count in (0, 1, 2, 9)]
+    plane = fusing.Plane.through(*rows[:3])
+    length = float((rows[1] - rows[0]).norm())
+    assert path.path[0] == [0.0, 0.0]
+    assert path.path[1] == pytest.approx([length, 0.0], rel=1e-4, abs=1e-6 * length)
+    torch.testing.assert_close(plane.point(*path.path[2]), rows[2], atol=1e-3, rtol=1e-3)
+    assert path.path[-1] == pytest.approx(plane.coordinates(rows[3][None])[0].tolist(), rel=1e-4)
     data, model = read.task.test_data(), read.task.build_model(0)
     for y, line in zip(path.y, path.surface, strict=True):
         for x, loss in zip(path.x, line, strict=True):
@@ -103,10 +102,11 @@ def test_clients_and_end_lie_where_their_loss_is_that_of_the_surface(read, path)
     assert path.examples == len(data)
 
 
-def test_the_grid_holds_all_that_is_shown(path):
-    points = np.array([*path.path, *path.clients])
+def test_the_grid_is_a_square_that_holds_the_path(path):
+    points = np.array(path.path)
     assert path.x[0] < points[:, 0].min() < points[:, 0].max() < path.x[-1]
     assert path.y[0] < points[:, 1].min() < points[:, 1].max() < path.y[-1]
+    assert len(path.x) == len(path.y) == 4
     steps = np.diff([*path.x]), np.diff([*path.y])
     assert np.allclose(np.concatenate(steps), steps[0][0], rtol=1e-3)
 
@@ -207,7 +207,8 @@ def test_the_same_rows_are_the_same_points():
     assert np.shape(embedded(rows)) == (12, 2)
 
 
-def test_stages_have_the_accuracy_on_the_clients_own_examples(read):
+def test_stages_have_the_accuracy_on_the_clients_own_examples(read, monkeypatch):
+    monkeypatch.setattr(matching, "embedded", lambda rows: [[0.0, 0.0]] * len(rows))  # seconds each
     found = matching.neurons(read.task, read.aggregator, read.params, read.sent, read.replies)
     scores = []
     for reply in read.sent:
@@ -239,7 +240,6 @@ def a_way(accuracy=(0.2, 0.5, 0.6), **changes):
         accuracy=list(accuracy),
         loss=[2.0, 1.0, 0.8],
         path=[[1.0, 0.5], [1.0, 1.0], [1.0, 1.5]],
-        clients=[[0.0, 0.0], [2.0, 0.0], [1.0, 2.0]],
         in_plane=0.25,
         x=[-1.0, 0.0, 1.0, 2.0, 3.0],
         y=[-1.0, 0.5, 2.0, 3.5],
