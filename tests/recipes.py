@@ -15,6 +15,8 @@ from tests.federation import InProcessGrid
 
 TINY = [
     "task=digits",
+    "task.train_size=600",
+    "task.test_size=120",
     "clients=3",
     "rounds=2",
     "local.epochs=2",

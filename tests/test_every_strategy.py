@@ -11,8 +11,6 @@ from server_app.results import read_rows
 from strategies.base import check_sides
 from tests.recipes import TINY, overrides, run_recipe
 
-TINY_DENSE = [f"strategy.dense.{word}" for word in ("epochs=2", "steps=2", "images=16", "width=4")]
-
 # recipe words, and the bytes they send for every byte of the model, down and up together
 RECIPES = [
     (["strategy=fedavg"], 2.0),
@@ -53,6 +51,7 @@ RECIPES = [
     (["strategy=maecho", "strategy.projections.form=ridge"], None),
     (["strategy=maecho", "strategy.maecho.weights=program", "strategy.projections.rank=5"], None),
     (["strategy=[fedprox,maecho]"], None),
+    (["strategy=[feddw,maecho]"], None),
     (["strategy=[maecho,alignment]", "local.initial=own"], None),
     (["strategy=alignment"], 2.0),
     (["strategy=average"], None),
@@ -79,8 +78,8 @@ RECIPES = [
     (["strategy=centralised", "clients=1"], 2.0),
     (["strategy=ensemble"], None),
     (["strategy=ensemble", "strategy.ensemble.masked=false"], None),
-    (["strategy=dense", *TINY_DENSE], 2.0),
-    (["strategy=dense", *TINY_DENSE, "strategy.dense.masked_teacher=true"], None),
+    (["strategy=dense", "strategy.dense.epochs=2", "strategy.dense.steps=2"], 2.0),
+    (["strategy=dense", "strategy.dense.epochs=2", "strategy.dense.masked_teacher=true"], None),
     (["strategy=[feddw,moon]"], None),
     (["strategy=[feddw,feduv]"], None),
     (["strategy=[feddw,fedprox]"], None),

@@ -60,6 +60,7 @@ def test_uv_leaves_out_every_dependency() -> None:
     assert excluded == {canonicalize_name(requirement.name) for requirement in requirements()}
 
 
+@pytest.mark.flower  # a process of uv's, seconds
 def test_the_sync_before_a_run_installs_nothing_and_needs_no_network(tmp_path: Path) -> None:
     app = tmp_path / "app"
     app.mkdir()

@@ -30,7 +30,7 @@ Curves = Mapping[str, Sequence[Sequence[Curve]]]  # of a figure, then of a colum
 
 
 def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -> list[Block]:
-    """Return the three figures over rounds, and their means over the last rounds.
+    """Return the three figures over rounds, if there are several, and the last rounds' means.
 
     Args:
         layout: rows and columns.
@@ -43,7 +43,8 @@ def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -
     if not runs:
         return []
     blocks: list[Block] = [Heading(3, "How far updates agree")]
-    if can_plot():
+    over_rounds = any(len(run.points(name)) > 1 for run in runs for name in AGREEMENT)
+    if over_rounds and can_plot():
         curves = {
             name: [[line for line, _ in lines] for lines in curves_of(measured, keys, name)]
             for name in AGREEMENT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,18 @@ def below(prefix: str, path: Path) -> dict[str, torch.Tensor]:
     return {n.removeprefix(prefix): v for n, v in load_file(path).items() if n.startswith(prefix)}
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the folder and summary of four rounds of these words; a run each."""
+
+    @cache
+    def run(*words: str) -> tuple[Path, dict]:
+        folder = tmp_path_factory.mktemp("whole") / "run"
+        return folder, run_recipe(folder, *TINY, "rounds=4", *words)
+
+    return run
+
+
 @CASES
 def test_a_checkpoint_holds_x_and_what_was_given_out(words, tmp_path):
     """Two models; the stored one is the second, and has the loss of the last row."""
@@ -66,21 +79,21 @@ def test_by_default_a_checkpoint_holds_x_alone(tmp_path):
 
 
 @CASES
-def test_how_often_it_is_evaluated_changes_nothing(words, tmp_path):
-    every = run_recipe(tmp_path / "every", *TINY, "rounds=4", *words)
+def test_how_often_it_is_evaluated_changes_nothing(words, whole, tmp_path):
+    folder, every = whole(*words)
     second = run_recipe(tmp_path / "second", *TINY, "rounds=4", "evaluation.every=2", *words)
     assert second["parameters_sha256"] == every["parameters_sha256"]
-    losses = {row["round"]: row["loss"] for row in rows_of(tmp_path / "every")}
+    losses = {row["round"]: row["loss"] for row in rows_of(folder)}
     assert {row["round"]: row["loss"] for row in rows_of(tmp_path / "second") if "loss" in row} == {
         round: losses[round] for round in (0, 2, 4)
     }
 
 
 @CASES
-def test_the_early_stop_stores_the_model_that_reached_the_target(words, tmp_path):
+def test_the_early_stop_stores_the_model_that_reached_the_target(words, whole, tmp_path):
     """And resuming without a target goes on from x: as if there had been none."""
-    whole = run_recipe(tmp_path / "whole", *TINY, "rounds=4", *words)
-    accuracies = [row["accuracy"] for row in rows_of(tmp_path / "whole")]
+    folder, summary = whole(*words)
+    accuracies = [row["accuracy"] for row in rows_of(folder)]
     reached = max(range(1, 4), key=lambda round: accuracies[round])
     target = f"target_accuracy={accuracies[reached] - 1e-6}"
     stopped = run_recipe(tmp_path / "cut", *TINY, "rounds=4", target, *words)
@@ -90,7 +103,7 @@ def test_the_early_stop_stores_the_model_that_reached_the_target(words, tmp_path
         accuracies[first], abs=1e-6
     )
     resumed = run_recipe(tmp_path / "cut", *TINY, "rounds=4", *words, "resume=true")
-    assert resumed["parameters_sha256"] == whole["parameters_sha256"]
+    assert resumed["parameters_sha256"] == summary["parameters_sha256"]
     assert [row["accuracy"] for row in rows_of(tmp_path / "cut")] == accuracies
 
 

@@ -51,21 +51,21 @@ def distance(strategy, rounds: int, **how) -> float:
 
 def test_fedavg_stalls_where_scaffold_reaches_the_optimum():
     """Drift keeps FedAvg off the optimum; control variates cancel it."""
-    assert distance(FedAvg(local_lr=0.05), 150) > 0.1
-    assert distance(SCAFFOLD(local_lr=0.05), 150) < 1e-10
+    assert distance(FedAvg(local_lr=0.05), 50) > 0.1
+    assert distance(SCAFFOLD(local_lr=0.05), 50) < 1e-10
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_scaffold_under_partial_participation(option):
+@pytest.mark.parametrize(("option", "rounds"), [("I", 400), ("II", 100)])
+def test_scaffold_under_partial_participation(option, rounds):
     """One of two clients a round: c moves by 1/N, and a client's c_i waits for its next turn."""
     strategy = SCAFFOLD(option, local_lr=0.04, sampler=FixedSizeSampler(0.5, seed=1))
-    assert distance(strategy, 400) < 1e-9
+    assert distance(strategy, rounds) < 1e-9
 
 
 @pytest.mark.parametrize("schedule", [ExponentialDecay(0.99), MultiStep((0.3, 0.6), 0.5)])
 def test_scaffold_under_a_schedule(schedule):
     """lr_sum is the round's own: a decayed rate leaves c_i a gradient."""
-    assert distance(SCAFFOLD(local_lr=0.05, schedule=schedule), 150) < 1e-6
+    assert distance(SCAFFOLD(local_lr=0.05, schedule=schedule), 60) < 1e-6
 
 
 def test_scaffold_control_variates_are_the_clients_gradients():
@@ -77,7 +77,7 @@ def test_scaffold_control_variates_are_the_clients_gradients():
         strategy,
         datasets,
         model=lambda: Regression(2),
-        rounds=150,
+        rounds=60,
         options=STEPS,
         stores=stores,
     )
@@ -85,7 +85,7 @@ def test_scaffold_control_variates_are_the_clients_gradients():
     for i, data in enumerate(datasets):
         residual = data.inputs @ best - data.labels
         gradient = data.inputs.T @ residual / len(data)
-        kept = stores[i].load(strategy.state.experiment, 150)["control_variate"]["head.weight"][0]
+        kept = stores[i].load(strategy.state.experiment, 60)["control_variate"]["head.weight"][0]
         torch.testing.assert_close(kept, gradient, atol=1e-8, rtol=0)
     c = strategy.server_sides["scaffold"].control_variate["head.weight"]
     torch.testing.assert_close(c, torch.zeros_like(c), atol=1e-8, rtol=0)

@@ -7,8 +7,8 @@ import torch
 from flwr.app import Message
 from safetensors.torch import load_file
 
-from server_app.client_models import FILE, load_replies
 from strategies.base import Reply, Tensors
+from strategies.client_models import FILE, load_replies
 from strategies.maecho import HarmonizedOptima
 from strategies.records import to_record, to_tensors
 from tests.recipes import TINY, run_recipe

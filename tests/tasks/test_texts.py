@@ -249,6 +249,7 @@ def test_keys_of_texts_are_unknown_to_images():
     not (Path(os.environ.get("FEDHET_DATA", "/none")) / "imdb").is_dir(),
     reason="needs FEDHET_DATA with imdb/train.parquet and imdb/test.parquet",
 )
+@pytest.mark.flower  # it reads 50,000 reviews: seconds
 def test_the_real_imdb():
     task = make_task("imdb")
     train, test = task._splits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,15 @@ def summary_of(method: str, seed: int, rows: Sequence[dict[str, Any]]) -> dict[s
         "machine": {"cpu": "a CPU", "cores": 2, "gpu": "none used"},
         "status": "completed",
     }
+
+
+@pytest.fixture
+def no_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw nothing, as where matplotlib is missing: it takes seconds."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("experiments.report.") and hasattr(module, "can_plot"):
+            monkeypatch.setattr(module, "can_plot", lambda: False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 WriteRun = Callable[..., Path]

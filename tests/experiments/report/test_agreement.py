@@ -71,6 +71,11 @@ def test_a_panel_a_figure_with_the_seeds_mean_and_band(tmp_path, drawn):
     assert [panel.log for panel in drawn] == [False, False, True]
 
 
+def test_of_a_single_round_there_is_the_table_alone(tmp_path, drawn):
+    found = blocks_of([run(values=(0.5,))], tmp_path)
+    assert (set(found), drawn) == ({Heading, Table}, [])
+
+
 def test_dotted_is_where_orthogonal_updates_of_equal_length_lie(tmp_path, drawn):
     runs = [run("fedavg", values=(0.8, 0.9)), run("scaffold", values=(0.8, 0.9))]
     caption = blocks_of(runs, tmp_path)[Gallery].caption

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from PIL import Image
 
-from experiments.report import command, data, page, pictures
+from experiments.report import command, data
 
 
 @pytest.fixture
@@ -33,14 +33,6 @@ def sweep(write_run, tmp_path):
                     partition__alpha=alpha,
                 )
     return tmp_path / "sweep"
-
-
-@pytest.fixture
-def no_pictures(monkeypatch):
-    """Pretend that matplotlib is missing."""
-    monkeypatch.setattr(page, "can_plot", lambda: False)
-    monkeypatch.setattr(pictures, "can_plot", lambda: False)
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 def report(*words):
@@ -81,7 +73,9 @@ def test_failed_runs_are_named_with_their_error(sweep):
     assert "- 7_scaffold_seed1: failed: a node died" in text
 
 
-@pytest.mark.parametrize("most_points", [data.MOST_POINTS, 60])
+@pytest.mark.parametrize(
+    "most_points", [pytest.param(data.MOST_POINTS, marks=pytest.mark.flower), 60]
+)
 def test_the_page_is_made_again_from_its_data_file(sweep, tmp_path, monkeypatch, most_points):
     """Also where there are so many rounds that the diagnostics are thinned out."""
     monkeypatch.setattr(data, "MOST_POINTS", most_points)
@@ -96,9 +90,11 @@ def test_the_page_is_made_again_from_its_data_file(sweep, tmp_path, monkeypatch,
     assert b"rounds to 40 %" in first["report.html"]
 
 
-def test_the_page_fetches_nothing_and_is_well_formed(sweep):
-    report(sweep)
-    html = (sweep / "report" / "report.html").read_text()
+def test_the_page_fetches_nothing_and_is_well_formed_whatever_it_is_called(sweep, tmp_path):
+    report(sweep, "--by", "partition.alpha", "--out", tmp_path / "docs", "--name", "short")
+    assert "short_rounds.png" in written(tmp_path / "docs")
+    assert "](short_rounds.png)" in (tmp_path / "docs" / "short.md").read_text()
+    html = (tmp_path / "docs" / "short.html").read_text()
     assert not re.search(r"(src|href)\s*=\s*[\"'](?!#|data:)", html)
     assert "http" not in html
     assert "@import" not in html
@@ -216,12 +212,6 @@ def test_without_matplotlib_the_tables_come_and_it_is_said(sweep):
     text = (sweep / "report" / "report.md").read_text()
     assert "matplotlib is missing" in text
     assert "51.00 ± 1.41" in text
-
-
-def test_by_and_name(sweep, tmp_path):
-    report(sweep, "--by", "partition.alpha", "--out", tmp_path / "docs", "--name", "short")
-    assert "short_rounds.png" in written(tmp_path / "docs")
-    assert "](short_rounds.png)" in (tmp_path / "docs" / "short.md").read_text()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.report import agreement, page, pictures
 from experiments.report.data import parse, read_data, to_text
 from experiments.report.markdown import to_markdown
 from experiments.report.page import build_page
@@ -14,10 +13,7 @@ RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 FILES = [p.name for p in sorted(RESULTS.glob("*.json")) if "fedhet_report" in p.read_text()[:99]]
 
 
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    for module in (agreement, page, pictures):
-        monkeypatch.setattr(module, "can_plot", lambda: False)
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def markdown(name, tmp_path):
