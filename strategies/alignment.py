@@ -35,7 +35,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from strategies.base import ConfigError, Reply, Tensors, subtract
+from strategies.base import ConfigError, Reply, Tensors, local_model, subtract
 from strategies.chains import Link, read_chain, reordered
 from strategies.projected import flattened
 from strategies.projections import PROJECTIONS, SCALES
@@ -96,7 +96,7 @@ class Alignment:
         Raises:
             ConfigError: for a model that is no chain, or payloads by parameter that are not moved.
         """
-        chain, anchor = read_chain(params), _model(params, replies[0])
+        chain, anchor = read_chain(params), local_model(params, replies[0])
         for name, tensors in replies[0].payloads.items():
             if name not in (PROJECTIONS, SCALES) and not params.keys().isdisjoint(tensors):
                 raise ConfigError(
@@ -108,7 +108,7 @@ class Alignment:
     def _aligned(
         self, chain: Sequence[Link], params: Tensors, reply: Reply, anchor: Tensors
     ) -> Reply:
-        model = _model(params, reply)
+        model = local_model(params, reply)
         orders = orders_of(chain, model, anchor)
         payloads = dict(reply.payloads)
         if PROJECTIONS in payloads:
@@ -125,7 +125,3 @@ class Alignment:
             values = projections[link.weight][columns]
             moved[link.weight] = values[:, columns] if self.dense else values
         return moved
-
-
-def _model(params: Tensors, reply: Reply) -> dict[str, Tensor]:
-    return {name: x + reply.update[name] for name, x in params.items()}

@@ -407,6 +407,11 @@ def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
     return {name: value - right[name] for name, value in left.items()}
 
 
+def local_model(params: Tensors, reply: Reply) -> dict[str, Tensor]:
+    """Return a client's model ``y_i = x + update_i`` by name."""
+    return {name: x + reply.update[name] for name, x in params.items()}
+
+
 def check_sides(
     client_sides: Mapping[str, ClientSide],
     server_sides: Mapping[str, ServerSide],

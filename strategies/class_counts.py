@@ -23,7 +23,7 @@ from strategies.base import (
     Shapes,
     Tensors,
 )
-from strategies.projected import HEAD
+from strategies.projected import HEAD, class_counts
 from strategies.projections import CLASS_COUNTS, COUNTS
 
 
@@ -98,6 +98,5 @@ def holder_shares(replies: Sequence[Reply]) -> Tensor:
     Args:
         replies: with class counts.
     """
-    counts = torch.stack([reply.payloads[CLASS_COUNTS][COUNTS] for reply in replies])
-    holds = (counts > 1).float()
+    holds = (class_counts(replies) > 1).float()
     return holds / holds.sum(0).clamp_min(1.0)

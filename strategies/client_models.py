@@ -15,7 +15,7 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from strategies.base import ConfigError, LocalSummary, Reply, Tensors
+from strategies.base import ConfigError, LocalSummary, Reply, Tensors, local_model
 from strategies.storage import save_tensors
 
 FILE = "client_models.safetensors"
@@ -45,8 +45,8 @@ class ClientModels:
             client = str(reply.client_id)
             clients[client] = {key: getattr(reply, key) for key in _COUNTS}
             clients[client][TRAIN_LOSS] = reply.metrics.get(TRAIN_LOSS, float("nan"))
-            for name, x in params.items():
-                tensors[f"{client}/{MODEL}/{name}"] = x + reply.update[name]
+            for name, value in local_model(params, reply).items():
+                tensors[f"{client}/{MODEL}/{name}"] = value
             for payload, values in reply.payloads.items():
                 for name, value in values.items():
                     tensors[f"{client}/{PAYLOAD}/{payload}/{name}"] = value.contiguous()

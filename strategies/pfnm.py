@@ -62,7 +62,7 @@ from flwr.common.logger import log
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from strategies.base import ConfigError, Reply, Tensors, require_range
+from strategies.base import ConfigError, Reply, Tensors, local_model, require_range
 from strategies.chains import Chain, Link, read_chain
 from strategies.class_counts import ClassCountsClient, ClassCountsServer
 from strategies.federated import FederatedStrategy, Slots
@@ -225,7 +225,7 @@ class GrownNetwork(ABC):
     ) -> dict[str, Tensor]:
         """Return the grown network's tensors."""
         models = [
-            {name: (x + reply.update[name]).double() for name, x in params.items()}
+            {name: value.double() for name, value in local_model(params, reply).items()}
             for reply in replies
         ]
         counts = class_counts(replies).double()

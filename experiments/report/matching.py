@@ -16,7 +16,7 @@ from torch import Tensor
 
 from experiments.report.measured import Measured, flat
 from experiments.report.paths import Neurons, Stage
-from strategies.base import ConfigError, Reply, Tensors
+from strategies.base import ConfigError, Reply, Tensors, local_model
 from strategies.maecho import HarmonizedOptima, Released
 from strategies.projected import flattened, projected_layers, unflattened
 from strategies.projections import PROJECTIONS
@@ -52,8 +52,8 @@ def neurons(
     known = isinstance(aggregator.loop, Released) and aggregator.initial in STARTS
     if not known or aggregator.weights != "uniform" or not layers:
         return None
-    local = [_model(params, reply) for reply in replies]
-    stages: list[tuple[str, Models]] = [("as trained", [_model(params, r) for r in sent])]
+    local = [local_model(params, reply) for reply in replies]
+    stages: list[tuple[str, Models]] = [("as trained", [local_model(params, r) for r in sent])]
     aligned = _aligned(params, sent)
     if aligned is not None:
         stages.append(("aligned by optimal transport", aligned))
@@ -124,13 +124,9 @@ def _aligned(params: Tensors, sent: Sequence[Reply]) -> Models | None:
 
     bare = [dataclasses.replace(reply, payloads={}) for reply in sent]
     try:
-        return [_model(params, reply) for reply in Alignment()(params, bare)]
+        return [local_model(params, reply) for reply in Alignment()(params, bare)]
     except ConfigError:
         return None
-
-
-def _model(params: Tensors, reply: Reply) -> dict[str, Tensor]:
-    return {name: x + reply.update[name] for name, x in params.items()}
 
 
 def _own_examples(task: Task, params: Tensors, client: int) -> Measured:

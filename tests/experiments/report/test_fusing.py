@@ -14,6 +14,7 @@ from experiments.report.matching import embedded, local_optima, matched
 from experiments.report.neurons import neurons
 from experiments.report.paths import FusionPath, Neurons, fuse_again
 from experiments.report.runs import read_run
+from strategies.base import local_model
 from strategies.client_models import FILE, load_replies
 from strategies.maecho import HarmonizedOptima, Released
 from strategies.projected import projected_layers
@@ -76,7 +77,7 @@ def test_the_way_ends_at_the_runs_own_model(folder, read, path):
     assert path.loss[-1] == pytest.approx(run.summary["loss"], rel=1e-3)
     assert len(path.accuracy) == len(path.loss) == len(path.path) == len(path.iterations)
     start = fusing.flat(fusing.fused(read, 0))
-    mean = torch.stack([fusing.flat(matching._model(read.params, r)) for r in read.replies]).mean(0)
+    mean = torch.stack([fusing.flat(local_model(read.params, r)) for r in read.replies]).mean(0)
     body = slice(0, -read.params["head.weight"].numel())  # the classifier is masked, not averaged
     torch.testing.assert_close(start[body], mean[body])
 
@@ -127,7 +128,7 @@ def test_transforms_of_the_recipe_come_before_the_fusion(folder, tmp_path):
     )
     changed = [r.update["body.1.weight"] for r in (found.replies[1], found.sent[1])]
     assert not torch.equal(*changed)
-    model, other = (matching._model(found.params, r[1]) for r in (found.replies, found.sent))
+    model, other = (local_model(found.params, r[1]) for r in (found.replies, found.sent))
     inputs = torch.randn(5, 1, 8, 8)
     network = found.task.build_model(0)
     outputs = []
@@ -174,7 +175,7 @@ def test_the_mean_of_the_local_optima_is_what_the_aggregator_returns(
     aggregator = HarmonizedOptima(
         Released(step, normalise), iterations, initial=initial, tolerance=0.0, device="cpu"
     )
-    local = [matching._model(params, reply) for reply in replies]
+    local = [local_model(params, reply) for reply in replies]
     layers = projected_layers(replies)
     optima = local_optima(aggregator, replies, local, layers, iterations)
     fused = aggregator(params, replies)
@@ -186,7 +187,7 @@ def test_the_mean_of_the_local_optima_is_what_the_aggregator_returns(
 
 def test_no_iterations_leave_the_clients_models(folder):
     params, replies = load_replies(folder / FILE)
-    local = [matching._model(params, reply) for reply in replies]
+    local = [local_model(params, reply) for reply in replies]
     layers = projected_layers(replies)
     optima = local_optima(HarmonizedOptima(), replies, local, layers, 0)
     for before, after in zip(local, optima, strict=True):
@@ -213,7 +214,7 @@ def test_stages_have_the_accuracy_on_the_clients_own_examples(read, monkeypatch)
     scores = []
     for reply in read.sent:
         model = read.task.build_model(0)
-        model.load_state_dict(matching._model(read.params, reply))
+        model.load_state_dict(local_model(read.params, reply))
         data, _ = read.task.client_data(reply.client_id)
         scores.append(evaluate_model(model, data, read.task.loss)[1])
     first = found.stages[0]
