@@ -6,9 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conf import build_part, compose, method_name
+from conf import compose
 from server_app.results import read_rows
-from strategies.base import check_sides
 from tests.recipes import TINY, overrides, run_recipe
 
 # recipe words, and the bytes they send for every byte of the model, down and up together
@@ -105,20 +104,14 @@ def cases(*columns: list) -> list:
     ]
 
 
-@pytest.mark.parametrize("words", cases(WORDS))
-def test_the_halves_meet(words):
-    recipe = compose(overrides(*TINY, *words))
-    client = build_part(recipe, "strategy.client_sides", 1)
-    server = build_part(recipe, "strategy.server_sides", 1)
-    check_sides(client, server)
-    methods = words[0].removeprefix("strategy=").strip("[]").split(",")
-    assert method_name(recipe) == "+".join(sorted(methods))
-
-
 @pytest.mark.parametrize(("words", "traffic"), cases(WORDS, [row[1] for row in RECIPES]))
 def test_the_loss_falls_and_the_traffic_is_as_said(words, traffic, tmp_path):
     """Every message builds its client anew, so what a method keeps must be in its state."""
-    summary = run_recipe(tmp_path / "run", *TINY, "rounds=4", *words)
+    all_data = "task.train_size=null"  # of steps enough
+    seldom = "evaluation.every=4"
+    summary = run_recipe(tmp_path / "run", *TINY, all_data, seldom, "rounds=4", *words)
+    methods = words[0].removeprefix("strategy=").strip("[]").split(",")
+    assert summary["strategy"] == "+".join(sorted(methods))
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert summary["status"] == "completed"
     assert summary["failures"] == 0

@@ -510,6 +510,7 @@ def test_the_strategy_itself():
 # ---- a run ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.flower  # two runs, seconds
 def test_the_student_beats_the_average(tmp_path):
     """Two clients with five classes each, trained from numbers of their own.
 
@@ -517,7 +518,14 @@ def test_the_student_beats_the_average(tmp_path):
     No image is sent, and none is in the server's hands: what the student learns it learns from
     generated ones.
     """
-    words = [*TINY, "strategy=dense", "rounds=1", "clients=2", "local.epochs=10"]
+    words = [
+        *TINY,
+        "task.train_size=null",
+        "strategy=dense",
+        "rounds=1",
+        "clients=2",
+        "local.epochs=10",
+    ]
     words += ["seed=2", "partition=pathological", "partition.classes=5", "local.initial=own"]
     words += ["strategy.dense.masked_teacher=true", "evaluation.received=false"]
     quick = ["epochs=16", "steps=5", "images=64", "width=8", "crop_padding=0", "batch_size=16"]

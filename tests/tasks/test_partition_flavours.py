@@ -34,6 +34,7 @@ def test_dirichlet_reproduces_the_published_partition_of_mnist():
 
 
 @pytest.mark.skipif("FEDHET_DATA" not in os.environ, reason="FEDHET_DATA is not set: no MNIST here")
+@pytest.mark.flower  # it reads 70,000 images: seconds
 def test_dirichlet_reproduces_the_published_partition_on_the_real_mnist():
     task = make_task("mnist", "dirichlet", clients=5, options={"alpha": 0.01, "seed": 1})
     assert [len(part) for part in task.client_rows] == [5199, 11370, 17651, 12665, 13115]

@@ -107,6 +107,7 @@ def test_unwritable_cache_names_the_variable(tmp_path, monkeypatch):
         make_task("digits").client_data(0)
 
 
+@pytest.mark.flower  # a process of its own
 def test_a_second_process_imports_nothing_slow(tmp_path):
     for split in ("train", "test"):
         write_texts(tmp_path / "imdb" / f"{split}.parquet", ["good", "bad"] * 20, [1, 0] * 20)

@@ -74,10 +74,15 @@ def test_failed_runs_are_named_with_their_error(sweep):
 
 
 @pytest.mark.parametrize(
-    "most_points", [pytest.param(data.MOST_POINTS, marks=pytest.mark.flower), 60]
+    ("most_points", "drawn"),
+    [pytest.param(data.MOST_POINTS, True, marks=pytest.mark.flower), (60, False)],
 )
-def test_the_page_is_made_again_from_its_data_file(sweep, tmp_path, monkeypatch, most_points):
+def test_the_page_is_made_again_from_its_data_file(
+    sweep, tmp_path, monkeypatch, request, most_points, drawn
+):
     """Also where there are so many rounds that the diagnostics are thinned out."""
+    if not drawn:
+        request.getfixturevalue("no_pictures")
     monkeypatch.setattr(data, "MOST_POINTS", most_points)
     report(sweep, "--targets", "0.4", "--title", "A title")
     first = written(sweep / "report")
