@@ -51,20 +51,22 @@ class ClientModels:
                 for name, value in values.items():
                     tensors[f"{client}/{PAYLOAD}/{payload}/{name}"] = value.contiguous()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(self.path, tensors, {"fedhet": json.dumps({"clients": clients})})
+        about = {"clients": clients, "order": list(params)}  # a file sorts its tensors by name
+        save_tensors(self.path, tensors, {"fedhet": json.dumps(about)})
         return replies
 
 
 def load_replies(path: Path) -> tuple[dict[str, Tensor], list[Reply]]:
-    """Return x and the replies, by client, that :class:`ClientModels` wrote.
+    """Return x, in the model's order, and the replies, by client, that :class:`ClientModels` wrote.
 
     Raises:
         FileNotFoundError: if there is no such file.
     """
     with safe_open(path, framework="pt") as file:
-        clients = json.loads(file.metadata()["fedhet"])["clients"]
+        about = json.loads(file.metadata()["fedhet"])
         tensors = {key: file.get_tensor(key) for key in file.keys()}
-    params = _below(RECEIVED, tensors)
+    clients = about["clients"]
+    params = {name: tensors[f"{RECEIVED}/{name}"] for name in about["order"]}
     replies = [
         _reply(int(client), params, tensors, counts)
         for client, counts in sorted(clients.items(), key=lambda pair: int(pair[0]))

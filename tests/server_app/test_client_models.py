@@ -32,11 +32,13 @@ def replies_of(params):
 
 
 def test_replies_come_back_as_they_went(tmp_path):
-    params = {"body.weight": torch.randn(3, 2), "head.bias": torch.randn(2)}
+    names = ("body.weight", "body.10.weight", "body.2.weight", "body.2.bias")
+    params = {name: torch.randn(3, 2) for name in names}
     sent = replies_of(params)
     assert ClientModels(tmp_path / "run" / FILE)(params, sent) is sent
     received, found = load_replies(tmp_path / "run" / FILE)
     torch.testing.assert_close(received, params)
+    assert list(received) == list(params)  # chains of layers are read off it
     for one, other in zip(sent, found, strict=True):
         counts = ("client_id", "num_examples", "num_steps", "lr_sum")
         assert [getattr(one, key) for key in counts] == [getattr(other, key) for key in counts]
