@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from collections.abc import Mapping
+import faulthandler
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -98,9 +101,10 @@ class Workshop:
 @app.query()
 def introduce(message: Message, context: Context) -> Message:
     """Answer the roll call: partition id, example count, hashes, versions."""
-    workshop = _workshop(context)
-    client_id = _client_id(context, workshop.population)
-    data, _ = workshop.task.client_data(client_id, site_folder=_site_folder(context))
+    with _ended_when_too_late(message, context):
+        workshop = _workshop(context)
+        client_id = _client_id(context, workshop.population)
+        data, _ = workshop.task.client_data(client_id, site_folder=_site_folder(context))
     card = ConfigRecord(dict(workshop.card))
     card["partition-id"] = client_id
     card["num-partitions"] = workshop.population
@@ -114,28 +118,48 @@ def introduce(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
-    workshop = _workshop(context)
-    evaluation = workshop.evaluation
-    every = int(evaluation.every) if evaluation.received else 0
-    own = evaluation.model != "global"
-    if workshop.secure_aggregation is None:
-        return train_reply(_client(workshop, context, message), message, every, own)
-    client_id = _client_id(context, workshop.population)
-    return workshop.secure_aggregation.reply(
-        message,
-        context,
-        train=lambda asked: trained(_client(workshop, context, asked), asked, every, own),
-        layout=workshop.layout,
-        seed=lambda asked: upload_seed(workshop.seed, client_id, asked),
-    )
+    with _ended_when_too_late(message, context):
+        workshop = _workshop(context)
+        evaluation = workshop.evaluation
+        every = int(evaluation.every) if evaluation.received else 0
+        own = evaluation.model != "global"
+        if workshop.secure_aggregation is None:
+            return train_reply(_client(workshop, context, message), message, every, own)
+        client_id = _client_id(context, workshop.population)
+        return workshop.secure_aggregation.reply(
+            message,
+            context,
+            train=lambda asked: trained(_client(workshop, context, asked), asked, every, own),
+            layout=workshop.layout,
+            seed=lambda asked: upload_seed(workshop.seed, client_id, asked),
+        )
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
-    workshop = _workshop(context)
-    finetune_epochs = int(workshop.evaluation.finetune_epochs)
-    return evaluate_reply(_client(workshop, context, message), message, finetune_epochs)
+    with _ended_when_too_late(message, context):
+        workshop = _workshop(context)
+        finetune_epochs = int(workshop.evaluation.finetune_epochs)
+        return evaluate_reply(_client(workshop, context, message), message, finetune_epochs)
+
+
+@contextlib.contextmanager
+def _ended_when_too_late(message: Message, context: Context) -> Iterator[None]:
+    """End this process when nobody waits for the reply any more, and say where it was.
+
+    A SuperNode gives its executor one message after another and waits for each without end: a
+    client that hangs would be out of the run for good. Not in a simulation, whose workers play
+    other clients, too.
+    """
+    if compose_overrides(tuple(overrides_of(context.run_config))).runtime.simulation:
+        yield
+        return
+    faulthandler.dump_traceback_later(message.metadata.ttl, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 # ---- assembling a client from the recipe and the node's own config -------------------------------

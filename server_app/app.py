@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
-from logging import INFO
+from collections.abc import Iterator, Mapping, Sequence
+from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,8 @@ def main(grid: Grid, context: Context) -> None:
         run = Run(recipe, folder, last)
     except Exception as error:
         if last is None:  # else the folder holds a run's summary, which this is not a part of
-            ResultsFolder(folder).write_summary({}, "failed", f"{type(error).__name__}: {error}")
+            with said_if_impossible(folder):
+                write_failure(ResultsFolder(folder), {}, error)
         raise
     if hasattr(grid, "pull_interval"):  # the simulation's: by default it waits .1 s for replies
         grid.pull_interval = _PULL_SECONDS
@@ -169,8 +171,8 @@ class Run:
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             summary = self.results.write_summary(about, "completed")
         except BaseException as error:
-            why = f"{type(error).__name__}: {error}"
-            self.loggers.finish(self.results.write_summary(self._about(), "failed", why))
+            with said_if_impossible(self.folder):
+                self.loggers.finish(write_failure(self.results, self._about(), error))
             raise
         self.loggers.finish(summary)
         log(INFO, "Results are in %s", self.folder)
@@ -274,6 +276,22 @@ class Run:
         }
 
 
+def write_failure(
+    results: ResultsFolder, about: Mapping[str, Any], error: BaseException
+) -> dict[str, Any]:
+    """Write the summary of a run that an error has ended, and return what is in it."""
+    return results.write_summary(about, "failed", f"{type(error).__name__}: {error}")
+
+
+@contextlib.contextmanager
+def said_if_impossible(folder: Path) -> Iterator[None]:
+    """Log that a folder cannot be written to; the error that is on its way tells more."""
+    try:
+        yield
+    except OSError as error:
+        log(ERROR, "summary.json in %s could not be written: %s", folder, error)
+
+
 def check_recipe(recipe: DictConfig) -> None:
     """Refuse values that no method can run with."""
     check_slots(recipe)
@@ -284,6 +302,8 @@ def check_recipe(recipe: DictConfig) -> None:
     require_range("checkpoint.every", recipe.checkpoint.every)
     local_options(recipe.local, recipe.strategy.phases)
     require_range("evaluation.finetune_epochs", recipe.evaluation.finetune_epochs)
+    for name in ("round_timeout_seconds", "connect_timeout_seconds"):
+        require_range(f"runtime.{name}", recipe.runtime[name], open_low=True)
     if recipe.evaluation.model not in EVALUATED:
         raise ConfigError(
             f"evaluation.model={recipe.evaluation.model!r} is not allowed: it must be one of "
@@ -345,6 +365,7 @@ def build_strategy(
         local_lr=float(recipe.local.lr),
         buffers=[name for name, _ in model.named_buffers()],
         population=int(recipe.clients),
+        min_clients=recipe.runtime.min_clients,
         min_replies=int(recipe.min_replies),
         max_failed_rounds=int(recipe.max_failed_rounds),
         fingerprint=fingerprint(recipe),

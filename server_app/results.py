@@ -34,6 +34,8 @@ def row_of(report: RoundReport) -> dict[str, Any]:
             "clients": list(report.clients),
             "failures": list(report.failures),
         }
+    if report.absent:
+        row["absent"] = list(report.absent)
     row |= {f"client_{_key(name)}": value for name, value in report.client_evaluation.items()}
     return row
 
@@ -61,14 +63,21 @@ class RowsFile:
         save_text(path, "".join(json.dumps(row) + "\n" for row in self.rows))
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a round's line and flush it to disk."""
+        """Add a round's line and flush it to disk.
+
+        Raises:
+            OSError: if that cannot be, as on a full disk; the lines before it are there.
+        """
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()  # to the system: safe when the process dies
+                if time.monotonic() - self._synced > _SYNC_SECONDS:  # when the machine does
+                    os.fsync(file.fileno())
+                    self._synced = time.monotonic()
+        except OSError as error:
+            raise OSError(f"{self.path} could not be written: {error}") from error
         self.rows.append(row)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()  # to the system: safe when the process dies
-            if time.monotonic() - self._synced > _SYNC_SECONDS:  # when the machine does
-                os.fsync(file.fileno())
-                self._synced = time.monotonic()
 
 
 class ResultsFolder:

@@ -16,7 +16,15 @@ from dataclasses import replace
 from logging import INFO, WARNING
 from typing import TypedDict
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    MessageType,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
@@ -61,13 +69,14 @@ from strategies.records import (
     valid_replies,
 )
 from strategies.report import RoundReport, StrategyState
-from strategies.roll_call import Population, roll_call
+from strategies.roll_call import Latecomers, Population, roll_call
 from strategies.samplers import FixedSizeSampler
 from strategies.schedules import Constant
 from strategies.secure_aggregation import KEY, SecAggPlus
 from strategies.server_step import ServerStep
 from strategies.sums import Layout, per_example, require_private, require_sums, shapes_of
 
+_POLL_SECONDS = 1.0
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -85,6 +94,7 @@ class Slots(TypedDict, total=False):
     local_lr: float
     buffers: Collection[str]
     population: int
+    min_clients: int | None
     min_replies: int
     max_failed_rounds: int
     fingerprint: Mapping[str, str]
@@ -115,11 +125,15 @@ class FederatedStrategy(Strategy):
         buffers: names in the arrays that are not trained (BatchNorm statistics): always the
             example-weighted mean, never seen by sides, aggregator or server optimiser.
         population: N; 0 takes as many clients as there are nodes.
-        min_replies: with fewer valid replies a round leaves the model as it was.
+        min_clients: so many of the N are enough for round 1 when ``connect_timeout_seconds`` are
+            over; None: all. The others may join later.
+        min_replies: with fewer valid replies a round leaves the model as it was; a round waits
+            until so many clients are connected.
         max_failed_rounds: that many such rounds in a row end the run with an error.
         fingerprint: hashes that every node must share with the server.
         evaluate_on_clients: evaluate the output at all clients, in a second exchange a round.
-        connect_timeout_seconds: how long to wait for the nodes before round 1.
+        connect_timeout_seconds: how long to wait for the nodes before round 1, and before any
+            round for ``min_replies`` of them.
         secure_aggregation: the server learns the sum of a round's replies and no single one.
         allow_stacked_corrections: permit several sides that edit gradients.
 
@@ -144,6 +158,7 @@ class FederatedStrategy(Strategy):
         local_lr: float = 0.05,
         buffers: Collection[str] = (),
         population: int = 0,
+        min_clients: int | None = None,
         min_replies: int = 1,
         max_failed_rounds: int = 3,
         fingerprint: Mapping[str, str] | None = None,
@@ -175,6 +190,9 @@ class FederatedStrategy(Strategy):
         self.schedule = schedule or Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.size = population
+        if min_clients is not None:
+            require_range("min_clients", min_clients, low=1)
+        self.min_clients = min_clients
         self.min_replies = int(require_range("min_replies", min_replies, low=1))
         self.max_failed_rounds = int(require_range("max_failed_rounds", max_failed_rounds, low=1))
         self.fingerprint = dict(fingerprint or {})
@@ -189,6 +207,10 @@ class FederatedStrategy(Strategy):
         self.durable: dict[int, int] = {}
         self.num_rounds = 0
         self.population: Population | None = None
+        self._latecomers: Latecomers | None = None
+        self._absent: frozenset[int] = frozenset()
+        self._sent: list[Metadata] = []
+        self._timeout_seconds = 0.0
         self._params: Tensors = {}
         self._report = RoundReport(round=0)
 
@@ -221,12 +243,15 @@ class FederatedStrategy(Strategy):
             the metrics by round and, as ``arrays``, the last output: that of the last round that
             had enough valid replies.
         """
-        self.num_rounds = num_rounds
+        self.num_rounds, self._timeout_seconds = num_rounds, timeout
         self.server_step.init(to_tensors(initial_arrays), self.state.tensors)
-        self.population = roll_call(grid, self.size, self.fingerprint, self.connect_timeout_seconds)
+        self.population = roll_call(
+            grid, self.size, self.fingerprint, self.connect_timeout_seconds, self.min_clients
+        )
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(len(self.population))
             self._layout(to_tensors(initial_arrays))
+        self._latecomers = Latecomers(self.population, self.fingerprint)
         self.summary()
         result, arrays = Result(), initial_arrays
         result.arrays = self._given_out(arrays)
@@ -289,7 +314,8 @@ class FederatedStrategy(Strategy):
     ) -> Iterable[Message]:
         """Sample the cohort and write its messages."""
         population = self._require_population()
-        cohort = self.sampler.sample(server_round, len(population))
+        present = sorted(population.nodes.keys() - self._absent)
+        cohort = [present[i] for i in self.sampler.sample(server_round, len(present))]
         self._params = to_tensors(arrays)
         # What many clients get is serialised once. Held beside its record, a payload keeps its id.
         records: dict[int, tuple[Tensors, ArrayRecord]] = {}
@@ -301,11 +327,13 @@ class FederatedStrategy(Strategy):
                     records[id(tensors)] = (tensors, to_record(tensors))
                 content[name] = records[id(tensors)][1]
             content[CONFIG] = self._config(server_round, client, config)
-            messages.append(_message(content, MessageType.TRAIN, population.nodes[client]))
+            messages.append(self._message(content, MessageType.TRAIN, client, server_round))
+        self._sent = [message.metadata for message in messages]
         self._report = RoundReport(
             round=server_round,
             lr=self._lr(server_round),
             clients=cohort,
+            absent=sorted(set(range(len(population))) - set(present)),
             bytes_down=sum(count_bytes(message.content) for message in messages),
         )
         return messages
@@ -318,6 +346,8 @@ class FederatedStrategy(Strategy):
             replies,
             {self._require_population().nodes[client]: client for client in self._report.clients},
             self._parse,
+            {sent.message_id: sent.dst_node_id for sent in self._sent if sent.message_id},
+            self._timeout_seconds,
         )
         self._report.clients = [reply.client_id for reply in valid]
         self._report.failures, self._report.bytes_up = failures, bytes_up
@@ -347,12 +377,14 @@ class FederatedStrategy(Strategy):
         if not self.evaluate_on_clients:
             return []
         return [
-            _message(
+            self._message(
                 RecordDict({PARAMS: arrays, CONFIG: self._config(server_round, client, config)}),
                 MessageType.EVALUATE,
-                node,
+                client,
+                server_round,
             )
-            for client, node in self._require_population().nodes.items()
+            for client in self._require_population().nodes
+            if client not in self._absent
         ]
 
     def aggregate_evaluate(
@@ -421,6 +453,7 @@ class FederatedStrategy(Strategy):
         config: ConfigRecord,
         result: Result,
     ) -> ArrayRecord:
+        self._look_around(grid)
         began = time.perf_counter()
         messages = self.configure_train(round, arrays, config, grid)
         if self.secure_aggregation is None:
@@ -442,6 +475,45 @@ class FederatedStrategy(Strategy):
             return arrays
         result.train_metrics_clientapp[round] = metrics
         return new_arrays
+
+    def _look_around(self, grid: Grid) -> None:
+        """Find out who is connected; wait while that are fewer than min_replies.
+
+        Raises:
+            TimeoutError: if they are fewer for longer than ``connect_timeout_seconds``.
+        """
+        population, latecomers = self._require_population(), self._latecomers
+        began = time.monotonic()
+        while True:
+            connected = set(grid.get_node_ids())
+            if latecomers is not None:
+                latecomers.admit(grid, connected)
+            absent = {c for c in range(len(population)) if population.nodes.get(c) not in connected}
+            if absent != self._absent:
+                log(WARNING, "clients that are not connected: %s", sorted(absent) or "none")
+            self._absent = frozenset(absent)
+            num_present = len(population) - len(absent)
+            if num_present >= min(self.min_replies, len(population)):
+                return
+            if time.monotonic() - began > self.connect_timeout_seconds:
+                raise TimeoutError(
+                    f"min_replies={self.min_replies}, but only {num_present} of {len(population)} "
+                    f"clients are connected after {self.connect_timeout_seconds:.0f} s "
+                    "(runtime.connect_timeout_seconds)"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def _message(
+        self, content: RecordDict, message_type: str, client: int, round: int
+    ) -> Message:
+        """Return a message that is worth nothing, to the node either, when the round has ended."""
+        return Message(
+            content=content,
+            message_type=message_type,
+            dst_node_id=self._require_population().nodes[client],
+            ttl=self._timeout_seconds or None,
+            group_id=str(round),  # nodes log it
+        )
 
     def _given_out(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return what the last round gave out, where ``arrays`` is x after it."""
@@ -547,7 +619,3 @@ class FederatedStrategy(Strategy):
                 f"{self.min_replies} valid replies (max_failed_rounds={self.max_failed_rounds}); "
                 f"the last failures: {'; '.join(failures[:5])}"
             )
-
-
-def _message(content: RecordDict, message_type: str, node: int) -> Message:
-    return Message(content=content, message_type=message_type, dst_node_id=node)

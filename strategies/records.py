@@ -110,6 +110,8 @@ def valid_replies(
     messages: Iterable[Message],
     cohort: Mapping[int, int],
     parse: Callable[[Message, int], Reply],
+    asked: Mapping[str, int],
+    timeout_seconds: float,
 ) -> tuple[list[Reply], list[str], int]:
     """Return the valid replies by client id, why the others are missing, and the bytes received.
 
@@ -117,22 +119,28 @@ def valid_replies(
         messages: the replies as they came.
         cohort: client id by node id.
         parse: reads one client's message, or refuses it.
+        asked: node id by the id of the message that the node was sent.
+        timeout_seconds: how long they were waited for.
     """
     waiting = dict(cohort)
     valid, failures, bytes_up = [], [], 0
     for message in messages:
         if message.has_content():
             bytes_up += count_bytes(message.content)
-        client = waiting.pop(message.metadata.src_node_id, None)
-        if client is None:  # the SuperLink answers in the name of a node it has lost
+        node = message.metadata.src_node_id
+        if message.has_error():  # the SuperLink's own, for a node that it has lost, names no node
+            node = asked.get(message.metadata.reply_to_message_id, node)
+        client = waiting.pop(node, None)
+        if client is None:
             reason = message.error.reason if message.has_error() else "unknown sender"
-            failures.append(f"node {message.metadata.src_node_id}: {reason}")
+            failures.append(f"node {node}: {reason}")
             continue
         try:
             valid.append(parse(message, client))
         except RefusedReplyError as refusal:
             failures.append(f"client {client}: {refusal}")
-    failures += [f"client {client}: no reply" for client in sorted(waiting.values())]
+    why = f"no reply within {timeout_seconds:g} s (runtime.round_timeout_seconds)"
+    failures += [f"client {client}: {why}" for client in sorted(waiting.values())]
     return sorted(valid, key=lambda reply: reply.client_id), failures, bytes_up
 
 

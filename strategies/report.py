@@ -17,6 +17,7 @@ class RoundReport:
         round: t, from 1 (0: the initial model).
         lr: the local learning rate.
         clients: ids of the clients whose replies were aggregated.
+        absent: ids of the clients that were not connected as the round began.
         failures: why each missing or refused reply was not.
         metrics: example-weighted means of what the clients measured.
         bytes_down: array bytes sent to clients, as serialised.
@@ -32,6 +33,7 @@ class RoundReport:
     round: int
     lr: float = 0.0
     clients: Sequence[int] = ()
+    absent: Sequence[int] = ()
     failures: Sequence[str] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
     bytes_down: int = 0

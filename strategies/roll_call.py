@@ -1,13 +1,14 @@
-"""Before round 1: ask every node who it is, and refuse a federation that cannot be right."""
+"""Who takes part: every node is asked who it is, and a federation that cannot be right is refused."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
@@ -16,26 +17,35 @@ from strategies.records import client_card
 
 _POLL_SECONDS = 0.2
 _REPORT_SECONDS = 10.0
+_LAST_CALL_SECONDS = 10.0  # for an answer when the time for connecting is over
 _SIZE_HINT = (
     "set clients to the number of SuperNodes, or start as many: flwr run . --federation-config "
     "'num-supernodes=N client-resources-num-cpus=1' (clients=0: as many as there are)"
 )
 
 
-@dataclass(frozen=True)
+@dataclass
 class Population:
-    """The federation: node ids and example counts by client (partition) id."""
+    """The federation: N, and node ids and example counts by client (partition) id.
 
-    nodes: Mapping[int, int]
-    num_examples: Mapping[int, int]
+    A client that has not joined yet is in neither.
+    """
+
+    size: int
+    nodes: dict[int, int]
+    num_examples: dict[int, int]
 
     def __len__(self) -> int:
         """Return N."""
-        return len(self.nodes)
+        return self.size
 
 
 def roll_call(
-    grid: Grid, size: int, fingerprint: Mapping[str, str], timeout_seconds: float
+    grid: Grid,
+    size: int,
+    fingerprint: Mapping[str, str],
+    timeout_seconds: float,
+    min_clients: int | None = None,
 ) -> Population:
     """Ask every connected node for its partition id, example count and hashes.
 
@@ -44,37 +54,116 @@ def roll_call(
         size: N, the number of clients expected; 0 takes as many as their node configs speak of.
         fingerprint: hashes (of the recipe, of the code) that every node must share.
         timeout_seconds: how long to wait for N nodes to be connected and to answer.
+        min_clients: so many of the N are enough when that time is over; None: all.
 
     Raises:
         ConfigError: two nodes with one partition id, a node with other code or recipe, partition
-            ids other than 0..N-1, a node that cannot answer.
+            ids other than 0..N-1, a node that cannot answer, silent nodes.
         TimeoutError: too few nodes.
     """
-    node_ids = _wait_for_nodes(grid, max(size, 1), timeout_seconds)
-    cards = _ask(grid, node_ids, timeout_seconds)
+    end = time.monotonic() + timeout_seconds
+    cards: dict[int, ConfigRecord] = {}
+    expected = size or 1
+    while True:
+        enough = expected if min_clients is None else min(min_clients, expected)
+        node_ids = _wait_for_nodes(grid, expected, enough, end, timeout_seconds)
+        cards = {node: card for node, card in cards.items() if node in node_ids}
+        strangers = [node for node in node_ids if node not in cards]
+        cards |= _ask(grid, strangers, max(end - time.monotonic(), _LAST_CALL_SECONDS))
+        told = max(map(_num_partitions, cards.values()), default=1) if size == 0 else size
+        if told == expected and (len(cards) >= expected or time.monotonic() > end):
+            break
+        expected = told
     if size == 0:
-        size = max(int(str(card["num-partitions"])) for card in cards.values())
-        if len(cards) < size:
-            node_ids = _wait_for_nodes(grid, size, timeout_seconds)
-            cards |= _ask(grid, [n for n in node_ids if n not in cards], timeout_seconds)
-        log(INFO, "clients=0: the %s connected SuperNodes are the clients", size)
-    _check_fingerprints(cards, fingerprint)
-    nodes = _by_partition(cards, size)
+        log(INFO, "clients=0: the %s SuperNodes of the node configs are the clients", expected)
+    for node, card in cards.items():
+        _check_fingerprint(node, card, fingerprint)
+    population = _by_partition(cards, expected, enough)
     releases = sorted({str(card.get("versions", "")) for card in cards.values()})
     if len(releases) > 1:  # allowed, but the same seed then need not give the same bits
         log(WARNING, "the nodes run different versions: %s", releases)
-    examples = {client: int(str(cards[node]["num-examples"])) for client, node in nodes.items()}
-    log(INFO, "Roll call: %s clients, %s examples", size, sum(examples.values()))
-    return Population(nodes, examples)
+    examples = sum(population.num_examples.values())
+    log(INFO, "Roll call: %s clients, %s examples", len(population.nodes), examples)
+    missing = sorted(set(range(expected)) - population.nodes.keys())
+    if missing:
+        log(WARNING, "clients %s are not there; they may join later", missing)
+    return population
 
 
-def _wait_for_nodes(grid: Grid, size: int, timeout_seconds: float) -> list[int]:
-    start = last_report = time.monotonic()
+class Latecomers:
+    """Lets nodes into a run that connect after its roll call.
+
+    Such a node plays a client that was not there, or one whose node is gone: a site with a new
+    key. It is asked who it is beside the rounds, which wait for no answer.
+    """
+
+    def __init__(self, population: Population, fingerprint: Mapping[str, str]) -> None:
+        """Know those who are in.
+
+        Args:
+            population: of the roll call; who is let in is added to it.
+            fingerprint: hashes that every node must share.
+        """
+        self._population, self._fingerprint = population, fingerprint
+        self._asked: dict[int, str] = {}  # by node, the question's message id
+        self._refused: set[int] = set()
+
+    def admit(self, grid: Grid, connected: Collection[int]) -> None:
+        """Ask those who are new, and let in or refuse those who have answered.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            connected: the nodes that are there now.
+        """
+        there = set(connected)
+        self._asked = {node: asked for node, asked in self._asked.items() if node in there}
+        self._refused &= there  # one that comes again is asked again
+        known = {*self._population.nodes.values(), *self._asked, *self._refused}
+        strangers = sorted(there - known)
+        if strangers:
+            ids = grid.push_messages([_question(node) for node in strangers])
+            self._asked |= dict(zip(strangers, ids, strict=True))
+        if not self._asked:
+            return
+        nodes = {asked: node for node, asked in self._asked.items()}
+        for answer in grid.pull_messages(list(nodes)):
+            node = nodes[answer.metadata.reply_to_message_id]
+            del self._asked[node]
+            try:
+                self._let_in(node, answer, there)
+            except ConfigError as refusal:
+                self._refused.add(node)
+                log(WARNING, "refused to let in a node that came late: %s", refusal)
+
+    def _let_in(self, node: int, answer: Message, there: Collection[int]) -> None:
+        card = _card(node, answer)
+        _check_fingerprint(node, card, self._fingerprint)
+        client = _partition(card)
+        if not 0 <= client < len(self._population):
+            raise ConfigError(f"node {node} says partition-id={client}: {_range_of(self._population)}")
+        other = self._population.nodes.get(client)
+        if other in there:
+            raise ConfigError(_both(client, node, other))
+        self._population.nodes[client] = node
+        self._population.num_examples[client] = _num_examples(card)
+        log(INFO, "client %s has joined: node %s", client, node)
+
+
+# ---- asking, and reading the answers -------------------------------------------------------------
+
+
+def _wait_for_nodes(
+    grid: Grid, size: int, enough: int, end: float, timeout_seconds: float
+) -> list[int]:
+    last_report = time.monotonic()
     while len(node_ids := sorted(grid.get_node_ids())) < size:
         now = time.monotonic()
-        if now - start > timeout_seconds:
+        if now > end and len(node_ids) >= enough:
+            break
+        if now > end:
+            least = "" if enough == size else f" (min_clients={enough})"
             raise TimeoutError(
-                f"clients={size}, but only {len(node_ids)} SuperNodes are connected after "
+                f"clients={size}{least}, but only {len(node_ids)} SuperNodes are connected after "
                 f"{timeout_seconds:.0f} s (runtime.connect_timeout_seconds); {_SIZE_HINT}"
             )
         if now - last_report > _REPORT_SECONDS:
@@ -84,49 +173,77 @@ def _wait_for_nodes(grid: Grid, size: int, timeout_seconds: float) -> list[int]:
     return node_ids
 
 
+def _question(node_id: int) -> Message:
+    return Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
+
+
 def _ask(grid: Grid, node_ids: list[int], timeout_seconds: float) -> dict[int, ConfigRecord]:
-    questions = [
-        Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
-        for node_id in node_ids
-    ]
+    """Return the cards by node; without those that have gone, or are silent."""
+    questions = [_question(node_id) for node_id in node_ids]
     cards: dict[int, ConfigRecord] = {}
     for answer in grid.send_and_receive(questions, timeout=timeout_seconds):
-        if answer.has_error():
-            raise ConfigError(
-                f"node {answer.metadata.src_node_id} cannot take part: {answer.error.reason}"
-            )
-        cards[answer.metadata.src_node_id] = client_card(answer.content)
+        if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
+            continue  # killed a minute ago; the SuperLink has only now noticed
+        cards[answer.metadata.src_node_id] = _card(answer.metadata.src_node_id, answer)
     silent = sorted(set(node_ids) - cards.keys())
     if silent:
         log(WARNING, "nodes %s did not answer the roll call", silent)
     return cards
 
 
-def _check_fingerprints(cards: Mapping[int, ConfigRecord], fingerprint: Mapping[str, str]) -> None:
-    for node_id, card in cards.items():
-        for name, value in fingerprint.items():
-            theirs = card.get(name)
-            if theirs != value:
-                raise ConfigError(
-                    f"node {node_id} (partition {card['partition-id']!r}) runs another {name}: "
-                    f"{theirs!r}, the server has {value!r}; give every site the same "
-                    "release and the same recipe, then start again"
-                )
+def _card(node: int, answer: Message) -> ConfigRecord:
+    if answer.has_error():
+        raise ConfigError(f"node {node} cannot take part: {answer.error.reason}")
+    return client_card(answer.content)
 
 
-def _by_partition(cards: Mapping[int, ConfigRecord], size: int) -> dict[int, int]:
-    nodes: dict[int, int] = {}
-    for node_id, card in sorted(cards.items()):
-        client = int(str(card["partition-id"]))
-        if client in nodes:
+def _partition(card: ConfigRecord) -> int:
+    return int(str(card["partition-id"]))
+
+
+def _num_partitions(card: ConfigRecord) -> int:
+    return int(str(card["num-partitions"]))
+
+
+def _num_examples(card: ConfigRecord) -> int:
+    return int(str(card["num-examples"]))
+
+
+def _check_fingerprint(node_id: int, card: ConfigRecord, fingerprint: Mapping[str, str]) -> None:
+    for name, value in fingerprint.items():
+        theirs = card.get(name)
+        if theirs != value:
             raise ConfigError(
-                f"nodes {nodes[client]} and {node_id} both say partition-id={client}; give each "
-                "SuperNode its own in --node-config"
+                f"node {node_id} (partition {card['partition-id']!r}) runs another {name}: "
+                f"{theirs!r}, the server has {value!r}; give every site the same "
+                "release and the same recipe, then start again"
             )
-        nodes[client] = node_id
-    if set(nodes) != set(range(size)):
+
+
+def _by_partition(cards: Mapping[int, ConfigRecord], size: int, enough: int) -> Population:
+    population = Population(size, {}, {})
+    for node_id, card in sorted(cards.items()):
+        client = _partition(card)
+        if client in population.nodes:
+            raise ConfigError(_both(client, population.nodes[client], node_id))
+        population.nodes[client] = node_id
+        population.num_examples[client] = _num_examples(card)
+    nodes = dict(sorted(population.nodes.items()))
+    if not nodes.keys() <= set(range(size)) or len(nodes) < enough:
         raise ConfigError(
-            f"clients={size} needs the partition ids 0..{size - 1}, but the {len(nodes)} connected "
+            f"{_range_of(population)}, but the {len(nodes)} connected "
             f"nodes have {sorted(nodes)[:20]}; {_SIZE_HINT}"
         )
-    return dict(sorted(nodes.items()))
+    population.nodes = nodes
+    return population
+
+
+def _range_of(population: Population) -> str:
+    return f"clients={len(population)} needs the partition ids 0..{len(population) - 1}"
+
+
+def _both(client: int, first: int, second: int) -> str:
+    return (
+        f"nodes {first} and {second} both say partition-id={client}; give each SuperNode its own "
+        "in --node-config"
+    )

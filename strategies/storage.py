@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from strategies.base import Tensors
@@ -25,7 +26,11 @@ def save_text(path: Path, text: str) -> None:
 
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` make a file beside ``path``, flush it to disk and rename it."""
+    """Let ``write`` make a file beside ``path``, flush it to disk and rename it.
+
+    Raises:
+        OSError: if that cannot be, as on a full disk; ``path`` is what it was.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
     beside = Path(name)
@@ -34,6 +39,8 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
         with beside.open("rb+") as file:
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        if isinstance(error, OSError | SafetensorError):  # neither says which file it was
+            raise OSError(f"{path} could not be written: {error}") from error
         raise

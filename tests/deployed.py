@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tests.compose import DOCKER, Service, names_seen_by, services
 ROOT = DOCKER.parent
 BIN = Path(sys.executable).parent
 MARK = "FEDHET_DEPLOYED"
+CONTAINER = "FEDHET_CONTAINER"
 SECONDS = 600  # for what takes half a minute on an idle machine
 SITES = range(3)
 IMAGE = {"/app/start.py": DOCKER / "start.py", "/app/health.py": DOCKER / "health.py"}
@@ -211,6 +213,50 @@ class Deployment:
         self._running[name].terminate()
         return self._running.pop(name).wait(timeout=30)
 
+    def kill(self, *names: str) -> None:
+        """Kill containers, that is all processes in them (docker kill)."""
+        for name in names:
+            while inside := self.processes(name):
+                for process in inside:
+                    with contextlib.suppress(psutil.Error):
+                        process.kill()
+                psutil.wait_procs(inside, timeout=5)
+            self._running.pop(name).wait()
+
+    def pause(self, *names: str) -> None:
+        """Freeze containers (docker pause)."""
+        self._signal(signal.SIGSTOP, names)
+
+    def unpause(self, *names: str) -> None:
+        """Let frozen containers go on."""
+        self._signal(signal.SIGCONT, names)
+
+    def _signal(self, number: int, names: Sequence[str]) -> None:
+        for process in (process for name in names for process in self.processes(name)):
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
+
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Return the processes in a container."""
+        return [process for process in self.left() if process.environ().get(CONTAINER) == name]
+
+    def restart(self, name: str, seconds: float = SECONDS) -> tuple[float, int]:
+        """Start a service as Docker's `restart` does: again whenever it ends, until it is well.
+
+        Returns:
+            how many seconds that took, and how many tries.
+        """
+        began, tries = time.monotonic(), 0
+        while time.monotonic() - began < seconds:
+            tries += 1
+            self.start(name)
+            while self._running[name].poll() is None:
+                if self.is_healthy(name):
+                    return time.monotonic() - began, tries
+                time.sleep(1.0)
+            time.sleep(min(0.1 * 2**tries, 60.0))  # Docker's own delays
+        raise AssertionError(f"{name} is not well after {tries} tries:\n{self.said()}")
+
     def run(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a service that ends (docker compose run), with these words as its command if any."""
         service = self.services[name]
@@ -239,16 +285,37 @@ class Deployment:
             words: the recipe's.
             results: the folder below /results.
         """
+        done = self.flwr_run(words, results, "/app", "--stream")
+        summary = self.folder / "server" / "results" / results / "summary.json"
+        assert summary.exists(), f"{done.stdout}\n{self.said()}"
+        return json.loads(summary.read_text())
+
+    def flwr_run(
+        self, words: Sequence[str], results: str, app: str, *flags: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Submit a recipe.
+
+        Args:
+            words: the recipe's.
+            results: the folder below /results.
+            app: the folder of the app.
+            flags: further ones of `flwr run`.
+        """
         recipe = [*words, "runtime.simulation=false", f"results_dir=/results/{results}"]
         serverapp = self.services["serverapp"]
         recipe = [self.translated(word, serverapp) for word in recipe]
         path = self.folder / "server" / "state" / "run.toml"
         path.write_text(run_config_toml(recipe))
-        command = ["flwr", "run", "/app", "fedhet", "--stream", "--run-config", "/state/run.toml"]
-        done = self.execute("superlink", *command)
-        summary = self.folder / "server" / "results" / results / "summary.json"
-        assert summary.exists(), f"{done.stdout}\n{self.said()}"
-        return json.loads(summary.read_text())
+        command = ["flwr", "run", app, "fedhet", *flags, "--run-config", "/state/run.toml"]
+        return self.execute("superlink", *command)
+
+    def run_status(self, run_id: int) -> tuple[str, str]:
+        """Return a run's status and its details as `flwr list` has them."""
+        words = ["flwr", "list", "fedhet", "--run-id", str(run_id), "--format", "json"]
+        done = self.execute("superlink", *words)
+        assert done.returncode == 0, done.stdout
+        (run,) = json.loads(done.stdout[done.stdout.index("{") :])["runs"]
+        return run["status"], run["status-details"]
 
     def nodes(self) -> list[dict]:
         """Return the registered SuperNodes as `flwr supernode list` has them."""
@@ -315,7 +382,8 @@ class Deployment:
         own = {key: self.translated(value, service) for key, value in service.environment.items()}
         path = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
         proxy = {"no_proxy": "*", "NO_PROXY": "*"}
-        return {"PATH": path, "PYTHONUNBUFFERED": "1", MARK: self._mark, **proxy, **own}
+        marks = {MARK: self._mark, CONTAINER: service.name}
+        return {"PATH": path, "PYTHONUNBUFFERED": "1", **marks, **proxy, **own}
 
     def translated(self, text: str, service: Service) -> str:
         """Return a word of a service as it is on this machine: addresses and paths."""

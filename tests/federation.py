@@ -74,7 +74,8 @@ class InProcessGrid(Grid):
         """Answer all messages; a handler that raises gives an error reply, as in Flower."""
         self.sent = list(messages)
         replies = []
-        for message in self.sent:
+        for number, message in enumerate(self.sent):
+            message.metadata.__dict__["_message_id"] = f"message {number}"  # as Flower's grids do
             try:
                 reply = self.handlers[message.metadata.dst_node_id](message)
             except Exception as error:

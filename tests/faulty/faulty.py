@@ -1,0 +1,101 @@
+"""The project's ClientApp, at a site where things go wrong.
+
+Which and when is in faults.json of the node's state folder: {"3": "nan"} spoils what round 3 sends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+import client_app.app
+from strategies.records import CONFIG, UPDATE, to_record, to_tensors
+
+app = ClientApp()
+DELTA = "control_variate_delta"
+WAITING, GO = "waiting", "go"
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    return client_app.app.app(message, context)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    folder = Path(str(context.node_config["state-folder"]))
+    path = folder / "faults.json"
+    faults = json.loads(path.read_text()) if path.exists() else {}
+    fault = faults.get(str(message.content.config_records[CONFIG]["round"]), "")
+    if fault in BEFORE:
+        BEFORE[fault](folder)
+    reply = client_app.app.app(message, context)
+    if fault in AFTER:
+        AFTER[fault](reply)
+    return reply
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------
+
+
+def raise_error(folder: Path) -> None:
+    raise RuntimeError("the scanner is out of order")
+
+
+def die(folder: Path) -> None:
+    os._exit(9)
+
+
+def hang(folder: Path) -> None:
+    """Never come back from training."""
+
+    def train_for_ever(*args: object) -> Message:
+        (folder / WAITING).touch()
+        while True:
+            time.sleep(1.0)
+
+    client_app.app.train_reply = train_for_ever
+
+
+def wait(folder: Path) -> None:
+    """Go on when somebody says so, five minutes later at the latest."""
+    (folder / WAITING).touch()
+    end = time.monotonic() + 300
+    while not (folder / GO).exists() and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+def change(reply: Message, name: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Replace the first tensor of a payload."""
+    tensors = to_tensors(reply.content.array_records[name])
+    first = next(iter(tensors))
+    tensors[first] = edit(tensors[first])
+    reply.content[name] = to_record(tensors)
+
+
+def nan(reply: Message) -> None:
+    change(reply, UPDATE, lambda value: torch.full_like(value, float("nan")))
+
+
+def shape(reply: Message) -> None:
+    change(reply, UPDATE, lambda value: value[:-1])
+
+
+def too_few(reply: Message) -> None:
+    del reply.content[DELTA]
+
+
+def huge(reply: Message) -> None:
+    """Send 200 MB that no two of are alike, in the place of a control variate."""
+    change(reply, DELTA, lambda value: torch.rand(50_000_000))
+
+
+BEFORE = {"raise": raise_error, "die": die, "hang": hang, "wait": wait}
+AFTER = {"nan": nan, "shape": shape, "too_few": too_few, "huge": huge}

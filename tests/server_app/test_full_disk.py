@@ -1,0 +1,71 @@
+"""What is said when a disk is full, and what is left on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+import strategies.storage
+from server_app.app import said_if_impossible, write_failure
+from server_app.results import ResultsFolder, read_rows
+from strategies.storage import save_tensors, save_text
+
+FULL = Path("/dev/full")
+pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+
+
+def test_a_line_that_does_not_fit_names_its_file_and_counts_for_nothing(tmp_path):
+    results = ResultsFolder(tmp_path)
+    results.append({"round": 0})
+    results.metrics_path.rename(tmp_path / "kept")
+    results.metrics_path.symlink_to(FULL)
+    with pytest.raises(OSError, match=r"metrics\.jsonl could not be written.*No space left"):
+        results.append({"round": 1})
+    assert results.rows == [{"round": 0}]
+    assert read_rows(tmp_path / "kept") == [{"round": 0}]
+
+
+@pytest.mark.parametrize("error", [SafetensorError("code: 28"), OSError(28, "No space left")])
+def test_tensors_that_do_not_fit_name_their_file_and_leave_the_old_one(
+    tmp_path, monkeypatch, error
+):
+    path = tmp_path / "round-000001.safetensors"
+    save_tensors(path, {"a": torch.ones(2)})
+    before = path.read_bytes()
+
+    def fail(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(strategies.storage, "save_file", fail)
+    with pytest.raises(OSError, match=r"round-000001\.safetensors could not be written: .*28"):
+        save_tensors(path, {"a": torch.zeros(2)})
+    assert [one.name for one in tmp_path.iterdir()] == [path.name]
+    assert path.read_bytes() == before
+
+
+def test_a_mistake_of_the_caller_stays_what_it_is(tmp_path):
+    with pytest.raises(TypeError):
+        save_text(tmp_path / "x", 3)
+
+
+def test_a_summary_that_does_not_fit_does_not_hide_why_the_run_ended(tmp_path, monkeypatch):
+    results = ResultsFolder(tmp_path)
+    first = RuntimeError("3 rounds in a row")
+    write_failure(results, {"seed": 0}, first)
+    assert json.loads((tmp_path / "summary.json").read_text())["error"] == f"RuntimeError: {first}"
+
+    def full(path: Path, text: str) -> None:
+        raise OSError(f"{path} could not be written: No space left on device")
+
+    monkeypatch.setattr("server_app.results.save_text", full)
+    with pytest.raises(RuntimeError, match="3 rounds in a row"):
+        try:
+            raise first
+        except RuntimeError as error:
+            with said_if_impossible(tmp_path):
+                write_failure(results, {}, error)
+            raise
