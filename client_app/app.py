@@ -155,7 +155,9 @@ def _ended_when_too_late(message: Message, context: Context) -> Iterator[None]:
     if compose_overrides(tuple(overrides_of(context.run_config))).runtime.simulation:
         yield
         return
-    faulthandler.dump_traceback_later(message.metadata.ttl, exit=True, file=sys.__stderr__)
+    config = message.content.config_records.get(CONFIG, ConfigRecord())
+    seconds = float(str(config.get("timeout-seconds", message.metadata.ttl)))
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
     try:
         yield
     finally:

@@ -77,6 +77,7 @@ from strategies.server_step import ServerStep
 from strategies.sums import Layout, per_example, require_private, require_sums, shapes_of
 
 _POLL_SECONDS = 1.0
+_CLOCKS_SECONDS = 3600.0  # by how much a site's clock may go before the server's
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
 
@@ -441,6 +442,7 @@ class FederatedStrategy(Strategy):
                 "experiment": self.state.experiment,
                 "state-round": self.state.committed.get(client, 0),
                 "state-keep": self.durable.get(client, 0),
+                "timeout-seconds": self._timeout_seconds,
             }
         )
 
@@ -503,15 +505,13 @@ class FederatedStrategy(Strategy):
                 )
             time.sleep(_POLL_SECONDS)
 
-    def _message(
-        self, content: RecordDict, message_type: str, client: int, round: int
-    ) -> Message:
-        """Return a message that is worth nothing, to the node either, when the round has ended."""
+    def _message(self, content: RecordDict, message_type: str, client: int, round: int) -> Message:
+        """Return a message that no node starts on long after the round has ended."""
         return Message(
             content=content,
             message_type=message_type,
             dst_node_id=self._require_population().nodes[client],
-            ttl=self._timeout_seconds or None,
+            ttl=self._timeout_seconds + _CLOCKS_SECONDS,
             group_id=str(round),  # nodes log it
         )
 

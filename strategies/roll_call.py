@@ -1,4 +1,4 @@
-"""Who takes part: every node is asked who it is, and a federation that cannot be right is refused."""
+"""Who takes part: every node is asked who it is; a federation that cannot be right is refused."""
 
 from __future__ import annotations
 
@@ -140,7 +140,9 @@ class Latecomers:
         _check_fingerprint(node, card, self._fingerprint)
         client = _partition(card)
         if not 0 <= client < len(self._population):
-            raise ConfigError(f"node {node} says partition-id={client}: {_range_of(self._population)}")
+            raise ConfigError(
+                f"node {node} says partition-id={client}: {_range_of(self._population)}"
+            )
         other = self._population.nodes.get(client)
         if other in there:
             raise ConfigError(_both(client, node, other))

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -53,6 +53,11 @@ class Scene:
     def __init__(self, federation: Deployment) -> None:
         self.federation = federation
         make_app(federation.folder / "server" / "state" / "app")
+
+    def forget(self) -> None:
+        """Let nothing go wrong any more."""
+        for site in SITES:
+            self.plan(site, {})
 
     def plan(self, site: int, faults: Mapping[int, str]) -> None:
         """Say what goes wrong at a site, by round."""
@@ -128,6 +133,11 @@ class Submitted:
         done = self.scene.federation.execute("superlink", *command)
         assert done.returncode == 0, done.stdout
 
+    def log(self) -> str:
+        """Return what the ServerApp has said, which Flower keeps."""
+        command = ["flwr", "log", str(self.run_id), "fedhet", "--show"]
+        return self.scene.federation.execute("superlink", *command).stdout
+
     def ended(self) -> tuple[str, str]:
         """Wait until Flower has ended the run; return its status and why."""
         end = time.monotonic() + SECONDS
@@ -198,7 +208,7 @@ def make_app(folder: Path) -> None:
     text = (ROOT / "pyproject.toml").read_text()
     for old, new in (
         ('clientapp = "client_app.app:app"', 'clientapp = "faulty:app"'),
-        ('fab-include = [', 'fab-include = [\n  "/faulty.py",'),
+        ("fab-include = [", 'fab-include = [\n  "/faulty.py",'),
         ('license-files = ["LICENSE"]', ""),
     ):
         assert text.count(old) == 1, old
@@ -331,7 +341,6 @@ def comings_and_goings(scene: Scene) -> list[str]:
     """A node that joins late, is killed mid-round, freezes, leaves for good, has a new key."""
     federation = scene.federation
     scene.plan(1, {3: "wait"})
-    scene.plan(2, {})
     federation.stop("supernode-2")
     run = scene.begin(
         "goings", WITHOUT_END, "runtime.min_clients=2", "runtime.connect_timeout_seconds=20"
@@ -413,7 +422,6 @@ def serverapp_killed(scene: Scene) -> list[str]:
     """Kill the ServerApp's executor in round 3, start it again, resume."""
     federation = scene.federation
     scene.plan(1, {3: "wait"})
-    scene.plan(2, {})
     run = scene.begin("serverapp", "rounds=4")
     waiting = scene.state(1) / WAITING
     run.wait_for("site 1 in round 3", lambda rows: waiting.exists())
@@ -425,7 +433,8 @@ def serverapp_killed(scene: Scene) -> list[str]:
     rows = len(run.rows())
     assert rows == 2
     scene.plan(1, {})
-    return seen + [f"metrics.jsonl has rounds 1 to {rows}", *resumed(scene, "serverapp", 4)]
+    seen += [f"metrics.jsonl has rounds 1 to {rows}"]
+    return seen + resumed(scene, "serverapp", 4)
 
 
 def resumed(scene: Scene, name: str, rounds: int) -> list[str]:
@@ -442,7 +451,6 @@ def superlink_killed(scene: Scene, down_seconds: float = 5.0) -> list[str]:
     """Kill the SuperLink in round 2 and start it again."""
     federation = scene.federation
     scene.plan(1, {2: "wait"})
-    scene.plan(2, {})
     name = f"superlink_{down_seconds:.0f}"
     run = scene.begin(name, "rounds=3")
     waiting = scene.state(1) / WAITING
@@ -453,8 +461,11 @@ def superlink_killed(scene: Scene, down_seconds: float = 5.0) -> list[str]:
     (scene.state(1) / GO).touch()
     status, why = run.ended()
     seen = [f"down for {down_seconds:.0f} s and more: run {status}: {why}"]
-    seen += [f"round {row['round']}: {row['seconds']:.0f} s, clients {row['clients']}, "
-             f"failures {row['failures']}" for row in run.rows()]
+    seen += [
+        f"round {row['round']}: {row['seconds']:.0f} s, clients {row['clients']}, "
+        f"failures {row['failures']}"
+        for row in run.rows()
+    ]
     federation.wait_until_healthy(*(f"supernode-{site}" for site in SITES))
     if status == "finished:completed":
         return [*seen, bits(run)]
@@ -496,7 +507,6 @@ def site_disk_full(scene: Scene) -> list[str]:
     """No room for site 1's control variate, and then there is."""
     with small_disk(scene.state(1), 4) as ballast:
         fill(ballast)
-        scene.plan(2, {})
         run = scene.begin("site_disk", WITHOUT_END)
         first = run.wait_for_round(1)
         assert first["clients"] == [0, 2]
@@ -513,8 +523,6 @@ def site_disk_full(scene: Scene) -> list[str]:
 
 def results_disk_full(scene: Scene) -> list[str]:
     """No room for what round 3 has measured."""
-    for site in SITES:
-        scene.plan(site, {})
     results = scene.federation.folder / "server" / "results" / "disk"
     scene.plan(1, {3: "wait"})
     with small_disk(results, 8) as ballast:
@@ -525,8 +533,7 @@ def results_disk_full(scene: Scene) -> list[str]:
         (scene.state(1) / GO).touch()
         status, why = run.ended()
         assert status == "finished:failed"
-        log = scene.log("serverapp")
-        assert "No space left on device" in log
+        assert "No space left on device" in run.log()
         rows = len(run.rows())
         assert rows >= 2
         ballast.unlink()
@@ -543,8 +550,6 @@ def superlink_disk_full(scene: Scene) -> list[str]:
     with tempfile.TemporaryDirectory() as kept, small_disk_over(state, 64, Path(kept)) as ballast:
         federation.start_and_wait("superlink")
         federation.wait_until_healthy(*(f"supernode-{site}" for site in SITES))
-        for site in SITES:
-            scene.plan(site, {})
         run = scene.begin("superlink_disk", "rounds=6")
         run.wait_for_round(1)
         fill(ballast)
@@ -557,8 +562,8 @@ def superlink_disk_full(scene: Scene) -> list[str]:
         seen = [f"healthy while full: {alive}; log: {lines[-1] if lines else 'nothing'}"]
         seen += [f"run {status}: {why}; rounds {[row['round'] for row in rows]}"]
         seen += [f"round {row['round']}: {row['failures']}" for row in rows if row["failures"]]
-        seen += [bits(run)] if status == "finished:completed" else resumed(
-            scene, "superlink_disk", 6
+        seen += (
+            [bits(run)] if status == "finished:completed" else resumed(scene, "superlink_disk", 6)
         )
         federation.stop("superlink")
         shutil.copytree(state, Path(kept) / "after", ignore=shutil.ignore_patterns("ballast"))
@@ -595,23 +600,32 @@ FAULTS: dict[str, Callable[[Scene], list[str]]] = {
 
 
 def main() -> int:
-    """Run the faults, each in a federation of its own; 0 if all came out as they must."""
+    """Run the faults, one after another; 0 if all came out as they must."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(FAULTS)}")
     chosen = parser.parse_args().names or list(FAULTS)
     wrong = 0
-    for name in chosen:
-        print(f"\n{name}: {FAULTS[name].__doc__}", flush=True)
-        with tempfile.TemporaryDirectory(prefix="fedhet-") as folder:
+    with ExitStack() as stack:
+        scene = None
+        for name in chosen:
+            print(f"\n{name}: {FAULTS[name].__doc__}", flush=True)
             began = time.monotonic()
+            scene = scene or new_scene(stack)
+            scene.forget()
             try:
-                with Deployment(Path(folder, "federation")) as federation:
-                    seen = FAULTS[name](Scene(federation))
-            except AssertionError as error:
-                seen, wrong = [f"WRONG: {error}"], wrong + 1
-        print("\n".join(f"  {line}" for line in seen), flush=True)
-        print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
+                seen = FAULTS[name](scene)
+            except Exception as error:
+                seen, wrong, scene = [f"WRONG: {error}"], wrong + 1, None
+                stack.close()  # what it has left behind is not to spoil the others
+            print("\n".join(f"  {line}" for line in seen), flush=True)
+            print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
     return 1 if wrong else 0
+
+
+def new_scene(stack: ExitStack) -> Scene:
+    """Start a federation, which ends with the stack."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedhet-"))
+    return Scene(stack.enter_context(Deployment(Path(folder, "federation"))))
 
 
 if __name__ == "__main__":

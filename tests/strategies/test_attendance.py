@@ -209,11 +209,12 @@ def test_they_are_not_waited_for_without_end(monkeypatch):
         run(strategy, rounds=4)
 
 
-def test_a_message_lives_as_long_as_its_round_and_names_it():
+def test_a_message_names_its_round_and_outlives_it_by_an_hour_for_wrong_clocks():
     strategy = FedAvg()
     run(strategy, rounds=1)
     strategy._timeout_seconds = 77.0
     arrays = to_record({"head.weight": torch.zeros(1, 2)})
     (first, *_) = strategy.configure_train(5, arrays, ConfigRecord(), None)
-    assert first.metadata.ttl == 77.0
+    assert first.metadata.ttl == 77.0 + 3600.0
+    assert first.content.config_records["config"]["timeout-seconds"] == 77.0
     assert first.metadata.group_id == "5"
