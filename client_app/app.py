@@ -157,7 +157,7 @@ def _ended_when_too_late(message: Message, context: Context) -> Iterator[None]:
         return
     config = message.content.config_records.get(CONFIG, ConfigRecord())
     seconds = float(str(config.get("timeout-seconds", message.metadata.ttl)))
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
     try:
         yield
     finally:

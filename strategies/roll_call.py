@@ -17,7 +17,6 @@ from strategies.records import client_card
 
 _POLL_SECONDS = 0.2
 _REPORT_SECONDS = 10.0
-_LAST_CALL_SECONDS = 10.0  # for an answer when the time for connecting is over
 _SIZE_HINT = (
     "set clients to the number of SuperNodes, or start as many: flwr run . --federation-config "
     "'num-supernodes=N client-resources-num-cpus=1' (clients=0: as many as there are)"
@@ -53,7 +52,7 @@ def roll_call(
         grid: Flower's connection to the nodes.
         size: N, the number of clients expected; 0 takes as many as their node configs speak of.
         fingerprint: hashes (of the recipe, of the code) that every node must share.
-        timeout_seconds: how long to wait for N nodes to be connected and to answer.
+        timeout_seconds: how long to wait for N nodes to be connected, and then for answers.
         min_clients: so many of the N are enough when that time is over; None: all.
 
     Raises:
@@ -69,7 +68,7 @@ def roll_call(
         node_ids = _wait_for_nodes(grid, expected, enough, end, timeout_seconds)
         cards = {node: card for node, card in cards.items() if node in node_ids}
         strangers = [node for node in node_ids if node not in cards]
-        cards |= _ask(grid, strangers, max(end - time.monotonic(), _LAST_CALL_SECONDS))
+        cards |= _ask(grid, strangers, timeout_seconds)
         told = max(map(_num_partitions, cards.values()), default=1) if size == 0 else size
         if told == expected and (len(cards) >= expected or time.monotonic() > end):
             break
@@ -144,7 +143,7 @@ class Latecomers:
                 f"node {node} says partition-id={client}: {_range_of(self._population)}"
             )
         other = self._population.nodes.get(client)
-        if other in there:
+        if other is not None and other in there:
             raise ConfigError(_both(client, node, other))
         self._population.nodes[client] = node
         self._population.num_examples[client] = _num_examples(card)

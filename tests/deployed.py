@@ -340,7 +340,7 @@ class Deployment:
                 ended = self._running[name].poll() is not None
                 assert not ended, f"{name} has ended:\n{self.said()}"
                 assert time.monotonic() < deadline, f"{name} is not well:\n{self.said()}"
-                time.sleep(1.0)
+                time.sleep(2.0)
 
     def log_path(self, name: str) -> Path:
         """Return where a service's output goes."""
