@@ -180,6 +180,8 @@ def _question(node_id: int) -> Message:
 
 def _ask(grid: Grid, node_ids: list[int], timeout_seconds: float) -> dict[int, ConfigRecord]:
     """Return the cards by node; without those that have gone, or are silent."""
+    if not node_ids:
+        return {}
     questions = [_question(node_id) for node_id in node_ids]
     cards: dict[int, ConfigRecord] = {}
     for answer in grid.send_and_receive(questions, timeout=timeout_seconds):
