@@ -366,7 +366,7 @@ def killed(scene: Scene, run: Submitted) -> list[str]:
     federation.kill("supernode-1", "clientapp-1")
     scene.plan(1, {})
     federation.start("clientapp-1")
-    seconds, tries = federation.restart("supernode-1")
+    seconds, tries = federation.restart_supernode("supernode-1")
     third = run.wait_for_round(3)
     assert 1 not in third["clients"]
     assert third["failures"][0].startswith("client 1: error 5: Error: Node Unavailable")
