@@ -1,4 +1,4 @@
-"""The faults that are quick to see, in a federation of processes; tests/faults.py has the others."""
+"""Faults that are quick to see, in a federation of processes; tests/faults.py has the others."""
 
 from __future__ import annotations
 
