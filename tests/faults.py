@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -220,17 +221,30 @@ def make_app(folder: Path) -> None:
 
 
 class Attended(InProcessGrid):
-    """Three clients in this process, of whom only some take part in a round."""
+    """Three clients in this process.
+
+    Args:
+        run_config: as Flower's apps get it.
+        took_part: by round, the clients whose replies count; of other rounds everybody.
+        node_configs: what a node's own config has beside its partition id, by client.
+    """
 
     def __init__(
-        self, run_config: Mapping[str, str], took_part: Mapping[int, Collection[int]]
+        self,
+        run_config: Mapping[str, str],
+        took_part: Mapping[int, Collection[int]],
+        node_configs: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # messages carry them
         contexts = {
             site + 1: Context(
                 run_id=1,
                 node_id=site + 1,
-                node_config={"partition-id": site, "num-partitions": len(SITES)},
+                node_config={
+                    "partition-id": site,
+                    "num-partitions": len(SITES),
+                    **(node_configs or {}).get(site, {}),
+                },
                 state=RecordDict(),
                 run_config=dict(run_config),
             )
@@ -250,7 +264,7 @@ class Attended(InProcessGrid):
         if message.metadata.message_type != MessageType.TRAIN:
             return True
         round = int(message.content.config_records[CONFIG]["round"])
-        return message.metadata.dst_node_id - 1 in self._took_part[round]
+        return message.metadata.dst_node_id - 1 in self._took_part.get(round, SITES)
 
 
 def alone(folder: Path, words: Sequence[str], took_part: Mapping[int, Collection[int]]) -> None:
@@ -614,8 +628,8 @@ def main() -> int:
             scene.forget()
             try:
                 seen = FAULTS[name](scene)
-            except Exception as error:
-                seen, wrong, scene = [f"WRONG: {str(error)[:5000]}"], wrong + 1, None
+            except Exception:
+                seen, wrong, scene = [f"WRONG: {traceback.format_exc()[:5000]}"], wrong + 1, None
                 stack.close()  # what it has left behind is not to spoil the others
             print("\n".join(f"  {line}" for line in seen), flush=True)
             print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
