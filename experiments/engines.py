@@ -9,14 +9,16 @@ from typing import Protocol
 
 from omegaconf import DictConfig
 
+from experiments.deployment.run import DeploymentRun
 from experiments.engine.run import LocalRun
-from experiments.simulation import LaunchError, Simulation, check_flower
+from experiments.flower import LaunchError, check_flower
+from experiments.simulation import Simulation
 
-RUNTIMES = ("flower", "local", "ray")
+RUNTIMES = ("flower", "local", "ray", "deployment")
 
 
 class Engine(Protocol):
-    """Carries out one run in processes of its own; a context manager that leaves none behind."""
+    """Carries out one run; a context manager that leaves no process of its own behind."""
 
     def __enter__(self) -> Engine:
         """Prepare."""
@@ -27,7 +29,7 @@ class Engine(Protocol):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """End every process of the run."""
+        """End every process that was started here."""
 
     def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
         """Start the run of this recipe, which the apps compose from these overrides."""
@@ -37,6 +39,9 @@ class Engine(Protocol):
 
     def failure(self) -> str:
         """Return why the run ended without having written its summary."""
+
+    def interrupted(self) -> str:
+        """Return what is left of the run when the user has stopped the launcher."""
 
 
 def engine_for(recipe: DictConfig, log_path: Path) -> Engine:
@@ -51,4 +56,7 @@ def engine_for(recipe: DictConfig, log_path: Path) -> Engine:
         return Simulation(log_path)
     if name in ("local", "ray"):
         return LocalRun(log_path)
+    if name == "deployment":
+        check_flower()
+        return DeploymentRun(recipe.runtime, log_path)
     raise LaunchError(f"runtime={name} is none that fedhet starts; allowed: {', '.join(RUNTIMES)}")

@@ -25,11 +25,12 @@ from rich.text import Text
 from conf import method_name
 from experiments.command_line import app_overrides
 from experiments.engines import Engine, engine_for
+from experiments.flower import LaunchError
 from experiments.plot import can_plot, plot_run
+from experiments.processes import NOTHING_LEFT
 from experiments.progress import Display, closing_panel, display_for
 from experiments.resources import check_sizes
 from experiments.results import Results, read_rows
-from experiments.simulation import LaunchError
 from experiments.sweep import session
 from experiments.sweep.arguments import take_resume
 from experiments.sweep.folder import SweepRefused
@@ -51,8 +52,8 @@ def main() -> None:
         finally:
             all_completed = session.close()
         sys.exit(0 if all_completed else 1)
-    except KeyboardInterrupt:
-        _complain("stopped; nothing of it is left running")
+    except KeyboardInterrupt as interrupt:
+        _complain(str(interrupt) or NOTHING_LEFT)
         sys.exit(_INTERRUPTED)
     except SweepRefused as error:
         _complain(str(error))
@@ -91,10 +92,15 @@ def run(recipe: DictConfig) -> None:
         engine_for(recipe, results_dir / "log.txt") as engine,
         display_for(console, title, recipe.rounds) as display,
     ):
-        engine.submit(recipe, overrides)
-        summary = _watch(engine, results, display)
+        try:
+            engine.submit(recipe, overrides)
+            summary = _watch(engine, results, display)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(engine.interrupted()) from None
     console.print(closing_panel(summary))
     where = f"results  {results_dir}\nplot     {_draw(results, title)}"
+    if elsewhere := summary.get("server_folder"):
+        where += f"\nmodel    {elsewhere} at the server (runtime.fetch brings it)"
     console.print(Text(where), soft_wrap=True)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import psutil
 
+NOTHING_LEFT = "stopped; nothing of it is left running"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None

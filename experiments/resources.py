@@ -50,7 +50,8 @@ def check_sizes(recipe: DictConfig) -> None:
         ValueError: naming the key.
     """
     runtime = recipe.runtime
-    _require(recipe, "clients", recipe.clients, least=1)
+    # clients=0, in a deployment: as many as there are SuperNodes
+    _require(recipe, "clients", recipe.clients, least=0 if runtime.name == "deployment" else 1)
     _require(recipe, "runtime.client_cpus", runtime.client_cpus, least=1)
     if runtime.num_cpus is not None:
         _require(recipe, "runtime.num_cpus", runtime.num_cpus, least=int(runtime.client_cpus))

@@ -9,14 +9,11 @@ and all of it is gone when the run is over.
 from __future__ import annotations
 
 import http.client
-import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -28,54 +25,20 @@ import psutil
 from omegaconf import DictConfig
 
 from experiments.command_line import federation_config, run_config_toml
-from experiments.processes import Brood, Guard, adopt_orphans, end_with_parent, ray_environment
+from experiments.flower import PROGRAMS, LaunchError, flower_program, stage_app
+from experiments.processes import (
+    NOTHING_LEFT,
+    Brood,
+    Guard,
+    adopt_orphans,
+    end_with_parent,
+    ray_environment,
+)
 from experiments.results import last_lines
 
-PACKAGES = ("server_app", "client_app", "strategies", "tasks", "conf")
-FLOWER = "1.39"
 _CONNECTION = "fedhet"
 _START_SECONDS = 60.0
 _LONGEST_FOLDER = 17  # Ray puts Unix sockets some 75 characters below; the system's limit is 107
-
-# The app as `flwr run` takes it. Built from the installed packages, not from the clone, it works
-# for every kind of install, and spares Flower the search of a folder with a whole environment in it
-# (3.5 s).
-_APP = """\
-[project]
-name = "fedhet"
-version = "{version}"
-description = "fedhet, as installed"
-license = "Apache-2.0"
-dependencies = []
-
-[tool.flwr.app]
-publisher = "fedhet"
-
-[tool.flwr.app.components]
-serverapp = "server_app.app:app"
-clientapp = "client_app.app:app"
-
-[tool.flwr.app.config]
-overrides = ""
-"""
-
-
-class LaunchError(RuntimeError):
-    """A run that could not be started, or that failed; the message is for the user."""
-
-
-def check_flower() -> None:
-    """Refuse to start with a Flower that this launcher is not written for.
-
-    Raises:
-        LaunchError: if another line than 1.39 is installed.
-    """
-    installed = importlib.metadata.version("flwr")
-    if installed.split(".")[:2] != FLOWER.split("."):
-        raise LaunchError(
-            f"flwr {installed} is installed, and this launcher is written for {FLOWER}: install "
-            f"fedhet with its own dependencies, or flwr=={FLOWER}.0"
-        )
 
 
 class Simulation:
@@ -131,7 +94,7 @@ class Simulation:
         """
         run_file = self._folder / "run.toml"
         run_file.write_text(run_config_toml(overrides), encoding="utf-8")
-        app = self._stage_app()
+        app = stage_app(self._folder)
         words = ["run", str(app), _CONNECTION, "--stream", "--run-config", str(run_file)]
         with self.log_path.open("ab") as log:
             words += ["--federation-config", federation_config(recipe)]
@@ -149,7 +112,7 @@ class Simulation:
             LaunchError: if `flwr run` did not even get the run accepted.
         """
         answer = subprocess.run(
-            [_command("flwr"), "list", _CONNECTION, "--format", "json"],
+            [flower_program("flwr"), "list", _CONNECTION, "--format", "json"],
             env=self._environment,
             cwd=self._neutral,
             capture_output=True,
@@ -168,6 +131,10 @@ class Simulation:
             return "Flower calls the run completed, but it has written no summary.json"
         return details if details != "N/A" else status
 
+    def interrupted(self) -> str:
+        """Return what is left of the run when the user has stopped the launcher."""
+        return NOTHING_LEFT
+
     def _child_environment(self) -> dict[str, str]:
         environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
         environment |= {
@@ -177,7 +144,7 @@ class Simulation:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
             # Flower and Ray find each other's programs by PATH: they must be this environment's.
-            "PATH": os.pathsep.join([str(_bin()), os.environ.get("PATH", os.defpath)]),
+            "PATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", os.defpath)]),
             "NO_PROXY": ",".join(filter(None, ["127.0.0.1", os.environ.get("NO_PROXY")])),
             "no_proxy": ",".join(filter(None, ["127.0.0.1", os.environ.get("no_proxy")])),
             "PYTHONUNBUFFERED": "1",
@@ -190,7 +157,7 @@ class Simulation:
 
     def _start(self, program: str, *words: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [_command(program), *words],
+            [flower_program(program), *words],
             env=self._environment,
             cwd=self._neutral,
             stdin=subprocess.DEVNULL,
@@ -230,36 +197,10 @@ class Simulation:
     def _superlink_tail(self) -> str:
         return last_lines(self._folder / "superlink.log", 5)
 
-    def _stage_app(self) -> Path:
-        app = self._folder / "fedhet"
-        if app.exists():  # an earlier run's
-            return app
-        app.mkdir()
-        version = importlib.metadata.version("fedhet")
-        (app / "pyproject.toml").write_text(_APP.format(version=version))
-        for package in PACKAGES:
-            found = importlib.util.find_spec(package)
-            if found is None or not found.submodule_search_locations:
-                raise LaunchError(f"the package {package} is not installed: run `pip install -e .`")
-            source = found.submodule_search_locations[0]
-            shutil.copytree(source, app / package, ignore=shutil.ignore_patterns("__pycache__"))
-        return app
-
 
 def _temporary_folder() -> str:
     usual = tempfile.gettempdir()
     return usual if len(usual) <= _LONGEST_FOLDER or not os.access("/tmp", os.W_OK) else "/tmp"
-
-
-def _bin() -> Path:
-    return Path(sys.executable).parent
-
-
-def _command(program: str) -> str:
-    found = _bin() / program
-    if not found.exists():
-        raise LaunchError(f"{found} is missing: `pip install -e .` installs it with Flower")
-    return str(found)
 
 
 def _free_port() -> int:

@@ -23,7 +23,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from experiments.simulation import FLOWER, PACKAGES
+from experiments.flower import FLOWER, PACKAGES
 from tests.compose import DOCKER, Service, names_seen_by, services
 
 FILES = ["server.yaml", "site.yaml", "federation.yaml"]

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from experiments.simulation import PACKAGES
+from experiments.flower import PACKAGES
 from server_app.results import read_rows
 from tests.tutorial import TUTORIAL, blocks, gist, printed_by_block, script_of
 

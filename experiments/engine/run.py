@@ -28,7 +28,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from omegaconf import DictConfig
 
-from experiments.processes import Brood, adopt_orphans, end_with_parent, ray_environment
+from experiments.processes import (
+    NOTHING_LEFT,
+    Brood,
+    adopt_orphans,
+    end_with_parent,
+    ray_environment,
+)
 from experiments.resources import cohort_size, cpus_for, share_of_machine
 from experiments.results import last_lines
 
@@ -107,6 +113,10 @@ class LocalRun:
             f"its server process ended with exit code {self._server.exitcode}: "
             f"{last_lines(self.log_path, 3)}"
         )
+
+    def interrupted(self) -> str:
+        """Return what is left of the run when the user has stopped the launcher."""
+        return NOTHING_LEFT
 
     def close(self) -> None:
         """End the server and its workers."""

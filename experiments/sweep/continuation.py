@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from conf import fingerprint, resume_fingerprint
+from experiments.deployment.record import read_record
 
 _LOG = "log.txt"
 
@@ -41,6 +42,9 @@ def plan_for(folder: Path, recipe: DictConfig) -> Plan:
     completed = summary.get("status") == "completed"
     if completed and _recipe_of(summary) == fingerprint(recipe)["recipe"]:
         return Plan.SKIP
+    record = read_record(folder)
+    if record is not None:  # its checkpoints may lie elsewhere, and it may still go on
+        return Plan.CONTINUE if record.recipe == resume_fingerprint(recipe) else Plan.REPLACE
     last = _last_checkpoint(folder)
     if last is not None and last["recipe"] != resume_fingerprint(recipe):
         return Plan.REPLACE

@@ -25,7 +25,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, read_write
 
 from conf import method_name
-from experiments.simulation import LaunchError
+from experiments.flower import LaunchError
 from experiments.sweep import session
 from experiments.sweep.continuation import Plan, make_ready, plan_for, read_summary
 from experiments.sweep.folder import FolderTaken, JobReport, Sweep, SweepFolder, replace_text

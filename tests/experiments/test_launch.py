@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import simulation
-from experiments.simulation import LaunchError, check_flower
+from experiments import flower
+from experiments.flower import LaunchError, check_flower
 
 pytestmark = pytest.mark.flower
 
@@ -74,13 +74,13 @@ def test_what_cannot_start_is_refused_in_one_line(
 
 
 def test_another_flower_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(simulation.importlib.metadata, "version", lambda _: "1.41.0")
+    monkeypatch.setattr(flower.importlib.metadata, "version", lambda _: "1.41.0")
     with pytest.raises(LaunchError, match=r"flwr 1\.41\.0 is installed.*1\.39"):
         check_flower()
 
 
 def test_the_launched_app_is_the_one_of_pyproject() -> None:
-    launched = tomllib.loads(simulation._APP.format(version="1"))
+    launched = tomllib.loads(flower._APP.format(version="1"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for part in ("publisher", "components"):
         assert launched["tool"]["flwr"]["app"][part] == project["tool"]["flwr"]["app"][part]

@@ -18,7 +18,7 @@ from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, open_dict
 
 from conf import fingerprint
-from experiments.simulation import LaunchError
+from experiments.flower import LaunchError
 from experiments.sweep.folder import Sweep, SweepFolder
 from experiments.sweep.job import run_job
 from experiments.sweep.search import FIGURES

@@ -23,7 +23,7 @@ import json, sys, time
 from pathlib import Path
 from conf import fingerprint
 from experiments import launch
-from experiments.simulation import LaunchError
+from experiments.flower import LaunchError
 
 def run(recipe):
     folder = Path(recipe.results_dir)
