@@ -30,6 +30,7 @@ from conf import (
     versions,
 )
 from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
+from server_app.grid import prompt
 from server_app.layers import observers_of
 from server_app.loggers import LoggedRun, Loggers
 from server_app.machine import machine, usable_cpus
@@ -51,7 +52,6 @@ from tasks.transform import Transform
 app = ServerApp()
 
 EVALUATED = ("global", "clients", "both")
-_PULL_SECONDS = 0.02
 
 
 @app.main()
@@ -67,9 +67,7 @@ def main(grid: Grid, context: Context) -> None:
             with said_if_impossible(folder):
                 write_failure(ResultsFolder(folder), {}, error)
         raise
-    if hasattr(grid, "pull_interval"):  # the simulation's: by default it waits .1 s for replies
-        grid.pull_interval = _PULL_SECONDS
-    run.start(grid)
+    run.start(prompt(grid))
 
 
 def results_folder(recipe: DictConfig) -> Path:

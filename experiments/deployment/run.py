@@ -33,6 +33,7 @@ from experiments.flower import LaunchError
 from experiments.results import last_lines, read_rows
 
 MODEL = "model.safetensors"
+_LAST_WORDS_SECONDS = 15.0  # of a completed run, which the SuperLink takes some seconds to end
 _LOGGER = "+logger.run_log._target_=server_app.loggers.run_log.RunLog"
 
 
@@ -77,6 +78,8 @@ class DeploymentRun:
         """Stop following; and stop the run, where the recipe says that Ctrl-C does."""
         try:
             if self._log is not None:
+                if kind is None:
+                    self._log.wait(_LAST_WORDS_SECONDS)
                 self._log.close()
             if self._record and kind is KeyboardInterrupt and self._runtime.stop_on_interrupt:
                 self._control.stop(self._record.run_id)

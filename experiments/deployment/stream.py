@@ -55,6 +55,14 @@ class LogStream:
             return False
         return time.monotonic() - self._heard_at < _SILENT_SECONDS
 
+    def wait(self, seconds: float) -> None:
+        """Read what still comes of a run that ends, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while self.is_open() and time.monotonic() < deadline:
+            self.read()
+            time.sleep(0.1)
+        self.read(to_the_end=True)
+
     def has_come_to_its_end(self) -> bool:
         """Return whether the SuperLink has sent all of a run that is over."""
         return self._process is not None and self._process.poll() == 0

@@ -1,0 +1,272 @@
+"""Seconds and bytes of a round in a deployment, beside a plain Flower app that moves the same arrays.
+
+    python benchmarks/deployment.py [--sizes trivial 20MB 100MB] [--rounds 5] [--repeats 3]
+
+docker/federation.yaml as processes of this machine (tests/deployed.py): SuperLink, executors, three
+SuperNodes, TLS, node keys. On it, in turns: the floor (benchmarks/floor_app: Flower's own Grid, NumPy,
+no learning), ``fedhet runtime=deployment`` (FedAvg on 90 digits, one local step on 8 of them, an MLP of
+that size). The first round of a run, in which the app is installed, is left out. Bytes are those that
+the SuperLink counts. Memory is each process' own peak (VmHWM), read twice a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from safetensors import safe_open
+
+from benchmarks.floor_app.floor import TOLD
+from tests.deployed import SITES, Deployment, Loopback
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPE = [
+    "task=digits",
+    "task.model=mlp",
+    "task.train_size=90",
+    "task.test_size=50",
+    "strategy=fedavg",
+    "partition=iid",
+    "clients=3",
+    "local.epochs=null",
+    "local.steps=1",
+    "local.batch_size=8",
+    "runtime=deployment",
+]
+SIZES = {"trivial": 8, "20MB": 127, "100MB": 286}  # the images' height: the MLP's first layer grows
+ROLES = {  # by the program in a process' command line
+    "flower-superlink": "SuperLink",
+    "flwr-serverapp": "ServerApp",
+    "flower-supernode": "SuperNode",
+    "flwr-clientapp": "ClientApp",
+    "flower-superexec": "executor",
+}
+
+
+@dataclass
+class Measured:
+    """One run.
+
+    Attributes:
+        app: fedhet or floor.
+        size: of the model.
+        model_bytes: of its tensors.
+        seconds: of each exchange and aggregation, from the second round on.
+        round_seconds: from the end of a round to that of the next, with all that is done between:
+            evaluation at the server, checkpoint, results. Of the floor the same as ``seconds``.
+        received: bytes a round that the SuperLink got, from nodes and ServerApp.
+        sent: bytes a round that it gave out.
+        peak_mb: peak resident memory by kind of process, of the largest one.
+        load: of the machine, when the run began.
+    """
+
+    app: str
+    size: str
+    model_bytes: int
+    seconds: list[float]
+    round_seconds: list[float]
+    received: float
+    sent: float
+    peak_mb: dict[str, float]
+    load: float
+
+
+class Peaks:
+    """Peak resident memory of the processes of a deployment while a block runs."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self._over = threading.Event()
+        self.mb: dict[str, float] = {}
+
+    def __enter__(self) -> Peaks:
+        for process in self._deployment.left():
+            with contextlib.suppress(OSError):  # sets VmHWM to what it is now
+                Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+        self._thread = threading.Thread(target=self._look_on)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look_on(self) -> None:
+        while not self._over.wait(0.5):
+            for process in self._deployment.left():
+                with contextlib.suppress(psutil.Error, OSError, ValueError):
+                    role = next(r for p, r in ROLES.items() if p in " ".join(process.cmdline()))
+                    status = Path(f"/proc/{process.pid}/status").read_text()
+                    peak = float(status.split("VmHWM:")[1].split()[0]) / 1000
+                    self.mb[role] = max(self.mb.get(role, 0.0), round(peak, 1))
+
+
+def ours(deployment: Deployment, size: str, rounds: int, folder: Path) -> Measured:
+    """Measure a run of fedhet."""
+    assert isinstance(deployment.network, Loopback)
+    load = os.getloadavg()[0]
+    words = [
+        *RECIPE,
+        f"task.image_size={SIZES[size]}",
+        f"rounds={rounds}",
+        f"results_dir={folder}",
+        f"runtime.address={deployment.network.address('network')}:8000",
+        f"runtime.root_certificates={deployment.folder / 'server/keys/ca.crt'}",
+    ]
+    with Peaks(deployment) as peaks:
+        command = [sys.executable, "-m", "experiments.launch", *words]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    ends = [row["elapsed_seconds"] for row in rows[1:]]
+    run_id = json.loads((folder / "deployment.json").read_text())["run_id"]
+    received, sent = traffic(deployment, run_id)
+    return Measured(
+        app="fedhet",
+        size=size,
+        model_bytes=sum(4 * product(shape) for shape in shapes(folder)),
+        seconds=[row["seconds"] for row in rows[2:]],
+        round_seconds=[after - before for before, after in zip(ends, ends[1:], strict=False)],
+        received=received / rounds,
+        sent=sent / rounds,
+        peak_mb=peaks.mb,
+        load=load,
+    )
+
+
+def floor(deployment: Deployment, size: str, rounds: int, model: list[list[int]]) -> Measured:
+    """Measure a run of the plain app."""
+    load = os.getloadavg()[0]
+    config = deployment.folder / "server" / "state" / "floor.toml"
+    config.write_text(f"shapes = '{json.dumps(model)}'\nnodes = {len(SITES)}\nrounds = {rounds}\n")
+    words = ["flwr", "run", str(ROOT / "benchmarks" / "floor_app"), "fedhet", "--stream"]
+    with Peaks(deployment) as peaks:
+        done = deployment.execute("superlink", *words, "--run-config", "/state/floor.toml")
+    lines = [line.partition(TOLD)[2] for line in done.stdout.splitlines() if TOLD in line]
+    rows = [json.loads(line) for line in lines]
+    if [row["replies"] for row in rows] != [len(SITES)] * rounds:
+        raise RuntimeError(f"the floor's run has failed: {done.stdout}\n{deployment.said()}")
+    run_id = int(done.stdout.partition("Successfully started run ")[2].split()[0])
+    received, sent = traffic(deployment, run_id)
+    seconds = [row["seconds"] for row in rows[1:]]
+    return Measured(
+        app="floor",
+        size=size,
+        model_bytes=sum(4 * product(shape) for shape in model),
+        seconds=seconds,
+        round_seconds=seconds,
+        received=received / rounds,
+        sent=sent / rounds,
+        peak_mb=peaks.mb,
+        load=load,
+    )
+
+
+def traffic(deployment: Deployment, run_id: int) -> tuple[int, int]:
+    """Return the bytes that the SuperLink got and gave out for a run."""
+    words = ["flwr", "list", "fedhet", "--run-id", str(run_id), "--format", "json"]
+    said = deployment.execute("superlink", *words).stdout
+    counted = json.loads(said[said.index("{") :])["runs"][0]["network-traffic"]
+    return int(counted["inbound-bytes"]), int(counted["outbound-bytes"])
+
+
+def shapes(folder: Path) -> list[list[int]]:
+    """Return the shapes of a stored model's tensors."""
+    with safe_open(folder / "model.safetensors", framework="np") as file:
+        return [list(file.get_slice(name).get_shape()) for name in file.keys()]
+
+
+def product(shape: list[int]) -> int:
+    """Return the number of elements."""
+    total = 1
+    for length in shape:
+        total *= length
+    return total
+
+
+def runs(options: argparse.Namespace) -> Iterator[Measured]:
+    """Yield every run of both apps, in turns."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        with Deployment(folder / "federation") as deployment:
+            for size in options.sizes:
+                for number in range(options.repeats):
+                    results = folder / f"{size}-{number}"
+                    yield ours(deployment, size, options.rounds, results)
+                    yield floor(deployment, size, options.rounds, shapes(results))
+
+
+def table(found: list[Measured]) -> str:
+    """Return the runs as a table in Markdown: medians over all rounds, peaks over all runs."""
+    lines = ["| | fedhet | floor | ratio |", "| --- | --- | --- | --- |"]
+    for size in dict.fromkeys(run.size for run in found):
+        mine, theirs = ([r for r in found if (r.app, r.size) == (app, size)] for app in APPS)
+        megabytes = mine[0].model_bytes / 1e6
+        lines.append(f"| **{size}: {megabytes:.1f} MB, {len(mine)} runs** | | | |")
+        for title, key, unit in (
+            ("exchange and aggregation, s", "seconds", 1.0),
+            ("whole round, s", "round_seconds", 1.0),
+        ):
+            a, b = (
+                [s / unit for run in group for s in getattr(run, key)] for group in (mine, theirs)
+            )
+            lines.append(_row(title, _spread(a), _spread(b), median(a) / median(b)))
+        for title, key in (("to the SuperLink, MB/round", "received"), ("from it", "sent")):
+            c, d = (median([getattr(run, key) / 1e6 for run in g]) for g in (mine, theirs))
+            lines.append(_row(title, f"{c:.2f}", f"{d:.2f}", c / d))
+        for role in ROLES.values():
+            e, f = (max(run.peak_mb.get(role, 0.0) for run in g) for g in (mine, theirs))
+            lines.append(_row(f"{role}, peak MB", f"{e:.0f}", f"{f:.0f}", e / f if f else 0.0))
+    return "\n".join(lines)
+
+
+APPS = ("fedhet", "floor")
+median = statistics.median
+
+
+def _row(title: str, mine: str, theirs: str, ratio: float) -> str:
+    return f"| {title} | {mine} | {theirs} | {ratio:.2f} |"
+
+
+def _spread(values: list[float]) -> str:
+    return f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
+
+
+def main() -> None:
+    """Measure, and write benchmarks/deployment.json."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "deployment.json")
+    options = parser.parse_args()
+    found: list[Measured] = []
+    about: dict[str, Any] = {
+        "machine": f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB",
+        "system": platform.platform(),
+        "began": time.strftime("%Y-%m-%d %H:%M"),
+    }
+    for run in runs(options):
+        found.append(run)
+        shown = ", ".join(f"{s:.1f}" for s in run.seconds)
+        print(f"{run.app} {run.size}: {shown} s; load {run.load:.1f}", flush=True)
+        stored = {**about, "runs": [asdict(one) for one in found]}
+        options.output.write_text(json.dumps(stored, indent=2) + "\n")
+    print(table(found))
+
+
+if __name__ == "__main__":
+    main()

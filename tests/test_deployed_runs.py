@@ -1,0 +1,284 @@
+"""`fedhet runtime=deployment` on a federation of processes: TLS, node keys, three sites.
+
+What runs is docker/federation.yaml (tests/deployed.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.torch import load_file
+
+from experiments.deployment import control
+from experiments.deployment.connection import Connection
+from experiments.deployment.control import Control
+from experiments.flower import LaunchError
+from server_app.results import parameters_sha256, read_rows
+from tests.deployed import SECONDS, SITES, Deployment, Loopback
+from tests.tunnel import Tunnel
+
+pytestmark = [
+    pytest.mark.flower,
+    pytest.mark.timeout(SECONDS + 300),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.0/8 on loopback"),
+]
+RECIPE = [
+    "task=digits",
+    "clients=3",
+    "rounds=2",
+    "local.epochs=2",
+    "local.lr=0.2",
+    "local.batch_size=64",
+    "runtime.channels_last=false",
+]
+IMAGES = {0: 3, 1: 5, 2: 9}  # by site; no other three of these numbers have this sum
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    with Deployment(tmp_path_factory.mktemp("federation")) as deployment:
+        yield deployment
+    assert deployment.left() == []
+
+
+@pytest.fixture(scope="module")
+def ca(federation: Deployment) -> Path:
+    return federation.folder / "server" / "keys" / "ca.crt"
+
+
+@pytest.fixture(scope="module")
+def address(federation: Deployment) -> str:
+    assert isinstance(federation.network, Loopback)
+    return f"{federation.network.address('network')}:8000"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the summary of FedPVR with runtime=local."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    launch = start("strategy=fedpvr", "runtime=local", f"results_dir={folder}")
+    assert finish(launch)[0] == 0
+    return summary_of(folder)
+
+
+def start(*words: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.launch", *flags, *RECIPE, *words],
+        cwd=Path(__file__).parents[1],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(launch: subprocess.Popen[str]) -> tuple[int, str]:
+    output, _ = launch.communicate(timeout=SECONDS)
+    return launch.returncode, output
+
+
+def until(launch: subprocess.Popen[str], words: str) -> str:
+    """Return what a launch says until it says these words."""
+    assert launch.stdout is not None
+    said = ""
+    for line in launch.stdout:
+        said += line
+        if words in line:
+            return said
+    raise AssertionError(f"it ended without saying {words!r}: {said}")
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    found = json.loads((folder / "summary.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def status(federation: Deployment, folder: Path) -> str:
+    run_id = json.loads((folder / "deployment.json").read_text())["run_id"]
+    words = ["flwr", "list", "fedhet", "--run-id", str(run_id), "--format", "json"]
+    done = federation.execute("superlink", *words)
+    return str(json.loads(done.stdout[done.stdout.index("{") :])["runs"][0]["status"])
+
+
+def test_a_run_over_a_tunnel_that_breaks_gives_the_bits_of_runtime_local(
+    federation, ca, address, alone, tmp_path
+):
+    """The server writes to a folder of its own; all of it is fetched."""
+    host, _, port = address.partition(":")
+    here, there = tmp_path / "here", tmp_path / "there"
+    with Tunnel((host, int(port))) as tunnel:
+        launch = start(
+            "strategy=fedpvr",
+            "runtime=deployment",
+            f"runtime.address=127.0.0.1:{tunnel.port}",
+            f"runtime.root_certificates={ca}",
+            f"runtime.server_results={there}",
+            "runtime.fetch='cp -R {server}/. {here}'",
+            f"results_dir={here}",
+        )
+        said = until(launch, "round   1/2")
+        tunnel.cut()
+        time.sleep(3)
+        tunnel.mend()
+        code, rest = finish(launch)
+    assert code == 0, said + rest + federation.said()
+    assert "round   2/2" in rest
+    assert (said + rest).count("round   1/2") == 1
+    summary = summary_of(here)
+    assert summary["parameters_sha256"] == alone["parameters_sha256"]
+    assert summary["accuracy"] == alone["accuracy"]
+    [server] = there.iterdir()
+    stored = load_file(here / "model.safetensors")
+    assert parameters_sha256(stored) == alone["parameters_sha256"]
+    assert read_rows(here / "metrics.jsonl") == read_rows(server / "metrics.jsonl")
+    assert (here / "checkpoints" / "round-000002.safetensors").exists()
+    log = (here / "log.txt").read_text()
+    assert "fedhet-told" not in log
+    assert log.count("Roll call: 3 clients") == 1
+
+
+def test_after_ctrl_c_the_run_goes_on_and_can_be_followed_again(
+    federation, ca, address, alone, tmp_path
+):
+    """Launcher and server write to the same folder."""
+    folder = tmp_path / "run"
+    words = ["strategy=fedpvr", "runtime=deployment", f"runtime.address={address}"]
+    words += [f"runtime.root_certificates={ca}", f"results_dir={folder}"]
+    launch = start(*words)
+    said = until(launch, "round   1/2")
+    launch.send_signal(signal.SIGINT)
+    code, rest = finish(launch)
+    assert code == 130, said + rest
+    assert "goes on. Follow it again" in rest
+    first = json.loads((folder / "deployment.json").read_text())["run_id"]
+    assert status(federation, folder) in ("running", "finished:completed")
+    code, said = finish(start(*words, "resume=true"))
+    assert code == 0, said + federation.said()
+    assert json.loads((folder / "deployment.json").read_text())["run_id"] == first
+    assert summary_of(folder)["parameters_sha256"] == alone["parameters_sha256"]
+
+
+def test_a_run_that_ctrl_c_stops_is_resumed_from_its_checkpoint(
+    federation, ca, address, alone, tmp_path
+):
+    """The server writes to a folder of its own, and nothing is fetched."""
+    folder, there = tmp_path / "run", tmp_path / "there"
+    words = ["strategy=fedpvr", "runtime=deployment", f"runtime.address={address}"]
+    words += [f"runtime.root_certificates={ca}", f"results_dir={folder}"]
+    words += [f"runtime.server_results={there}", "runtime.stop_on_interrupt=true"]
+    launch = start(*words)
+    said = until(launch, "round   1/2")
+    launch.send_signal(signal.SIGINT)
+    code, rest = finish(launch)
+    assert code == 130, said + rest
+    assert "and run" in rest
+    assert status(federation, folder) == "finished:stopped"
+    assert [row["round"] for row in read_rows(folder / "metrics.jsonl")] == [0, 1]
+    code, said = finish(start(*words, "resume=true"))
+    assert code == 0, said + federation.said()
+    assert "round   1/2" not in said
+    [server] = there.iterdir()
+    assert f"model    {server} at the server" in said
+    assert summary_of(folder)["parameters_sha256"] == alone["parameters_sha256"]
+    assert not (folder / "model.safetensors").exists()
+    assert read_rows(folder / "metrics.jsonl") == read_rows(server / "metrics.jsonl")
+
+
+def test_a_failed_run_says_why(federation, ca, address, tmp_path):
+    words = ["strategy=scaffold", "local.momentum=0.9", "runtime=deployment"]
+    words += [f"runtime.address={address}", f"runtime.root_certificates={ca}"]
+    words += [f"runtime.server_results={tmp_path / 'there'}", f"results_dir={tmp_path / 'run'}"]
+    code, said = finish(start(*words))
+    assert code == 1, said
+    assert "the run failed" in said
+    assert "momentum" in said
+    assert "Traceback" not in said
+
+
+def test_too_few_supernodes_are_refused_before_the_run(federation, ca, address, tmp_path):
+    words = ["clients=5", "runtime=deployment", f"runtime.address={address}"]
+    words += [f"runtime.root_certificates={ca}", f"results_dir={tmp_path / 'run'}"]
+    code, said = finish(start(*words))
+    assert code == 1
+    assert "clients=5, but 3 SuperNodes are connected" in said
+    assert not (tmp_path / "run" / "deployment.json").exists()
+
+
+def test_another_release_of_flower_is_refused(address, ca, tmp_path, monkeypatch):
+    program = tmp_path / "bin" / "flwr"
+    program.parent.mkdir()
+    program.write_text(
+        f"#!{sys.executable}\nimport flwr.supercore.version as version\n"
+        "version.package_version = '1.41.0'\nfrom flwr.cli.app import app\napp()\n"
+    )
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setattr(control, "flower_program", lambda _: str(program))
+    (tmp_path / "control").mkdir()
+    asked = Control(Connection(address, str(ca)), tmp_path / "control")
+    with pytest.raises(LaunchError, match=r"1\.39\.0 detected a runtime version mismatch.*1\.41"):
+        asked.online_nodes()
+
+
+def test_a_sweep_runs_one_after_the_other(federation, ca, address, tmp_path):
+    words = ["seed=0,1", "rounds=1", "runtime=deployment", f"runtime.address={address}"]
+    words += [f"runtime.root_certificates={ca}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    code, said = finish(start(*words, flags=("-m",)))
+    assert code == 0, said + federation.said()
+    folders = [path for path in (tmp_path / "sweep").iterdir() if path.name[0].isdigit()]
+    assert len(folders) == 2
+    assert len({summary_of(folder)["parameters_sha256"] for folder in folders}) == 2
+
+
+# ---- each site's own data ------------------------------------------------------------------------
+
+
+def write_images(folder: Path, classes: dict[str, int], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    for name, count in classes.items():
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            pixels = random.integers(0, 256, (12, 12, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / name / f"{number}.png")
+
+
+def test_sites_train_on_their_own_folders_and_the_server_tests_on_its_own(
+    federation, ca, address, tmp_path
+):
+    """Site 1 holds no example of one class; nobody but the server holds the test set."""
+    for site, count in IMAGES.items():
+        mine = federation.folder / f"site-{site}" / "data" / "train"
+        write_images(mine, {"cat": count} if site == 1 else {"cat": 1, "dog": count - 1}, site)
+    tested = federation.folder / "server" / "data" / "image_folder" / "test"
+    write_images(tested, {"cat": 4, "dog": 3}, 7)
+    folder = tmp_path / "run"
+    code, said = finish(
+        start(
+            *("task=image_folder", "task.classes=[cat,dog]", "task.image_size=12"),
+            *("task.model=mlp", "partition=site", "strategy=scaffold", "local.batch_size=2"),
+            *("rounds=1", "runtime=deployment", f"runtime.address={address}"),
+            *(f"runtime.root_certificates={ca}", f"results_dir={folder}"),
+        )
+    )
+    assert code == 0, said + federation.said()
+    rows = read_rows(folder / "metrics.jsonl")
+    assert rows[1]["num_examples"] == sum(IMAGES.values())
+    assert rows[1]["clients"] == list(SITES)
+    assert rows[1]["failures"] == []
+    assert rows[1]["accuracy"] * 7 == pytest.approx(round(rows[1]["accuracy"] * 7))
+    for site in SITES:
+        own = federation.folder / f"site-{site}"
+        assert list((own / "state" / "clients").glob(f"*/client-{site:05}/*.safetensors"))
+        assert not list(own.rglob("image_folder-test*"))
