@@ -1,12 +1,13 @@
-"""Seconds and bytes of a round in a deployment, beside a plain Flower app that moves the same arrays.
+"""What a round of a deployment costs, beside a plain Flower app that moves the same arrays.
 
-    python benchmarks/deployment.py [--sizes trivial 20MB 100MB] [--rounds 5] [--repeats 3]
+    python -m benchmarks.deployment [--sizes trivial 20MB 100MB] [--rounds 5] [--repeats 3]
 
 docker/federation.yaml as processes of this machine (tests/deployed.py): SuperLink, executors, three
-SuperNodes, TLS, node keys. On it, in turns: the floor (benchmarks/floor_app: Flower's own Grid, NumPy,
-no learning), ``fedhet runtime=deployment`` (FedAvg on 90 digits, one local step on 8 of them, an MLP of
-that size). The first round of a run, in which the app is installed, is left out. Bytes are those that
-the SuperLink counts. Memory is each process' own peak (VmHWM), read twice a second.
+SuperNodes, TLS, node keys. On it, in turns: ``fedhet runtime=deployment`` (FedAvg on 90 digits, one
+local step on 8 of them, an MLP of that size; all else as by default, so every client evaluates and
+every round has a checkpoint), and the floor (benchmarks/floor_app: Flower's own Grid, NumPy, no
+learning). The first round of a run, in which the app is installed, is left out. Bytes are those
+that the SuperLink counts. Memory is each process' own peak (VmHWM), read twice a second.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,7 @@ class Peaks:
         self.mb: dict[str, float] = {}
 
     def __enter__(self) -> Peaks:
+        """Begin."""
         for process in self._deployment.left():
             with contextlib.suppress(OSError):  # sets VmHWM to what it is now
                 Path(f"/proc/{process.pid}/clear_refs").write_text("5")
@@ -102,6 +105,7 @@ class Peaks:
         return self
 
     def __exit__(self, *error: object) -> None:
+        """End."""
         self._over.set()
         self._thread.join()
 
@@ -139,7 +143,7 @@ def ours(deployment: Deployment, size: str, rounds: int, folder: Path) -> Measur
         size=size,
         model_bytes=sum(4 * product(shape) for shape in shapes(folder)),
         seconds=[row["seconds"] for row in rows[2:]],
-        round_seconds=[after - before for before, after in zip(ends, ends[1:], strict=False)],
+        round_seconds=[after - before for before, after in pairwise(ends)],
         received=received / rounds,
         sent=sent / rounds,
         peak_mb=peaks.mb,
@@ -216,20 +220,18 @@ def table(found: list[Measured]) -> str:
         mine, theirs = ([r for r in found if (r.app, r.size) == (app, size)] for app in APPS)
         megabytes = mine[0].model_bytes / 1e6
         lines.append(f"| **{size}: {megabytes:.1f} MB, {len(mine)} runs** | | | |")
-        for title, key, unit in (
-            ("exchange and aggregation, s", "seconds", 1.0),
-            ("whole round, s", "round_seconds", 1.0),
+        for title, key in (
+            ("exchange and aggregation, s", "seconds"),
+            ("whole round, s", "round_seconds"),
         ):
-            a, b = (
-                [s / unit for run in group for s in getattr(run, key)] for group in (mine, theirs)
-            )
+            a, b = ([s for run in group for s in getattr(run, key)] for group in (mine, theirs))
             lines.append(_row(title, _spread(a), _spread(b), median(a) / median(b)))
         for title, key in (("to the SuperLink, MB/round", "received"), ("from it", "sent")):
             c, d = (median([getattr(run, key) / 1e6 for run in g]) for g in (mine, theirs))
             lines.append(_row(title, f"{c:.2f}", f"{d:.2f}", c / d))
         for role in ROLES.values():
             e, f = (max(run.peak_mb.get(role, 0.0) for run in g) for g in (mine, theirs))
-            lines.append(_row(f"{role}, peak MB", f"{e:.0f}", f"{f:.0f}", e / f if f else 0.0))
+            lines.append(_row(f"{role}, peak MB", f"{e:.0f}", f"{f:.0f}", e / f))
     return "\n".join(lines)
 
 

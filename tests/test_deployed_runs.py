@@ -221,8 +221,9 @@ def test_another_release_of_flower_is_refused(address, ca, tmp_path, monkeypatch
     program = tmp_path / "bin" / "flwr"
     program.parent.mkdir()
     program.write_text(
-        f"#!{sys.executable}\nimport flwr.supercore.version as version\n"
-        "version.package_version = '1.41.0'\nfrom flwr.cli.app import app\napp()\n"
+        f"#!{sys.executable}\nimport importlib.metadata as installed\nof = installed.version\n"
+        "installed.version = lambda name: '1.41.0' if name == 'flwr' else of(name)\n"
+        "from flwr.cli.app import app\napp()\n"
     )
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
     monkeypatch.setattr(control, "flower_program", lambda _: str(program))
