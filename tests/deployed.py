@@ -384,8 +384,9 @@ class Deployment:
         own = {key: self.translated(value, service) for key, value in service.environment.items()}
         path = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
         proxy = {"no_proxy": "*", "NO_PROXY": "*"}
+        image = {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         marks = {MARK: self._mark, CONTAINER: service.name}
-        return {"PATH": path, "PYTHONUNBUFFERED": "1", **marks, **proxy, **own}
+        return {**image, **marks, **proxy, **own}
 
     def translated(self, text: str, service: Service) -> str:
         """Return a word of a service as it is on this machine: addresses and paths."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -21,9 +20,8 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from experiments.deployment import control
-from experiments.deployment.connection import Connection
-from experiments.deployment.control import Control
+from experiments.deployment import connection
+from experiments.deployment.connection import Connection, check_reachable
 from experiments.flower import LaunchError
 from server_app.results import parameters_sha256, read_rows
 from tests.deployed import SECONDS, SITES, Deployment, Loopback
@@ -217,20 +215,12 @@ def test_too_few_supernodes_are_refused_before_the_run(federation, ca, address, 
     assert not (tmp_path / "run" / "deployment.json").exists()
 
 
-def test_another_release_of_flower_is_refused(address, ca, tmp_path, monkeypatch):
-    program = tmp_path / "bin" / "flwr"
-    program.parent.mkdir()
-    program.write_text(
-        f"#!{sys.executable}\nimport importlib.metadata as installed\nof = installed.version\n"
-        "installed.version = lambda name: '1.41.0' if name == 'flwr' else of(name)\n"
-        "from flwr.cli.app import app\napp()\n"
-    )
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setattr(control, "flower_program", lambda _: str(program))
-    (tmp_path / "control").mkdir()
-    asked = Control(Connection(address, str(ca)), tmp_path / "control")
-    with pytest.raises(LaunchError, match=r"1\.39\.0 detected a runtime version mismatch.*1\.41"):
-        asked.online_nodes()
+def test_another_release_of_flower_is_refused(address, ca, monkeypatch):
+    """The SuperLink says which it is."""
+    check_reachable(Connection(address, str(ca)))
+    monkeypatch.setattr(connection, "FLOWER", "1.38")
+    with pytest.raises(LaunchError, match=r"is of flwr 1\.39\.0, and this .* written for 1\.38"):
+        check_reachable(Connection(address, str(ca)))
 
 
 def test_a_sweep_runs_one_after_the_other(federation, ca, address, tmp_path):
@@ -255,25 +245,24 @@ def write_images(folder: Path, classes: dict[str, int], seed: int) -> None:
             Image.fromarray(pixels).save(folder / name / f"{number}.png")
 
 
-def test_sites_train_on_their_own_folders_and_the_server_tests_on_its_own(
-    federation, ca, address, tmp_path
-):
-    """Site 1 holds no example of one class; nobody but the server holds the test set."""
+def test_sites_train_on_their_own_folders_and_the_server_tests_on_its_own(federation):
+    """By `docker compose exec serverapp fedhet ...`; nobody but the server holds the test set."""
     for site, count in IMAGES.items():
         mine = federation.folder / f"site-{site}" / "data" / "train"
         write_images(mine, {"cat": count} if site == 1 else {"cat": 1, "dog": count - 1}, site)
     tested = federation.folder / "server" / "data" / "image_folder" / "test"
     write_images(tested, {"cat": 4, "dog": 3}, 7)
-    folder = tmp_path / "run"
-    code, said = finish(
-        start(
-            *("task=image_folder", "task.classes=[cat,dog]", "task.image_size=12"),
-            *("task.model=mlp", "partition=site", "strategy=scaffold", "local.batch_size=2"),
-            *("rounds=1", "runtime=deployment", f"runtime.address={address}"),
-            *(f"runtime.root_certificates={ca}", f"results_dir={folder}"),
-        )
+    done = federation.execute(
+        "serverapp",
+        *("python", "-m", "experiments.launch", "runtime=deployment"),
+        *("runtime.address=127.0.0.1:8000", "results_dir=/results/images", "clients=3"),
+        *("task=image_folder", "task.classes=[cat,dog]", "task.image_size=12", "task.model=mlp"),
+        *("partition=site", "strategy=scaffold", "local.momentum=0", "local.batch_size=2"),
+        *("local.epochs=1", "rounds=1"),
     )
-    assert code == 0, said + federation.said()
+    assert done.returncode == 0, done.stdout + federation.said()
+    folder = federation.folder / "server" / "results" / "images"
+    assert (folder / "model.safetensors").exists()
     rows = read_rows(folder / "metrics.jsonl")
     assert rows[1]["num_examples"] == sum(IMAGES.values())
     assert rows[1]["clients"] == list(SITES)

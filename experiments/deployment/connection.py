@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import socket
 import ssl
@@ -13,9 +14,10 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from experiments.flower import LaunchError
+from experiments.flower import FLOWER, LaunchError
 
-_SECONDS = 10.0
+_SECONDS = 30.0
+_TITLE = "SuperLink API"
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,8 @@ def check_reachable(connection: Connection) -> None:
     """Ask Control whether it is there.
 
     Raises:
-        LaunchError: if nobody listens, the certificate is another CA's or another host's, or what
-            listens is no Control.
+        LaunchError: if nobody listens, the certificate is another CA's or another host's, what
+            listens is no Control, or one of another line of Flower.
     """
     address = connection.address
     try:
@@ -123,7 +125,16 @@ def check_reachable(connection: Connection) -> None:
     with plain:
         channel = plain if connection.insecure else _secured(connection, plain)
         with channel:
-            _ask_health(connection, channel)
+            release = _ask_release(connection, channel)
+    if not release:
+        raise LaunchError(
+            f"runtime.address={address} is no Control of a SuperLink: something else answers"
+        )
+    if release.split(".")[:2] != FLOWER.split("."):
+        raise LaunchError(
+            f"the SuperLink at runtime.address={address} is of flwr {release}, and this launcher "
+            f"is written for {FLOWER}: all parties have to run the same line"
+        )
 
 
 def _secured(connection: Connection, plain: socket.socket) -> socket.socket:
@@ -143,12 +154,14 @@ def _secured(connection: Connection, plain: socket.socket) -> socket.socket:
         ) from error
 
 
-def _ask_health(connection: Connection, channel: socket.socket) -> None:
+def _ask_release(connection: Connection, channel: socket.socket) -> str:
+    """Return the release of Flower that Control's description of itself names."""
     client = http.client.HTTPConnection(connection.host)
     client.sock = channel
     try:
-        client.request("GET", "/health")
-        status = client.getresponse().status
+        client.request("GET", "/openapi.json")
+        about = json.loads(client.getresponse().read())["info"]
+        return str(about["version"]) if about["title"] == _TITLE else ""
     except (OSError, http.client.HTTPException) as error:
         speaks = "TLS is off (runtime.insecure=true)" if connection.insecure else "it is not HTTP/1"
         raise LaunchError(
@@ -156,8 +169,5 @@ def _ask_health(connection: Connection, channel: socket.socket) -> None:
             f"hangs up ({type(error).__name__}); Control's port is --port, 8000 by default, not "
             "the Fleet's"
         ) from error
-    if status != http.client.OK:
-        raise LaunchError(
-            f"runtime.address={connection.address} is no Control of a SuperLink 1.39: /health "
-            f"answers {status}"
-        )
+    except (ValueError, KeyError, TypeError):
+        return ""

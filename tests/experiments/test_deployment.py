@@ -96,7 +96,13 @@ def listening(answer: bytes, context: ssl.SSLContext | None = None) -> Iterator[
         listener.close()
 
 
-OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
+def answer(title: str = "SuperLink API", version: str = "1.39.0") -> bytes:
+    """Return what a server says of itself."""
+    text = json.dumps({"info": {"title": title, "version": version}})
+    return f"HTTP/1.1 200 OK\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode()
+
+
+OK = answer()
 
 
 @pytest.fixture(scope="module")
@@ -150,18 +156,27 @@ def test_no_tls_where_it_is_expected_is_said(authorities):
 
 
 def test_what_is_no_control_is_said(authorities):
-    """As the Fleet's port, which hangs up on HTTP/1, and another server, which has no /health."""
+    """As the Fleet's port, which hangs up on HTTP/1, and another server."""
     ca = str(authorities[0] / "ca.crt")
     with (
         listening(b"", served_by(authorities[0])) as address,
         pytest.raises(LaunchError, match=r"is no Control.* hangs up .*not the Fleet's"),
     ):
         check_reachable(Connection(address, ca))
+    for other in (answer(title="Other API"), b"HTTP/1.1 404 No\r\ncontent-length: 2\r\n\r\nno"):
+        with (
+            listening(other, served_by(authorities[0])) as address,
+            pytest.raises(LaunchError, match=r"is no Control .*something else answers"),
+        ):
+            check_reachable(Connection(address, ca))
+
+
+def test_a_superlink_of_another_line_is_refused(authorities):
     with (
-        listening(OK.replace(b"200 OK", b"404 No"), served_by(authorities[0])) as address,
-        pytest.raises(LaunchError, match=r"/health answers 404"),
+        listening(answer(version="1.41.0"), served_by(authorities[0])) as address,
+        pytest.raises(LaunchError, match=r"of flwr 1\.41\.0, and this launcher .* 1\.39"),
     ):
-        check_reachable(Connection(address, ca))
+        check_reachable(Connection(address, str(authorities[0] / "ca.crt")))
 
 
 @pytest.mark.parametrize("lacking", ["{server}", "{here}"])
