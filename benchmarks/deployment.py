@@ -1,6 +1,6 @@
 """What a round of a deployment costs, beside a plain Flower app that moves the same arrays.
 
-    PYTHONPATH=. python benchmarks/deployment.py [--sizes trivial 20MB 100MB] [--rounds 5] [--repeats 3]
+    PYTHONPATH=. python benchmarks/deployment.py [--sizes trivial 20MB 100MB] [--rounds 5]
 
 docker/federation.yaml as processes of this machine (tests/deployed.py): SuperLink, executors, three
 SuperNodes, TLS, node keys. On it, in turns: ``fedhet runtime=deployment`` (FedAvg on 90 digits, one
