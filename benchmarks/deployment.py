@@ -7,7 +7,7 @@ SuperNodes, TLS, node keys. On it, in turns: ``fedhet runtime=deployment`` (FedA
 local step on 8 of them, an MLP of that size; all else as by default, so every client evaluates and
 every round has a checkpoint), and the floor (benchmarks/floor_app: Flower's own Grid, NumPy, no
 learning). The first round of a run, in which the app is installed, is left out. Bytes are those
-that the SuperLink counts. Memory is each process' own peak (VmHWM), read twice a second.
+that the SuperLink counts. Memory is each process' own peak (VmHWM), read once a second.
 """
 
 from __future__ import annotations
@@ -110,13 +110,15 @@ class Peaks:
         self._thread.join()
 
     def _look_on(self) -> None:
-        while not self._over.wait(0.5):
+        while not self._over.wait(1.0):
             for process in self._deployment.left():
-                with contextlib.suppress(psutil.Error, OSError, ValueError):
-                    role = next(r for p, r in ROLES.items() if p in " ".join(process.cmdline()))
+                with contextlib.suppress(psutil.Error, OSError, IndexError):
+                    words = " ".join(process.cmdline())
                     status = Path(f"/proc/{process.pid}/status").read_text()
                     peak = float(status.split("VmHWM:")[1].split()[0]) / 1000
-                    self.mb[role] = max(self.mb.get(role, 0.0), round(peak, 1))
+                    for program, role in ROLES.items():
+                        if program in words:
+                            self.mb[role] = max(self.mb.get(role, 0.0), peak)
 
 
 def ours(deployment: Deployment, size: str, rounds: int, folder: Path) -> Measured:
