@@ -31,6 +31,7 @@ from experiments.deployment.story import write_config, write_rows, write_summary
 from experiments.deployment.stream import LogStream
 from experiments.flower import LaunchError
 from experiments.results import last_lines, read_rows
+from server_app.run_log import TOKEN_FILE
 
 MODEL = "model.safetensors"
 _LAST_WORDS_SECONDS = 15.0  # of a completed run, which the SuperLink takes some seconds to end
@@ -99,8 +100,13 @@ class DeploymentRun:
         """
         before = read_record(self._folder)
         if before is not None:
-            _require_same(before, recipe, self._connection)
+            _require_same(before, recipe)
             status = self._control.status(before.run_id)
+            if status is None and before.address != self._connection.address:
+                raise LaunchError(
+                    f"this results_dir belongs to run {before.run_id} of the SuperLink at "
+                    f"{before.address}; the one at {self._connection.address} does not know it"
+                )
             if status is not None and not _is_to_be_resubmitted(status, before, recipe):
                 self._follow(before)
                 return
@@ -151,13 +157,9 @@ class DeploymentRun:
         """Return what is left of the run when the launcher is stopped."""
         if self._record is None:
             return "stopped; nothing was submitted"
-        run = f"run {self._run.run_id}"
         if self._runtime.stop_on_interrupt:
-            return f"stopped, and {run} with it (runtime.stop_on_interrupt=true)"
-        return (
-            f"stopped following; {run} goes on. Follow it again: the same command with "
-            f"resume=true results_dir={self._folder}. Stop it: flwr stop {self._run.run_id}"
-        )
+            return f"stopped, and run {self._run.run_id} with it (runtime.stop_on_interrupt=true)"
+        return f"stopped following; {self._how_to_follow()}"
 
     # ---- the beginning ---------------------------------------------------------------------------
 
@@ -193,7 +195,12 @@ class DeploymentRun:
         words = [*overrides, f"results_dir={quoted(record.server_folder)}", _LOGGER]
         if before is not None and not self._has_rounds():  # it failed before its first
             words.append("resume=false")
-        record = replace(record, run_id=self._control.start(words))
+        try:
+            record = replace(record, run_id=self._control.start(words))
+        except BaseException:
+            if before is None:  # the folder is as it was, and may be named again
+                (self._folder / TOKEN_FILE).unlink()
+            raise
         record.write(self._folder)
         return record
 
@@ -219,6 +226,13 @@ class DeploymentRun:
         self._log = LogStream(self._control, record.run_id, raw, self._log_path)
         self._stream.open()
 
+    def _how_to_follow(self) -> str:
+        run_id = self._run.run_id
+        return (
+            f"run {run_id} goes on. Follow it again: the same command with resume=true "
+            f"results_dir={self._folder}. Stop it: flwr stop {run_id}"
+        )
+
     # ---- on the way ------------------------------------------------------------------------------
 
     def _is_shared(self) -> bool:
@@ -236,7 +250,7 @@ class DeploymentRun:
         if now - self._broken_since > float(self._runtime.reconnect_seconds):
             raise LaunchError(
                 f"{error}; for {now - self._broken_since:.0f} s now (runtime.reconnect_seconds). "
-                f"{self.interrupted()}"
+                f"If it has not ended, {self._how_to_follow()}"
             )
         self._stream.postpone()
 
@@ -281,16 +295,11 @@ class DeploymentRun:
             )
 
 
-def _require_same(before: Record, recipe: DictConfig, connection: Connection) -> None:
+def _require_same(before: Record, recipe: DictConfig) -> None:
     if before.recipe != resume_fingerprint(recipe):
         raise LaunchError(
             f"this results_dir belongs to run {before.run_id}, which has another recipe: resume it "
             "with its own, or name another results_dir"
-        )
-    if before.address != connection.address:
-        raise LaunchError(
-            f"this results_dir belongs to run {before.run_id} of the SuperLink at "
-            f"{before.address}, and runtime.address={connection.address}"
         )
 
 

@@ -274,7 +274,7 @@ def resumed(monkeypatch, folder: Path, known: RunStatus | None, **values: object
     """
     before = Record("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3)
     before.write(folder)
-    launched = recipe(**{"resume": True, "rounds": 3, "results_dir": str(folder), **values})
+    launched = recipe(**({"resume": True, "rounds": 3, "results_dir": str(folder)} | values))
     engine = DeploymentRun(launched.runtime, folder / "log.txt")
     control = FakeControl(known)
     followed: list[Record] = []
@@ -320,12 +320,35 @@ def test_a_completed_run_goes_on_to_a_later_round(monkeypatch, tmp_path):
     [
         ({"rounds": 5}, r"rounds=5, but run 7 still goes on to rounds=3"),
         ({"local.lr": 0.3}, r"belongs to run 7, which has another recipe"),
-        ({"runtime.address": "127.0.0.1:8001"}, r"of the SuperLink at 127\.0\.0\.1:8000"),
     ],
 )
-def test_another_recipe_or_superlink_is_refused(monkeypatch, tmp_path, values, message):
+def test_another_recipe_is_refused(monkeypatch, tmp_path, values, message):
     with pytest.raises(LaunchError, match=message):
         resumed(monkeypatch, tmp_path, RunStatus("running"), **values)
+
+
+def test_a_run_is_known_by_its_id_behind_whatever_address(monkeypatch, tmp_path):
+    """A tunnel may have another port the next day; another SuperLink does not know the run."""
+    other = {"runtime__address": "127.0.0.1:8001"}
+    _, followed = resumed(monkeypatch, tmp_path, RunStatus("running"), **other)
+    assert followed.run_id == 7
+    with pytest.raises(LaunchError, match=r"of the SuperLink at 127\.0\.0\.1:8000; the one at"):
+        resumed(monkeypatch, tmp_path, None, **other)
+
+
+def test_a_run_that_is_not_accepted_leaves_the_folder_as_it_was(monkeypatch, tmp_path):
+    engine = DeploymentRun(recipe().runtime, tmp_path / "log.txt")
+    control = FakeControl(None)
+    monkeypatch.setattr(engine, "_control", control, raising=False)
+
+    def refuse(words):
+        assert read_record(tmp_path)
+        raise LaunchError("no")
+
+    monkeypatch.setattr(control, "start", refuse)
+    with pytest.raises(LaunchError, match="no"):
+        engine.submit(recipe(results_dir=str(tmp_path)), [])
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_sweep_goes_on_with_a_job_whose_checkpoints_are_elsewhere(tmp_path):
