@@ -83,7 +83,10 @@ def start(*words: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
 
 
 def finish(launch: subprocess.Popen[str]) -> tuple[int, str]:
-    output, _ = launch.communicate(timeout=SECONDS)
+    try:
+        output, _ = launch.communicate(timeout=SECONDS)
+    finally:
+        launch.kill()  # one that is done does not mind
     return launch.returncode, output
 
 
