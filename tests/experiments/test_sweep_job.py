@@ -127,6 +127,7 @@ def test_an_objective_that_was_not_measured_is_a_failed_trial(
 
 def test_figures_are_those_of_a_summary() -> None:
     row = {"round": 1, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "failures": []}
+    row |= {"client_accuracy": 0.5, "client_loss": 1.0}
     assert set(FIGURES) == {*totals([row]), "wall_seconds"}
 
 

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 def test_a_line_that_does_not_fit_names_its_file_and_counts_for_nothing(tmp_path):
     results = ResultsFolder(tmp_path)
     results.append({"round": 0})
-    results.metrics_path.rename(tmp_path / "kept")
-    results.metrics_path.symlink_to(FULL)
+    (tmp_path / "metrics.jsonl").rename(tmp_path / "kept")
+    (tmp_path / "metrics.jsonl").symlink_to(FULL)
     with pytest.raises(OSError, match=r"metrics\.jsonl could not be written.*No space left"):
         results.append({"round": 1})
     assert results.rows == [{"round": 0}]
