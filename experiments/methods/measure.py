@@ -18,6 +18,7 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run as FlowerRun
 from flwr.supercore.task_identity import TaskIdentity
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -44,6 +45,7 @@ _WORDS = (
     "runtime.simulation=false",  # client state in Context.state, where it is seen
     "runtime.channels_last=false",
 )
+_AT_SERVER = {"strategy.dense.epochs": 1, "strategy.dense.steps": 1}  # not counted, minutes long
 TASK = "`digits` with its default model"
 
 Sizes = Mapping[str, float]  # by name, as a share of the model
@@ -78,7 +80,9 @@ class Cost:
 def measure(*overrides: str) -> Cost:
     """Run two rounds of a recipe, such as ``strategy=fedprox``, and count."""
     with tempfile.TemporaryDirectory() as folder, _quiet():
-        needed = compose(_run_config(overrides)).strategy.requires.items()
+        recipe = compose(_run_config(overrides))
+        short = {k: v for k, v in _AT_SERVER.items() if OmegaConf.select(recipe, k) is not None}
+        needed = {**short, **recipe.strategy.requires}.items()
         words = [*_WORDS, *(f"{key}={value}" for key, value in needed), *overrides]
         run_config = _run_config([*words, f"results_dir={folder}/run"])
         run = Run(compose(run_config), Path(folder) / "run", None)
