@@ -25,7 +25,7 @@ shortest:
 
     min_alpha || sum_i alpha_i (W - V_i) P_i ||^2,   sum_i alpha_i = 1,  0 <= alpha_i <= C
 
-Over its Table 1 on MNIST (docs/results/maecho.md; 12 cells, 3 seeds) the loop has 79.3 % in the mean
+Over its Table 1 on MNIST (docs/results/maecho.md; 12 cells, 3 seeds) the loop has 79.3 % in mean,
 with damped projections, 78.0 with the ridge form at z = 1; the paper has 78.4.
 
 Algorithm 1 as printed forgets the W_i: iterated, I - P / 2 contracts W - V_i in every direction. On
