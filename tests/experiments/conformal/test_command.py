@@ -59,7 +59,8 @@ def test_tables_have_the_mean_and_spread_over_the_splits(tmp_path, monkeypatch):
 
 @pytest.mark.flower
 def test_of_finished_runs_it_writes_table_picture_and_data(tmp_path, capsys):
-    words = [*TINY, "partition.holdout=0.2", "partition=iid"]
+    whole = ["task.train_size=null", "task.test_size=null"]  # coverage is of hundreds of scores
+    words = [*TINY, *whole, "partition.holdout=0.2", "partition=iid"]
     for number in range(2):
         run_recipe(tmp_path / "sweep" / f"{number}_fedavg", *words, f"seed={number}")
     main([str(tmp_path / "sweep"), "--splits", "5", "--federated", "--reference", "0.95"])
