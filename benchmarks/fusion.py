@@ -63,6 +63,7 @@ from strategies.solvers import SGD
 from tasks import build_task, keep_freed_memory
 from tasks.models import build_model
 from tasks.tensor_data import TensorData
+from tasks.transform import Transform
 
 ITERATIONS, STEP, CAP = 60, 1.6, 0.5
 FIRST_BETA = {5: 0.01, 10: 0.01, 20: 0.01, 50: 0.1}  # of the paper's Table 1
@@ -404,7 +405,9 @@ def resnet(options: argparse.Namespace) -> dict[str, Any]:
         "resnet18_gn", input_shape=(3, 32, 32), num_classes=10, stem="cifar", seed=0
     )
     pixels = torch.randint(0, 256, (images, 3, 32, 32), dtype=torch.uint8).numpy()
-    data = TensorData(pixels, (torch.arange(images) % 10).numpy(), num_classes=10)
+    labels = (torch.arange(images) % 10).numpy()
+    plain = Transform(mean=(0.5,) * 3, std=(0.25,) * 3)
+    data = TensorData(pixels, labels, num_classes=10, transform=plain)
     side = ProjectionClient(rank=rank, sketch_above=options.sketch_above)
     side.check(model, SGD())
     done: list[Mapping[str, Tensors]] = []
