@@ -45,12 +45,11 @@ from client_app.training import train_locally
 from conf import compose, plain_part
 from strategies import maecho
 from strategies.base import LocalContext, LocalSummary, Reply, Tensors
+from strategies.class_counts import CLASS_COUNTS, COUNTS, HEAD
 from strategies.local_options import LocalOptions
 from strategies.maecho import HarmonizedOptima, Normalised
-from strategies.projected import HEAD, local_models, masked_classifier, projected_layers, read_layer
+from strategies.projected import local_models, masked_classifier, projected_layers, read_layer
 from strategies.projections import (
-    CLASS_COUNTS,
-    COUNTS,
     PROJECTIONS,
     SCALES,
     ProjectionClient,

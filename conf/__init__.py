@@ -30,6 +30,8 @@ PACKAGES = ("conf", "strategies", "tasks", "client_app", "server_app")
 SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger")
 # What is said about a run, and changes nothing in it.
 NOTES = ("objective", "choice", "paper", "diagnostics")
+# Folders of each machine: what is in them, examples and trained models, is of the recipe.
+FOLDER_KEYS = ("task.path", "local.trained_by")
 
 RunConfig = Mapping[str, bool | float | int | str]
 
@@ -206,7 +208,8 @@ def _recipe_hash(recipe: DictConfig, ignored: Sequence[str]) -> str:
     plain = OmegaConf.to_container(recipe, resolve=False)
     assert isinstance(plain, dict)
     shared = {key: value for key, value in plain.items() if key not in ignored}
-    shared["task"].pop("path", None)  # each site's own
+    for part, name in (key.split(".") for key in FOLDER_KEYS):
+        shared[part].pop(name, None)
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from conf import quoted
+from conf import FOLDER_KEYS, quoted
 from experiments.resources import check_sizes, cpus_for, gpu_share
 
-_PATH_KEYS = ("task.path", "task.vocabulary_file", "partition.path")
+_PATH_KEYS = (*FOLDER_KEYS, "task.vocabulary_file", "partition.path")
 
 
 def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:

@@ -25,7 +25,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
 from strategies.base import ClientSide, ConfigError, LocalSolver, ServerSide, Tensors
-from strategies.projected import HEAD, bias_of, flattened, unflattened
+from strategies.class_counts import HEAD
+from strategies.projected import bias_of, flattened, unflattened
 
 _LAYERS = (nn.Linear, nn.Conv2d)
 _ALIKE = (  # what treats all neurons alike

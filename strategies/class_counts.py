@@ -23,8 +23,9 @@ from strategies.base import (
     Shapes,
     Tensors,
 )
-from strategies.projected import HEAD, class_counts
-from strategies.projections import CLASS_COUNTS, COUNTS
+
+CLASS_COUNTS, COUNTS = "class_counts", "counts"
+HEAD = "head"
 
 
 class ClassCountsClient(ClientSide):
@@ -41,7 +42,7 @@ class ClassCountsClient(ClientSide):
         """Return the counts (C,)."""
         if not self.sends:
             return {}
-        return {CLASS_COUNTS: {COUNTS: torch.tensor(context.data.class_counts()).float()}}
+        return counted(context)
 
 
 class ClassCountsServer(ServerSide):
@@ -79,14 +80,41 @@ class ClassCountsServer(ServerSide):
         """
         if not self.needs:
             return
-        counts = reply.payloads[CLASS_COUNTS][COUNTS]
-        if (counts < 0).any():
-            raise RefusedReplyError(f"its class counts {counts.tolist()} have one below 0")
-        if float(counts.sum()) != reply.num_examples:
-            raise RefusedReplyError(
-                f"its class counts sum to {float(counts.sum()):g}, and it has "
-                f"{reply.num_examples} examples"
-            )
+        check_class_counts(reply, self.classes)
+
+
+def counted(context: LocalContext) -> Payloads:
+    """Return the payload: how many examples of each class (C,) the client holds."""
+    return {CLASS_COUNTS: {COUNTS: torch.tensor(context.data.class_counts()).float()}}
+
+
+def check_class_counts(reply: Reply, classes: int | None) -> None:
+    """Refuse counts of another number of classes, below 0, or that do not sum to n_i.
+
+    Args:
+        reply: with class counts.
+        classes: C; None: a model without a classifier has any number.
+
+    Raises:
+        RefusedReplyError: saying what they are.
+    """
+    counts = reply.payloads[CLASS_COUNTS].get(COUNTS)
+    if counts is None or counts.dim() != 1:
+        raise RefusedReplyError("its class counts are no list of numbers")
+    if classes is not None and len(counts) != classes:
+        raise RefusedReplyError(f"its class counts are of {len(counts)} classes, not {classes}")
+    if (counts < 0).any():
+        raise RefusedReplyError(f"its class counts {counts.tolist()} have one below 0")
+    if float(counts.sum()) != reply.num_examples:
+        raise RefusedReplyError(
+            f"its class counts sum to {float(counts.sum()):g}, and it has "
+            f"{reply.num_examples} examples"
+        )
+
+
+def class_counts(replies: Sequence[Reply]) -> Tensor:
+    """Return how many examples of each class each client holds (N, C)."""
+    return torch.stack([reply.payloads[CLASS_COUNTS][COUNTS] for reply in replies])
 
 
 def holder_shares(replies: Sequence[Reply]) -> Tensor:

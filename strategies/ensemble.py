@@ -30,10 +30,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from strategies.base import ConfigError, Reply, Tensors
-from strategies.class_counts import ClassCountsClient, ClassCountsServer, holder_shares
+from strategies.class_counts import (
+    CLASS_COUNTS,
+    ClassCountsClient,
+    ClassCountsServer,
+    holder_shares,
+)
 from strategies.federated import FederatedStrategy, Slots
 from strategies.network import Network
-from strategies.projections import CLASS_COUNTS
 
 SHARES, CLIENTS = "shares", "clients"
 

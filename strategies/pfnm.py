@@ -64,10 +64,10 @@ from torch import Tensor, nn
 
 from strategies.base import ConfigError, Reply, Tensors, local_model, require_range
 from strategies.chains import Chain, Link, read_chain
-from strategies.class_counts import ClassCountsClient, ClassCountsServer
+from strategies.class_counts import ClassCountsClient, ClassCountsServer, class_counts
 from strategies.federated import FederatedStrategy, Slots
 from strategies.network import Network
-from strategies.projected import bias_of, class_counts, flattened
+from strategies.projected import bias_of, flattened
 
 GROWN = "grown"
 BIAS_MEAN = 0.1

@@ -13,15 +13,9 @@ import torch
 from torch import Tensor
 
 from strategies.base import ConfigError, RefusedReplyError, Reply, ServerSide, Tensors
-from strategies.projections import (
-    CLASS_COUNTS,
-    COUNTS,
-    PROJECTIONS,
-    SCALES,
-    Spectrum,
-)
+from strategies.class_counts import CLASS_COUNTS, HEAD, check_class_counts, holder_shares
+from strategies.projections import PROJECTIONS, SCALES, Spectrum
 
-HEAD = "head"
 _ROUNDING = 1e-3  # what a client's float32 may leave of symmetry, and of eigenvalues up to 1
 
 
@@ -150,26 +144,18 @@ def bias_of(name: str) -> str:
     return f"{name.removesuffix('weight')}bias"
 
 
-def class_counts(replies: Sequence[Reply]) -> Tensor:
-    """Return how many examples of each class each client holds (N, C)."""
-    return torch.stack([reply.payloads[CLASS_COUNTS][COUNTS] for reply in replies])
-
-
 def masked_classifier(
     params: Tensors, replies: Sequence[Reply], absent: Literal["zero", "keep"] = "zero"
 ) -> dict[str, Tensor]:
     """Return the classifier whose row of a class is the mean over those that hold it.
-
-    A client holds a class with more than one example of it, as in MA-Echo's released code.
 
     Args:
         params: x.
         replies: with class counts.
         absent: the row of a class that nobody holds: "zero", or x's ("keep").
     """
-    holds = (class_counts(replies) > 1).float()
-    shares = holds / holds.sum(0).clamp_min(1.0)
-    nobody = holds.sum(0) == 0
+    shares = holder_shares(replies)
+    nobody = shares.sum(0) == 0
     head = {name: x for name, x in params.items() if name.startswith(f"{HEAD}.")}
     found = {}
     for name, rows in local_models(head, replies).items():
@@ -223,11 +209,7 @@ class ProjectionServer(ServerSide):
                 wanted = f"{(width, width)}" if self.dense else f"({width}, r) with r <= {width}"
                 raise RefusedReplyError(f"its projection of {name} is {shape}, expected {wanted}")
             self._check_values(name, values)
-        counts = reply.payloads[CLASS_COUNTS].get(COUNTS)
-        if counts is None or counts.dim() != 1 or (counts < 0).any():
-            raise RefusedReplyError("its class counts are no list of numbers >= 0")
-        if self.classes is not None and len(counts) != self.classes:
-            raise RefusedReplyError(f"its class counts are {len(counts)}, not {self.classes}")
+        check_class_counts(reply, self.classes)
 
     def _check_values(self, name: str, values: Tensor) -> None:
         """Refuse what is not symmetric with eigenvalues in [0, 1]; F F^T is symmetric and >= 0."""

@@ -39,9 +39,9 @@ from strategies.base import (
     Payloads,
     require_range,
 )
+from strategies.class_counts import CLASS_COUNTS, counted
 
-PROJECTIONS, SCALES, CLASS_COUNTS = "projections", "projection_scales", "class_counts"
-COUNTS = "counts"
+PROJECTIONS, SCALES = "projections", "projection_scales"
 
 _EPS = torch.finfo(torch.float32).eps
 
@@ -320,11 +320,10 @@ class ProjectionClient(ClientSide):
         found = {
             name: self._projection(statistic, ranks[name]) for name, statistic in statistics.items()
         }
-        counts = torch.tensor(context.data.class_counts(), dtype=torch.float32)
         return {
             PROJECTIONS: {name: self._sent(values) for name, (values, _) in found.items()},
             SCALES: {name: scale for name, (_, scale) in found.items()},
-            CLASS_COUNTS: {COUNTS: counts},
+            **counted(context),
         }
 
     def _statistic(

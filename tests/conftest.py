@@ -9,8 +9,18 @@ import pytest
 import torch
 from flwr.supercore.task_identity import TaskIdentity
 
+from tests.deployed import Deployment
+
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Start docker/federation.yaml as processes, for the tests of one file."""
+    with Deployment(tmp_path_factory.mktemp("federation")) as deployment:
+        yield deployment
+    assert deployment.left() == []
 
 
 @pytest.fixture(scope="session", autouse=True)

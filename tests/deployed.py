@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 import psutil
+import pytest
 
 from experiments.command_line import run_config_toml
 from experiments.results import last_lines
@@ -36,6 +37,20 @@ CONTAINER = "FEDHET_CONTAINER"
 ACTIVATED = "SuperNode ID: "  # a SuperNode says so when the SuperLink has let it in
 SECONDS = 600  # for what takes half a minute on an idle machine
 SITES = range(3)
+MARKS = [
+    pytest.mark.flower,
+    pytest.mark.timeout(SECONDS + 300),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.0/8 on loopback"),
+]
+RECIPE = [
+    "task=digits",
+    "clients=3",
+    "rounds=2",
+    "local.epochs=2",
+    "local.lr=0.2",
+    "local.batch_size=64",
+    "runtime.channels_last=false",
+]
 IMAGE = {"/app/start.py": DOCKER / "start.py", "/app/health.py": DOCKER / "health.py"}
 IMAGE |= {"/app/keys.py": DOCKER / "keys.py", "/app": ROOT}
 

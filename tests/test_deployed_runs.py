@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +23,11 @@ from experiments.deployment import connection
 from experiments.deployment.connection import Connection, check_reachable
 from experiments.flower import LaunchError
 from server_app.results import parameters_sha256, read_rows
-from tests.deployed import SECONDS, SITES, Deployment, Loopback
+from tests.deployed import MARKS, RECIPE, SECONDS, SITES, Deployment, Loopback
 from tests.tunnel import Tunnel
 
-pytestmark = [
-    pytest.mark.flower,
-    pytest.mark.timeout(SECONDS + 300),
-    pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.0/8 on loopback"),
-]
-RECIPE = [
-    "task=digits",
-    "clients=3",
-    "rounds=2",
-    "local.epochs=2",
-    "local.lr=0.2",
-    "local.batch_size=64",
-    "runtime.channels_last=false",
-]
+pytestmark = MARKS
 IMAGES = {0: 3, 1: 5, 2: 9}  # by site; no other three of these numbers have this sum
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with Deployment(tmp_path_factory.mktemp("federation")) as deployment:
-        yield deployment
-    assert deployment.left() == []
 
 
 @pytest.fixture(scope="module")

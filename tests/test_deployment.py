@@ -12,38 +12,16 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.deployed import SECONDS, SITES, Deployment, Loopback
+from tests.deployed import MARKS, RECIPE, SECONDS, SITES, Deployment, Loopback
 from tests.stranger.probe import status_by_method
 
-pytestmark = [
-    pytest.mark.flower,
-    pytest.mark.timeout(SECONDS + 300),
-    pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 127.0.0.0/8 on loopback"),
-]
-RECIPE = [
-    "task=digits",
-    "clients=3",
-    "rounds=2",
-    "local.epochs=2",
-    "local.lr=0.2",
-    "local.batch_size=64",
-    "evaluation.every=0",
-    "runtime.channels_last=false",
-]
-METHODS = {"fedpvr": ["strategy=fedpvr"], "feddw": ["strategy=feddw"]}
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with Deployment(tmp_path_factory.mktemp("federation")) as deployment:
-        yield deployment
-    assert deployment.left() == []
+pytestmark = MARKS
+METHODS = {name: [f"strategy={name}", "evaluation.every=0"] for name in ("fedpvr", "feddw")}
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.deployed import SECONDS, Deployment
+from tests.deployed import RECIPE, SECONDS, Deployment
 from tests.namespaces import MARK, Namespaces, Stranger, why_not
 from tests.stranger.theirs import MARK as THEIR_MARK
-from tests.test_deployment import METHODS, RECIPE, alone
+from tests.test_deployment import METHODS, alone
 
 PROBLEM = why_not()
 pytestmark = [

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from conf import FOLDER_KEYS
 from experiments.partition_picture import chosen_values, partition_title
 from experiments.report.data import Partition
 from experiments.report.runs import Run
@@ -36,7 +37,7 @@ def partitions_of(runs: Sequence[Run]) -> list[Partition]:
         if not _has_partition(run):
             continue
         settings = _settings(run)
-        identity = {k: v for k, v in settings.items() if k not in ("seed", "task.path")}
+        identity = {k: v for k, v in settings.items() if k not in ("seed", *FOLDER_KEYS)}
         found.setdefault(json.dumps(identity, sort_keys=True), _uncounted(settings))
     return list(found.values())
 
@@ -54,7 +55,7 @@ def _has_partition(run: Run) -> bool:
 
 
 def _wherever(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key != "task.path"}
+    return {key: value for key, value in settings.items() if key not in FOLDER_KEYS}
 
 
 def _settings(run: Run) -> dict[str, Any]:

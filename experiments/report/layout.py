@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from conf import NOTES, SITE_KEYS
+from conf import FOLDER_KEYS, NOTES, SITE_KEYS
 from experiments.report.runs import COMPLETED, Run
 
 METHOD_KEYS = "strategy."
@@ -201,7 +201,7 @@ def _differing_within(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _of_the_site(key: str) -> bool:
-    return key.partition(".")[0] in (*SITE_KEYS, *NOTES) or key in ("seed", "task.path")
+    return key.partition(".")[0] in (*SITE_KEYS, *NOTES) or key in ("seed", *FOLDER_KEYS)
 
 
 def _seeds_copies(runs: Sequence[Run]) -> set[str]:

@@ -74,8 +74,10 @@ def test_relative_paths_are_those_of_the_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    words = app_overrides([], recipe(task={"path": "my data"}), tmp_path / "results")
+    relative = recipe(task={"path": "my data"}, local={"trained_by": "a run"})
+    words = app_overrides([], relative, tmp_path / "results")
     assert f"task.path='{tmp_path}/my data'" in words
+    assert f"local.trained_by='{tmp_path}/a run'" in words
 
 
 def test_the_simulation_has_the_size_of_the_recipe() -> None:

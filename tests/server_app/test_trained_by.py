@@ -4,8 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conf import compose, fingerprint, resume_fingerprint
+from server_app.trained_by import KEY
 from strategies.base import ConfigError
-from tests.recipes import TINY, run_recipe
+from tests.recipes import TINY, overrides, run_recipe
 
 ONE = [*TINY, "rounds=1", "local.epochs=1", "local.momentum=0.5", "local.initial=own"]
 TRAINED = [*ONE, "strategy=ensemble"]
@@ -29,6 +31,12 @@ def test_nothing_is_trained_and_what_comes_out_is_the_same(
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "again"))
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     assert plain["accuracy"] == pytest.approx(again["accuracy"], abs=0.003)
+
+
+def test_the_folder_is_no_part_of_what_server_and_clients_compare(trained):
+    plain, taken = (compose(overrides(*TRAINED, *w)) for w in ([], [f"{KEY}={trained}"]))
+    assert fingerprint(plain) == fingerprint(taken)
+    assert resume_fingerprint(plain) == resume_fingerprint(taken)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from strategies import dense
 from strategies.base import ConfigError, Reply
+from strategies.class_counts import CLASS_COUNTS, COUNTS
 from strategies.dense import (
     DENSE,
     Distillation,
@@ -27,7 +28,6 @@ from strategies.dense import (
 from strategies.ensemble import MeanLogits, mean_logits
 from strategies.generator import Generator, view
 from strategies.network import Network
-from strategies.projections import CLASS_COUNTS, COUNTS
 from strategies.solvers import SGD
 from tests.recipes import TINY, run_recipe
 

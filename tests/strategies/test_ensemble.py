@@ -12,10 +12,9 @@ from torch import nn
 from conf import compose, plain_part
 from server_app.results import read_rows
 from strategies.base import ConfigError, RefusedReplyError, Reply
-from strategies.class_counts import ClassCountsServer, holder_shares
+from strategies.class_counts import CLASS_COUNTS, COUNTS, ClassCountsServer, holder_shares
 from strategies.ensemble import AllClients, Ensemble, ensemble_of, mean_logits
 from strategies.network import Network
-from strategies.projections import CLASS_COUNTS, COUNTS
 from strategies.records import to_tensors
 from tasks import build_task
 from tasks.evaluation import evaluate_model

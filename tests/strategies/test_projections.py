@@ -316,8 +316,12 @@ def test_other_layers_and_wrong_counts_are_refused():
     reply.payloads["projections"]["extra.weight"] = good
     with pytest.raises(RefusedReplyError, match="extra"):
         server().check(reply)
-    for counts in ((1.0,), (1.0, -2.0)):
-        with pytest.raises(RefusedReplyError, match="class counts"):
+    for counts, why in (
+        ((1.0,), "of 1 classes, not 2"),
+        ((1.0, -2.0), "below 0"),
+        ((3.0, 8.0), "sum to 11, and it has 3"),
+    ):
+        with pytest.raises(RefusedReplyError, match=f"class counts.*{why}"):
             server().check(replied(good, counts))
 
 

@@ -46,6 +46,17 @@ def test_what_a_method_sets_itself_makes_no_column_and_is_said(read):
     assert differing_settings(layout) == ["server.lr"]
 
 
+def test_folders_of_data_and_of_trained_models_are_no_settings(read):
+    runs = [
+        read("fedavg", seed, local__trained_by=trained_by, task__path=f"/srv/{seed}")
+        for seed, trained_by in ((0, None), (1, "/runs/base_s1"), (2, "/runs/base_s2"))
+    ]
+    layout = automatic_layout(runs)
+    assert layout.columns == ("all runs",)
+    assert shape(layout) == {"fedavg": [[0, 1, 2]]}
+    assert differing_settings(layout) == []
+
+
 def test_a_key_of_the_method_makes_rows_and_is_not_averaged_over(read):
     key = "strategy__client_sides__fedprox__mu"
     runs = [read("fedprox", seed, **{key: mu}) for mu in (0.1, 0.01) for seed in (0, 1)]
