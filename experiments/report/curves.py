@@ -276,11 +276,12 @@ def save_panels(panels: Sequence[Panel], legend: Sequence[Key], path: Path, abre
             # Inches by hand: matplotlib's own layout takes a second for twenty panels.
             place = ((left + 0.6) / width, (bottom + 0.5) / height, 3.3 / width, 1.95 / height)
             draw_panel(figure.add_axes(place), panel, 9.0)
-        _add_legend(figure, legend, columns=2 * abreast)
+        add_legend(figure, legend, columns=2 * abreast)
         save(figure, path)
 
 
-def _add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
+def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
+    """Write what the colours mean above everything, so many abreast at the most."""
     from matplotlib.lines import Line2D
 
     handles = [

@@ -22,6 +22,7 @@ from experiments.report.measures import Figure
 from experiments.report.neurons import neurons
 from experiments.report.paper import PaperError, paper_layout, read_paper
 from experiments.report.runs import Run
+from experiments.report.scores import scores, single_round
 from experiments.report.surroundings import surroundings, warnings
 from experiments.report.tables import (
     accuracies_table,
@@ -191,6 +192,9 @@ def _section(
 
 def _accuracies(section: Section, keys: Mapping[str, Key], stem: Path) -> list[Block]:
     layout, last_round = section.layout, section.figure.last_round
+    if single_round(layout):
+        blocks = scores(layout, keys, section.figure, stem)
+        return [*blocks, Heading(3, "Accuracy"), accuracies_table(layout, last_round)]
     blocks = pictures.accuracy(layout, keys, last_round, section.targets, stem)
     blocks += [Heading(3, "Rounds and bytes to a target")]
     blocks += [

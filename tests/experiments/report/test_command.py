@@ -153,7 +153,7 @@ def test_sections_for_each_published_table(write_run, tmp_path):
     assert "| FedAvg | 50.00<br>paper 50 (+0.0) |" in text[first:second]
     assert "| FedAvg | 70.00<br>paper 75 (-5.0) |" in text[second:third]
     assert "| scaffold | 90.00 |" in text[third:]
-    assert (tmp_path / "sweep" / "report" / "report_2_rounds.png").exists()
+    assert (tmp_path / "sweep" / "report" / "report_2_scores.png").exists()
 
 
 @pytest.mark.usefixtures("no_pictures")
