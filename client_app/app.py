@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from omegaconf import DictConfig
 from torch import nn
 
+from client_app.calibration import calibrate_reply
 from client_app.client import FederatedClient
 from client_app.messages import evaluate_reply, train_reply, trained, upload_seed
 from client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
@@ -36,6 +37,7 @@ from strategies.records import CLIENT, CONFIG
 from strategies.secure_aggregation import SecAggPlus
 from strategies.sums import Layout
 from tasks import Task, build_task, keep_freed_memory, pick_device
+from tasks.conformal import CALIBRATE
 from tasks.tensor_data import TensorData
 
 app = ClientApp()
@@ -142,6 +144,13 @@ def evaluate(message: Message, context: Context) -> Message:
         workshop = _workshop(context)
         finetune_epochs = int(workshop.evaluation.finetune_epochs)
         return evaluate_reply(_client(workshop, context, message), message, finetune_epochs)
+
+
+@app.query(CALIBRATE)
+def calibrate(message: Message, context: Context) -> Message:
+    """Say how well "params" know what the client holds out: sums and counts, no example."""
+    with _ended_when_too_late(message, context):
+        return calibrate_reply(_client(_workshop(context), context, message), message)
 
 
 @contextlib.contextmanager

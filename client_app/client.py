@@ -14,6 +14,7 @@ import torch
 from flwr.client import NumPyClient
 from flwr.common.logger import log
 from flwr.common.typing import NDArrays, Scalar
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client_app.state import ClientState, ClientStateStore
@@ -30,7 +31,7 @@ from strategies.base import (
 from strategies.client_models import FILE, load_trained
 from strategies.layers import LayerSelector, personal_names, shared_names
 from strategies.local_options import LocalOptions
-from tasks.evaluation import class_accuracies, classifies, evaluate_model
+from tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
 
 PERSONAL = "personal"  # the client state's entry for the tensors that never travel
 
@@ -204,6 +205,24 @@ class FederatedClient(NumPyClient):
             self._finetune(state, int(config["round"]), float(config["lr"]), epochs)
         loss, accuracy = self._evaluate()
         return loss, len(self._evaluation_data), _accuracy("accuracy", accuracy)
+
+    def logits(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return what ``parameters`` say of the held-out examples: logits (n, C), and labels (n,).
+
+        Args:
+            parameters: x, in the order of ``shared_names``.
+            config: optionally "experiment" and "state-round", as for ``fit``.
+
+        Raises:
+            ValueError: if the client holds nothing out.
+        """
+        if self.held_out is None:
+            raise ValueError("it holds nothing out: set partition.holdout, the share to hold out")
+        experiment = str(config.get("experiment", "experiment"))
+        self._load(parameters, self.store.load(experiment, int(config.get("state-round", 0))))
+        return logits_of(self.model, self.held_out)
 
     # ---- pieces ------------------------------------------------------------------------------
 

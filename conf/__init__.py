@@ -29,7 +29,7 @@ PACKAGES = ("conf", "strategies", "tasks", "client_app", "server_app")
 # Where a run happens and what it leaves there is each site's own business, not the recipe's.
 SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger")
 # What is said about a run, and changes nothing in it.
-NOTES = ("objective", "choice", "paper", "diagnostics")
+NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
 # Folders of each machine: what is in them, examples and trained models, is of the recipe.
 FOLDER_KEYS = ("task.path", "local.trained_by")
 

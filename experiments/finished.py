@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 from torch import nn
@@ -54,13 +53,3 @@ def classifier_of(folder: Path, task: Task) -> nn.Module:
         raise ConfigError(f"{folder}: its model {task.config.model} does not classify")
     model.load_state_dict(tensors, strict=False)  # integer buffers are not given out
     return model.to(pick_device("auto")).eval()
-
-
-@torch.no_grad()
-def logits_of(model: nn.Module, data: Any, batch_size: int = 500) -> tuple[Any, Any]:
-    """Return logits (n, C) in double precision and labels (n,) of all examples, as arrays."""
-    logits, labels = [], []
-    for inputs, batch_labels in data.batches(batch_size, generator=None, train=False):
-        logits.append(model(inputs)[1].double().cpu())
-        labels.append(batch_labels.cpu())
-    return torch.cat(logits).numpy(), torch.cat(labels).numpy()

@@ -29,6 +29,7 @@ from conf import (
     resume_fingerprint,
     versions,
 )
+from server_app.calibration import Calibration, add_coverage
 from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
 from server_app.grid import prompt
 from server_app.layers import observers_of
@@ -36,17 +37,17 @@ from server_app.loggers import LoggedRun, Loggers
 from server_app.machine import machine, usable_cpus
 from server_app.results import ResultsFolder, parameters_sha256, row_of
 from server_app.trained_by import check_trained_by
-from strategies.base import ConfigError, Observer, ReplyTransform, Tensors, require_range
+from strategies.base import ConfigError, Observer, Output, ReplyTransform, Tensors, require_range
 from strategies.client_models import FILE, ClientModels
 from strategies.federated import FederatedStrategy
-from strategies.layers import LayerSelector, shared_names
+from strategies.layers import LayerSelector, personal_names, shared_names
 from strategies.local_options import local_options
-from strategies.network import Network
+from strategies.network import GivesNetwork, Network
 from strategies.records import to_metrics, to_record, to_tensors
 from strategies.report import RoundReport
 from strategies.storage import save_tensors
 from tasks import Task, build_task, keep_freed_memory, pick_device
-from tasks.evaluation import evaluate_model
+from tasks.evaluation import classifies, evaluate_model
 from tasks.transform import Transform
 
 app = ServerApp()
@@ -136,12 +137,14 @@ class Run:
         self.model = self.task.build_model(int(recipe.seed)).to(self.device)
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
-        self.names = shared_names(self.model, LayerSelector(recipe.strategy.personal))
+        self.personal = LayerSelector(recipe.strategy.personal)
+        self.names = shared_names(self.model, self.personal)
         self.network = network_of(self.task, self.model)
         kept = [ClientModels(folder / FILE)] if recipe.checkpoint.client_models else []
         self.test_data = self.task.test_data(self.device, channels_last=channels_last)
         observers = observers_of(recipe, folder, self.network, self.test_data)
         self.strategy = build_strategy(recipe, self.task, self.network, kept, observers)
+        self.calibration = calibration_of(recipe, self.model, self.strategy.server_step.output)
         self.arrays = self._restore(last) if last else self._initial_arrays()
         done = self.strategy.state.round if last else None
         self.results = ResultsFolder(folder, done)
@@ -167,6 +170,8 @@ class Run:
             params = to_tensors(result.arrays)
             save_tensors(self.folder / "model.safetensors", params)
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
+            if self.calibration.alphas:
+                about["prediction_sets"] = self._calibrate(grid, result.arrays)
             summary = self.results.write_summary(about, "completed")
         except BaseException as error:
             with said_if_impossible(self.folder):
@@ -224,6 +229,21 @@ class Run:
             return self.strategy.network_of(tensors)
         self.network.load(tensors)
         return self.model
+
+    def _calibrate(self, grid: Grid, arrays: ArrayRecord) -> dict[str, Any]:
+        """Have the clients calibrate prediction sets, and count on the test set."""
+        classes = self.task.num_classes
+        state = {"state-folder": str(self.folder / "client_state")}
+        found = self.calibration.run(
+            lambda kind, asked: self.strategy.ask_clients(
+                grid, kind, arrays, ConfigRecord({**asked, **state})
+            ),
+            classes,
+        )
+        if not personal_names(self.model, self.personal):  # else every client has its own model
+            model = self._network_of(to_tensors(arrays))
+            add_coverage(found, model, self.test_data, classes, int(self.recipe.seed))
+        return found
 
     def _score_of_clients(self) -> MetricRecord | None:
         """Return the mean of the clients' models: on the global test set, or else on their own."""
@@ -314,6 +334,37 @@ def check_recipe(recipe: DictConfig) -> None:
                 f"target_accuracy={recipe.target_accuracy} is checked at evaluations, but "
                 "evaluation.every=0 has none before the end; set evaluation.every to 1 or more"
             )
+
+
+def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Calibration:
+    """Return the recipe's calibration, which is none without alphas.
+
+    Raises:
+        ConfigError: if the clients can or may not do it.
+    """
+    found = Calibration(**plain_part(recipe, "calibration"))
+    if not found.alphas:
+        return found
+    start = f"calibration.alphas={list(found.alphas)}: "
+    if not recipe.partition.holdout:
+        raise ConfigError(
+            f"{start}clients calibrate on what they hold out, and partition.holdout="
+            f"{recipe.partition.holdout} is nothing; set it to 0.1, or calibration.alphas=[]"
+        )
+    for group in ("secure_aggregation", "differential_privacy"):
+        if recipe.strategy.get(group):
+            raise ConfigError(
+                f"{start}every client's histogram is sent as it is, which strategy/{group} is to "
+                f"prevent; set calibration.alphas=[], or strategy/{group}=none"
+            )
+    if not classifies(model):
+        raise ConfigError(f"{start}task.model={recipe.task.model} does not classify")
+    if isinstance(output, GivesNetwork):
+        raise ConfigError(
+            f"{start}strategy={method_name(recipe)} gives out another network than the clients'; "
+            "set calibration.alphas=[]"
+        )
+    return found
 
 
 def network_of(task: Task, model: nn.Module) -> Network:

@@ -377,16 +377,7 @@ class FederatedStrategy(Strategy):
         """Write a message to every client, if clients evaluate in an exchange of their own."""
         if not self.evaluate_on_clients:
             return []
-        return [
-            self._message(
-                RecordDict({PARAMS: arrays, CONFIG: self._config(server_round, client, config)}),
-                MessageType.EVALUATE,
-                client,
-                server_round,
-            )
-            for client in self._require_population().nodes
-            if client not in self._absent
-        ]
+        return list(self._to_all(arrays, config, MessageType.EVALUATE, server_round).values())
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
@@ -421,6 +412,47 @@ class FederatedStrategy(Strategy):
         if self.secure_aggregation is not None:
             parts["secure aggregation"] = type(self.secure_aggregation).__name__
         log(INFO, "%s: %s", type(self).__name__, ", ".join(f"{k} {v}" for k, v in parts.items()))
+
+    # ---- after the rounds --------------------------------------------------------------------
+
+    def ask_clients(
+        self, grid: Grid, message_type: str, arrays: ArrayRecord, config: ConfigRecord
+    ) -> dict[int, RecordDict]:
+        """Send a model to all clients that are there, and return what they answer, by client.
+
+        Args:
+            grid: Flower's connection to the nodes.
+            message_type: of the messages, such as "query.ACTION".
+            arrays: the shared tensors by name.
+            config: further entries of the clients' config.
+        """
+        self._look_around(grid)
+        messages = self._to_all(arrays, config, message_type, self.num_rounds)
+        clients = {message.metadata.dst_node_id: client for client, message in messages.items()}
+        found = {}
+        replies = grid.send_and_receive(list(messages.values()), timeout=self._timeout_seconds)
+        for reply in replies:
+            client = clients[reply.metadata.src_node_id]
+            if reply.has_error():
+                log(WARNING, "%s of client %s: %s", message_type, client, reply.error.reason)
+            else:
+                found[client] = reply.content
+        return dict(sorted(found.items()))
+
+    def _to_all(
+        self, arrays: ArrayRecord, config: ConfigRecord, message_type: str, round: int
+    ) -> dict[int, Message]:
+        """Return a message with a model to every client that is there."""
+        return {
+            client: self._message(
+                RecordDict({PARAMS: arrays, CONFIG: self._config(round, client, config)}),
+                message_type,
+                client,
+                round,
+            )
+            for client in self._require_population().nodes
+            if client not in self._absent
+        }
 
     # ---- one round, in pieces ----------------------------------------------------------------
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -62,6 +64,19 @@ def class_accuracies(
     by_class = torch.stack(right).sum(0).cpu() / torch.stack(counts).sum(0).cpu()
     total_loss, total_right = torch.stack(losses).sum(), torch.stack(right).sum()
     return float(total_loss) / len(data), float(total_right) / len(data), by_class
+
+
+@torch.no_grad()
+def logits_of(
+    model: nn.Module, data: Batched, batch_size: int = 500
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return logits (n, C) of a model in eval mode and labels (n,) of all examples."""
+    model.eval()
+    logits, labels = [], []
+    for inputs, batch_labels in data.batches(batch_size, generator=None, train=False):
+        logits.append(model(inputs)[1].double().cpu())
+        labels.append(batch_labels.cpu())
+    return torch.cat(logits).numpy(), torch.cat(labels).numpy()
 
 
 def _scored(

@@ -30,7 +30,7 @@ from conf import PACKAGES, compose
 from server_app.app import Run
 from server_app.results import read_rows
 from strategies.records import CONFIG
-from tests.deployed import ROOT, SECONDS, SITES, Deployment
+from tests.deployed import ACTIVATED, ROOT, SECONDS, SITES, Deployment
 from tests.faulty.faulty import GO, WAITING
 from tests.federation import InProcessGrid
 
@@ -409,7 +409,7 @@ def frozen(scene: Scene, run: Submitted) -> list[str]:
 def left_and_replaced(scene: Scene, run: Submitted) -> list[str]:
     """Remove site 2 from the federation; let it come again with a new key, another node."""
     federation = scene.federation
-    node = next(one for one in federation.nodes() if one["name"] == "site-2")["node-id"]
+    node = scene.log("supernode-2").rpartition(ACTIVATED)[2].split()[0]
     federation.kill("supernode-2", "clientapp-2")
     done = federation.execute("superlink", "flwr", "supernode", "unregister", node, "fedhet")
     assert done.returncode == 0, done.stdout

@@ -21,7 +21,10 @@ from tests.deployed import MARKS, RECIPE, SECONDS, SITES, Deployment, Loopback
 from tests.stranger.probe import status_by_method
 
 pytestmark = MARKS
-METHODS = {name: [f"strategy={name}", "evaluation.every=0"] for name in ("fedpvr", "feddw")}
+METHODS = {
+    "fedpvr": ["strategy=fedpvr", "evaluation.every=0"],
+    "feddw": ["strategy=feddw", "partition.holdout=0.2", "calibration.alphas=[0.1]"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +65,7 @@ def test_a_run_gives_the_bits_of_one_machine_alone(federation, tmp_path, method)
     assert summary["parameters_sha256"] == expected["parameters_sha256"]
     assert summary["accuracy"] == expected["accuracy"] > 0.3
     assert summary["bytes_up"] == expected["bytes_up"]
+    assert summary.get("prediction_sets") == expected.get("prediction_sets")
 
 
 def test_control_variates_lie_at_their_sites(federation):

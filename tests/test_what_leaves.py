@@ -104,6 +104,22 @@ def look_at_replies(words: list[str], folder: Path) -> None:
         assert set(reply.content[METRICS]) <= NUMBERS
 
 
+def test_a_sites_calibration_holds_what_the_page_has(tmp_path):
+    replies: list[Message] = []
+
+    def seen(reply: Message) -> Message:
+        replies.append(reply)
+        return reply
+
+    words = [*TINY, "rounds=1", "partition.holdout=0.2", "calibration.alphas=[0.1]"]
+    run_recipe(tmp_path / "run", *words, clients=3, tamper=seen)
+    kind, *listed = MESSAGES["calibration"]
+    first, second = replies[6:9], replies[9:]
+    assert len(second) == 3
+    assert {name for reply in first + second for name in reply.content[kind]} == set(listed)
+    assert all(set(reply.content) == {kind} for reply in first + second)
+
+
 def test_a_sites_evaluation_holds_what_the_page_has(tmp_path):
     replies: list[Message] = []
 

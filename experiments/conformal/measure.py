@@ -8,8 +8,6 @@ from pathlib import Path
 
 from torch import nn
 
-from experiments.conformal.scores import APS, Score, raps
-from experiments.conformal.sketch import Grid
 from experiments.conformal.splits import (
     Measured,
     Outputs,
@@ -18,8 +16,11 @@ from experiments.conformal.splits import (
     levels_for,
     on_test_set,
 )
-from experiments.finished import classifier_of, logits_of, recipe_of, task_of
+from experiments.finished import classifier_of, recipe_of, task_of
 from tasks import ConfigError, Task
+from tasks.conformal.scores import APS, Score, raps
+from tasks.conformal.sketch import Grid
+from tasks.evaluation import logits_of
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from statistics import fmean, stdev
 import numpy as np
 
 from experiments.conformal.measure import Options, RunSets
-from experiments.conformal.scores import coverage_band
-from experiments.conformal.sketch import Grid, bytes_down, bytes_up
 from experiments.conformal.splits import Measured
 from experiments.plot import can_plot
 from experiments.report.blocks import Block, Entry, Heading, Key, Paragraph, Table
@@ -19,6 +17,8 @@ from experiments.report.curves import Curve, Panel, common_range
 from experiments.report.layout import NO_COLUMN, Cell, Layout
 from experiments.report.pictures import gallery
 from experiments.report.tables import cell_table
+from tasks.conformal.scores import coverage_band
+from tasks.conformal.sketch import Grid, bytes_down, bytes_up
 
 Found = Mapping[int, RunSets]  # by the run's id()
 DRAWN = "RAPS"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from experiments.conformal.scores import (
+from tasks.conformal.scores import (
     Array,
     Labels,
     Score,
@@ -17,7 +17,7 @@ from experiments.conformal.scores import (
     probabilities_of,
     quantile,
 )
-from experiments.conformal.sketch import Client, Grid, shared_quantile, shared_temperature
+from tasks.conformal.sketch import Client, Grid, shared_quantile, shared_temperature
 
 LEVELS = 20  # of the curve, beside the one that is asked for
 LOWEST = 0.02

@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from experiments.conformal.scores import (
+from experiments.conformal.splits import Outputs, Plan, levels_for, on_test_set
+from tasks.conformal.scores import (
     APS,
     Score,
     coverage_and_size,
@@ -19,7 +20,6 @@ from experiments.conformal.scores import (
     quantile,
     raps,
 )
-from experiments.conformal.splits import Outputs, Plan, levels_for, on_test_set
 
 PROBABILITIES = np.array([[0.2, 0.5, 0.3]])  # in order: class 1, 2, 0
 

@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
-from experiments.conformal.scores import APS, of_labels, probabilities_of, quantile, raps
-from experiments.conformal.sketch import (
+from experiments.conformal.splits import Outputs, Plan, at_clients
+from tasks.conformal.scores import APS, of_labels, probabilities_of, quantile, raps
+from tasks.conformal.sketch import (
     TEMPERATURES,
     Client,
     Grid,
@@ -17,7 +18,6 @@ from experiments.conformal.sketch import (
     shared_quantile,
     shared_temperature,
 )
-from experiments.conformal.splits import Outputs, Plan, at_clients
 from tests.experiments.conformal.test_scores import synthetic
 
 

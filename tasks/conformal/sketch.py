@@ -24,7 +24,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from experiments.conformal.scores import (
+from tasks.conformal.scores import (
     COLDEST,
     HOTTEST,
     Array,

@@ -1,0 +1,50 @@
+"""What a client says of the examples that it holds out, for prediction sets."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Message, RecordDict
+from torch import Tensor
+
+from client_app.client import FederatedClient
+from strategies.records import CONFIG, PARAMS, to_record, to_tensors
+from tasks.conformal import CALIBRATE, LOG_LOSSES, scores_for
+from tasks.conformal.sketch import Client, Grid
+
+_SPLIT = 0xCA  # keeps what is drawn here independent of the rest
+
+
+def calibrate_reply(client: FederatedClient, message: Message) -> Message:
+    """Answer one of the two questions about the held-out examples (tasks/conformal/sketch.py).
+
+    Args:
+        client: the client.
+        message: holds "params" (x) and "config": "temperature-share", "bins", and in the second
+            exchange "temperature".
+
+    Returns:
+        a reply with "calibrate": "log-losses" (T,) at every temperature of the grid; or of each
+        score, by its name, how many examples every bin has, (bins + 1,).
+    """
+    config: dict[str, Any] = dict(message.content.config_records[CONFIG])
+    params = to_tensors(message.content.array_records[PARAMS])
+    logits, labels = client.logits([params[n].numpy() for n in client.shared_names], config)
+    random = np.random.default_rng([client.seed, client.client_id, _SPLIT])
+    fitting = random.permutation(len(labels)) < round(config["temperature-share"] * len(labels))
+    own = Client(logits, labels, fitting, random.random(len(labels)))
+    if "temperature" not in config:
+        answer: dict[str, Tensor] = {LOG_LOSSES: torch.from_numpy(own.log_losses())}
+    else:
+        classes, bins = logits.shape[1], int(config["bins"])
+        answer = {
+            score.name: torch.from_numpy(
+                own.sketch(
+                    score, float(config["temperature"]), Grid(score.largest(classes), bins)
+                ).astype(np.int32)
+            )
+            for score in scores_for(classes)
+        }
+    return Message(RecordDict({CALIBRATE: to_record(answer)}), reply_to=message)

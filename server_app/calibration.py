@@ -1,0 +1,167 @@
+"""Prediction sets that the clients calibrate on what they hold out, after the last round.
+
+Two exchanges (docs/conformal.md): every client tells its log losses at the temperatures of a grid,
+and then, at the best one, how its scores are spread over a grid. tasks/conformal/sketch.py has what
+follows from these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import ConfigRecord, MessageType, RecordDict
+from flwr.common.logger import log
+from torch import Tensor, nn
+
+from strategies.base import ConfigError, RefusedReplyError, require_range
+from strategies.records import check_finite, check_shapes, to_tensors
+from tasks.conformal import CALIBRATE, LOG_LOSSES, scores_for
+from tasks.conformal.scores import Array, coverage_and_size, probabilities_of
+from tasks.conformal.sketch import (
+    BINS,
+    TEMPERATURES,
+    Grid,
+    shared_quantile,
+    shared_temperature,
+)
+from tasks.evaluation import Batched, logits_of
+
+Answers = Mapping[int, RecordDict]
+Read = TypeVar("Read")
+Ask = Callable[[str, ConfigRecord], Answers]
+QUERY = f"{MessageType.QUERY}.{CALIBRATE}"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What sets to calibrate.
+
+    Args:
+        alphas: a set is to hold the right class in 1 - alpha of all cases; of each in (0, 1).
+        bins: of a client's histogram of scores.
+        temperature_share: of what a client holds out, the examples that the temperature is for.
+
+    Raises:
+        ConfigError: naming what is out of its range.
+    """
+
+    alphas: Sequence[float] = ()
+    bins: int = BINS
+    temperature_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        for alpha in self.alphas:
+            if not 0 < alpha < 1:
+                raise ConfigError(
+                    f"calibration.alphas has {alpha}, which is not allowed: each must lie in (0, 1)"
+                )
+        require_range("calibration.bins", self.bins, low=1)
+        require_range("calibration.temperature_share", self.temperature_share, high=0.9)
+
+    def run(self, ask: Ask, classes: int) -> dict[str, Any]:
+        """Ask the clients, and return temperature and thresholds.
+
+        Args:
+            ask: sends the model and a config to the clients, and returns what they answered.
+            classes: C.
+
+        Returns:
+            "temperature", "examples" that calibrate, "clients" whose histograms these are,
+            and "sets": "score", "alpha" and "threshold" of each, None where there are too few
+            examples for the alpha: every class is in the set.
+        """
+        asked = ConfigRecord({"temperature-share": self.temperature_share, "bins": self.bins})
+        losses = _read(ask(QUERY, asked), _losses)
+        if not losses:
+            raise RuntimeError("no client could say how well the model knows what it holds out")
+        temperature = shared_temperature(list(losses.values())) if self.temperature_share else 1.0
+        again = ConfigRecord({**asked, "temperature": temperature})
+        scores = scores_for(classes)
+        grids = {score.name: Grid(score.largest(classes), self.bins) for score in scores}
+        found = _read(ask(QUERY, again), lambda answer: _histograms(answer, grids))
+        if not found:
+            raise RuntimeError("no client could say how its scores are spread")
+        sets = [
+            {
+                "score": score.name,
+                "alpha": alpha,
+                "threshold": _finite(
+                    shared_quantile(
+                        [of_client[score.name] for of_client in found.values()],
+                        grids[score.name],
+                        alpha,
+                    )
+                ),
+            }
+            for score in scores
+            for alpha in self.alphas
+        ]
+        examples = sum(int(of_client[scores[0].name].sum()) for of_client in found.values())
+        log(INFO, "prediction sets of %s held-out examples, T = %.3g", examples, temperature)
+        return {
+            "temperature": temperature,
+            "examples": examples,
+            "clients": sorted(found),
+            "sets": sets,
+        }
+
+
+def add_coverage(
+    found: Mapping[str, Any], model: nn.Module, data: Batched, classes: int, seed: int
+) -> None:
+    """Add to each of the sets its "coverage" and "mean_size" on the test set.
+
+    Args:
+        found: what :meth:`Calibration.run` has returned.
+        model: that was calibrated.
+        data: the test set.
+        classes: C.
+        seed: of the scores' uniform numbers.
+    """
+    logits, labels = logits_of(model, data)
+    probabilities = probabilities_of(logits, found["temperature"])
+    uniform = np.random.default_rng(seed).random(len(labels))
+    scores = {score.name: score(probabilities, uniform) for score in scores_for(classes)}
+    for one in found["sets"]:
+        threshold = math.inf if one["threshold"] is None else one["threshold"]
+        covered, size = coverage_and_size(scores[one["score"]], labels, threshold)
+        one |= {"coverage": covered, "mean_size": size}
+
+
+def _read(answers: Answers, read: Callable[[Mapping[str, Tensor]], Read]) -> dict[int, Read]:
+    """Return what was read of each client's arrays; those that are refused are named in the log."""
+    found = {}
+    for client, content in answers.items():
+        try:
+            found[client] = read(to_tensors(content.array_records[CALIBRATE]))
+        except (KeyError, ValueError, RefusedReplyError) as error:
+            log(WARNING, "calibration of client %s: refused: %s", client, error)
+    return found
+
+
+def _losses(sent: Mapping[str, Tensor]) -> Array:
+    check_shapes("calibration", sent, {LOG_LOSSES: (len(TEMPERATURES),)})
+    check_finite("calibration", sent)
+    return sent[LOG_LOSSES].numpy()
+
+
+def _histograms(sent: Mapping[str, Tensor], grids: Mapping[str, Grid]) -> dict[str, Any]:
+    check_shapes("calibration", sent, {name: (grid.bins + 1,) for name, grid in grids.items()})
+    counts = {name: values.numpy() for name, values in sent.items()}
+    if any(values.is_floating_point() for values in sent.values()):
+        raise RefusedReplyError("its histograms are not whole numbers")
+    if any((of_score < 0).any() for of_score in counts.values()):
+        raise RefusedReplyError("its histograms have counts below 0")
+    if len({int(of_score.sum()) for of_score in counts.values()}) > 1:
+        raise RefusedReplyError("its histograms are not of equally many examples")
+    return counts
+
+
+def _finite(threshold: float) -> float | None:
+    return threshold if math.isfinite(threshold) else None

@@ -1,0 +1,191 @@
+"""Prediction sets that clients calibrate: messages, both apps, refusals."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from safetensors.torch import load_file
+
+from conf import compose, fingerprint, plain_part, resume_fingerprint
+from server_app.calibration import Calibration
+from strategies.base import ConfigError
+from strategies.records import to_record
+from tasks import build_task
+from tasks.conformal import CALIBRATE, LOG_LOSSES
+from tasks.conformal.scores import APS, of_labels, probabilities_of, raps
+from tasks.conformal.sketch import TEMPERATURES
+from tasks.evaluation import logits_of
+from tests.recipes import TINY, grid_of, overrides, run_recipe
+
+HELD = [*TINY, "partition=iid", "partition.holdout=0.5", "calibration.alphas=[0.1,0.3]"]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Return the folder of a run whose clients have calibrated."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    run_recipe(folder, *HELD)
+    return folder
+
+
+def sets_of(folder):
+    return json.loads((folder / "summary.json").read_text())["prediction_sets"]
+
+
+def task_of(*words):
+    recipe = compose(overrides(*words))
+    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
+    return build_task(*parts, seed=recipe.seed, num_clients=recipe.clients)
+
+
+def model_of(folder, task):
+    model = task.build_model(0)
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return model
+
+
+def test_thresholds_are_the_quantiles_of_the_pooled_scores_to_a_bin(finished):
+    """Brute force: the clients' scores in one place, drawn as they draw them."""
+    found, task = sets_of(finished), task_of(*HELD)
+    model = model_of(finished, task)
+    pooled = {"APS": [], "RAPS": []}
+    for client in range(3):
+        logits, labels = logits_of(model, task.client_data(client)[1])
+        random = np.random.default_rng([0, client, 0xCA])
+        order, uniform = random.permutation(len(labels)), random.random(len(labels))
+        kept = order >= round(0.2 * len(labels))
+        probabilities = probabilities_of(logits, found["temperature"])
+        for score in (APS, raps(10)):
+            scores = of_labels(score(probabilities, uniform), labels)
+            pooled[score.name] += scores[kept].tolist()
+    assert found["examples"] == len(pooled["APS"])
+    assert found["clients"] == [0, 1, 2]
+    assert [(one["score"], one["alpha"]) for one in found["sets"]] == [
+        (name, alpha) for name in ("APS", "RAPS") for alpha in (0.1, 0.3)
+    ]
+    for one in found["sets"]:
+        scores = sorted(pooled[one["score"]])
+        rank = int(np.ceil((len(scores) + 1) * (1 - one["alpha"]) - 1e-9))
+        width = {"APS": 1.0, "RAPS": 1.09}[one["score"]] / 1000
+        assert scores[rank - 1] <= one["threshold"] <= scores[rank - 1] + width
+
+
+def test_coverage_on_the_test_set_is_counted(finished):
+    found, task = sets_of(finished), task_of(*HELD)
+    logits, labels = logits_of(model_of(finished, task), task.test_data("cpu"))
+    probabilities = probabilities_of(logits, found["temperature"])
+    scores = APS(probabilities, np.random.default_rng(0).random(len(labels)))
+    inside = scores <= found["sets"][0]["threshold"]
+    assert found["sets"][0]["coverage"] == pytest.approx(
+        inside[np.arange(len(labels)), labels].mean()
+    )
+    assert found["sets"][0]["mean_size"] == pytest.approx(inside.sum(1).mean())
+    assert 0.8 < found["sets"][0]["coverage"] <= 1.0  # 120 images: 6 deviations below .9 is .74
+
+
+def test_it_changes_nothing_in_the_run(finished, tmp_path):
+    plain = run_recipe(tmp_path, *HELD, "calibration.alphas=[]")
+    assert "prediction_sets" not in plain
+    assert (
+        plain["parameters_sha256"]
+        == json.loads((finished / "summary.json").read_text())["parameters_sha256"]
+    )
+    recipes = [compose(overrides(*HELD, *more)) for more in ([], ["calibration.alphas=[]"])]
+    assert fingerprint(recipes[0]) == fingerprint(recipes[1])
+    assert resume_fingerprint(recipes[0]) == resume_fingerprint(recipes[1])
+
+
+def test_with_personal_tensors_each_client_calibrates_its_own_model(tmp_path):
+    found = run_recipe(tmp_path, *HELD, "strategy=fedper")["prediction_sets"]
+    assert found["clients"] == [0, 1, 2]
+    assert all("coverage" not in one for one in found["sets"])  # there is no model for the test set
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (torch.full((121,), float("nan"), dtype=torch.float64), "NaN"),
+        (torch.zeros(7, dtype=torch.float64), "has shape"),
+    ],
+)
+def test_a_client_that_answers_nonsense_is_left_out(values, why, tmp_path, caplog, finished):
+    def tampered(reply):
+        if not reply.has_error() and CALIBRATE in reply.content.array_records:
+            record = reply.content.array_records[CALIBRATE]
+            if reply.metadata.src_node_id == 101 and LOG_LOSSES in record:
+                reply.content[CALIBRATE] = to_record({LOG_LOSSES: values})
+        return reply
+
+    found = run_recipe(tmp_path, *HELD, tamper=tampered)["prediction_sets"]
+    assert "client 1" in caplog.text
+    assert why in caplog.text
+    assert np.isfinite(found["temperature"])
+
+
+def answers(**arrays):
+    record = to_record({name: torch.tensor(values) for name, values in arrays.items()})
+    return {0: RecordDict({CALIBRATE: record})}
+
+
+@pytest.mark.parametrize(
+    ("histograms", "why"),
+    [
+        ({"APS": [1, 2, -1], "RAPS": [1, 1, 0]}, "below 0"),
+        ({"APS": [1, 2, 0], "RAPS": [1, 1, 0]}, "not of equally many"),
+        ({"APS": [1.0, 2.0, 0.0], "RAPS": [1.0, 1.0, 1.0]}, "whole numbers"),
+        ({"APS": [1, 2, 0]}, "lacks"),
+    ],
+)
+def test_histograms_that_cannot_be_are_refused(histograms, why, caplog):
+    def ask(kind, config):
+        assert kind == "query.calibrate"
+        if "temperature" not in config:
+            losses = torch.arange(len(TEMPERATURES), dtype=torch.float64)
+            return {0: RecordDict({CALIBRATE: to_record({LOG_LOSSES: losses})})}
+        assert config["temperature"] == TEMPERATURES[0]
+        return answers(**histograms)
+
+    with pytest.raises(RuntimeError, match="no client could say"):
+        Calibration([0.1], bins=2).run(ask, classes=10)
+    assert why in caplog.text
+
+
+def test_too_few_examples_have_no_threshold():
+    def ask(kind, config):
+        losses = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
+        if "temperature" not in config:
+            return {0: RecordDict({CALIBRATE: to_record({LOG_LOSSES: losses})})}
+        return answers(APS=[2, 1, 0], RAPS=[3, 0, 0])
+
+    found = Calibration([0.1, 0.5], bins=2).run(ask, classes=10)
+    assert [one["threshold"] for one in found["sets"]] == [None, 0.5, None, 0.545]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["partition.holdout=0"], "partition.holdout"),
+        (["calibration.alphas=[1.0]"], r"calibration.alphas has 1.0.*\(0, 1\)"),
+        (["calibration.bins=0"], "calibration.bins=0"),
+        (["calibration.temperature_share=1"], "calibration.temperature_share=1"),
+        (["strategy/secure_aggregation=secagg_plus"], "strategy/secure_aggregation=none"),
+        (
+            ["strategy/differential_privacy=central_fixed", "strategy/aggregator=uniform_mean"],
+            "strategy/differential_privacy=none",
+        ),
+        (["strategy=ensemble", "rounds=1"], "another network"),
+    ],
+)
+def test_refused_before_round_1(words, why, tmp_path):
+    with pytest.raises(ConfigError, match=why):
+        run_recipe(tmp_path, *HELD, *words)
+
+
+def test_a_client_that_holds_nothing_out_says_so():
+    params = ArrayRecord(task_of(*TINY).build_model(0).state_dict())
+    content = RecordDict({"params": params, "config": ConfigRecord({"temperature-share": 0.2})})
+    [reply] = grid_of(TINY, 3).send_and_receive([Message(content, 100, "query.calibrate")])
+    assert reply.has_error()
+    assert "partition.holdout" in reply.error.reason
