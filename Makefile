@@ -29,7 +29,7 @@ test: $(STAMP) ## the whole test suite, real Flower runs included
 
 check: lint ## lint, types and the unit tests: what to run before a commit, a minute or so
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not flower" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not flower and not slow" $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check

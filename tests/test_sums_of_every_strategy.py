@@ -73,6 +73,7 @@ def require(words: list[str]) -> None:
     require_sums("strategy/secure_aggregation", **parts, transforms=transforms, summed=True)
 
 
+@pytest.mark.slow
 def test_the_parts_of_every_recipe_say_whether_sums_do():
     """No list decides this but the tests' own: here it is held against what the parts say."""
     for words in KNOWN_AT_ONCE:

@@ -22,6 +22,8 @@ from tests.federation import TensorBatches
 from tests.recipes import TINY, run_recipe
 from tests.strategies.test_reductions import Classifier, blobs
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {"round": 1, "lr": 0.1, "evaluate-trained": True}
 
 

@@ -19,6 +19,8 @@ from tasks.conformal.sketch import TEMPERATURES
 from tasks.evaluation import logits_of
 from tests.recipes import TINY, grid_of, overrides, run_recipe
 
+pytestmark = pytest.mark.slow
+
 HELD = [*TINY, "partition=iid", "partition.holdout=0.5", "calibration.alphas=[0.1,0.3]"]
 
 

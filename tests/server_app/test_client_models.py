@@ -11,6 +11,8 @@ from strategies.base import Reply
 from strategies.client_models import FILE, ClientModels, load_replies
 from tests.recipes import TINY, run_recipe
 
+pytestmark = pytest.mark.slow
+
 CVAE = ["task.model=cvae", "task.mean=[0.0]", "task.std=[1.0]", "local.lr=0.01", "rounds=1"]
 
 

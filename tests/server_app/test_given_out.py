@@ -16,6 +16,8 @@ from tasks import build_task
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
 
+pytestmark = pytest.mark.slow
+
 LATEST = ["strategy=fedavg"]
 LAST_TWO = ["strategy=fedavg", "strategy/output=last_two"]
 PARTICIPANTS = ["strategy=feddyn", "strategy.feddyn.alpha=0.1", "participation=0.67"]

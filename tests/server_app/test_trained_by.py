@@ -9,6 +9,8 @@ from server_app.trained_by import KEY
 from strategies.base import ConfigError
 from tests.recipes import TINY, overrides, run_recipe
 
+pytestmark = pytest.mark.slow
+
 ONE = [*TINY, "rounds=1", "local.epochs=1", "local.momentum=0.5", "local.initial=own"]
 TRAINED = [*ONE, "strategy=ensemble"]
 

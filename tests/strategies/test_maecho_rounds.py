@@ -13,6 +13,8 @@ from strategies.maecho import HarmonizedOptima
 from strategies.records import to_record, to_tensors
 from tests.recipes import TINY, run_recipe
 
+pytestmark = pytest.mark.slow
+
 LAYER = "body.3.weight"
 WORDS = [*TINY, "local.epochs=1", "checkpoint.client_models=true", "evaluation.every=0"]
 LOW_RANK = "strategy.projections.rank=10"

@@ -193,6 +193,7 @@ def test_one_network_in_three_orders_comes_out_as_it_is(kind):
         torch.testing.assert_close(given_out[f"grown.{name}"], value, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_permuting_a_client_s_neurons_changes_nothing(kind):
     settings = {"sigma": 0.05, "sigma0": 1.0, "gamma": 3.0}
@@ -208,6 +209,7 @@ def test_permuting_a_client_s_neurons_changes_nothing(kind):
     assert len(found["grown.head.weight"][0]) > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_neurons_that_all_are_new_stand_side_by_side(kind):
     """Nothing is matched and nothing shrunk: the logits are the sum, by shares of the classes."""

@@ -99,7 +99,8 @@ def test_feddf_draws_for_groups_of_ten():
     assert len(np.unique(np.concatenate(rows))) == 6000
 
 
-def test_feddf_without_groups_cannot_reach_half_a_share_for_many_clients():
+def test_feddf_without_groups_cannot_reach_half_a_share_for_many_clients(monkeypatch):
+    monkeypatch.setattr("tasks.partitions.feddf.MAX_DRAWS", 200)
     with pytest.raises(ConfigError, match=r"partition\.alpha=0\.01 and clients=60 .*group_size"):
         draw("feddf_dirichlet", labels_of(10, 60), clients=60, alpha=0.01, group_size=100)
 
