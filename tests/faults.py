@@ -561,27 +561,30 @@ def superlink_disk_full(scene: Scene) -> list[str]:
     federation = scene.federation
     state = federation.folder / "server" / "state"
     federation.stop("superlink")
-    with tempfile.TemporaryDirectory() as kept, small_disk_over(state, 64, Path(kept)) as ballast:
-        federation.start_and_wait("superlink")
-        federation.wait_until_healthy(*(f"supernode-{site}" for site in SITES))
-        run = scene.begin("superlink_disk", "rounds=4")
-        run.wait_for_round(1)
-        fill(ballast)
-        time.sleep(30)
-        alive = federation.is_healthy("superlink")
-        ballast.unlink()
-        status, why = run.ended()
-        rows = run.rows()
-        lines = [line for line in scene.log("superlink").splitlines() if "disk is full" in line]
-        seen = [f"healthy while full: {alive}; log: {lines[-1] if lines else 'nothing'}"]
-        seen += [f"run {status}: {why}; rounds {[row['round'] for row in rows]}"]
-        seen += [f"round {row['round']}: {row['failures']}" for row in rows if row["failures"]]
-        seen += (
-            [bits(run)] if status == "finished:completed" else resumed(scene, "superlink_disk", 4)
-        )
-        federation.stop("superlink")
-        shutil.copytree(state, Path(kept) / "after", ignore=shutil.ignore_patterns("ballast"))
-    shutil.copytree(Path(kept) / "after", state, dirs_exist_ok=True)
+    with tempfile.TemporaryDirectory() as kept:
+        with small_disk_over(state, 64, Path(kept)) as ballast:
+            federation.start_and_wait("superlink")
+            federation.wait_until_healthy(*(f"supernode-{site}" for site in SITES))
+            run = scene.begin("superlink_disk", "rounds=4")
+            run.wait_for_round(1)
+            fill(ballast)
+            time.sleep(30)
+            alive = federation.is_healthy("superlink")
+            ballast.unlink()
+            status, why = run.ended()
+            rows = run.rows()
+            lines = [line for line in scene.log("superlink").splitlines() if "disk is full" in line]
+            seen = [f"healthy while full: {alive}; log: {lines[-1] if lines else 'nothing'}"]
+            seen += [f"run {status}: {why}; rounds {[row['round'] for row in rows]}"]
+            seen += [f"round {row['round']}: {row['failures']}" for row in rows if row["failures"]]
+            seen += (
+                [bits(run)]
+                if status == "finished:completed"
+                else resumed(scene, "superlink_disk", 4)
+            )
+            federation.stop("superlink")
+            shutil.copytree(state, Path(kept) / "after", ignore=shutil.ignore_patterns("ballast"))
+        shutil.copytree(Path(kept) / "after", state, dirs_exist_ok=True)
     federation.start_and_wait("superlink")
     return seen
 
