@@ -11,7 +11,8 @@ from torch import Tensor
 
 from client_app.client import FederatedClient
 from strategies.records import CONFIG, PARAMS, to_record, to_tensors
-from tasks.conformal import CALIBRATE, LOG_LOSSES, scores_for
+from tasks.conformal import CALIBRATE, LOG_LOSSES
+from tasks.conformal.scores import scores_for
 from tasks.conformal.sketch import Client, Grid
 
 _SPLIT = 0xCA  # keeps what is drawn here independent of the rest

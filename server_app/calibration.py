@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from strategies.base import ConfigError, RefusedReplyError, require_range
 from strategies.records import check_finite, check_shapes, to_tensors
-from tasks.conformal import CALIBRATE, LOG_LOSSES, scores_for
-from tasks.conformal.scores import Array, coverage_and_size, probabilities_of
+from tasks.conformal import CALIBRATE, LOG_LOSSES
+from tasks.conformal.scores import Array, coverage_and_size, probabilities_of, scores_for
 from tasks.conformal.sketch import (
     BINS,
     TEMPERATURES,

@@ -18,7 +18,7 @@ from experiments.conformal.splits import (
 )
 from experiments.finished import classifier_of, recipe_of, task_of
 from tasks import ConfigError, Task
-from tasks.conformal.scores import APS, Score, raps
+from tasks.conformal.scores import Score, scores_for
 from tasks.conformal.sketch import Grid
 from tasks.evaluation import logits_of
 
@@ -78,7 +78,7 @@ def measure(folder: Path, options: Options) -> RunSets:
     test = Outputs(*logits_of(model, task.test_data(device)))
     plan = Plan(options.splits, options.seed, options.temperature_share)
     levels = levels_for(test.accuracy, options.alpha)
-    scores = (APS, raps(task.num_classes))
+    scores = scores_for(task.num_classes)
     centralised = {score.name: on_test_set(test, score, levels, plan) for score in scores}
     if not options.federated:
         return RunSets(test.accuracy, centralised)

@@ -25,9 +25,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
-from scipy.stats import betabinom
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -74,6 +72,11 @@ def raps(classes: int) -> Score:
 APS = Score("APS")
 
 
+def scores_for(classes: int) -> tuple[Score, ...]:
+    """Return the scores that sets are made with, for so many classes."""
+    return APS, raps(classes)
+
+
 def of_labels(scores: Array, labels: Labels) -> Array:
     """Return the scores (n,) of the labels out of those of all classes (n, C)."""
     found: Array = np.take_along_axis(scores, labels[:, None], axis=1)[:, 0]
@@ -118,6 +121,8 @@ def coverage_band(
         alpha: a.
         level: of the band.
     """
+    from scipy.stats import betabinom  # half a second, which apps that import this do not need
+
     rank = rank_of_quantile(calibration, alpha)
     if rank > calibration:
         return 1.0, 1.0
@@ -142,6 +147,8 @@ def log_loss(logits: Array, labels: Labels, temperature: float) -> float:
 
 def fit_temperature(logits: Array, labels: Labels) -> float:
     """Return the temperature with the least log loss, which is convex in its inverse."""
+    from scipy.optimize import minimize_scalar  # as above
+
     found = minimize_scalar(
         lambda log_temperature: log_loss(logits, labels, math.exp(log_temperature)),
         bounds=(math.log(COLDEST), math.log(HOTTEST)),
