@@ -17,6 +17,7 @@ from flwr.clientapp import ClientApp
 from omegaconf import DictConfig
 from torch import nn
 
+from client_app.calibration import calibrate_reply
 from client_app.client import FederatedClient
 from client_app.messages import evaluate_reply, train_reply, trained, upload_seed
 from client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
@@ -148,9 +149,6 @@ def evaluate(message: Message, context: Context) -> Message:
 @app.query(CALIBRATE)
 def calibrate(message: Message, context: Context) -> Message:
     """Say how well "params" know what the client holds out: sums and counts, no example."""
-    # SciPy takes half a second, and at a site every message has a process of its own
-    from client_app.calibration import calibrate_reply
-
     with _ended_when_too_late(message, context):
         return calibrate_reply(_client(_workshop(context), context, message), message)
 

@@ -16,6 +16,9 @@ n + 1 examples are exchangeable. A set may be empty; never to let it be would co
 Written here, for no maintained library has it all: MAPIE 1.6 chooses RAPS's two numbers by itself,
 crepes 0.9 has neither score, TorchCP 1.2 has both and brings transformers, torch-geometric and
 torchsort, puncc 0.9 wants numpy below 2. MAPIE's APS is what the tests compare with.
+
+SciPy is imported where it is needed: it takes up to a second, and every message of a deployment
+starts a process that imports this.
 """
 
 from __future__ import annotations
@@ -25,7 +28,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import log_softmax, softmax
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -121,7 +123,7 @@ def coverage_band(
         alpha: a.
         level: of the band.
     """
-    from scipy.stats import betabinom  # half a second, which apps that import this do not need
+    from scipy.stats import betabinom
 
     rank = rank_of_quantile(calibration, alpha)
     if rank > calibration:
@@ -136,18 +138,22 @@ def coverage_band(
 
 def probabilities_of(logits: Array, temperature: float) -> Array:
     """Return the softmax (n, C) of logits over a temperature."""
+    from scipy.special import softmax
+
     found: Array = softmax(logits / temperature, axis=1)
     return found
 
 
 def log_loss(logits: Array, labels: Labels, temperature: float) -> float:
     """Return the mean negative log-likelihood of the labels at a temperature."""
+    from scipy.special import log_softmax
+
     return float(-of_labels(log_softmax(logits / temperature, axis=1), labels).mean())
 
 
 def fit_temperature(logits: Array, labels: Labels) -> float:
     """Return the temperature with the least log loss, which is convex in its inverse."""
-    from scipy.optimize import minimize_scalar  # as above
+    from scipy.optimize import minimize_scalar
 
     found = minimize_scalar(
         lambda log_temperature: log_loss(logits, labels, math.exp(log_temperature)),

@@ -18,7 +18,7 @@ from tasks.conformal.sketch import (
     shared_quantile,
     shared_temperature,
 )
-from tests.experiments.conformal.test_scores import synthetic
+from tests.tasks.test_conformal_scores import synthetic
 
 
 def test_scores_are_rounded_up_by_hand():
