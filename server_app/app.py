@@ -29,7 +29,7 @@ from conf import (
     resume_fingerprint,
     versions,
 )
-from server_app.calibration import Calibration, add_coverage
+from server_app.calibration import Calibration, CalibrationError, add_coverage
 from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
 from server_app.grid import prompt
 from server_app.layers import observers_of
@@ -231,15 +231,22 @@ class Run:
         return self.model
 
     def _calibrate(self, grid: Grid, arrays: ArrayRecord) -> dict[str, Any]:
-        """Have the clients calibrate prediction sets, and count on the test set."""
+        """Have the clients calibrate prediction sets, and count on the test set.
+
+        The rounds are done: where it cannot be, the run has completed all the same.
+        """
         classes = self.task.num_classes
         state = {"state-folder": str(self.folder / "client_state")}
-        found = self.calibration.run(
-            lambda kind, asked: self.strategy.ask_clients(
-                grid, kind, arrays, ConfigRecord({**asked, **state})
-            ),
-            classes,
-        )
+        try:
+            found = self.calibration.run(
+                lambda kind, asked: self.strategy.ask_clients(
+                    grid, kind, arrays, ConfigRecord({**asked, **state})
+                ),
+                classes,
+            )
+        except (CalibrationError, TimeoutError) as error:
+            log(ERROR, "no prediction sets: %s", error)
+            return {"error": str(error)}
         if not personal_names(self.model, self.personal):  # else every client has its own model
             model = self._network_of(to_tensors(arrays))
             add_coverage(found, model, self.test_data, classes, int(self.recipe.seed))

@@ -37,6 +37,10 @@ Ask = Callable[[str, ConfigRecord], Answers]
 QUERY = f"{MessageType.QUERY}.{CALIBRATE}"
 
 
+class CalibrationError(RuntimeError):
+    """No client has answered as it should."""
+
+
 @dataclass(frozen=True)
 class Calibration:
     """What sets to calibrate.
@@ -75,18 +79,21 @@ class Calibration:
             "temperature", "examples" that calibrate, "clients" whose histograms these are,
             and "sets": "score", "alpha" and "threshold" of each, None where there are too few
             examples for the alpha: every class is in the set.
+
+        Raises:
+            CalibrationError: if no client has answered as it should.
         """
         asked = ConfigRecord({"temperature-share": self.temperature_share, "bins": self.bins})
         losses = _read(ask(QUERY, asked), _losses)
         if not losses:
-            raise RuntimeError("no client could say how well the model knows what it holds out")
+            raise CalibrationError("no client could say how well the model knows what it holds out")
         temperature = shared_temperature(list(losses.values())) if self.temperature_share else 1.0
         again = ConfigRecord({**asked, "temperature": temperature})
         scores = scores_for(classes)
         grids = {score.name: Grid(score.largest(classes), self.bins) for score in scores}
         found = _read(ask(QUERY, again), lambda answer: _histograms(answer, grids))
         if not found:
-            raise RuntimeError("no client could say how its scores are spread")
+            raise CalibrationError("no client could say how its scores are spread")
         sets = [
             {
                 "score": score.name,

@@ -565,6 +565,12 @@ def superlink_disk_full(scene: Scene) -> list[str]:
         with small_disk_over(state, 64, Path(kept)) as ballast:
             federation.start_and_wait("superlink")
             federation.wait_until_healthy(*(f"supernode-{site}" for site in SITES))
+            fill(ballast)
+            os.truncate(ballast, ballast.stat().st_size - 8192)  # for the run config
+            done = federation.flwr_run([*RECIPE, "rounds=1"], "no_room", "/state/app")
+            said = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
+            seen = [f"`flwr run` while full: exit code {done.returncode}: {said}"]
+            ballast.unlink()
             run = scene.begin("superlink_disk", "rounds=4")
             run.wait_for_round(1)
             fill(ballast)
@@ -574,8 +580,9 @@ def superlink_disk_full(scene: Scene) -> list[str]:
             status, why = run.ended()
             rows = run.rows()
             lines = [line for line in scene.log("superlink").splitlines() if "disk is full" in line]
-            seen = [f"healthy while full: {alive}; log: {lines[-1] if lines else 'nothing'}"]
-            seen += [f"run {status}: {why}; rounds {[row['round'] for row in rows]}"]
+            seen += [f"healthy while full: {alive}; log: {lines[-1] if lines else 'nothing'}"]
+            seconds = [f"{row['seconds']:.0f} s" for row in rows]
+            seen += [f"run {status}: {why}; rounds of {', '.join(seconds)}"]
             seen += [f"round {row['round']}: {row['failures']}" for row in rows if row["failures"]]
             seen += (
                 [bits(run)]

@@ -12,7 +12,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 TOLD = "floor-told "
-server, client = ServerApp(), ClientApp()
+server = ServerApp()
+client = ClientApp()
 
 
 @client.train()
@@ -29,7 +30,9 @@ def main(grid: Grid, context: Context) -> None:
     """Send, receive, and take the mean, in rounds."""
     config = context.run_config
     shapes = json.loads(str(config["shapes"]))
-    model = {str(i): np.zeros(shape, np.float32) for i, shape in enumerate(shapes)}
+    # random numbers: of an array's pieces that are equal Flower sends one
+    random = np.random.default_rng(0)
+    model = {str(i): random.random(shape, np.float32) for i, shape in enumerate(shapes)}
     while len(nodes := list(grid.get_node_ids())) < int(config["nodes"]):
         time.sleep(0.2)
     for round in range(1, int(config["rounds"]) + 1):

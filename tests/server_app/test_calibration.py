@@ -9,7 +9,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
 from conf import compose, fingerprint, plain_part, resume_fingerprint
-from server_app.calibration import Calibration
+from server_app.calibration import Calibration, CalibrationError
 from strategies.base import ConfigError
 from strategies.records import to_record
 from tasks import build_task
@@ -126,6 +126,16 @@ def test_a_client_that_answers_nonsense_is_left_out(values, why, tmp_path, caplo
     assert np.isfinite(found["temperature"])
 
 
+def test_a_run_whose_clients_are_all_silent_has_completed_all_the_same(tmp_path):
+    def silent(reply):
+        asked = reply.has_error() or CALIBRATE in reply.content.array_records
+        return None if asked else reply
+
+    summary = run_recipe(tmp_path, *HELD, tamper=silent)
+    assert summary["status"] == "completed"
+    assert "no client could say" in summary["prediction_sets"]["error"]
+
+
 def answers(**arrays):
     record = to_record({name: torch.tensor(values) for name, values in arrays.items()})
     return {0: RecordDict({CALIBRATE: record})}
@@ -149,7 +159,7 @@ def test_histograms_that_cannot_be_are_refused(histograms, why, caplog):
         assert config["temperature"] == TEMPERATURES[0]
         return answers(**histograms)
 
-    with pytest.raises(RuntimeError, match="no client could say"):
+    with pytest.raises(CalibrationError, match="no client could say"):
         Calibration([0.1], bins=2).run(ask, classes=10)
     assert why in caplog.text
 
