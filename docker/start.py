@@ -5,6 +5,10 @@
 Control, by which nodes are registered and code is sent to them, asks nobody who they are. That it
 listens where only the operator is, is all that keeps others out, and so is checked here, before
 anything listens. A ${NAME} in a word is filled in from the environment.
+
+A SuperNode ends when one of its threads dies, and Docker starts it again. Flower 1.39's goes on
+without its heartbeat after an error of the SuperLink's (a full disk there), and is gone for good to
+the server, though its process is there.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import ipaddress
 import os
 import socket
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from string import Template
 from typing import NoReturn
@@ -38,7 +43,26 @@ def main(words: Sequence[str]) -> NoReturn:
         check(command, os.environ)
     except Refused as refusal:
         sys.exit(f"refused to start: {refusal}")
+    if command[0] == "flower-supernode":
+        become_supernode(command)
     os.execvp(command[0], command)
+
+
+def become_supernode(command: Sequence[str]) -> NoReturn:
+    """Run a SuperNode in this process, which ends with the first of its threads that dies."""
+    from flwr.supernode.cli import flower_supernode
+
+    threading.excepthook = end_process
+    sys.argv = list(command)
+    sys.exit(flower_supernode())
+
+
+def end_process(died: threading.ExceptHookArgs) -> None:
+    """Say why a thread has died, and end the process."""
+    threading.__excepthook__(died)
+    sys.stderr.write("a thread of the SuperNode has died: it ends, to be started again\n")
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def fill_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:

@@ -239,6 +239,23 @@ class Deployment:
                 psutil.wait_procs(inside, timeout=5)
             self._running.pop(name).wait()
 
+    def restart_ended(self, seconds: float) -> list[str]:
+        """Start what ends by itself, as Docker's `restart` does; return the names.
+
+        Args:
+            seconds: how long to wait for the first.
+        """
+        end, names = time.monotonic() + seconds, list[str]()
+        while not names and time.monotonic() < end:
+            time.sleep(0.5)
+            names = [name for name, process in self._running.items() if process.poll() is not None]
+        for name in names:
+            if name.startswith("supernode"):
+                self.restart_supernode(name)
+            else:
+                self.start_and_wait(name)
+        return names
+
     def pause(self, *names: str) -> None:
         """Freeze containers (docker pause)."""
         self._signal(signal.SIGSTOP, names)

@@ -571,10 +571,11 @@ def superlink_disk_full(scene: Scene) -> list[str]:
             said = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
             seen = [f"`flwr run` while full: exit code {done.returncode}: {said}"]
             ballast.unlink()
+            seen += [f"had ended, and were started again: {federation.restart_ended(15)}"]
             run = scene.begin("superlink_disk", "rounds=4")
             run.wait_for_round(1)
             fill(ballast)
-            time.sleep(30)
+            time.sleep(75)  # two heartbeats
             alive = federation.is_healthy("superlink")
             ballast.unlink()
             status, why = run.ended()
@@ -584,6 +585,7 @@ def superlink_disk_full(scene: Scene) -> list[str]:
             seconds = [f"{row['seconds']:.0f} s" for row in rows]
             seen += [f"run {status}: {why}; rounds of {', '.join(seconds)}"]
             seen += [f"round {row['round']}: {row['failures']}" for row in rows if row["failures"]]
+            seen += [f"had ended, and were started again: {federation.restart_ended(15)}"]
             seen += (
                 [bits(run)]
                 if status == "finished:completed"

@@ -370,3 +370,26 @@ def test_a_federation_has_all_that_its_compose_file_mounts(tmp_path, monkeypatch
     assert len(secret) == 9
     assert {stat.S_IMODE(path.stat().st_mode) for path in secret} == {0o600}
     assert len({path.read_bytes() for path in secret}) == 9
+
+
+def test_a_supernode_ends_when_one_of_its_threads_dies():
+    """And not only says so: Docker starts again what has ended."""
+    words = """
+import sys, threading, time, types
+def supernode():
+    print(sys.argv, flush=True)
+    threading.Thread(target=lambda: 1 / 0).start()
+    time.sleep(60)
+import flwr.supernode.cli
+flwr.supernode.cli.flower_supernode = supernode
+sys.path.insert(0, sys.argv[1])
+import start
+start.become_supernode(["flower-supernode", "--insecure"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", words, str(DOCKER)], capture_output=True, text=True, timeout=50
+    )
+    assert done.returncode == 1
+    assert done.stdout == "['flower-supernode', '--insecure']\n"
+    assert "ZeroDivisionError" in done.stderr
+    assert "to be started again" in done.stderr

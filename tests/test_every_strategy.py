@@ -106,6 +106,7 @@ RECIPES = [
 ]
 WORDS = [words for words, _ in RECIPES]
 ALONE = {words[0]: words for words in reversed(WORDS) if "[" not in words[0]}
+QUICK = ("fedavg", "scaffold", "fedpvr", "feddw", "fedmrur", "maecho")
 METHODS = [words for words in WORDS if words in ALONE.values()]  # the first line of each
 
 
@@ -114,13 +115,17 @@ def name_of(words: list[str]) -> str:
 
 
 def cases(*columns: list) -> list:
-    """Return the matrix's lines; `make check` runs one of each method."""
+    """Return the matrix's lines; `make check` runs those of QUICK, `-m "not flower"` METHODS."""
     return [
-        pytest.param(
-            *row, id=name_of(row[0]), marks=[] if row[0] in METHODS else pytest.mark.flower
-        )
+        pytest.param(*row, id=name_of(row[0]), marks=_mark(row[0]))
         for row in zip(*columns, strict=True)
     ]
+
+
+def _mark(words: list[str]) -> list[pytest.MarkDecorator]:
+    if words[0].removeprefix("strategy=") in QUICK:
+        return []
+    return [pytest.mark.slow if words in METHODS else pytest.mark.flower]
 
 
 @pytest.mark.parametrize(("words", "traffic"), cases(WORDS, [row[1] for row in RECIPES]))

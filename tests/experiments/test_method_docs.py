@@ -20,6 +20,8 @@ from experiments.methods.page import page
 from experiments.methods.prose import cell, to_markdown, url_after
 from experiments.methods.recipes import ROOT, Option, read_recipe
 
+pytestmark = pytest.mark.slow  # what the pages say is measured anew
+
 METHODS = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 AGAIN = "it is not what the code says now: run `make docs`"
