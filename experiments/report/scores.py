@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
@@ -37,7 +39,7 @@ def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) 
         figure: what of each run is drawn.
         stem: how the picture's name begins.
     """
-    lines = [line for line in layout.lines if any(cell.runs for cell in line.cells)]
+    columns, lines = _with_runs(layout)
     if not can_plot() or not lines:
         return []
     path = stem.with_name(f"{stem.name}_scores")
@@ -46,12 +48,21 @@ def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) 
         words.append("Squares: the rows whose colour is dashed above.")
     if any(cell.published for line in lines for cell in line.cells):
         words.append("Ring beside it: the paper's number.")
-    drawn = _draw(layout.columns, lines, [keys[line.label] for line in lines], figure)
+    drawn = _draw(columns, lines, [keys[line.label] for line in lines], figure)
     save(drawn, path)
     drawing = Drawing(themed_svg(drawn, path.name), figure.title)
     return [
         Heading(3, f"{figure.title[0].upper()}{figure.title[1:]}"),
         Gallery([drawing], [], " ".join(words), [path.name]),
+    ]
+
+
+def _with_runs(layout: Layout) -> tuple[list[str], list[Line]]:
+    """Return the columns and rows that have runs."""
+    kept = [any(line.cells[n].runs for line in layout.lines) for n in range(len(layout.columns))]
+    rows = [line for line in layout.lines if any(cell.runs for cell in line.cells)]
+    return list(compress(layout.columns, kept)), [
+        replace(line, cells=tuple(compress(line.cells, kept))) for line in rows
     ]
 
 

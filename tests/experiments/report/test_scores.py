@@ -18,8 +18,11 @@ def layout(write_run):
     folders = [write_run("fedavg", seed, (0.1, 0.4 + 0.2 * seed)) for seed in (0, 1)]
     runs = [read_run(folder, folder.name, 0) for folder in folders]
     measured = Cell(tuple(runs), published=Published(45.0))
-    lines = (Line("FedAvg", "fedavg", (measured,)), Line("OT", "otfusion", (Cell(),)))
-    return Layout(("5 clients, beta 0.1",), lines)
+    lines = (
+        Line("FedAvg", "fedavg", (Cell(), measured)),
+        Line("OT", "otfusion", (Cell(published=Published(1.0)), Cell())),
+    )
+    return Layout(("5 clients, beta 0.01", "5 clients, beta 0.1"), lines)
 
 
 def test_runs_of_more_rounds_have_curves(write_run, layout):
@@ -54,6 +57,7 @@ def test_dots_bars_and_rings_are_where_the_numbers_are(layout, tmp_path, monkeyp
     svg = gallery.drawings[0].svg
     assert "5 clients" in svg
     assert "beta 0.1" in svg
+    assert "beta 0.01" not in svg
     assert "OT" not in svg
 
 
