@@ -11,19 +11,10 @@ from flwr.app import Context, Message, RecordDict
 from client_app.app import app as client_app
 from conf import compose
 from server_app import app as server
+from tests.deployed import RECIPE
 from tests.federation import InProcessGrid
 
-TINY = [
-    "task=digits",
-    "task.train_size=600",
-    "task.test_size=120",
-    "clients=3",
-    "rounds=2",
-    "local.epochs=2",
-    "local.lr=0.2",
-    "local.batch_size=64",
-    "runtime.channels_last=false",
-]
+TINY = [*RECIPE, "task.train_size=600", "task.test_size=120"]
 
 
 def overrides(*words: str) -> dict[str, str]:
