@@ -134,6 +134,9 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
         key: the part's key.
         classifier_tensors: how many of the model's last tensors are its classifier; recipes refer
             to it as ``${task.classifier_tensors}``.
+
+    Raises:
+        ValueError: naming the key, what is wrong with it, and what is allowed.
     """
     try:
         with _model_known(recipe, classifier_tensors):
@@ -141,6 +144,12 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     except InstantiationException as error:
         if isinstance(error.__cause__, ValueError):  # ours: it names the key and what is allowed
             raise error.__cause__ from None
+        if isinstance(error.__cause__, TypeError):
+            raise ValueError(
+                f"{key} has a key that it does not know: {error.__cause__}. (strategy=[METHOD,"
+                "aggregator/OTHER] adds OTHER's keys to those of METHOD's own aggregator; "
+                "strategy=METHOD strategy/aggregator=OTHER replaces it.)"
+            ) from None
         raise
     # sums over sides must not depend on the order in which strategy=[...] names the methods
     return dict(sorted(part.items())) if isinstance(part, dict) else part

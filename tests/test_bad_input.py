@@ -33,6 +33,7 @@ BEFORE_ROUND_1 = [
     (["strategy=scaffold", "local.momentum=0.9"], r"local\.momentum=0"),
     (["strategy=scaffold", "local.solver=adam"], r"local\.solver=sgd"),
     (["strategy=scaffold", "strategy.option=III"], r"strategy\.option='III'"),
+    (["strategy=[maecho,aggregator/masked_mean]"], r"strategy/aggregator=OTHER replaces it"),
     (
         ["strategy=fedpvr", "strategy.layers=fc9*"],
         r"none of .*head\.weight.*strategy\.layers",
