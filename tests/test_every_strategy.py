@@ -123,9 +123,9 @@ def cases(*columns: list) -> list:
 
 
 def _mark(words: list[str]) -> list[pytest.MarkDecorator]:
-    if words[0].removeprefix("strategy=") in QUICK:
-        return []
-    return [pytest.mark.slow if words in METHODS else pytest.mark.flower]
+    if words not in METHODS:
+        return [pytest.mark.flower]
+    return [] if words[0].removeprefix("strategy=") in QUICK else [pytest.mark.slow]
 
 
 @pytest.mark.parametrize(("words", "traffic"), cases(WORDS, [row[1] for row in RECIPES]))

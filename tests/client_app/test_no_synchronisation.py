@@ -34,6 +34,8 @@ from tasks import build_task
 from tests.recipes import TINY, overrides
 from tests.test_every_strategy import METHODS, name_of
 
+pytestmark = pytest.mark.slow
+
 BATCH, PASSES, RARELY, OFTEN = 8, 2, 1, 3  # steps a pass
 WORDS = [
     *TINY,

@@ -18,6 +18,8 @@ from server_app.results import read_rows
 from strategies.base import ConfigError
 from tests.recipes import TINY, overrides, run_recipe
 
+pytestmark = pytest.mark.slow
+
 ROWS = [
     {"round": 0, "accuracy": 0.1, "elapsed_seconds": 1.0},
     {"round": 1, "accuracy": 0.5, "clients": [0, 2], "failures": [], "elapsed_seconds": 3.0},
