@@ -215,13 +215,16 @@ def _preference(key: str) -> int:
 
 
 def _fewest(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
-    """Leave out keys that follow from the others, as the task's mean does from its name."""
+    """Leave out keys that follow from the others, as the task's mean does from its name.
+
+    Those that runs of an older version lack come last, and tell only the others apart.
+    """
     chosen: list[str] = []
-    groups = 1
-    for key in keys:
-        count = len({_values(run, [*chosen, key]) for run in runs})
-        if count > groups:
-            chosen, groups = [*chosen, key], count
+    for key in sorted(keys, key=lambda key: any(key not in run.settings for run in runs)):
+        having = [run for run in runs if key in run.settings]
+        before = {_values(run, chosen) for run in having}
+        if len({_values(run, [*chosen, key]) for run in having}) > len(before):
+            chosen.append(key)
     return chosen
 
 

@@ -46,6 +46,17 @@ def test_what_a_method_sets_itself_makes_no_column_and_is_said(read):
     assert differing_settings(layout) == ["server.lr"]
 
 
+def test_a_key_that_an_older_run_lacks_makes_no_row_of_its_own(read):
+    """Its newer copy tells the same apart as one that all have."""
+    old, new = "strategy__projections__form", "strategy__aggregator__form"
+    runs = [read("maecho", 0, **{old: "ridge"})]
+    runs += [read("maecho", 1, **{old: form, new: form}) for form in ("ridge", "damped")]
+    assert shape(automatic_layout(runs)) == {
+        "maecho, form damped": [[1]],
+        "maecho, form ridge": [[0, 1]],
+    }
+
+
 def test_folders_of_data_and_of_trained_models_are_no_settings(read):
     runs = [
         read("fedavg", seed, local__trained_by=trained_by, task__path=f"/srv/{seed}")
