@@ -198,9 +198,7 @@ class FederatedClient(NumPyClient):
                 train all tensors so long first, with the plain task loss at the step size "lr" of
                 "round". What that makes of the model is not kept.
         """
-        experiment = str(config.get("experiment", "experiment"))
-        state = self.store.load(experiment, int(config.get("state-round", 0)))
-        self._load(parameters, state)
+        state = self._load_known(parameters, config)
         if epochs := int(config.get("finetune-epochs", 0)):
             self._finetune(state, int(config["round"]), float(config["lr"]), epochs)
         loss, accuracy = self._evaluate()
@@ -220,8 +218,7 @@ class FederatedClient(NumPyClient):
         """
         if self.held_out is None:
             raise ValueError("it holds nothing out: set partition.holdout, the share to hold out")
-        experiment = str(config.get("experiment", "experiment"))
-        self._load(parameters, self.store.load(experiment, int(config.get("state-round", 0))))
+        self._load_known(parameters, config)
         return logits_of(self.model, self.held_out)
 
     # ---- pieces ------------------------------------------------------------------------------
@@ -240,6 +237,13 @@ class FederatedClient(NumPyClient):
             self._tensors[name].copy_(torch.from_numpy(value))
         for name, kept in {**self._initial, **state.get(PERSONAL, {})}.items():
             self._tensors[name].copy_(kept)
+
+    def _load_known(self, parameters: NDArrays, config: dict[str, Scalar]) -> ClientState:
+        """Load ``parameters`` with the client state that the server knows of, and return that."""
+        experiment = str(config.get("experiment", "experiment"))
+        state = self.store.load(experiment, int(config.get("state-round", 0)))
+        self._load(parameters, state)
+        return state
 
     @torch.no_grad()
     def _start_from_own(self) -> None:

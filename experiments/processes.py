@@ -93,10 +93,14 @@ class Brood:
 
     def members(self) -> set[psutil.Process]:
         """Return the launch's processes that are alive now."""
-        found = set(psutil.Process().children(recursive=True)) - self._others
+        found = {
+            process  # an orphan that this process adopted may be another launch's
+            for process in set(psutil.Process().children(recursive=True)) - self._others
+            if self._mark(process) in (None, self._value)
+        }
         for process in psutil.process_iter():
-            if self._is_marked(process):  # Ray's agents hide their environment, not their parents
-                found |= {process, *_descendants(process)}
+            if self._mark(process) == self._value:
+                found |= {process, *_descendants(process)}  # Ray's agents hide their environment
         return {process for process in found if process.pid != os.getpid()}
 
     def end(self, patience_seconds: float = 0.5) -> None:
@@ -111,11 +115,12 @@ class Brood:
             _signal_all(known, psutil.Process.kill)
             psutil.wait_procs(known, timeout=1.0)
 
-    def _is_marked(self, process: psutil.Process) -> bool:
+    def _mark(self, process: psutil.Process) -> str | None:
+        """Return what the process is marked with, None if with nothing that can be read."""
         try:
-            return bool(process.environ().get(self._variable) == self._value)
+            return process.environ().get(self._variable)
         except (psutil.Error, OSError):  # another user's, or gone meanwhile
-            return False
+            return None
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -162,8 +162,8 @@ class Run:
                 self.arrays,
                 num_rounds=int(self.recipe.rounds),
                 timeout=float(self.recipe.runtime.round_timeout_seconds),
-                train_config=ConfigRecord({"state-folder": str(self.folder / "client_state")}),
-                evaluate_config=ConfigRecord({"state-folder": str(self.folder / "client_state")}),
+                train_config=self._for_clients(),
+                evaluate_config=self._for_clients(),
                 evaluate_fn=self._evaluate,
                 on_round=self._on_round,
             )
@@ -181,6 +181,10 @@ class Run:
         log(INFO, "Results are in %s", self.folder)
 
     # ---- pieces ------------------------------------------------------------------------------
+
+    def _for_clients(self) -> ConfigRecord:
+        """Return what clients are told of the run: where those of a simulation keep their state."""
+        return ConfigRecord({"state-folder": str(self.folder / "client_state")})
 
     def _logged_run(self, config: str) -> LoggedRun:
         plain = OmegaConf.to_container(OmegaConf.create(config))
@@ -236,11 +240,10 @@ class Run:
         The rounds are done: where it cannot be, the run has completed all the same.
         """
         classes = self.task.num_classes
-        state = {"state-folder": str(self.folder / "client_state")}
         try:
             found = self.calibration.run(
                 lambda kind, asked: self.strategy.ask_clients(
-                    grid, kind, arrays, ConfigRecord({**asked, **state})
+                    grid, kind, arrays, ConfigRecord({**asked, **self._for_clients()})
                 ),
                 classes,
             )

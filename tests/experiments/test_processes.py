@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -46,6 +47,20 @@ def wait_for(condition: Callable[[], bool], seconds: float = 15) -> bool:
     return True
 
 
+@pytest.fixture(params=[0, 1], ids=["init_adopts", "this_process_adopts"])
+def adopting(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let orphans go to init, and to this process, whatever an earlier test has set."""
+    if sys.platform != "linux":
+        pytest.skip("only Linux lets a process adopt orphans")
+    libc = ctypes.CDLL(None)
+    before = ctypes.c_int()
+    libc.prctl(37, ctypes.byref(before), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
+    libc.prctl(36, request.param, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    yield
+    libc.prctl(36, before.value, 0, 0, 0)
+
+
+@pytest.mark.usefixtures("adopting")
 def test_a_process_that_left_its_parent_is_found_and_ended(tmp_path: Path) -> None:
     brood = Brood(MARK, str(tmp_path))
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
@@ -83,7 +98,7 @@ def test_the_guard_cleans_up_after_a_killed_launcher(tmp_path: Path) -> None:
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == "started\n"
     brood = Brood(MARK, str(folder))
-    assert brood.members()
+    assert wait_for(lambda: bool(brood.members()))  # its environment is readable once exec is done
     launcher.kill()
     launcher.wait()
     assert wait_for(lambda: not folder.exists())
