@@ -60,7 +60,8 @@ class Figure:
         if self.name == "best_accuracy":
             return Value(max(values) * self.scale)
         if self.name == "late_accuracy":
-            return Value(statistics.fmean(values[-LATE_ROUNDS:]) * self.scale)
+            trained = [value for round, value in points if round > 0] or values
+            return Value(statistics.fmean(trained[-LATE_ROUNDS:]) * self.scale)
         return self._to_target(run, points)
 
     @property
