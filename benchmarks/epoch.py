@@ -244,7 +244,7 @@ def client_of(task: Task, recipe: DictConfig, data: TensorData, device: str) -> 
     solver = build_solver(recipe, tensors)
     sides = list(build_part(recipe, "strategy.client_sides", tensors).values())
     for side in sides:
-        side.check(model, solver)
+        side.check(model, solver, [name for name, _ in model.named_parameters()])
     initial = {name: value.clone() for name, value in model.state_dict().items()}
     shared = set(shared_names(model, LayerSelector(recipe.strategy.personal)))
     anchor = {name: initial[name] for name, _ in model.named_parameters() if name in shared}

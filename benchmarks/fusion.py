@@ -408,7 +408,7 @@ def resnet(options: argparse.Namespace) -> dict[str, Any]:
     plain = Transform(mean=(0.5,) * 3, std=(0.25,) * 3)
     data = TensorData(pixels, labels, num_classes=10, transform=plain)
     side = ProjectionClient(rank=rank, sketch_above=options.sketch_above)
-    side.check(model, SGD())
+    side.check(model, SGD(), [name for name, _ in model.named_parameters()])
     done: list[Mapping[str, Tensors]] = []
     with peak_memory() as at_client:
         context, summary = context_of(model, data, F.cross_entropy, 0), LocalSummary(images, 1, 0.1)

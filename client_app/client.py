@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from client_app.state import ClientState, ClientStateStore
 from client_app.training import train_locally
 from strategies.base import (
+    STATE_LOST,
     ClientData,
     ClientSide,
     LocalContext,
@@ -78,14 +79,15 @@ class FederatedClient(NumPyClient):
     sent: Payloads = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Let every side refuse a model or solver it cannot work with."""
-        for side in self.sides.values():
-            side.check(self.model, self.solver)
+        """Let every side refuse what it cannot work with."""
         self._params = dict(self.model.named_parameters())
         self.personal_names = set(personal_names(self.model, self.personal))
         for phase in self.options.phases:
             phase.layers.select(self._params)
         self.shared_names = shared_names(self.model, self.personal)
+        shared = [name for name in self.shared_names if name in self._params]
+        for side in self.sides.values():
+            side.check(self.model, self.solver, shared)
         self.buffer_names = {name for name, _ in self.model.named_buffers()}
         self._tensors = self.model.state_dict()  # by name, sharing the model's memory
         self._trained = {name: param.requires_grad for name, param in self._params.items()}
@@ -131,7 +133,8 @@ class FederatedClient(NumPyClient):
         Args:
             parameters: x, in the order of ``shared_names``.
             config: "round" (t, from 1), "lr"; optionally "experiment", "state-round" (which
-                version of the client state to start from), "state-keep", "evaluate-received",
+                version of the client state to start from), "state-keep", "state-dropped" (keys of
+                it that start again, with commas), "evaluate-received",
                 "evaluate-trained".
 
         Returns:
@@ -144,7 +147,9 @@ class FederatedClient(NumPyClient):
         experiment = str(config.get("experiment", "experiment"))
         version = int(config.get("state-round", 0))
         state = self.store.load(experiment, version)
-        known = bool(state)
+        lost = version > 0 and not state
+        dropped = str(config.get("state-dropped", "")).split(",")
+        state = {key: kept for key, kept in state.items() if key not in dropped}
         self._load(parameters, state)
         metrics: dict[str, Scalar] = {}
         if config.get("evaluate-received", False):
@@ -153,6 +158,7 @@ class FederatedClient(NumPyClient):
             context = self._context(state, round, for_sides)
             if round == 1 and self.options.initial == "own":
                 self._start_from_own()
+                context.start_here()
             for side in self.sides.values():
                 side.begin(context)
             if self.options.trained_by:
@@ -173,13 +179,14 @@ class FederatedClient(NumPyClient):
             }
         self._keep_personal(context.state)
         if context.state:
-            if version > 0 and not known:
+            if lost:
                 log(WARNING, "client %s lost its state of round %s", self.client_id, version)
+                metrics[STATE_LOST] = 1.0
             keep = {version, int(config.get("state-keep", 0))}
             self.store.save(experiment, round, dict(context.state), keep)
         metrics |= {
             "num-steps": summary.num_steps,
-            "lr-sum": summary.lr_sum,
+            "lr-sum": max(map(summary.lr_sum_of, context.anchor), default=summary.lr_sum),
             "train-loss": train_loss,
             **_shared_out(context.measurements()),
         }

@@ -47,19 +47,24 @@ def train_locally(
     solver.start(context.params, lr)
     backward = partial(_backward, context, sides, options.autocast)
     correct = partial(_correct, context, sides, options.clip)
-    num_steps = 0
+    lr_sums = dict.fromkeys(context.params, 0.0)
     total = torch.zeros((), device=next(iter(context.params.values())).device)
     for phase in options.schedule():
         stream = _stream(context.data, options, phase.epochs, generator)
+        before = context.num_steps
         with _training(context.params, phase.layers):
-            while options.steps is None or num_steps < options.steps:
+            while options.steps is None or context.num_steps < options.steps:
+                context.first_pass = True
                 try:  # a solver may draw several batches a step: only it knows when they run out
                     loss = solver.step(partial(next, stream), backward, correct)
                 except StopIteration:
                     break
                 total = total + loss  # stays on the device: no synchronisation per step
-                num_steps += 1
-    summary = LocalSummary(len(context.data), num_steps, num_steps * lr)
+                context.num_steps += 1
+        for name in phase.layers.select(context.params):
+            lr_sums[name] += (context.num_steps - before) * lr
+    num_steps = context.num_steps
+    summary = LocalSummary(len(context.data), num_steps, num_steps * lr, lr_sums)
     return summary, float(total) / max(num_steps, 1)
 
 
@@ -106,6 +111,7 @@ def _backward(
             context.measure("penalty", penalty)
             context.measure("objective", loss)
     loss.backward()  # type: ignore[no-untyped-call]
+    context.first_pass = False
     return loss.detach()
 
 

@@ -23,6 +23,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import InterpolationKeyError
 
 FOLDER = Path(__file__).resolve().parent
 PACKAGES = ("conf", "strategies", "tasks", "client_app", "server_app")
@@ -141,6 +142,11 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     try:
         with _model_known(recipe, classifier_tensors):
             part = instantiate(OmegaConf.select(recipe, key), _convert_="all")
+    except InterpolationKeyError as error:
+        raise ValueError(
+            f"{key} refers to keys of a method that strategy={method_name(recipe)} does not have: "
+            f"{error}. (A part such as strategy/aggregator=maecho goes with strategy=maecho.)"
+        ) from None
     except InstantiationException as error:
         if isinstance(error.__cause__, ValueError):  # ours: it names the key and what is allowed
             raise error.__cause__ from None

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from conf import FOLDER_KEYS, quoted
 from experiments.resources import check_sizes, cpus_for, gpu_share
 
-_PATH_KEYS = (*FOLDER_KEYS, "task.vocabulary_file", "partition.path")
+_PATH_KEYS = (*FOLDER_KEYS, "task.vocabulary_file")
 
 
 def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:

@@ -122,7 +122,7 @@ def draw(counts: Counts, names: tuple[str, ...], title: str, path: Path) -> None
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise SystemExit("the picture needs matplotlib: pip install 'fedhet[plots]'") from None
+        raise SystemExit("the picture needs matplotlib: pip install -e '.[plots]'") from None
 
     figure = Figure(figsize=picture_size(counts), layout="constrained")
     FigureCanvasAgg(figure)

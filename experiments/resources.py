@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import DictConfig
 
-_MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides its model
+MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides its model
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def share_of_machine(recipe: DictConfig) -> Share:
     workers = max(1, cpus_for(recipe) // client_cpus)
     if share == 0:
         return Share(workers, client_cpus)
-    gpus = _gpu_names()
+    gpus = gpu_names()
     return Share(max(1, min(workers, int(len(gpus) / share))), client_cpus, gpus)
 
 
@@ -66,10 +65,11 @@ def _require(recipe: DictConfig, key: str, value: object, least: int) -> None:
 
 def visible_gpus() -> int:
     """Return how many GPUs CUDA would see, without the seconds that asking torch takes."""
-    return len(_gpu_names())
+    return len(gpu_names())
 
 
-def _gpu_names() -> tuple[str, ...]:
+def gpu_names() -> tuple[str, ...]:
+    """Return the GPUs that CUDA would see, as CUDA_VISIBLE_DEVICES names them."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         listed = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
         return tuple(name.strip() for name in listed if name.strip() not in ("", "-1"))
@@ -77,8 +77,8 @@ def _gpu_names() -> tuple[str, ...]:
 
 
 def cohort_size(recipe: DictConfig) -> int:
-    """Return |S|, the clients of a round."""
-    return max(1, math.ceil(float(recipe.participation) * int(recipe.clients)))
+    """Return |S|, the clients of a round (strategies/samplers.py; the mean where |S| is random)."""
+    return max(1, int(float(recipe.participation) * int(recipe.clients) + 0.5))
 
 
 def cpus_for(recipe: DictConfig) -> int:
@@ -102,5 +102,5 @@ def gpu_share(recipe: DictConfig) -> float:
     if gpus == 0:
         return 0.0
     at_once = max(1, cpus_for(recipe) // runtime.client_cpus)
-    share = max(gpus / at_once, 1 / _MOST_CLIENTS_A_GPU)
+    share = max(gpus / at_once, 1 / MOST_CLIENTS_A_GPU)
     return 1.0 if share >= 1 else int(share * 10_000) / 10_000  # rounded down: all of them fit

@@ -31,7 +31,8 @@ from hydra.errors import HydraException
 from rich.console import Console
 
 from conf import compose, quoted
-from server_app.checkpoint import checkpoints
+from experiments.sweep.continuation import Plan, make_ready, plan_for
+from experiments.sweep.folder import SweepFolder, SweepRefused
 from strategies.base import ConfigError
 from strategies.storage import save_text
 
@@ -86,7 +87,7 @@ def main(words: Sequence[str] | None = None) -> None:
             check(cell, points[0])  # the sweep checks the others, before its first job
         for number, cell in enumerate(cells):
             tune(cell, cell_name(number, cell, cells), points, search)
-    except (ConfigError, HydraException, ValueError) as error:
+    except (ConfigError, HydraException, SweepRefused, ValueError) as error:
         errors.print(f"fedhet-tune: {error}", style="red", markup=False)
         raise SystemExit(1) from None
     except KeyboardInterrupt:  # what it had started has had the signal, too
@@ -126,7 +127,7 @@ def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search
     """Search one cell's grid, log the choice, and run with it.
 
     Raises:
-        ConfigError: if no candidate has a score, or the run fails.
+        ConfigError: if the folder has another search, no candidate a score, or the run fails.
     """
     sweep, run = search.folder / "search" / name, search.folder / "runs" / name
     _launch(_search_words(cell, sweep, search))
@@ -137,34 +138,34 @@ def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search
     said = in_words(best, candidates, search.rounds)
     _log_choice(search.folder / CHOICES, name, cell, best, candidates, said)
     Console().print(f"choice   {name}: {said}", markup=False, highlight=False, soft_wrap=True)
-    if _is_completed(run):
-        return
     words = [*cell, *best.words, f"choice={quoted(said)}", f"results_dir={quoted(str(run))}"]
-    words += ["resume=true"] if checkpoints(run / "checkpoints") else []
-    if _launch(words) != 0:
+    plan = plan_for(run, compose({"overrides": json.dumps(words)}))
+    if plan is Plan.SKIP:
+        return
+    make_ready(run, plan)
+    if _launch([*words, "resume=true"] if plan is Plan.CONTINUE else words) != 0:
         raise ConfigError(f"the run with the choice failed: see {run}/log.txt")
 
 
 def _search_words(cell: Sequence[str], sweep: Path, search: Search) -> list[str]:
-    if (sweep / "sweep.json").is_file():
-        return ["-m", "--resume", str(sweep)]
-    words = ["-m", *cell, *search.grid, f"hydra.sweep.dir={quoted(str(sweep))}"]
+    words = [*cell, *search.grid]
     words += [] if search.rounds is None else [f"rounds={search.rounds}"]
     # An experiment's own sweep is another matter; the held-out score is each client's own work.
-    return [*words, "hydra.sweeper.params=null", "evaluation.clients=true", "evaluation.every=0"]
+    words += ["hydra.sweeper.params=null", "evaluation.clients=true", "evaluation.every=0"]
+    if not (sweep / "sweep.json").is_file():
+        return ["-m", *words, f"hydra.sweep.dir={quoted(str(sweep))}"]
+    before = SweepFolder(sweep).read().overrides
+    if set(before) != set(words):
+        raise ConfigError(
+            f"--out {search.folder} holds another search ({' '.join(before)}): name another folder"
+        )
+    return ["-m", "--resume", str(sweep)]
 
 
 def _launch(words: Sequence[str]) -> int:
     return subprocess.run(
         [sys.executable, "-m", "experiments.launch", *words], check=False
     ).returncode
-
-
-def _is_completed(run: Path) -> bool:
-    summary = run / "summary.json"
-    if not summary.is_file():
-        return False
-    return bool(json.loads(summary.read_text(encoding="utf-8")).get("status") == "completed")
 
 
 def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candidate]:

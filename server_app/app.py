@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,6 @@ from torch import nn
 
 from conf import (
     build_part,
-    build_solver,
-    check_requirements,
-    check_slots,
     compose,
     config_yaml,
     fingerprint,
@@ -29,7 +26,8 @@ from conf import (
     resume_fingerprint,
     versions,
 )
-from server_app.calibration import Calibration, CalibrationError, add_coverage
+from server_app.assembly import build_strategy, calibration_of, check_recipe, network_of
+from server_app.calibration import CalibrationError, add_coverage
 from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
 from server_app.grid import prompt
 from server_app.layers import observers_of
@@ -37,22 +35,19 @@ from server_app.loggers import LoggedRun, Loggers
 from server_app.machine import machine, usable_cpus
 from server_app.results import ResultsFolder, parameters_sha256, row_of
 from server_app.trained_by import check_trained_by
-from strategies.base import ConfigError, Observer, Output, ReplyTransform, Tensors, require_range
+from strategies.base import (
+    ConfigError,
+    Tensors,
+)
 from strategies.client_models import FILE, ClientModels
-from strategies.federated import FederatedStrategy
 from strategies.layers import LayerSelector, personal_names, shared_names
-from strategies.local_options import local_options
-from strategies.network import GivesNetwork, Network
 from strategies.records import to_metrics, to_record, to_tensors
 from strategies.report import RoundReport
 from strategies.storage import save_tensors
-from tasks import Task, build_task, keep_freed_memory, pick_device
-from tasks.evaluation import classifies, evaluate_model
-from tasks.transform import Transform
+from tasks import build_task, keep_freed_memory, pick_device
+from tasks.evaluation import evaluate_model
 
 app = ServerApp()
-
-EVALUATED = ("global", "clients", "both")
 
 
 @app.main()
@@ -167,6 +162,7 @@ class Run:
                 evaluate_fn=self._evaluate,
                 on_round=self._on_round,
             )
+            self._require_a_round()
             params = to_tensors(result.arrays)
             save_tensors(self.folder / "model.safetensors", params)
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
@@ -181,6 +177,14 @@ class Run:
         log(INFO, "Results are in %s", self.folder)
 
     # ---- pieces ------------------------------------------------------------------------------
+
+    def _require_a_round(self) -> None:
+        """Refuse to call a run completed that has fewer rounds than may fail, and lost them all."""
+        if self.strategy.state.failed_rounds >= int(self.recipe.rounds):
+            raise RuntimeError(
+                f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} valid "
+                f"replies, so the model is the initial one; metrics.jsonl in {self.folder} says why"
+            )
 
     def _for_clients(self) -> ConfigRecord:
         """Return what clients are told of the run: where those of a simulation keep their state."""
@@ -318,118 +322,3 @@ def said_if_impossible(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         log(ERROR, "summary.json in %s could not be written: %s", folder, error)
-
-
-def check_recipe(recipe: DictConfig) -> None:
-    """Refuse values that no method can run with."""
-    check_slots(recipe)
-    check_requirements(recipe)
-    require_range("rounds", recipe.rounds, low=1)
-    require_range("clients", recipe.clients, low=0)
-    require_range("evaluation.every", recipe.evaluation.every)
-    require_range("checkpoint.every", recipe.checkpoint.every)
-    local_options(recipe.local, recipe.strategy.phases)
-    require_range("evaluation.finetune_epochs", recipe.evaluation.finetune_epochs)
-    for name in ("round_timeout_seconds", "connect_timeout_seconds"):
-        require_range(f"runtime.{name}", recipe.runtime[name], open_low=True)
-    if recipe.evaluation.model not in EVALUATED:
-        raise ConfigError(
-            f"evaluation.model={recipe.evaluation.model!r} is not allowed: it must be one of "
-            f"{', '.join(EVALUATED)}"
-        )
-    if recipe.target_accuracy is not None:
-        require_range("target_accuracy", recipe.target_accuracy, high=1.0)
-        if recipe.evaluation.every == 0:
-            raise ConfigError(
-                f"target_accuracy={recipe.target_accuracy} is checked at evaluations, but "
-                "evaluation.every=0 has none before the end; set evaluation.every to 1 or more"
-            )
-
-
-def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Calibration:
-    """Return the recipe's calibration, which is none without alphas.
-
-    Raises:
-        ConfigError: if the clients can or may not do it.
-    """
-    found = Calibration(**plain_part(recipe, "calibration"))
-    if not found.alphas:
-        return found
-    start = f"calibration.alphas={list(found.alphas)}: "
-    if not recipe.partition.holdout:
-        raise ConfigError(
-            f"{start}clients calibrate on what they hold out, and partition.holdout="
-            f"{recipe.partition.holdout} is nothing; set it to 0.1, or calibration.alphas=[]"
-        )
-    for group in ("secure_aggregation", "differential_privacy"):
-        if recipe.strategy.get(group):
-            raise ConfigError(
-                f"{start}every client's histogram is sent as it is, which strategy/{group} is to "
-                f"prevent; set calibration.alphas=[], or strategy/{group}=none"
-            )
-    if not classifies(model):
-        raise ConfigError(f"{start}task.model={recipe.task.model} does not classify")
-    if isinstance(output, GivesNetwork):
-        raise ConfigError(
-            f"{start}strategy={method_name(recipe)} gives out another network than the clients'; "
-            "set calibration.alphas=[]"
-        )
-    return found
-
-
-def network_of(task: Task, model: nn.Module) -> Network:
-    """Return what a strategy may know of the task's network."""
-    black = white = None
-    if isinstance(task.config.transform, Transform):
-        scale, black = task.config.transform.constants(next(model.parameters()).device)
-        white = 255 * scale + black
-    return Network(model, task.input_shape, task.num_classes, black, white)
-
-
-def build_strategy(
-    recipe: DictConfig,
-    task: Task,
-    network: Network,
-    first: Sequence[ReplyTransform] = (),
-    observers: Sequence[Observer] = (),
-) -> FederatedStrategy:
-    """Assemble the recipe's strategy; both halves are checked against each other and the model.
-
-    Args:
-        recipe: composed.
-        task: of the recipe.
-        network: its network.
-        first: sees the replies as they came, before the recipe's own transforms.
-        observers: see every round.
-    """
-    model, tensors = network.model, task.classifier_tensors
-    client_sides = build_part(recipe, "strategy.client_sides", tensors)
-    solver = build_solver(recipe, tensors)
-    for side in client_sides.values():
-        side.check(model, solver)
-    for phase in local_options(recipe.local, recipe.strategy.phases).phases:
-        phase.layers.select(name for name, _ in model.named_parameters())
-    transforms = build_part(recipe, "strategy.transforms", tensors)
-    return FederatedStrategy(
-        client_sides=client_sides,
-        server_sides=build_part(recipe, "strategy.server_sides", tensors),
-        aggregator=build_part(recipe, "strategy.aggregator", tensors),
-        server_optimizer=build_part(recipe, "strategy.server_optimizer", tensors),
-        output=build_part(recipe, "strategy.output", tensors),
-        network=network,
-        sampler=build_part(recipe, "strategy.sampler", tensors),
-        transforms=[*first, *(transforms[name] for name in sorted(transforms))],
-        observers=observers,
-        schedule=build_part(recipe, "schedule", tensors),
-        local_lr=float(recipe.local.lr),
-        buffers=[name for name, _ in model.named_buffers()],
-        population=int(recipe.clients),
-        min_clients=recipe.runtime.min_clients,
-        min_replies=int(recipe.min_replies),
-        max_failed_rounds=int(recipe.max_failed_rounds),
-        fingerprint=fingerprint(recipe),
-        evaluate_on_clients=bool(recipe.evaluation.clients),
-        connect_timeout_seconds=float(recipe.runtime.connect_timeout_seconds),
-        secure_aggregation=build_part(recipe, "strategy.secure_aggregation", tensors),
-        allow_stacked_corrections=bool(recipe.strategy.allow_stacked_corrections),
-    )

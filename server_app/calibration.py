@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
+from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.common.logger import log
 from torch import Tensor, nn
 
-from strategies.base import ConfigError, RefusedReplyError, require_range
+from strategies.base import ConfigError, RefusedReplyError, require_range, require_whole
 from strategies.records import check_finite, check_shapes, to_tensors
 from tasks.conformal import CALIBRATE, LOG_LOSSES
 from tasks.conformal.scores import Array, coverage_and_size, probabilities_of, scores_for
@@ -60,12 +61,12 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        for alpha in self.alphas:
-            if not 0 < alpha < 1:
-                raise ConfigError(
-                    f"calibration.alphas has {alpha}, which is not allowed: each must lie in (0, 1)"
-                )
-        require_range("calibration.bins", self.bins, low=1)
+        if not isinstance(self.alphas, Sequence) or not all(map(_is_share, self.alphas)):
+            raise ConfigError(
+                f"calibration.alphas={self.alphas} is not allowed: it must be a list of numbers in "
+                "(0, 1), such as [0.1]"
+            )
+        require_whole("calibration.bins", self.bins, low=1)
         require_range("calibration.temperature_share", self.temperature_share, high=0.9)
 
     def run(self, ask: Ask, classes: int) -> dict[str, Any]:
@@ -139,6 +140,10 @@ def add_coverage(
         threshold = math.inf if one["threshold"] is None else one["threshold"]
         covered, size = coverage_and_size(scores[one["score"]], labels, threshold)
         one |= {"coverage": covered, "mean_size": size}
+
+
+def _is_share(value: object) -> bool:
+    return isinstance(value, Real) and 0 < float(value) < 1
 
 
 def _read(answers: Answers, read: Callable[[Mapping[str, Tensor]], Read]) -> dict[int, Read]:

@@ -38,6 +38,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
         "experiment": state.experiment,
         "committed": state.committed,
         "failed_rounds": state.failed_rounds,
+        "restarted": state.restarted,
         "personal": state.personal,
         "groups": sorted(state.tensors),
         "recipe": checkpoint.recipe,
@@ -78,6 +79,7 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
         experiment=about["experiment"],
         committed={int(client): version for client, version in about["committed"].items()},
         failed_rounds=about["failed_rounds"],
+        restarted=about.get("restarted", {}),  # older checkpoints have none
         personal={int(client): scores for client, scores in about["personal"].items()},
         tensors={group: _below(f"state/{group}/", tensors) for group in about["groups"]},
     )

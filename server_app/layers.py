@@ -19,7 +19,7 @@ from torch import Tensor
 
 from server_app.machine import usable_cpus
 from server_app.results import RowsFile
-from strategies.base import Cohort, ConfigError, Reply, Tensors, require_range
+from strategies.base import Cohort, ConfigError, Reply, Tensors, require_whole
 from strategies.diagnostics import diagnose_layers
 from strategies.layers import LayerSelector
 from strategies.network import Network
@@ -180,10 +180,10 @@ def observers_of(
                 folder / SIMILARITY,
                 compared,
                 test_data,
-                examples=int(require_range("diagnostics.cka_examples", examples, low=2)),
-                every=int(require_range("diagnostics.cka_every", options.cka_every, low=1)),
+                examples=require_whole("diagnostics.cka_examples", examples, low=2),
+                every=require_whole("diagnostics.cka_every", options.cka_every, low=1),
                 last=int(recipe.rounds),
-                clients=int(require_range("diagnostics.cka_clients", options.cka_clients, low=2)),
+                clients=require_whole("diagnostics.cka_clients", options.cka_clients, low=2),
             )
         )
     return found

@@ -13,6 +13,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from numbers import Integral, Real
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -28,6 +29,7 @@ Weighting = Literal["examples", "clients"]  # how clients count in a mean: by n_
 
 _Choice = TypeVar("_Choice", bound=str)
 
+STATE_LOST = "state-lost"  # among a reply's metrics: the client had a state, and has it no more
 RESERVED_RECORDS = frozenset({"params", "config", "update", "metrics", "client"})
 
 
@@ -101,11 +103,19 @@ class Cohort:
 
 @dataclass(frozen=True)
 class LocalSummary:
-    """What local training did: n_i, K and the sum of the step sizes taken."""
+    """What local training did: n_i, K and the sum of the step sizes taken.
+
+    ``lr_sums`` has that sum of each trainable tensor, where phases of training leave some out.
+    """
 
     num_examples: int
     num_steps: int
     lr_sum: float
+    lr_sums: Mapping[str, float] = field(default_factory=dict)
+
+    def lr_sum_of(self, name: str) -> float:
+        """Return the sum of the step sizes that a tensor took."""
+        return self.lr_sums.get(name, self.lr_sum)
 
 
 @dataclass
@@ -123,6 +133,9 @@ class LocalContext:
         round: t, from 1.
         batch_size: the local batch size.
         generator: for what a side draws; the order of the batches does not depend on it.
+        num_steps: k, how many steps have been taken.
+        first_pass: whether the solver asks for the first gradient of this step, which is at y_k.
+        start: y_0 by name. It is x, unless a side's ``begin`` has moved the model.
     """
 
     model: nn.Module
@@ -135,8 +148,19 @@ class LocalContext:
     round: int
     batch_size: int
     generator: torch.Generator = field(default_factory=torch.Generator)
+    num_steps: int = field(default=0, init=False)
+    first_pass: bool = field(default=True, init=False)
+    start: Tensors = field(init=False)
     _measured: dict[str, tuple[Tensor, int]] = field(default_factory=dict, init=False)
     _received: tuple[Tensor, Tensor] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Start at x."""
+        self.start = self.anchor
+
+    def start_here(self) -> None:
+        """Take the model as it is for y_0."""
+        self.start = {name: param.detach().clone() for name, param in self.params.items()}
 
     @property
     def num_classes(self) -> int:
@@ -168,8 +192,11 @@ class LocalContext:
     def measure(self, name: str, value: Tensor) -> None:
         """Take a scalar into the mean of ``name`` that the client's reply reports as a metric.
 
-        It stays on its device until training has ended: no step waits for it.
+        A mean over steps: what a solver's further passes of a step give, elsewhere than at y_k,
+        does not count. It stays on its device until training has ended: no step waits for it.
         """
+        if not self.first_pass:
+            return
         single = value.detach().float()  # under autocast it may have few digits
         total, count = self._measured.get(name, (torch.zeros_like(single), 0))
         self._measured[name] = (total + single, count + 1)
@@ -232,8 +259,14 @@ class ClientSide:
     private: frozenset[str] = frozenset()
     clips: bool = False
 
-    def check(self, model: nn.Module, solver: LocalSolver) -> None:
-        """Refuse, before round 1, a model or solver this side cannot work with."""
+    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
+        """Refuse, before round 1, a model or solver this side cannot work with.
+
+        Args:
+            model: the client's.
+            solver: takes the local steps.
+            shared: the trainable tensors that travel; the others are personal.
+        """
 
     def begin(self, context: LocalContext) -> None:
         """Prepare for local training."""
@@ -270,10 +303,13 @@ class ServerSide:
     all. None (the default) says that they read single replies, if the side has one of them at all.
     With ``averages`` it is ``receive`` that gives every client the mean of all, so that no other
     part may read single replies.
+    ``tied`` are the keys of the client state that the side's own state is made of, such as c of all
+    c_i. When one client has lost its, ``init`` is called again, and all clients drop theirs.
     """
 
     needs: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
+    tied: frozenset[str] = frozenset()
     adds_up: frozenset[str] | None = None
     averages: bool = False
 
@@ -345,7 +381,7 @@ class Observer(Protocol):
 
 
 class ServerOptimizer(Protocol):
-    """Turns the aggregate Delta into new params."""
+    """Turns the aggregate Delta into new params. It may have ``tied``, as :class:`ServerSide`."""
 
     def init(self, params: Tensors) -> None:
         """Start from the initial params."""
@@ -476,9 +512,25 @@ def require_range(
     high: float = float("inf"),
     open_low: bool = False,
 ) -> float:
-    """Return ``value`` if it lies in [low, high] (or (low, high]), else raise ConfigError."""
-    inside = (value > low if open_low else value >= low) and value <= high
+    """Return ``value`` if it is a number in [low, high] or (low, high], else raise ConfigError."""
+    inside = _is(value, Real) and (value > low if open_low else value >= low) and value <= high
     if not inside:
         bracket = "(" if open_low else "["
-        raise ConfigError(f"{key}={value} is not allowed: it must lie in {bracket}{low}, {high}]")
+        raise ConfigError(
+            f"{key}={value} is not allowed: it must be a number in {bracket}{low}, {high}]"
+        )
     return value
+
+
+def require_whole(key: str, value: int, *, low: int = 0) -> int:
+    """Return ``value`` if it is a whole number of at least ``low``, else raise ConfigError."""
+    if not _is(value, Integral) or value < low:
+        raise ConfigError(
+            f"{key}={value} is not allowed: it must be a whole number of at least {low}"
+        )
+    return int(value)
+
+
+def _is(value: object, kind: type) -> bool:
+    """Return whether a recipe's value is a number of a kind: YAML and the command line have all."""
+    return isinstance(value, kind) and not isinstance(value, bool)

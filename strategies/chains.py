@@ -137,7 +137,7 @@ def reordered(chain: Sequence[Link], model: Tensors, orders: Sequence[Tensor]) -
 class Chain(ClientSide):
     """Refuses, before round 1, a model that is no chain; it does nothing else."""
 
-    def check(self, model: nn.Module, solver: LocalSolver) -> None:
+    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
         """Follow what the model computes, from its inputs to its features and logits.
 
         Raises:

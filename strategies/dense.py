@@ -52,7 +52,14 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from strategies.aggregators import mean_of
-from strategies.base import ConfigError, Reply, Tensors, require_choice, require_range
+from strategies.base import (
+    ConfigError,
+    Reply,
+    Tensors,
+    require_choice,
+    require_range,
+    require_whole,
+)
 from strategies.class_counts import ClassCountsClient, ClassCountsServer
 from strategies.ensemble import MeanLogits, mean_logits, require_logits
 from strategies.federated import FederatedStrategy, Slots
@@ -314,10 +321,10 @@ class Distilled:
         key = "strategy.dense"
         self.generation = generation or Generation()
         self.distillation = distillation or Distillation()
-        self.epochs = int(require_range(f"{key}.epochs", epochs, low=0))
+        self.epochs = require_whole(f"{key}.epochs", epochs, low=0)
         self.masked_teacher = masked_teacher
         self.initial = require_choice(f"{key}.initial", initial, ("average", "server"))
-        self.crop_padding = int(require_range(f"{key}.crop_padding", crop_padding))
+        self.crop_padding = require_whole(f"{key}.crop_padding", crop_padding)
         self.flip, self.seed = flip, seed
 
     def bind(self, network: Network) -> None:

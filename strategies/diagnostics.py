@@ -28,8 +28,8 @@ from strategies.base import Reply, Tensors
 
 
 def norm(tensors: Tensors) -> float:
-    """Return the L2 norm of all tensors as one vector."""
-    return float(_norms(list(tensors.values())).norm())
+    """Return the L2 norm of all tensors as one vector; of none it is 0."""
+    return 0.0 if not tensors else float(_norms(list(tensors.values())).norm())
 
 
 @torch.no_grad()

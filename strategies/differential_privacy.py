@@ -124,7 +124,7 @@ class _Clips(ClientSide):
 
     clips = True
 
-    def check(self, model: nn.Module, solver: LocalSolver) -> None:
+    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
         """Refuse BatchNorm's running statistics.
 
         Raises:

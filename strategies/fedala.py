@@ -16,8 +16,8 @@ A is learnt on examples as they are, not augmented, and by the model in eval mod
 codes it is, since each round ends with an evaluation. The loss is the task's, without penalties.
 
 What leaves the client is its trained model, as in FedAvg; w_local and A stay. The model that counts
-is the client's own (``evaluation.model=clients``). Do not combine it with SCAFFOLD's option II,
-which takes y_i - x for the sum of the steps: here it is the sum and the start's distance from x.
+is the client's own (``evaluation.model=clients``). SCAFFOLD reads a gradient off the steps from
+w_start on; FedCM's momentum has the start's distance from x in it, too.
 
 The authors' code takes 80 % of the examples, and in the second round repeats the pass until the
 standard deviation of the last 10 passes' losses is below .1: ``until_std=0.1``. It is off by
@@ -76,7 +76,7 @@ class FedALAClient(ClientSide):
         data_share: float = 0.8,
         until_std: float | None = None,
     ) -> None:
-        self.layers = as_selector(layers)
+        self.layers = as_selector(layers, "strategy.fedala.layers")
         self.eta = require_range("strategy.fedala.eta", eta)
         self.data_share = require_range(
             "strategy.fedala.data_share", data_share, high=1.0, open_low=True
@@ -85,9 +85,9 @@ class FedALAClient(ClientSide):
             require_range("strategy.fedala.until_std", until_std, open_low=True)
         self.until_std = until_std
 
-    def check(self, model: nn.Module, solver: LocalSolver) -> None:
-        """Refuse a selector that selects nothing."""
-        self.layers.select(name for name, _ in model.named_parameters())
+    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
+        """Refuse a selector that selects nothing of what is shared."""
+        self.layers.select(shared)
 
     @torch.no_grad()
     def begin(self, context: LocalContext) -> None:
@@ -98,6 +98,7 @@ class FedALAClient(ClientSide):
         context.state[MIXING] = self._learnt(context)
         for name, value in _mixed(context, context.state[MIXING]).items():
             context.params[name].copy_(value)
+        context.start_here()
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Keep w_local."""

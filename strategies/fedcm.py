@@ -63,7 +63,7 @@ class ClientMomentum(ClientSide):
     def __init__(self, alpha: float = 0.1) -> None:
         self.alpha = require_range("strategy.client_momentum.alpha", alpha, high=1.0, open_low=True)
 
-    def check(self, model: nn.Module, solver: LocalSolver) -> None:
+    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
         """Refuse momentum and Adam."""
         stateful = solver.stateful([name for name, _ in model.named_parameters()])
         if stateful:

@@ -29,6 +29,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Unpack
 
 from torch import Tensor, nn
@@ -37,10 +38,10 @@ from torch.nn.functional import mse_loss, softmax
 from strategies.base import (
     ClientSide,
     ConfigError,
-    LocalContext,
     LocalSolver,
     Step,
     require_range,
+    require_whole,
 )
 from strategies.class_means import MEANS
 from strategies.federated import FederatedStrategy, Slots
@@ -71,30 +72,23 @@ class FedDWClient(ClientSide):
     ) -> None:
         self.mu = require_range("strategy.feddw.mu", mu)
         self.decay = require_range("strategy.feddw.decay", decay, high=1.0)
-        self.decay_every = int(require_range("strategy.feddw.decay_every", decay_every, low=1))
-        self.linearised_every = int(
-            require_range("strategy.feddw.linearised_every", linearised_every)
-        )
+        self.decay_every = require_whole("strategy.feddw.decay_every", decay_every, low=1)
+        self.linearised_every = require_whole("strategy.feddw.linearised_every", linearised_every)
         self.head = head
-        self.num_steps = 0
 
-    def check(self, model: nn.Module, solver: LocalSolver) -> None:
+    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
         """Refuse a classifier with a bias, or none by that name."""
         head = dict(model.named_modules()).get(self.head)
         if not isinstance(head, nn.Linear):
             raise ConfigError(
                 f"FedDW ties the weight of a linear classifier, and the model's {self.head!r} is "
-                f"{type(head).__name__}: name it by strategy.client_sides.feddw.head"
+                f"{type(head).__name__}: name it by strategy.feddw.head"
             )
         if head.bias is not None:
             raise ConfigError(
                 "FedDW needs a classifier without bias (paper, section V-A), and "
                 f"{self.head!r} has one: set task.head_bias=false"
             )
-
-    def begin(self, context: LocalContext) -> None:
-        """Count the steps from here."""
-        self.num_steps = 0
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return mu times eq. 11 (or 30), a scalar; None at mu = 0."""
@@ -103,14 +97,14 @@ class FedDWClient(ClientSide):
             return None
         weight = step.params[f"{self.head}.weight"]
         labels = step.context.received[SOFT_LABELS][MEANS]
-        relations = self._linearised(weight) if self.linearised_every else class_relations(weight)
-        return mu * mse_loss(relations, labels)
+        if not self.linearised_every:
+            return mu * mse_loss(class_relations(weight), labels)
+        if step.context.first_pass and step.context.num_steps % self.linearised_every == 0:
+            self.reference = weight.detach().clone()
+        return mu * mse_loss(self._linearised(weight), labels)
 
     def _linearised(self, weight: Tensor) -> Tensor:
         """Return the first-order expansion of W W^T about the reference (eq. 27)."""
-        if self.num_steps % self.linearised_every == 0:
-            self.reference = weight.detach().clone()
-        self.num_steps += 1
         cross = weight @ self.reference.T
         return cross + cross.T - self.reference @ self.reference.T
 

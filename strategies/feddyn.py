@@ -72,7 +72,7 @@ class FedDynClient(ClientSide):
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return (alpha / 2) ||y - x||^2 + alpha <h_i, y - x>, a scalar; None at alpha = 0."""
-        if self.alpha == 0.0:
+        if self.alpha == 0.0 or not step.context.anchor:
             return None
         drift_sum = step.context.state[DRIFT_SUM]
         terms = []
@@ -100,6 +100,8 @@ class FedDynServer:
     Args:
         alpha: the clients'; only whether it is 0 (no H) matters here.
     """
+
+    tied = frozenset({DRIFT_SUM})
 
     def __init__(self, alpha: float = 0.01) -> None:
         self.alpha = require_range("strategy.feddyn.alpha", alpha)

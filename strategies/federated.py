@@ -33,6 +33,7 @@ from torch import nn
 from strategies import server_optimizers
 from strategies.aggregators import WeightedMean
 from strategies.base import (
+    STATE_LOST,
     Aggregator,
     ClientSampler,
     ClientSide,
@@ -49,6 +50,7 @@ from strategies.base import (
     Tensors,
     check_sides,
     require_range,
+    require_whole,
 )
 from strategies.diagnostics import step_norm
 from strategies.network import GivesNetwork, Network
@@ -192,10 +194,10 @@ class FederatedStrategy(Strategy):
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.size = population
         if min_clients is not None:
-            require_range("min_clients", min_clients, low=1)
+            require_whole("runtime.min_clients", min_clients, low=1)
         self.min_clients = min_clients
-        self.min_replies = int(require_range("min_replies", min_replies, low=1))
-        self.max_failed_rounds = int(require_range("max_failed_rounds", max_failed_rounds, low=1))
+        self.min_replies = require_whole("min_replies", min_replies, low=1)
+        self.max_failed_rounds = require_whole("max_failed_rounds", max_failed_rounds, low=1)
         self.fingerprint = dict(fingerprint or {})
         if evaluate_on_clients and isinstance(output, GivesNetwork):
             raise ConfigError(
@@ -249,6 +251,7 @@ class FederatedStrategy(Strategy):
         self.population = roll_call(
             grid, self.size, self.fingerprint, self.connect_timeout_seconds, self.min_clients
         )
+        self._require_reachable(len(self.population))
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(len(self.population))
             self._layout(to_tensors(initial_arrays))
@@ -285,6 +288,7 @@ class FederatedStrategy(Strategy):
         return replace(
             self.state,
             committed=dict(self.state.committed),
+            restarted=dict(self.state.restarted),
             personal=dict(self.state.personal),
             tensors=self.server_step.state_dict(),
         )
@@ -365,6 +369,7 @@ class FederatedStrategy(Strategy):
             self._params, valid, server_round, len(self._require_population())
         )
         self._report.server_seconds = time.perf_counter() - began
+        self._restart_if_lost(valid, params, server_round)
         self.state.personal |= {r.client_id: personal_scores(r.metrics) for r in valid}
         means = mean_metrics([reply.metrics for reply in valid])
         metrics = means | self.personal_scores() | self.server_step.metrics()
@@ -456,6 +461,37 @@ class FederatedStrategy(Strategy):
 
     # ---- one round, in pieces ----------------------------------------------------------------
 
+    def _restart_if_lost(self, replies: Sequence[Reply], params: Tensors, round: int) -> None:
+        """Start the parts again whose state is made of all clients', where one has lost its."""
+        lost = [reply.client_id for reply in replies if reply.metrics.get(STATE_LOST)]
+        if not lost:
+            return
+        keys = self.server_step.restart_tied(params)
+        self.state.restarted |= dict.fromkeys(keys, round)
+        log(
+            WARNING,
+            "round %s: clients %s have lost their state of earlier rounds%s",
+            round,
+            lost,
+            f": all clients start again with {', '.join(sorted(keys))}" if keys else "",
+        )
+
+    def _dropped_of(self, client: int) -> str:
+        """Return the keys of its state that a client is to drop: it is older than their start."""
+        version = self.state.committed.get(client, 0)
+        keys = (key for key, round in self.state.restarted.items() if version <= round)
+        return ",".join(sorted(keys))
+
+    def _require_reachable(self, population: int) -> None:
+        """Refuse to wait for more replies than a round can have."""
+        sampler = self.sampler
+        most = sampler.size(population) if isinstance(sampler, FixedSizeSampler) else population
+        if self.min_replies > most:
+            raise ConfigError(
+                f"min_replies={self.min_replies}, but of the {population} clients at most {most} "
+                f"take part in a round (participation): set min_replies to {most} or less"
+            )
+
     def _require_population(self) -> Population:
         if self.population is None:
             raise RuntimeError("the roll call comes first: call start(), which makes it")
@@ -474,6 +510,7 @@ class FederatedStrategy(Strategy):
                 "experiment": self.state.experiment,
                 "state-round": self.state.committed.get(client, 0),
                 "state-keep": self.durable.get(client, 0),
+                "state-dropped": self._dropped_of(client),
                 "timeout-seconds": self._timeout_seconds,
             }
         )

@@ -30,7 +30,7 @@ class FedProxClient(ClientSide):
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return (mu / 2) ||y - x||^2, a scalar; None at mu = 0."""
-        if self.mu == 0.0:
+        if self.mu == 0.0 or not step.context.anchor:  # of a personal tensor there is no x
             return None
         squares = [(step.params[n] - x).square().sum() for n, x in step.context.anchor.items()]
         return 0.5 * self.mu * torch.stack(squares).sum()

@@ -72,19 +72,14 @@ class LayerSelector:
         return ordered[-count:] if kind == "last" else ordered[:count]
 
 
-def as_selector(layers: LayerSelector | str) -> LayerSelector:
-    """Return ``layers`` as a selector; a string is its spec."""
-    return layers if isinstance(layers, LayerSelector) else LayerSelector(layers)
+def as_selector(layers: LayerSelector | str, key: str = "strategy.layers") -> LayerSelector:
+    """Return ``layers`` as a selector; a string is the spec of this key."""
+    return layers if isinstance(layers, LayerSelector) else LayerSelector(layers, key)
 
 
 def all_tensors() -> LayerSelector:
     """Select every trainable tensor."""
     return LayerSelector("all")
-
-
-def no_tensors() -> LayerSelector:
-    """Select nothing."""
-    return LayerSelector("none")
 
 
 def last_tensors(count: int) -> LayerSelector:

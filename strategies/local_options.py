@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from strategies.base import ConfigError, require_choice, require_range
+from strategies.base import ConfigError, require_choice, require_range, require_whole
 from strategies.layers import LayerSelector
 
 
@@ -54,7 +54,7 @@ class LocalOptions:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        require_range("local.batch_size", self.batch_size, low=1)
+        require_whole("local.batch_size", self.batch_size, low=1)
         if (self.epochs is None) == (self.steps is None):
             raise ConfigError(
                 f"local.epochs={self.epochs} and local.steps={self.steps}: give exactly one, and "
@@ -62,7 +62,7 @@ class LocalOptions:
             )
         for key, length in (("local.epochs", self.epochs), ("local.steps", self.steps)):
             if length is not None:
-                require_range(key, length, low=1)
+                require_whole(key, length, low=1)
         require_choice("local.initial", self.initial, ("received", "own"))
         if self.clip is not None:
             require_range("local.clip", self.clip, open_low=True)

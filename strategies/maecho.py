@@ -58,7 +58,14 @@ import torch
 from flwr.common.logger import log
 from torch import Tensor
 
-from strategies.base import ConfigError, Reply, Tensors, require_choice, require_range
+from strategies.base import (
+    ConfigError,
+    Reply,
+    Tensors,
+    require_choice,
+    require_range,
+    require_whole,
+)
 from strategies.federated import FederatedStrategy, Slots
 from strategies.projected import (
     Layer,
@@ -374,7 +381,7 @@ class HarmonizedOptima:
     ) -> None:
         key = "strategy.maecho"
         self.loop = loop or Released()
-        self.iterations = int(require_range(f"{key}.iterations", iterations, low=0))
+        self.iterations = require_whole(f"{key}.iterations", iterations, low=0)
         self.weights = require_choice(f"{key}.weights", weights, ("uniform", "program"))
         starts = ("average", "first", "random", "regmean")
         self.initial = require_choice(f"{key}.initial", initial, starts)

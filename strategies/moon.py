@@ -15,9 +15,10 @@ model. FedDW's comparison has mu 5 throughout.
 
 Nothing travels beside the model. After each participation a client keeps its whole model, buffers
 and personal parts too, as the previous one of its next; the oldest of more than ``previous`` goes.
-Until a client has one there is no term, so its first round is FedAvg's. (That is the released code
-too where all models start alike: then sim(z, z_prev) = sim(z, z_glob), and the term is log 2 with
-gradient 0. With a network of its own for each client it is not.)
+Until a client has one there is no term, so its first round is FedAvg's. (The released code takes
+the initial model. That is the same in round 1 where all models start alike: then sim(z, z_prev) =
+sim(z, z_glob), and the term is log 2 with gradient 0. It is not for a client whose first round
+comes later, nor with a network of its own for each client.)
 
 The paper puts a projection of 256 values between encoder and classifier and takes z there. Here z
 is the model's features, the 128-dimensional mapping of FedDW's models, as in FedDW's code. Of the
@@ -42,6 +43,7 @@ from strategies.base import (
     Step,
     Tensors,
     require_range,
+    require_whole,
 )
 from strategies.federated import FederatedStrategy, Slots
 
@@ -60,7 +62,7 @@ class MOONClient(ClientSide):
     def __init__(self, mu: float = 5.0, tau: float = 0.5, previous: int = 1) -> None:
         self.mu = require_range("strategy.moon.mu", mu)
         self.tau = require_range("strategy.moon.tau", tau, open_low=True)
-        self.previous = int(require_range("strategy.moon.previous", previous, low=1))
+        self.previous = require_whole("strategy.moon.previous", previous, low=1)
         self.contrasted: list[nn.Module] = []
 
     def begin(self, context: LocalContext) -> None:

@@ -62,7 +62,7 @@ from flwr.common.logger import log
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from strategies.base import ConfigError, Reply, Tensors, local_model, require_range
+from strategies.base import ConfigError, Reply, Tensors, local_model, require_range, require_whole
 from strategies.chains import Chain, Link, read_chain
 from strategies.class_counts import ClassCountsClient, ClassCountsServer, class_counts
 from strategies.federated import FederatedStrategy, Slots
@@ -196,8 +196,8 @@ class GrownNetwork(ABC):
         self.sigma = require_range(f"{key}.sigma", sigma, open_low=True)
         self.sigma0 = require_range(f"{key}.sigma0", sigma0, open_low=True)
         self.gamma = require_range(f"{key}.gamma", gamma, open_low=True)
-        self.most = int(require_range(f"{key}.most", most, low=1))
-        self.sweeps = int(require_range(f"{key}.sweeps", sweeps))
+        self.most = require_whole(f"{key}.most", most, low=1)
+        self.sweeps = require_whole(f"{key}.sweeps", sweeps)
         self.seed = seed
 
     def bind(self, network: Network) -> None:

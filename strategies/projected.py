@@ -14,7 +14,7 @@ from torch import Tensor
 
 from strategies.base import ConfigError, RefusedReplyError, Reply, ServerSide, Tensors
 from strategies.class_counts import CLASS_COUNTS, HEAD, check_class_counts, holder_shares
-from strategies.projections import PROJECTIONS, SCALES, Spectrum
+from strategies.projections import PROJECTIONS, SCALES, Spectrum, is_layer
 
 _ROUNDING = 1e-3  # what a client's float32 may leave of symmetry, and of eigenvalues up to 1
 
@@ -180,7 +180,7 @@ class ProjectionServer(ServerSide):
 
     def init(self, params: Tensors) -> None:
         """Note the widths of the layers."""
-        matrices = [n for n, x in params.items() if n.endswith("weight") and x.dim() in (2, 4)]
+        matrices = [name for name, param in params.items() if is_layer(name, param)]
         self.widths = {name: flattened(name, params).shape[1] for name in matrices}
         classifier = f"{HEAD}.weight"
         if classifier not in params and any(name.startswith("body.") for name in params):

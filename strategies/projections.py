@@ -38,6 +38,7 @@ from strategies.base import (
     LocalSummary,
     Payloads,
     require_range,
+    require_whole,
 )
 from strategies.class_counts import CLASS_COUNTS, counted
 
@@ -56,6 +57,11 @@ def layers_of(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | nn.Conv2d)
     }
+
+
+def is_layer(name: str, param: Tensor) -> bool:
+    """Return whether a tensor looks like a layer's weight, by its name and shape alone."""
+    return name.endswith("weight") and param.dim() in (2, 4)
 
 
 def rows_of(module: nn.Module, inputs: Tensor) -> Tensor:
@@ -263,12 +269,18 @@ class ProjectionClient(ClientSide):
         else:
             self.rank = _checked(rank)
         self.energy = require_range(f"{key}.energy", energy, high=1.0, open_low=True)
-        self.sketch_above = int(require_range(f"{key}.sketch_above", sketch_above, low=1))
+        self.sketch_above = require_whole(f"{key}.sketch_above", sketch_above, low=1)
         self.dense = dense
 
-    def check(self, model: nn.Module, solver: LocalSolver) -> None:
-        """Refuse grouped convolutions, and wide layers that cannot be sketched."""
+    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
+        """Refuse grouped convolutions, wide layers that cannot be sketched, and embeddings."""
         layers = layers_of(model)
+        for name, param in model.named_parameters():
+            if is_layer(name, param) and name not in layers:
+                raise ConfigError(
+                    f"projections are of linear layers and convolutions, and {name} is another "
+                    "layer's weight: choose another task.model"
+                )
         ranks = self.ranks(list(layers))
         for name, module in layers.items():
             if isinstance(module, nn.Conv2d) and module.groups > 1:
@@ -356,7 +368,7 @@ class ProjectionClient(ClientSide):
 
 
 def _checked(rank: int | None) -> int | None:
-    return None if rank is None else int(require_range("strategy.projections.rank", rank, low=1))
+    return None if rank is None else require_whole("strategy.projections.rank", rank, low=1)
 
 
 def width_of(module: nn.Module) -> int:

@@ -54,6 +54,7 @@ class StrategyState:
         committed: by client id, the round of its last aggregated reply: the version of its client
             state that the next round starts from.
         failed_rounds: how many rounds in a row had too few replies.
+        restarted: by key of the client state, the round after which all clients start it again.
         personal: by client id, what its own model scored when it was last trained.
         tensors: every side's and the server optimiser's state, by "<owner>/<group>".
     """
@@ -62,5 +63,6 @@ class StrategyState:
     experiment: str = field(default_factory=lambda: uuid.uuid4().hex)
     committed: dict[int, int] = field(default_factory=dict)
     failed_rounds: int = 0
+    restarted: dict[str, int] = field(default_factory=dict)
     personal: dict[int, dict[str, float]] = field(default_factory=dict)
     tensors: Payloads = field(default_factory=dict)

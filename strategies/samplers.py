@@ -20,9 +20,13 @@ class FixedSizeSampler:
         self.participation = require_range("participation", participation, high=1.0, open_low=True)
         self.seed = seed
 
+    def size(self, population: int) -> int:
+        """Return |S|."""
+        return max(1, int(self.participation * population + 0.5))
+
     def sample(self, round: int, population: int) -> list[int]:
         """Return the sorted client ids of a round's cohort."""
-        size = max(1, int(self.participation * population + 0.5))
+        size = self.size(population)
         chosen = _generator(self.seed, round).choice(population, size=size, replace=False)
         return sorted(int(client) for client in chosen)
 

@@ -4,17 +4,21 @@ Karimireddy, Kale, Mohri, Reddi, Stich, Suresh. ICML 2020. https://arxiv.org/abs
 
 Local step (eq. 3):      y <- y - eta_l (g(y) - c_i + c)
 After K steps (eq. 4):   option I   c_i+ = g_i(x), the gradient of the local loss at the received x
-                         option II  c_i+ = c_i - c + (x - y_K) / (K eta_l)
+                         option II  c_i+ = c_i - c + (y_0 - y_K) / (K eta_l),   y_0 = x
 Server (eq. 5):          x <- x + eta_g / |S| sum_{i in S} (y_i - x)
                          c <- c + (1 / N) sum_{i in S} (c_i+ - c_i),   N the population, not |S|
 
-c and all c_i start at zero. What travels: c down (d numbers), c_i+ - c_i up (d), c_i stays.
-``lr_sum``, the sum of the step sizes really taken, stands for K eta_l: right under schedules and
-partial epochs (public code divides by an undecayed, or already decayed, rate). The control
-variates live on a layer selector: all tensors here, the last ones in FedPVR, none is FedAvg.
+c and all c_i start at zero, and again at zero when a client has lost its c_i, which would stay in c
+for good. What travels: c down (d numbers), c_i+ - c_i up (d), c_i stays.
+``lr_sum``, the sum of the step sizes that a tensor has really taken, stands for K eta_l: right
+under schedules, partial epochs and phases that leave tensors out (public code divides by an
+undecayed, or already decayed, rate). y_0 is not x where another method starts elsewhere (FedALA).
+The control variates live on a layer selector: all tensors here, the last ones in FedPVR, none is
+FedAvg.
 Option II reads the mean gradient off the displacement, which only plain SGD steps allow: momentum
-or Adam on a corrected tensor is refused. Weight decay is part of the local gradient, so it is in
-c_i; gradient clipping acts on the corrected gradient.
+or Adam on a corrected tensor is refused. So weight decay and other methods' penalties are in option
+II's c_i; option I's is the gradient of the task loss alone, in train mode, on examples as they are.
+Gradient clipping acts on the corrected gradient.
 """
 
 from __future__ import annotations
@@ -67,9 +71,15 @@ class ControlVariateClient(ClientSide):
         self.layers = as_selector(layers)
         self.option = option
 
-    def check(self, model: nn.Module, solver: LocalSolver) -> None:
-        """Refuse momentum or Adam on corrected tensors under option II."""
-        corrected = self.layers.select(name for name, _ in model.named_parameters())
+    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
+        """Refuse personal tensors, and momentum or Adam on corrected ones under option II."""
+        every = self.layers.spec == "all"
+        corrected = list(shared) if every else self.layers.select(dict(model.named_parameters()))
+        if personal := sorted(set(corrected) - set(shared)):
+            raise ConfigError(
+                f"{self.layers.key}={self.layers.spec} corrects {personal}, which stay at the "
+                f"clients (strategy.personal): let {self.layers.key} select of {list(shared)}"
+            )
         stateful = sorted(set(corrected) & set(solver.stateful([*dict(model.named_parameters())])))
         if self.option == "II" and stateful:
             raise ConfigError(
@@ -97,18 +107,21 @@ class ControlVariateClient(ClientSide):
             if self.option == "I"
             else self._from_drift(context, summary)
         )
-        context.state[CONTROL_VARIATE] = new
+        if new:  # of no tensor, there is nothing to lose
+            context.state[CONTROL_VARIATE] = new
         return {DELTA: subtract(new, self.local)}
 
     def _from_drift(self, context: LocalContext, summary: LocalSummary) -> dict[str, Tensor]:
         return {
-            name: (context.anchor[name] - context.params[name]) / summary.lr_sum - shift
+            name: (context.start[name] - context.params[name]) / lr_sum - shift
+            if (lr_sum := summary.lr_sum_of(name)) > 0.0
+            else self.local[name]  # a tensor that no phase trains
             for name, shift in self.shift.items()
         }
 
     @torch.enable_grad()
     def _from_gradient(self, context: LocalContext) -> dict[str, Tensor]:
-        model = copy.deepcopy(context.global_model).requires_grad_(True)
+        model = copy.deepcopy(context.global_model).requires_grad_(True).train()
         for inputs, labels in context.data.batches(context.batch_size, generator=None, train=False):
             _, logits = model(inputs)
             share = len(labels) / len(context.data)
@@ -126,6 +139,7 @@ class ControlVariateServer(ServerSide):
     """The server half: keeps c on the selected tensors."""
 
     needs, sends = frozenset({DELTA}), frozenset({CONTROL_VARIATE})
+    tied = frozenset({CONTROL_VARIATE})
     adds_up = frozenset({DELTA})
 
     def __init__(self, layers: LayerSelector | str = "all") -> None:

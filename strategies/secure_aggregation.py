@@ -65,7 +65,7 @@ from flwr.server.workflow.secure_aggregation.secaggplus_workflow import (
 )
 from flwr.serverapp import Grid
 
-from strategies.base import ConfigError, RefusedReplyError, Reply, require_range
+from strategies.base import ConfigError, RefusedReplyError, Reply, require_range, require_whole
 from strategies.flower_draws import flower_draws_from
 from strategies.records import (
     CONFIG,
@@ -141,7 +141,7 @@ class SecAggPlus:
         if self.quantization_range is not None:
             finest = float(1 << _FINEST)
             require_range(f"{key}.quantization_range", self.quantization_range, low=2, high=finest)
-        require_range(f"{key}.max_examples", self.max_examples, low=1)
+        require_whole(f"{key}.max_examples", self.max_examples, low=1)
 
     def steps(self, size: int) -> int:
         """Return how many steps [-R, R] has in a sum of so many clients.

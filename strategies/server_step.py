@@ -142,6 +142,16 @@ class ServerStep:
             self.given_out = None if given_out is stepped else {**new, **given_out}
         return new
 
+    def restart_tied(self, tensors: Tensors) -> frozenset[str]:
+        """Start the parts again that are tied to client states; return the keys of these."""
+        restarted: frozenset[str] = frozenset()
+        for part in self._parts().values():
+            tied: frozenset[str] = getattr(part, "tied", frozenset())
+            if tied:
+                part.init(self._trainable(tensors))
+                restarted |= tied
+        return restarted
+
     def metrics(self) -> dict[str, float]:
         """Return how far the round's updates agree, and what the sides report."""
         reported = [side.metrics() for side in self.sides.values()]

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from strategies.aggregators import mean_of
 from strategies.base import (
+    STATE_LOST,
     Aggregator,
     ClientSide,
     ConfigError,
@@ -47,6 +48,7 @@ CLIPPED = "clipped-share"
 # are plain means over clients, the rest is weighted by n_i.
 METRICS = (
     CLIPPED,
+    STATE_LOST,
     "train-loss",
     "received-loss",
     "received-accuracy",
@@ -199,7 +201,7 @@ class Layout:
         """Return a reply's vector."""
         share = reply.num_examples / self.max_examples
         values: list[Vector] = [
-            np.array([1.0, share, reply.num_steps / self.max_examples, reply.lr_sum])
+            np.array([1.0, share, reply.num_steps / self.max_examples, _step_size(reply)])
         ]
         for group, name, _, _ in self._blocks[1:]:
             if group == "metrics":
@@ -225,7 +227,7 @@ class Layout:
             ValueError: if this is no mean of vectors: the first number is not 1.
         """
         mean = np.where(np.abs(mean) < 0.5 * tolerance / size, 0.0, mean)  # nobody's is exactly 0
-        ones, share, steps, lr_sum = (float(value) for value in mean[: len(_COUNTS)])
+        ones, share, steps, step_size = (float(value) for value in mean[: len(_COUNTS)])
         if len(mean) != len(self) or not abs(ones - 1.0) <= tolerance or not share > 0.0:
             raise ValueError(
                 f"this is no mean of {len(self)} numbers of each client: {len(mean)} numbers, of "
@@ -249,6 +251,7 @@ class Layout:
         num_examples, num_steps = (
             max(1, round(value * self.max_examples * size)) / size for value in (share, steps)
         )
+        lr_sum = num_steps * step_size
         metrics |= {"num-examples": num_examples, "num-steps": num_steps, "lr-sum": lr_sum}
         counts = max(1, round(num_examples)), max(1, round(num_steps))
         return Reply(-1, *counts, lr_sum, update, payloads, metrics, buffers)
@@ -281,6 +284,11 @@ class Layout:
         if group == "update":
             return reply.update
         return reply.buffers if group == "buffers" else reply.payloads[group[len("payloads/") :]]
+
+
+def _step_size(reply: Reply) -> float:
+    """Return what a step counts in lr_sum: alike at all clients, and small, as sums are cut off."""
+    return reply.lr_sum / max(reply.num_steps, 1)
 
 
 def per_example(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:

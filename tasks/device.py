@@ -4,9 +4,20 @@ from __future__ import annotations
 
 import torch
 
+from tasks.errors import ConfigError
+
 
 def pick_device(name: str) -> torch.device:
-    """Return the named device; "auto" is CUDA where there is one."""
+    """Return the named device; "auto" is CUDA where there is one.
+
+    Raises:
+        ConfigError: if torch knows no such device.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+    try:
+        return torch.device(name)
+    except RuntimeError:
+        raise ConfigError(
+            f"device={name} is unknown; allowed: auto, cpu, cuda, or one GPU such as cuda:1"
+        ) from None

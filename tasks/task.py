@@ -198,9 +198,31 @@ class Task:
         return self._hold_out(train, np.arange(len(train)), client_id)
 
     def _hold_out(self, split: Split, rows: Indices, client_id: int) -> tuple[Split, Split]:
-        seed = self.seed if self.partition.seed is None else self.partition.seed
-        kept, held_out = hold_out(rows, self.partition.holdout, seed, client_id)
+        kept, held_out = hold_out(rows, self.partition.holdout, self._holdout_seed, client_id)
+        if self.partition.name != "site":
+            kept = kept[~np.isin(kept, self._held_out_twice)]
+        if len(kept) == 0:
+            raise ConfigError(
+                f"partition.holdout={self.partition.holdout} leaves client {client_id} nothing to "
+                f"train on: other clients hold out all of its {len(rows)} examples; set it lower"
+            )
         return split.select(kept), split.select(held_out)
+
+    @property
+    def _holdout_seed(self) -> int:
+        return self.seed if self.partition.seed is None else self.partition.seed
+
+    @cached_property
+    def _held_out_twice(self) -> Indices:
+        """The rows that some client holds out where several have the same: nobody trains on them.
+
+        What was trained on elsewhere tells nothing of unseen examples, through the global model.
+        """
+        fraction, parts = self.partition.holdout, self.client_rows
+        if not fraction or sum(map(len, parts)) == len(np.unique(np.concatenate(parts))):
+            return np.empty(0, dtype=np.int64)
+        held = [hold_out(rows, fraction, self._holdout_seed, i)[1] for i, rows in enumerate(parts)]
+        return np.concatenate(held)
 
     @property
     def _conditional(self) -> bool:

@@ -12,7 +12,7 @@ from conf import compose
 from tests.recipes import TINY, overrides, run_recipe
 
 BEFORE_ROUND_1 = [
-    (["rounds=0"], r"rounds=0 .* \[1"),
+    (["rounds=0"], r"rounds=0 .* at least 1"),
     (["participation=0"], r"participation=0"),
     (["participation=1.5"], r"participation=1\.5 .* 1\.0\]"),
     (["target_accuracy=93"], r"target_accuracy=93 .* 1\.0\]"),

@@ -15,10 +15,10 @@ from ray.exceptions import RayActorError
 
 from experiments.engine.tasks import Answer, Lost, Place, Task
 from experiments.engine.worker import ClientWorker
+from experiments.resources import MOST_CLIENTS_A_GPU
 
 _START_SECONDS = 120.0  # a node imports torch from a cold disk
 _STRAGGLER_SECONDS = 20.0  # for the others, once the first is up: a busy cluster may lack the room
-_MOST_CLIENTS_A_GPU = 8
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def _capacity(needs: Needs) -> tuple[int, float]:
     gpus = [node.get("GPU", 0.0) for node in nodes]
     share = needs.gpus
     if share is None:
-        share = max(sum(gpus) / max(1, sum(by_cpus)), 1 / _MOST_CLIENTS_A_GPU) if any(gpus) else 0.0
+        share = max(sum(gpus) / max(1, sum(by_cpus)), 1 / MOST_CLIENTS_A_GPU) if any(gpus) else 0.0
         share = 1.0 if share >= 1 else int(share * 10_000) / 10_000
     fit = by_cpus
     if share > 0:

@@ -92,7 +92,7 @@ def build_page(
     blocks += warnings(data)
     if not can_plot():
         blocks.append(
-            Warn("No pictures: matplotlib is missing. pip install 'fedhet[plots]' brings it.")
+            Warn("No pictures: matplotlib is missing. pip install -e '.[plots]' brings it.")
         )
     for number, section in enumerate(sections):
         stem = f"{name}_{number + 1}" if len(sections) > 1 else name

@@ -27,7 +27,7 @@ from experiments.results import Row, read_rows
 
 COMPLETED, FAILED, UNFINISHED = "completed", "failed", "unfinished"
 MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # of a run's results directory
-NOT_SEARCHED = ("checkpoints", "client_state", "report")
+NOT_SEARCHED = ("checkpoints", "client_state", "report", "replaced")
 MOST_REFUSALS = 5
 SIGNIFICANT_DIGITS = 6
 LATE_ROUNDS = 10  # the last ones, over which diagnostics are averaged

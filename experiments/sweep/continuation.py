@@ -15,6 +15,7 @@ from conf import fingerprint, resume_fingerprint
 from experiments.deployment.record import read_record
 
 _LOG = "log.txt"
+_PATH_THAT_COUNTS = "task.vocabulary_file"
 
 
 class Plan(Enum):
@@ -81,10 +82,10 @@ def read_summary(folder: Path) -> Mapping[str, Any]:
 
 def _as_the_apps_have_it(recipe: DictConfig) -> DictConfig:
     """Return the recipe with the one path that counts as a part of it made absolute."""
-    path = OmegaConf.select(recipe, "partition.path")
+    path = OmegaConf.select(recipe, _PATH_THAT_COUNTS)
     if isinstance(path, str) and path:
         recipe = recipe.copy()
-        recipe.partition.path = str(Path(path).expanduser().absolute())
+        OmegaConf.update(recipe, _PATH_THAT_COUNTS, str(Path(path).expanduser().absolute()))
     return recipe
 
 

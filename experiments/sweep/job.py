@@ -26,6 +26,7 @@ from omegaconf import DictConfig, read_write
 
 from conf import method_name
 from experiments.flower import LaunchError
+from experiments.resources import MOST_CLIENTS_A_GPU
 from experiments.sweep import session
 from experiments.sweep.continuation import Plan, make_ready, plan_for, read_summary
 from experiments.sweep.folder import FolderTaken, JobReport, Sweep, SweepFolder, replace_text
@@ -34,7 +35,6 @@ from experiments.sweep.search import FIGURES
 from experiments.sweep.slots import Slot, free_slot, jobs_at_once, machine_for, parts
 from experiments.sweep.streams import words_to
 
-_MOST_CLIENTS_A_GPU = 8  # as for a single run
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 Run = Callable[[DictConfig], object]
@@ -162,7 +162,7 @@ def keep_to(slot: Slot | None, recipe: DictConfig) -> None:
     runtime.num_cpus = min(int(runtime.num_cpus or slot.num_cpus), slot.num_cpus)
     if runtime.client_gpus is None and slot.jobs_per_gpu > 1:
         clients_at_once = max(1, runtime.num_cpus // int(runtime.client_cpus))
-        share = max(1 / clients_at_once, slot.jobs_per_gpu / _MOST_CLIENTS_A_GPU)
+        share = max(1 / clients_at_once, slot.jobs_per_gpu / MOST_CLIENTS_A_GPU)
         runtime.client_gpus = int(min(1.0, share) * 10_000) / 10_000
 
 

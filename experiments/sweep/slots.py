@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
 
-from experiments.resources import visible_gpus
+from experiments.resources import gpu_names
 
 _Value = TypeVar("_Value")
 
@@ -91,7 +91,7 @@ def machine_for(launcher: Mapping[str, Any]) -> Machine:
     Ray has divided the GPUs already (hydra.launcher.ray.remote.num_gpus).
     """
     cpus = _by_core(sorted(_affinity()))
-    gpus = [] if _kind_of(launcher) == "RayLauncher" else _gpus()
+    gpus = [] if _kind_of(launcher) == "RayLauncher" else gpu_names()
     return Machine(cpus, min(len(cpus), _quota()), gpus)
 
 
@@ -165,12 +165,6 @@ def _affinity() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
-
-
-def _gpus() -> list[str]:
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    named = [name.strip() for name in listed if name.strip() not in ("", "-1")]
-    return named or [str(number) for number in range(visible_gpus())]
 
 
 def _quota() -> int:

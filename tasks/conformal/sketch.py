@@ -111,8 +111,12 @@ class Client:
 
 
 def shared_temperature(losses: Sequence[Array]) -> float:
-    """Return the temperature of the grid with the least sum of the clients' losses."""
-    return float(TEMPERATURES[int(np.argmin(np.sum(losses, axis=0)))])
+    """Return the temperature of the grid with the least sum of the clients' losses.
+
+    It is 1 where no client had an example for it: all losses are 0.
+    """
+    total = np.sum(losses, axis=0)
+    return float(TEMPERATURES[int(np.argmin(total))]) if np.any(total) else 1.0
 
 
 def shared_quantile(sketches: Sequence[Counts], grid: Grid, alpha: float) -> float:

@@ -87,6 +87,8 @@ def resnet18_bn(
     input_shape: Shape, num_classes: int, *, head_bias: bool | None, stem: str | None
 ) -> Model:
     """Return torchvision's ResNet-18 with BatchNorm; stem: cifar unless told otherwise."""
+    least = 33 if stem == "imagenet" else 9  # BatchNorm wants two values even of one image
+    require_size("resnet18_bn", input_shape, least)
     return _resnet18(input_shape, num_classes, nn.BatchNorm2d, head_bias, stem or "cifar")
 
 

@@ -51,19 +51,21 @@ class PartitionConfig:
         assert isinstance(name, str)
         defaults = FLAVOURS[name]
         require_known_keys("partition", partition, (*COMMON, *defaults))
-        holdout = float(partition.get("holdout") or 0.0)
-        if not 0 <= holdout < 1:
+        holdout = partition.get("holdout") or 0.0
+        if not (isinstance(holdout, int | float) and 0 <= holdout < 1):
             raise ConfigError(f"partition.holdout={holdout} must be in [0, 1)")
         options = defaults | {key: partition[key] for key in defaults if key in partition}
         _check_ranges(options)
-        return cls(name, holdout, partition.get("seed"), options)
+        return cls(name, float(holdout), partition.get("seed"), options)
 
 
 def _check_ranges(options: Mapping[str, Any]) -> None:
-    if "alpha" in options and not options["alpha"] > 0:
+    if "alpha" in options and not (
+        isinstance(options["alpha"], int | float) and options["alpha"] > 0
+    ):
         raise ConfigError(
             f"partition.alpha={options['alpha']} must be > 0 (small: few classes a client)"
         )
     for key in ("min_size", "group_size", "shards_per_client", "classes"):
-        if key in options and not options[key] >= 1:
-            raise ConfigError(f"partition.{key}={options[key]} must be >= 1")
+        if key in options and not (isinstance(options[key], int) and options[key] >= 1):
+            raise ConfigError(f"partition.{key}={options[key]} must be a whole number, >= 1")

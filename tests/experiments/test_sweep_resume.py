@@ -80,10 +80,10 @@ def test_a_folder_of_another_recipe_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_relative_path_is_the_absolute_one_that_the_apps_have(tmp_path: Path) -> None:
-    path = Path("clients.json")
-    absolute = f"++partition.path={quoted(str(path.absolute()))}"
-    write_summary(tmp_path, recipe_of(absolute), "completed")
-    assert plan_for(tmp_path, recipe_of(f"++partition.path={path}")) is Plan.SKIP
+    path = Path("words.txt")
+    absolute = f"task.vocabulary_file={quoted(str(path.absolute()))}"
+    write_summary(tmp_path, recipe_of("task=imdb", absolute), "completed")
+    assert plan_for(tmp_path, recipe_of("task=imdb", f"task.vocabulary_file={path}")) is Plan.SKIP
 
 
 def test_afresh_keeps_the_log_alone(tmp_path: Path) -> None:

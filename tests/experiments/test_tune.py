@@ -7,7 +7,9 @@ import json
 import pytest
 import yaml
 
+from conf import compose, fingerprint
 from experiments import tune as module
+from experiments.sweep.folder import Sweep, SweepFolder
 from experiments.tune import (
     CHOICES,
     Candidate,
@@ -71,7 +73,11 @@ def launched(monkeypatch, tmp_path):
                 }
                 for n, point in enumerate(expanded(GRID))
             ]
-            (folder / "sweep.json").write_text(json.dumps({"jobs": jobs}))
+            typed = [word for word in words[1:] if not word.startswith("hydra.sweep.dir")]
+            if words[1] != "--resume":
+                SweepFolder(folder).write(Sweep(typed, began="now", total=4))
+            index = json.loads((folder / "sweep.json").read_text())
+            (folder / "sweep.json").write_text(json.dumps(index | {"jobs": jobs}))
         return 0
 
     monkeypatch.setattr(module, "_launch", launch)
@@ -96,11 +102,41 @@ def test_it_searches_chooses_logs_and_runs(tmp_path, launched):
 
 def test_again_it_goes_on(tmp_path, launched):
     tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
-    run = tmp_path / "runs" / "0"
-    run.mkdir(parents=True)
-    (run / "summary.json").write_text('{"status": "completed"}')
+    completed(tmp_path / "runs" / "0", "local.lr=0.2", "schedule=constant")
     tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
     assert launched[2:] == [["-m", "--resume", str(tmp_path / "search" / "0")]]
+
+
+def completed(run, *words):
+    recipe = compose({"overrides": json.dumps(["task=digits", *words])})
+    run.mkdir(parents=True, exist_ok=True)
+    summary = {"status": "completed", "fingerprint": fingerprint(recipe)}
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_run_with_another_choice_is_set_aside(tmp_path, launched):
+    completed(tmp_path / "runs" / "0", "local.lr=0.1", "schedule=constant")
+    tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
+    assert launched[1][:3] == ["task=digits", "local.lr=0.2", "schedule=constant"]
+    assert (tmp_path / "runs" / "replaced" / "0_1" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("cell", "grid", "rounds"),
+    [
+        (["task=mnist"], GRID, 2),
+        (["task=digits"], ["local.lr=0.1,0.2"], 2),
+        (["task=digits"], GRID, 3),
+    ],
+    ids=["recipe", "grid", "rounds"],
+)
+def test_another_search_in_the_same_folder_is_refused(cell, grid, rounds, tmp_path, launched):
+    tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
+    before = (tmp_path / CHOICES).read_text()
+    with pytest.raises(ValueError, match=r"holds another search \(task=digits .*another folder"):
+        tune(cell, "0", expanded(grid), Search(grid, rounds, tmp_path))
+    assert len(launched) == 2
+    assert (tmp_path / CHOICES).read_text() == before
 
 
 def test_without_a_score_nothing_is_run(tmp_path, launched):

@@ -11,6 +11,7 @@ from strategies.chains import Chain, read_chain, reordered
 from strategies.solvers import SGD
 from tasks.models import build_model
 from tasks.models.model import Model
+from tests.strategies.sides import check_side
 from tests.strategies.test_projections import draw
 
 IMAGES = {"input_shape": (3, 32, 32), "num_classes": 10}
@@ -54,7 +55,7 @@ def any_orders(params: dict[str, torch.Tensor], seed: int = 0) -> list[torch.Ten
 def test_neurons_in_another_order_compute_the_same(name):
     model = normalised() if name == "normalised" else build_model(name, **IMAGES, seed=1)
     model = model.eval()
-    Chain().check(model, SGD())
+    check_side(Chain(), model, SGD())
     params, inputs = tensors(model), draw(3, 3, 32, 32)
     _, before = model(inputs)
     moved = reordered(read_chain(params), params, any_orders(params))
@@ -85,7 +86,7 @@ def test_a_chain_is_read_off_names_and_shapes():
 )
 def test_other_networks_are_refused(name, why):
     with pytest.raises(ConfigError, match=rf"{why}.*choose a task.model"):
-        Chain().check(build_model(name, **IMAGES, seed=0), SGD())
+        check_side(Chain(), build_model(name, **IMAGES, seed=0), SGD())
 
 
 class Shortcut(nn.Module):
@@ -129,17 +130,17 @@ class Undecided(nn.Module):
 )
 def test_what_ties_neurons_is_named(model, why):
     with pytest.raises(ConfigError, match=why):
-        Chain().check(model, SGD())
+        check_side(Chain(), model, SGD())
 
 
 def test_a_plain_body_passes():
-    Chain().check(Shortcut(add=False), SGD())
+    check_side(Chain(), Shortcut(add=False), SGD())
 
 
 def test_of_a_model_without_classifier_the_part_that_is_fused_is_the_chain():
     """A CVAE's decoder: its pixels keep their places, and its encoder stays with its client."""
     model = build_model("cvae", input_shape=(1, 6, 6), num_classes=3, seed=1)
-    Chain().check(model, SGD())
+    check_side(Chain(), model, SGD())
     decoder = {n: v for n, v in tensors(model).items() if n.startswith("decoder.")}
     assert [link.weight for link in read_chain(decoder)] == [
         *("decoder.0.weight", "decoder.2.weight", "decoder.4.weight")

@@ -16,6 +16,7 @@ from strategies.scaffold import SCAFFOLD, ControlVariateClient
 from strategies.schedules import ExponentialDecay, MultiStep
 from strategies.solvers import SGD, Adam
 from tests.federation import Regression, TensorBatches, federate
+from tests.strategies.sides import check_side
 
 STEPS = LocalOptions(batch_size=100, epochs=5)
 
@@ -128,8 +129,8 @@ def test_fedprox_fixed_point_of_one_client():
 def test_momentum_with_option_two_is_refused():
     """Option II reads the gradient off plain SGD steps; option I does not."""
     with pytest.raises(ConfigError, match=r"local\.momentum=0"):
-        ControlVariateClient("all", "II").check(Regression(1), SGD(momentum=0.9))
+        check_side(ControlVariateClient("all", "II"), Regression(1), SGD(momentum=0.9))
     with pytest.raises(ConfigError, match=r"local\.solver=sgd"):
-        ControlVariateClient("all", "II").check(Regression(1), Adam())
-    ControlVariateClient("all", "I").check(Regression(1), SGD(momentum=0.9))
-    ControlVariateClient("none", "II").check(Regression(1), SGD(momentum=0.9))
+        check_side(ControlVariateClient("all", "II"), Regression(1), Adam())
+    check_side(ControlVariateClient("all", "I"), Regression(1), SGD(momentum=0.9))
+    check_side(ControlVariateClient("none", "II"), Regression(1), SGD(momentum=0.9))

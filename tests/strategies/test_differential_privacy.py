@@ -33,6 +33,7 @@ from strategies.samplers import BernoulliSampler, FixedSizeSampler
 from strategies.secure_aggregation import SecAggPlus
 from strategies.soft_labels import SoftLabelClient, SoftLabelServer
 from tests.strategies.labelled import train
+from tests.strategies.sides import check_side
 from tests.strategies.test_privacy import exact_epsilon
 
 SEED = np.random.SeedSequence(0)
@@ -337,8 +338,8 @@ def test_what_it_cannot_cover_is_refused():
         private(UniformMean(), clipping="server", secure_aggregation=SecAggPlus())
     private(UniformMean(), clipping="server")
     with pytest.raises(ConfigError, match=r"running statistics|running_mean"):
-        ClippingClient().check(nn.Sequential(nn.BatchNorm1d(3)), None)
-    ClippingClient().check(nn.Sequential(nn.GroupNorm(1, 3)), None)
+        check_side(ClippingClient(), nn.Sequential(nn.BatchNorm1d(3)), None)
+    check_side(ClippingClient(), nn.Sequential(nn.GroupNorm(1, 3)), None)
 
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])

@@ -15,6 +15,7 @@ from strategies.fedavg import FedAvg
 from strategies.local_options import LocalOptions
 from strategies.solvers import SGD
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
+from tests.strategies.sides import check_side
 from tests.strategies.test_reductions import Classifier, assert_same, blobs, run
 
 HEAD = ["head.weight", "head.bias"]
@@ -254,4 +255,4 @@ def test_options_out_of_range(options, message):
 
 def test_a_selector_that_selects_nothing_is_refused_before_round_1():
     with pytest.raises(ConfigError, match="selects none"):
-        FedALAClient(layers="fc3.*").check(Classifier(), SGD())
+        check_side(FedALAClient(layers="fc3.*"), Classifier(), SGD())

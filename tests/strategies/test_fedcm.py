@@ -17,6 +17,7 @@ from strategies.samplers import FixedSizeSampler
 from strategies.schedules import ExponentialDecay
 from strategies.solvers import SGD, Adam
 from tests.federation import Regression, TensorBatches, federate
+from tests.strategies.sides import check_side
 from tests.strategies.test_closed_forms import clients
 from tests.strategies.test_reductions import assert_same, run, uniform
 
@@ -118,8 +119,8 @@ def test_a_client_outside_the_cohort_gets_the_same_momentum():
 @pytest.mark.parametrize("solver", [SGD(momentum=0.9), Adam()])
 def test_other_steps_than_plain_ones_are_refused(solver):
     with pytest.raises(ConfigError, match=r"local\.momentum=0"):
-        ClientMomentum().check(nn.Linear(2, 1), solver)
-    ClientMomentum().check(nn.Linear(2, 1), SGD(weight_decay=0.1))
+        check_side(ClientMomentum(), nn.Linear(2, 1), solver)
+    check_side(ClientMomentum(), nn.Linear(2, 1), SGD(weight_decay=0.1))
 
 
 @pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1])

@@ -21,11 +21,22 @@ from strategies.soft_labels import SOFT_LABELS
 from strategies.solvers import SGD
 from tests.recipes import overrides, run_recipe
 from tests.strategies.labelled import QUICK, Biasless, train
+from tests.strategies.sides import check_side
 from tests.strategies.test_reductions import Classifier, assert_same
 
 
-def step_of(weight: Tensor, labels: Tensor, round: int = 1, **params: Tensor) -> Step:
-    context = SimpleNamespace(received={SOFT_LABELS: {MEANS: labels}}, round=round)
+def step_of(
+    weight: Tensor,
+    labels: Tensor,
+    round: int = 1,
+    num_steps: int = 0,
+    first_pass: bool = True,
+    **params: Tensor,
+) -> Step:
+    received = {SOFT_LABELS: {MEANS: labels}}
+    context = SimpleNamespace(
+        received=received, round=round, num_steps=num_steps, first_pass=first_pass
+    )
     return Step({"head.weight": weight, **params}, None, None, None, None, context)
 
 
@@ -100,7 +111,7 @@ def about(reference: Tensor, labels: Tensor, mu: float = 1.0):
     """Return the linearised term as a function of W, its reference taken."""
     side = begun(mu=mu, linearised_every=10**6)
     side.penalty(step_of(reference, labels))
-    return lambda weight: side.penalty(step_of(weight, labels))
+    return lambda weight: side.penalty(step_of(weight, labels, num_steps=1))
 
 
 def quadratic(weight: Tensor, labels: Tensor) -> Tensor:
@@ -135,22 +146,25 @@ def test_it_is_convex_where_the_quadratic_is_not():
 
 
 def test_its_reference_is_taken_again_every_so_many_steps_and_every_round():
-    """A parameter is moved in place, as a solver does; the reference stays, and is constant."""
+    """A parameter is moved in place, as a solver does; the reference stays, and is constant.
+
+    A solver's second pass of a step, elsewhere, takes none.
+    """
     side, labels = FedDWClient(mu=1.0, linearised_every=2), labels_of(3)
     weight = nn.Parameter(torch.empty(3, 2, dtype=torch.float64))
     places = [draw(3, 2, seed=seed) for seed in range(7)]
     references = [0, 0, 2, 2, 4, 5, 5]  # a round of five steps, then a new one
     for number, reference in enumerate(references):
-        if number in (0, 5):
-            side.begin(None)
         with torch.no_grad():
             weight.copy_(places[number])
         old = places[reference]
         relations = old @ weight.T + weight @ old.T - old @ old.T
         expected = (labels - relations).square().mean()
-        found = side.penalty(step_of(weight, labels))
+        found = side.penalty(step_of(weight, labels, num_steps=number % 5))
         torch.testing.assert_close(found, expected)
         gradient = torch.autograd.grad(found, weight)
+        elsewhere = nn.Parameter(weight + 1.0)
+        side.penalty(step_of(elsewhere, labels, num_steps=number % 5, first_pass=False))
         torch.testing.assert_close(gradient, torch.autograd.grad(expected, weight))
 
 
@@ -208,13 +222,15 @@ def test_a_head_that_it_cannot_tie_is_refused_before_round_1(words, message, tmp
 
 def test_a_head_with_bias_or_none_by_its_name_is_refused_at_the_client():
     with pytest.raises(ConfigError, match=r"task\.head_bias=false"):
-        FedDWClient().check(Classifier(), SGD())
-    with pytest.raises(ConfigError, match=r"strategy\.client_sides\.feddw\.head"):
-        FedDWClient(head="classifier").check(Biasless(), SGD())
+        check_side(FedDWClient(), Classifier(), SGD())
+    with pytest.raises(ConfigError, match=r"strategy\.feddw\.head"):
+        check_side(FedDWClient(head="classifier"), Biasless(), SGD())
     with pytest.raises(ConfigError, match="'body' is Sequential"):
-        FedDWClient(head="body").check(Biasless(), SGD())
-    FedDWClient().check(Biasless(), SGD())
-    FedDWClient(head="last").check(nn.ModuleDict({"last": nn.Linear(2, 2, bias=False)}), SGD())
+        check_side(FedDWClient(head="body"), Biasless(), SGD())
+    check_side(FedDWClient(), Biasless(), SGD())
+    check_side(
+        FedDWClient(head="last"), nn.ModuleDict({"last": nn.Linear(2, 2, bias=False)}), SGD()
+    )
 
 
 def test_the_recipes_options_arrive():

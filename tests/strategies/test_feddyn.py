@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 
 from client_app.state import ContextStateStore
 from conf import compose
-from server_app.app import check_recipe
+from server_app.assembly import check_recipe
 from strategies.aggregators import UniformMean
 from strategies.base import Step
 from strategies.fedavg import FedAvg

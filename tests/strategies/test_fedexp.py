@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from conf import compose
-from server_app.app import check_recipe
+from server_app.assembly import check_recipe
 from strategies.aggregators import UniformMean
 from strategies.base import ConfigError, Reply
 from strategies.diagnostics import diagnose

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from conf import compose, plain_part
-from server_app.app import network_of
+from server_app.assembly import network_of
 from strategies.aggregators import WeightedMean
 from strategies.base import ConfigError, Reply
 from strategies.fedavg import FedAvg

@@ -17,6 +17,7 @@ from strategies.per_fedavg import PerFedAvg, PerFedAvgSolver
 from strategies.scaffold import SCAFFOLD, ControlVariateClient
 from tests.federation import Regression, TensorBatches, federate
 from tests.recipes import overrides
+from tests.strategies.sides import check_side
 from tests.strategies.test_reductions import Classifier, blobs
 
 
@@ -93,7 +94,7 @@ def test_the_strategy_is_fedavgs_server():
 def test_scaffolds_control_variate_is_the_mean_gradient_used():
     """x = (3, 4), target -10, w = 0: g = 10 x, w' = -.01 * 10 x, f's gradient there is 7.5 x."""
     solver = PerFedAvgSolver(alpha=0.01)
-    ControlVariateClient().check(Regression(2), solver)  # accepts it: the moves are plain steps
+    check_side(ControlVariateClient(), Regression(2), solver)  # its moves are plain
     inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64).repeat(2, 1)
     store = ContextStateStore(RecordDict())
     strategy = SCAFFOLD(local_lr=0.1)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from client_app.state import ContextStateStore
 from conf import compose
-from server_app.app import check_recipe
+from server_app.assembly import check_recipe
 from strategies.centralised import Centralised
 from strategies.fedavg import FedAvg
 from strategies.fedbabu import FedBABU

@@ -20,6 +20,7 @@ from strategies.projections import (
 )
 from strategies.solvers import SGD
 from tests.federation import TensorBatches
+from tests.strategies.sides import check_side
 
 SUMMARY = LocalSummary(num_examples=1, num_steps=1, lr_sum=0.1)
 
@@ -215,11 +216,11 @@ def test_a_rank_for_each_layer():
     widths = {name: values.shape[1] for name, values in sent["projections"].items()}
     assert widths.pop("body.3.weight") > 3
     assert widths == {"body.0.weight": 2, "head.weight": 3}
-    ProjectionClient(rank=[None, 8, None], sketch_above=20).check(Small(), SGD())
+    check_side(ProjectionClient(rank=[None, 8, None], sketch_above=20), Small(), SGD())
     with pytest.raises(ConfigError, match=r"body\.3\.weight has 27 inputs"):
-        ProjectionClient(rank=[8, None, 8], sketch_above=20).check(Small(), SGD())
+        check_side(ProjectionClient(rank=[8, None, 8], sketch_above=20), Small(), SGD())
     with pytest.raises(ConfigError, match=r"rank=\[2, 2\] has 2 numbers, but the model 3 layers"):
-        ProjectionClient(rank=[2, 2]).check(Small(), SGD())
+        check_side(ProjectionClient(rank=[2, 2]), Small(), SGD())
 
 
 def test_dense_sends_the_matrix():
@@ -236,12 +237,12 @@ def test_dense_sends_the_matrix():
 def test_what_cannot_be_projected_is_refused_before_round_1():
     grouped = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2))
     with pytest.raises(ConfigError, match=r"0\.weight has 2 groups"):
-        ProjectionClient().check(grouped, SGD())
+        check_side(ProjectionClient(), grouped, SGD())
     with pytest.raises(ConfigError, match=r"strategy\.projections\.rank"):
-        ProjectionClient(sketch_above=20).check(Small(), SGD())
+        check_side(ProjectionClient(sketch_above=20), Small(), SGD())
     with pytest.raises(ConfigError, match="form=ridge"):
-        ProjectionClient(form="damped", rank=2, sketch_above=20).check(Small(), SGD())
-    ProjectionClient(rank=2, sketch_above=20).check(Small(), SGD())
+        check_side(ProjectionClient(form="damped", rank=2, sketch_above=20), Small(), SGD())
+    check_side(ProjectionClient(rank=2, sketch_above=20), Small(), SGD())
 
 
 @pytest.mark.parametrize(

@@ -309,7 +309,7 @@ def test_what_is_cut_off_is_counted():
     _, reports = train(FedAvg(local_lr=0.1, secure_aggregation=tight), rounds=1)
     assert not reports[-1].metrics  # the constant 1 does not fit either: no sum
     fair = SecAggPlus(max_examples=50, clipping_range=1.0)
-    _, reports = train(FedAvg(local_lr=0.9, secure_aggregation=fair), rounds=1)
+    _, reports = train(FedAvg(local_lr=9.0, secure_aggregation=fair), rounds=1)
     assert 0 < reports[-1].metrics["clipped-share"] < 0.2
 
 

@@ -9,7 +9,7 @@ import torch
 
 from strategies.aggregators import UniformMean, WeightedMean
 from strategies.base import Cohort, ConfigError, Reply
-from strategies.layers import LayerSelector, all_tensors, last_tensors, named, no_tensors
+from strategies.layers import LayerSelector, all_tensors, last_tensors, named
 from strategies.samplers import BernoulliSampler, FixedSizeSampler
 from strategies.schedules import Constant, Cosine, ExponentialDecay, MultiStep
 from strategies.server_optimizers import SGD, Adagrad, Adam, Yogi
@@ -128,7 +128,7 @@ def test_layer_selectors():
     assert LayerSelector("first:1").select(NAMES) == NAMES[:1]
     assert named("head.*", "*.0.bias").select(NAMES) == NAMES[1:]
     assert all_tensors().select(NAMES) == NAMES
-    assert no_tensors().select(NAMES) == []
+    assert LayerSelector("none").select(NAMES) == []
 
 
 @pytest.mark.parametrize("spec", ["classifier", "fc*", "last:5"])

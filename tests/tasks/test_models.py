@@ -130,7 +130,7 @@ def test_resnet8_normalises_over_two_groups():
     ],
 )
 def test_resnet18_stems(name, stem, kernel):
-    model = build(name, stem=stem)
+    model = build(name, (3, 64, 64), stem=stem)
     assert model.body.conv1.kernel_size == (kernel, kernel)
     assert isinstance(model.body.maxpool, torch.nn.Identity) == (kernel == 3)
     has_buffers = any("running_mean" in key for key in model.state_dict())
@@ -152,6 +152,15 @@ def test_too_small_images_are_refused_by_key(name):
 def test_unknown_model_lists_the_options():
     with pytest.raises(ConfigError, match=r"task\.model='lenet' is unknown; allowed: .*vgg11"):
         build("lenet")
+
+
+@pytest.mark.parametrize(("stem", "least"), [("cifar", 9), ("imagenet", 33)])
+def test_batch_norm_wants_two_values_of_one_image(stem, least):
+    """At the last layer one position is left of smaller ones; a last batch may be of one image."""
+    model = build("resnet18_bn", (3, least, least), stem=stem)
+    assert model(torch.randn(1, 3, least, least))[1].shape == (1, 10)
+    with pytest.raises(ConfigError, match=f"resnet18_bn needs images of at least {least}x"):
+        build("resnet18_bn", (3, least - 1, least - 1), stem=stem)
 
 
 def test_unknown_or_misplaced_stem_is_refused():

@@ -123,14 +123,18 @@ def test_seeds_that_no_generator_takes_are_refused_by_key():
         ("dirichlet", {"alpha": 0}, r"partition\.alpha=0 must be > 0"),
         ("class_prior_dirichlet", {"alpha": -1.0}, r"partition\.alpha=-1\.0 must be > 0"),
         ("feddf_dirichlet", {"alpha": float("nan")}, r"partition\.alpha=nan"),
-        ("pathological", {"classes": 0}, r"partition\.classes=0 must be >= 1"),
+        ("pathological", {"classes": 0}, r"partition\.classes=0 must be a whole number"),
         (
             "iid",
             {"alpha": 1.0},
             r"unknown key partition\.alpha; partition has: holdout, name",
         ),
         ("iid", {"holdout": 1.0}, r"partition\.holdout=1\.0 must be in \[0, 1\)"),
-        ("shards", {"shards_per_client": 0}, r"partition\.shards_per_client=0 must be >= 1"),
+        (
+            "shards",
+            {"shards_per_client": 0},
+            r"partition\.shards_per_client=0 must be a whole number",
+        ),
     ],
 )
 def test_bad_values_are_refused_by_key(name, options, message):

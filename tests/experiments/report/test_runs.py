@@ -87,8 +87,9 @@ def test_refused_replies_are_kept_with_their_round(write_run):
 def test_runs_are_found_in_the_order_of_their_numbers(write_run, tmp_path):
     for number in (0, 10, 9, 2):
         write_run(name=f"{number}_fedavg")
-    (tmp_path / "sweep" / "report").mkdir()
-    (tmp_path / "sweep" / "report" / "summary.json").touch()
+    for beside in ("report", "replaced"):  # `--resume` puts a run of another recipe there
+        (tmp_path / "sweep" / beside).mkdir()
+        (tmp_path / "sweep" / beside / "summary.json").touch()
     found = [folder.name for folder in find_runs(tmp_path / "sweep")]
     assert found == ["0_fedavg", "2_fedavg", "9_fedavg", "10_fedavg"]
     (tmp_path / "sweep" / "log.txt").touch()

@@ -1,0 +1,14 @@
+"""What tests of client sides share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from strategies.base import ClientSide, LocalSolver
+
+
+def check_side(side: ClientSide, model: nn.Module, solver: LocalSolver | Any) -> None:
+    """Let a side check a model of which all that is trained travels."""
+    side.check(model, solver, [name for name, _ in model.named_parameters()])
