@@ -148,6 +148,9 @@ class ClippingNorm(Protocol):
     value: float
     adaptive: bool
 
+    def plan(self, size: int) -> None:
+        """Take note of how many clients a round is to have."""
+
     def noise_multiplier(self, total: float, size: int) -> float:
         """Return that of the parts' mean, where ``total`` is that of all that is released."""
 
@@ -165,6 +168,9 @@ class FixedNorm:
     def __post_init__(self) -> None:
         """Check the range."""
         require_range(f"{KEY}.clipping_norm", self.value, open_low=True)
+
+    def plan(self, size: int) -> None:
+        """Do nothing."""
 
     def noise_multiplier(self, total: float, size: int) -> float:
         """Return all of it."""
@@ -198,6 +204,11 @@ class AdaptiveNorm:
         require_range(f"{KEY}.clip_norm_lr", self.lr, open_low=True)
         if self.count_stddev is not None:
             require_range(f"{KEY}.count_stddev", self.count_stddev, open_low=True)
+
+    def plan(self, size: int) -> None:
+        """Settle s, so that a reply that is lost does not change it."""
+        if self.count_stddev is None:
+            self.count_stddev = self._stddev(size)
 
     def noise_multiplier(self, total: float, size: int) -> float:
         """Return z_v.
@@ -296,7 +307,9 @@ class CentralPrivacy(ServerSide):
         self.needs = frozenset({NORM_BIT} if self.at_client and self.norm.adaptive else ())
         self.adds_up = self.needs if self.at_client else None
         if clients:
-            self.norm.noise_multiplier(self.z, max(1, int(participation * clients + 0.5)))
+            planned = max(1, int(participation * clients + 0.5))
+            self.norm.plan(planned)
+            self.norm.noise_multiplier(self.z, planned)
         self.uploads = Uploads()
         self.rounds = 0
         self._epsilons: dict[int, float] = {}

@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 from flwr.app import RecordDict
+from torch import nn
 
 from client_app.state import ContextStateStore
-from strategies.base import ConfigError
+from client_app.training import train_locally
+from strategies.base import ConfigError, LocalContext
 from strategies.fedavg import FedAvg
 from strategies.fedprox import FedProx
-from strategies.local_options import LocalOptions
+from strategies.layers import LayerSelector
+from strategies.local_options import LocalOptions, Phase
 from strategies.samplers import FixedSizeSampler
 from strategies.scaffold import SCAFFOLD, ControlVariateClient
 from strategies.schedules import ExponentialDecay, MultiStep
 from strategies.solvers import SGD, Adam
-from tests.federation import Regression, TensorBatches, federate
+from tests.federation import Regression, TensorBatches, federate, half_squared_error
 from tests.strategies.sides import check_side
 
 STEPS = LocalOptions(batch_size=100, epochs=5)
@@ -108,6 +111,72 @@ def test_scaffold_by_hand():
     ]
     params, _ = federate(SCAFFOLD(local_lr=0.1), datasets, model=lambda: Regression(1), rounds=2)
     assert float(params["head.weight"]) == pytest.approx(0.7875, abs=1e-12)
+
+
+class Shifted(Regression):
+    """A second tensor, which other phases train."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.shift = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, inputs):
+        """Return (features, predictions)."""
+        features, found = super().forward(inputs)
+        return features, found + self.shift
+
+
+def control_variate_after(options=STEPS, moved=0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return c_i+ of one round of steps so small that it is c_i's gradient, and that gradient.
+
+    Args:
+        options: how long.
+        moved: how far from x training starts.
+    """
+    data, _ = clients()
+    model = Shifted(2)
+    context = LocalContext(
+        model=model,
+        received_state=dict(model.state_dict()),
+        anchor={name: value.clone() for name, value in model.state_dict().items()},
+        received={"control_variate": {"head.weight": torch.tensor([[5.0, -7.0]]).double()}},
+        state={},
+        data=data,
+        loss=half_squared_error,
+        round=1,
+        batch_size=100,
+    )
+    side = ControlVariateClient()
+    side.begin(context)
+    with torch.no_grad():
+        model.head.weight += moved
+    context.start_here()
+    gradient = data.inputs.T @ (data.inputs @ model.head.weight[0] - data.labels) / len(data)
+    generator = torch.Generator().manual_seed(0)
+    summary, _ = train_locally(context, [side], SGD(), options, 1e-9, generator)
+    side.end(context, summary)
+    return context.state["control_variate"]["head.weight"][0], gradient.detach()
+
+
+def test_a_control_variate_counts_the_steps_from_where_they_start():
+    """FedALA starts elsewhere than at x: the way there is no sum of gradients."""
+    for moved in (0.0, 3.0):
+        found, gradient = control_variate_after(moved=moved)
+        torch.testing.assert_close(found, gradient, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("epochs", [1, 4])
+def test_a_control_variate_counts_the_steps_that_its_tensor_takes(epochs):
+    """Of 5 epochs the tensor is trained in some only, as in FedRep's phases."""
+    phases = (Phase(LayerSelector("head.*"), epochs), Phase(LayerSelector("shift"), 5 - epochs))
+    found, gradient = control_variate_after(LocalOptions(batch_size=100, epochs=5, phases=phases))
+    torch.testing.assert_close(found, gradient, atol=1e-5, rtol=0)
+
+
+def test_a_tensor_that_is_never_trained_keeps_its_control_variate():
+    never = LocalOptions(batch_size=100, epochs=5, phases=(Phase(LayerSelector("shift"), 5),))
+    found, _ = control_variate_after(never)
+    assert torch.equal(found, torch.zeros_like(found))
 
 
 def test_fedprox_fixed_point_of_one_client():

@@ -189,6 +189,15 @@ def test_client_and_server_clipping_move_the_norm_alike():
     assert norms[0] == pytest.approx(norms[1])
 
 
+def test_a_lost_reply_does_not_change_the_noise_on_the_count():
+    """s = 11 / 20 is just enough for z = 1; that of 10 clients would not be."""
+    privacy = CentralPrivacy(1.0, AdaptiveNorm(), clients=11)
+    assert privacy.norm.count_stddev == pytest.approx(0.55)
+    assert privacy.norm.noise_multiplier(1.0, 10) == privacy.norm.noise_multiplier(1.0, 11)
+    with pytest.raises(ConfigError, match=r"count_stddev=0\.5"):
+        CentralPrivacy(1.0, AdaptiveNorm(), clients=10)
+
+
 def test_mean_and_count_share_the_noise_multiplier():
     """z^-2 = z_v^-2 + (2 s)^-2: 3-4-5 in reciprocals, 1 / 2.4^2 = 1 / 4^2 + 1 / 3^2."""
     norm = AdaptiveNorm(count_stddev=1.5)

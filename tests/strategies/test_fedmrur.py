@@ -9,13 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from client_app.training import train_locally
 from strategies.aggregators import UniformMean
 from strategies.base import Batch, ConfigError
 from strategies.fedavg import FedAvg
 from strategies.fedmrur import FedMRUR, ManifoldRegularizer, growth, lorentz_distance
 from strategies.fedsam import SAM, MoFedSAM
 from strategies.local_options import LocalOptions
-from tests.federation import federate
+from tests.federation import TensorBatches, federate
 from tests.strategies.test_reductions import Classifier, assert_same, blobs, run, uniform
 
 
@@ -149,6 +150,35 @@ def test_the_term_by_hand():
     assert context.measurements() == {"lorentz-distance": pytest.approx(4.0)}
     euclidean = ManifoldRegularizer(gamma=0.1, sigma=4.0, space="euclidean").penalty(step)
     assert euclidean.item() == pytest.approx(0.1 * (math.exp(9 / 4) + 1) / 2)
+
+
+class SameBatch(TensorBatches):
+    """Gives the very tensor, for which a context remembers the received features."""
+
+    def batches(self, batch_size, *, generator, train, drop_last=False):
+        """Yield one pass."""
+        yield self.inputs, self.labels
+
+
+def test_what_a_solver_finds_beside_its_place_is_not_measured():
+    """SAM's second pass is at y + e. The mean is of both steps' first passes alone."""
+    context = context_of(Features())
+    inputs, labels = torch.eye(4, 3), torch.tensor([0, 1, 0, 1])
+    seen = []
+
+    class Watching(ManifoldRegularizer):
+        def penalty(self, step):
+            distance = lorentz_distance(step.features, step.context.received_features(inputs))
+            seen.append(float(distance.detach().mean()))
+            return super().penalty(step)
+
+    options = LocalOptions(batch_size=4, epochs=2)
+    context.data = SameBatch(inputs, labels)
+    train_locally(context, [Watching(gamma=0.1)], SAM(rho=0.5), options, 0.1, torch.Generator())
+    assert len(seen) == 4
+    assert seen[1] > 0.0  # where e is
+    measured = context.measurements()["lorentz-distance"]
+    assert measured == pytest.approx((seen[0] + seen[2]) / 2, abs=1e-9)
 
 
 def test_data_is_lifted_with_its_representation():

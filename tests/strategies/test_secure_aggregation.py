@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -309,7 +310,7 @@ def test_what_is_cut_off_is_counted():
     _, reports = train(FedAvg(local_lr=0.1, secure_aggregation=tight), rounds=1)
     assert not reports[-1].metrics  # the constant 1 does not fit either: no sum
     fair = SecAggPlus(max_examples=50, clipping_range=1.0)
-    _, reports = train(FedAvg(local_lr=9.0, secure_aggregation=fair), rounds=1)
+    _, reports = train(FedAvg(local_lr=1.1, secure_aggregation=fair), rounds=1)
     assert 0 < reports[-1].metrics["clipped-share"] < 0.2
 
 
@@ -433,13 +434,25 @@ def reply(client: int, n: int, value: float) -> Reply:
     )
 
 
+def test_a_long_sum_of_step_sizes_is_not_cut_off():
+    """130 and 260 steps of .1: 13 and 26, where numbers are cut off at 8."""
+    replies = [
+        replace(reply(0, 1, 1.0), num_steps=130, lr_sum=13.0),
+        replace(reply(1, 3, 5.0), num_steps=260, lr_sum=26.0),
+    ]
+    layout = Layout.of(replies[0], "clients", max_examples=50)
+    vectors = [layout.pack(each) for each in replies]
+    assert max(abs(vector[:4]).max() for vector in vectors) < SecAggPlus().clipping_range
+    assert layout.unpack(sum(vectors) / 2, 2, 1e-9).lr_sum == pytest.approx(19.5)
+
+
 @pytest.mark.parametrize(("weighting", "expected"), [("examples", 4.0), ("clients", 3.0)])
 def test_the_mean_reply_by_hand(weighting, expected):
     """n = 1, 3 and values 1, 5: (1 + 15) / 4 = 4 or 3; client 0 has measured nothing."""
     replies = [reply(0, 1, 1.0), reply(1, 3, 5.0)]
     layout = Layout.of(replies[0], weighting, max_examples=8)
     vectors = [layout.pack(r) for r in replies]
-    assert len(layout) == len(vectors[0]) == 4 + 2 + 1 + 1 + 1 + 2 * 7
+    assert len(layout) == len(vectors[0]) == 4 + 2 + 1 + 1 + 1 + 2 * 8
     mean = layout.unpack(sum(vectors) / 2, 2, 1e-9)
     assert mean.update["w"].tolist() == [expected, -expected]
     assert mean.buffers["mean"].item() == 40.0

@@ -64,6 +64,11 @@ def test_a_client_sends_a_histogram_of_the_examples_that_calibrate():
     assert bytes_down() == 16
 
 
+def test_without_an_example_for_it_the_temperature_is_one():
+    nothing = np.zeros(len(TEMPERATURES))
+    assert shared_temperature([nothing, nothing]) == 1.0
+
+
 def test_the_shared_temperature_is_the_grids_best_for_all_examples():
     outputs = synthetic(300)
     scaled = Outputs(2.0 * outputs.logits, outputs.labels)

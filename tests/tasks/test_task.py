@@ -146,3 +146,32 @@ def test_missing_keys_are_named():
 def test_unknown_model_is_refused_when_built():
     with pytest.raises(ConfigError, match=r"task\.model='lenet' is unknown"):
         make_task("digits", model="lenet").build_model(0)
+
+
+class Rows:
+    """A split that says which of its rows were selected."""
+
+    def select(self, rows):
+        return rows
+
+
+@pytest.mark.parametrize(
+    ("partition", "options"),
+    [("class_prior_dirichlet", {"alpha": 0.1}), ("pathological", {"classes": 3})],
+)
+def test_nobody_trains_on_what_another_client_holds_out(partition, options):
+    """These partitions give a row to several clients, where a class has run out."""
+    task = make_task("digits", partition, clients=40, options={**options, "holdout": 0.2})
+    rows = task.client_rows
+    assert sum(map(len, rows)) > len(np.unique(np.concatenate(rows)))
+    parts = [task._hold_out(Rows(), own, client) for client, own in enumerate(rows)]
+    trained, held_out = (set(np.concatenate(side).tolist()) for side in zip(*parts, strict=True))
+    assert held_out
+    assert not trained & held_out
+
+
+def test_a_client_of_which_others_hold_out_all_is_refused():
+    task = make_task("digits", options={"holdout": 0.5})
+    task.__dict__["_held_out_twice"] = np.array([1, 2])
+    with pytest.raises(ConfigError, match=r"partition\.holdout=0\.5 leaves client 0 nothing"):
+        task._hold_out(Rows(), np.array([1, 2]), 0)
