@@ -33,6 +33,8 @@ SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger
 NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
 # Folders of each machine: what is in them, examples and trained models, is of the recipe.
 FOLDER_KEYS = ("task.path", "local.trained_by")
+# What a resumed run may have otherwise than the run that it goes on with.
+LONGER = ("rounds", "target_accuracy", "evaluation")
 
 RunConfig = Mapping[str, bool | float | int | str]
 
@@ -215,8 +217,7 @@ def fingerprint(recipe: DictConfig) -> dict[str, str]:
 
 def resume_fingerprint(recipe: DictConfig) -> str:
     """Return the hash of all that a resumed run must share with the run it goes on with."""
-    ignored = (*SITE_KEYS, *NOTES, "rounds", "target_accuracy", "evaluation")
-    return _recipe_hash(recipe, ignored)
+    return _recipe_hash(recipe, (*SITE_KEYS, *NOTES, *LONGER))
 
 
 def _recipe_hash(recipe: DictConfig, ignored: Sequence[str]) -> str:

@@ -17,6 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from conf import (
+    FOLDER_KEYS,
+    LONGER,
+    NOTES,
+    SITE_KEYS,
     build_part,
     compose,
     config_yaml,
@@ -205,8 +209,8 @@ class Run:
         if checkpoint.recipe != resume_fingerprint(self.recipe):
             raise ConfigError(
                 f"resume=true, but {last} was written by another recipe; allowed to change are "
-                "rounds, target_accuracy, evaluation, device, runtime, checkpoint and logger "
-                f"(its recipe is {self.folder / 'config.yaml'})"
+                f"{', '.join((*LONGER, *SITE_KEYS, *NOTES, *FOLDER_KEYS))} (its recipe is "
+                f"{self.folder / 'config.yaml'})"
             )
         if checkpoint.state.round >= int(self.recipe.rounds):
             raise ConfigError(

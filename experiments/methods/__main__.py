@@ -1,10 +1,11 @@
-"""Write docs/methods.md and docs/methods/: ``python -m experiments.methods``."""
+"""Write docs/methods.md, docs/methods/, docs/experiments.md: ``python -m experiments.methods``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from experiments.methods import tables
 from experiments.methods.facts import Method, Part, all_methods
 from experiments.methods.measure import TASK, Cost
 from experiments.methods.page import FOLDER, page, passes, sizes, table, times
@@ -19,7 +20,7 @@ def pages() -> dict[Path, str]:
     """Return every page by its file."""
     methods = all_methods()
     written = {FOLDER / f"{method.recipe.method}.md": page(method, methods) for method in methods}
-    return written | {_INDEX: index(methods)}
+    return written | {_INDEX: index(methods), tables.PAGE: tables.experiments_page()}
 
 
 def index(methods: Sequence[Method]) -> str:
@@ -93,7 +94,7 @@ def main() -> None:
     for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    print(f"{len(written) - 1} methods: {_INDEX.relative_to(ROOT)}, {FOLDER.relative_to(ROOT)}/")
+    print(f"{len(written) - 2} methods: {_INDEX.relative_to(ROOT)}, {FOLDER.relative_to(ROOT)}/")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from torch import Tensor
+from torch import Tensor, nn
 
 from conf import FOLDER, check_slots
 from experiments.methods.checks import Test, checks_of, matrix_of
@@ -23,11 +23,13 @@ from experiments.methods.recipes import ROOT, Recipe, all_recipes
 from strategies.base import ClientSide, ConfigError, ServerSide, check_sides
 from strategies.federated import FederatedStrategy, Slots
 from strategies.layers import LayerSelector, shared_names
+from strategies.solvers import SGD
 from tasks.models import build_model
 
 _NOTES = Path(__file__).parent / "notes"
 _CLIENT_HOOKS = ("begin", "penalty", "correct", "end", "upload")
 _SERVER_HOOKS = ("broadcast", "reduce")
+_APART = "the one needs tensors at the server that the other keeps at the clients"
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,11 @@ class Method:
             for side in server.values():
                 side.init(_shared(*sorted(kept)))
         except ConfigError:
-            return "the one needs tensors at the server that the other keeps at the clients"
+            return _APART
+        travelling = list(_shared(*sorted(kept)))
+        every = list(_shared("none"))
+        if any(_accepts(s, every) and not _accepts(s, travelling) for s in client.values()):
+            return _APART
         return ""
 
 
@@ -214,11 +220,25 @@ def results_with(name: str) -> list[Path]:
 
 
 @lru_cache
+def _small_model() -> nn.Module:
+    return build_model("mlp", input_shape=(1, 8, 8), num_classes=10, seed=0)
+
+
+@lru_cache
 def _shared(*personal: str) -> dict[str, Tensor]:
     """Return the trainable tensors of a small model that travel where these stay."""
-    model = build_model("mlp", input_shape=(1, 8, 8), num_classes=10, seed=0)
+    model = _small_model()
     travelling = [set(shared_names(model, LayerSelector(spec))) for spec in personal]
     return {n: p for n, p in model.named_parameters() if all(n in names for names in travelling)}
+
+
+def _accepts(side: ClientSide, shared: Sequence[str]) -> bool:
+    """Return whether a client half can work where these tensors of a small model travel."""
+    try:
+        side.check(_small_model(), SGD(), shared)
+    except ConfigError:
+        return False
+    return True
 
 
 def _methods(recipe: Recipe) -> Mapping[str, Any]:

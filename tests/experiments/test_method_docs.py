@@ -19,8 +19,35 @@ from experiments.methods.measure import measure
 from experiments.methods.page import page
 from experiments.methods.prose import cell, to_markdown, url_after
 from experiments.methods.recipes import ROOT, Option, read_recipe
+from experiments.methods.tables import PAGE, experiments_page, jobs_of
+from tasks.models import MODELS
 
 pytestmark = pytest.mark.slow  # what the pages say is measured anew
+
+
+def test_the_page_of_experiments_is_as_made_and_has_every_file():
+    assert PAGE.read_text() == experiments_page()
+    files = {f"{p.parent.name}/{p.stem}" for p in (ROOT / "conf/experiment").glob("*/*.yaml")}
+    assert files == set(re.findall(r"^\| \[([\w/]+)\]", PAGE.read_text(), re.M))
+
+
+def test_jobs_are_the_product_of_what_is_swept():
+    params = {"strategy": "fedavg,[moon,feddw],fedprox", "seed": "0,1", "clients": 10}
+    assert jobs_of({"hydra": {"sweeper": {"params": params}}}) == 6
+
+
+def test_the_readme_names_every_method_and_model():
+    readme = (ROOT / "README.md").read_text()
+    assert [method for method in METHODS if f"`{method}`" not in readme] == []
+    assert [model for model in MODELS if f"`{model}`" not in readme] == []
+
+
+@pytest.mark.parametrize("page", ["running.md", "reports.md"])
+def test_a_page_names_the_keys_that_do_not_count(page):
+    text = (ROOT / "docs" / page).read_text()
+    keys = (*conf.SITE_KEYS, *conf.NOTES, *conf.FOLDER_KEYS)
+    assert [key for key in keys if f"`{key}`" not in text] == []
+
 
 METHODS = sorted(path.stem for path in (ROOT / "conf" / "strategy").glob("*.yaml"))
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
