@@ -91,7 +91,7 @@ def machine_for(launcher: Mapping[str, Any]) -> Machine:
     Ray has divided the GPUs already (hydra.launcher.ray.remote.num_gpus).
     """
     cpus = _by_core(sorted(_affinity()))
-    gpus = [] if _kind_of(launcher) == "RayLauncher" else gpu_names()
+    gpus = [] if _kind_of(launcher) == "RayLauncher" else list(gpu_names())
     return Machine(cpus, min(len(cpus), _quota()), gpus)
 
 
