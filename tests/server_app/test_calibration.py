@@ -179,7 +179,7 @@ def test_too_few_examples_have_no_threshold():
     ("words", "why"),
     [
         (["partition.holdout=0"], "partition.holdout"),
-        (["calibration.alphas=[1.0]"], r"calibration.alphas has 1.0.*\(0, 1\)"),
+        (["calibration.alphas=[1.0]"], r"calibration.alphas=.1.0. is not allowed.*\(0, 1\)"),
         (["calibration.bins=0"], "calibration.bins=0"),
         (["calibration.temperature_share=1"], "calibration.temperature_share=1"),
         (["strategy/secure_aggregation=secagg_plus"], "strategy/secure_aggregation=none"),
