@@ -31,11 +31,15 @@ KNOWN_KEYS = (
 
 @dataclass(frozen=True)
 class Published:
-    """A number of the paper; ``text`` where it is none, such as 100+."""
+    """A number of the paper; ``text`` where it is none, such as 100+.
+
+    ``target`` is the accuracy that it is to, where that is not the one that ours is to.
+    """
 
     mean: float | None
     spread: float | None = None
     text: str = ""
+    target: float | None = None
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.report.layout import Layout, Line, Published, split_lines
 from experiments.report.measures import NAMES, TO_TARGET, Figure, percent
 from experiments.report.runs import Run, flat
 
-KNOWN = ("source", "metric", "target", "targets", "unit", "round", "note", "columns", "rows")
+KNOWN = (
+    "source",
+    "metric",
+    "target",
+    "targets",
+    "published_target",
+    "unit",
+    "round",
+    "note",
+    "columns",
+    "rows",
+)
 KNOWN_IN_ROW = ("runs", "published", "not_run")
 
 
@@ -97,6 +108,8 @@ def read_paper(node: Mapping[str, Any]) -> Paper:
     figure = Figure(metric, wanted, unit == "%", _round(node))
     if by_target:
         figure = FigureByTarget(metric, last_round=_round(node), targets=by_target)
+    if (theirs := node.get("published_target")) is not None:
+        rows = {label: _to_their_target(row, float(theirs)) for label, row in rows.items()}
     return Paper(
         source=str(node.get("source", "the paper")),
         figure=figure,
@@ -105,6 +118,14 @@ def read_paper(node: Mapping[str, Any]) -> Paper:
         columns=columns,
         rows=rows,
     )
+
+
+def _to_their_target(row: PaperRow, target: float) -> PaperRow:
+    """Return the row with the paper's numbers to the accuracy that they are to."""
+    numbers = tuple(
+        None if each is None else replace(each, target=target) for each in row.published
+    )
+    return replace(row, published=numbers)
 
 
 def _mapping(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -114,11 +114,14 @@ def _published_text(published: Published | None) -> str:
     if published.mean is None:
         return published.text
     spread = "" if published.spread is None else f" ± {published.spread:g}"
-    return f"{published.mean:g}{spread}"
+    to = "" if published.target is None else f" to {percent(published.target)}"
+    return f"{published.mean:g}{spread}{to}"
 
 
 def _difference(ours: Estimate, published: Published | None) -> str:
     if published is None or published.mean is None or not ours.complete:
+        return ""
+    if published.target is not None:  # another question's answer
         return ""
     return f" ({ours.mean - published.mean:+.1f})"
 

@@ -82,6 +82,14 @@ def test_rounds_to_a_target_beside_the_papers(runs):
     assert texts(tables["alpha 1"]) == {"SCAFFOLD": [("1", ""), ("3", "")]}
 
 
+def test_numbers_to_another_target_have_no_difference(runs):
+    rows = {"FedAvg": {"runs": {"strategy": "fedavg"}, "published": [49, None]}}
+    keys = {"metric": "rounds_to", "target": 0.5, "published_target": 0.66, "rows": rows}
+    paper = read_paper({key: value for key, value in node(**keys).items() if key != "unit"})
+    table = main_table(paper_layout(runs[:2], paper), paper.figure)
+    assert texts(table)["FedAvg"] == [("1.0 ± 0.0", "paper 49 to 66 %"), ("not run", "")]
+
+
 def test_rounds_to_several_targets_beside_the_papers(runs):
     """FedAvg reaches 0.45 in round 1 with both seeds, and 0.55 with one; the paper never."""
     rows = {
