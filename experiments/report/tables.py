@@ -43,8 +43,8 @@ def main_table(layout: Layout, figure: Figure) -> Table:
         for single, lines in _by_target(layout.lines, figure)
         for line in lines
     ]
-    has_paper = any(cell.published for line in layout.lines for cell in line.cells)
-    return Table(["", *layout.columns], rows, _caption(figure, counts, has_paper))
+    published = [cell.published for line in layout.lines for cell in line.cells if cell.published]
+    return Table(["", *layout.columns], rows, _caption(figure, counts, published))
 
 
 def _by_target(lines: Sequence[Line], figure: Figure) -> Iterator[tuple[Figure, Sequence[Line]]]:
@@ -71,7 +71,7 @@ def _for_target(cell: Cell, number: int) -> Cell:
     return cell
 
 
-def _caption(figure: Figure, counts: set[int], has_paper: bool) -> str:
+def _caption(figure: Figure, counts: set[int], published: Sequence[Published]) -> str:
     words = [f"{figure.title[0].upper()}{figure.title[1:]}."]
     if counts == {1}:
         words.append("One run a cell (n = 1), so no spread is shown.")
@@ -81,8 +81,9 @@ def _caption(figure: Figure, counts: set[int], has_paper: bool) -> str:
         words.append("Mean ± sample standard deviation over n seeds; for n = 1 no spread is shown.")
     if figure.last_round:
         words.append(f"Rounds after {figure.last_round} are left out.")
-    if has_paper:
-        words.append("Under each: the paper's number, and ours minus the paper's.")
+    if published:
+        same = all(each.target is None for each in published)
+        words.append(f"Under each: the paper's number{', and ours minus it' if same else ''}.")
     return " ".join(words)
 
 

@@ -53,7 +53,7 @@ def test_ours_beside_the_papers_and_the_difference(runs):
         "Centralised": [("not run", "paper 80"), ("not run", "paper 80")],
     }
     assert table.rows[2][0].under == "not built"
-    assert "ours minus the paper's" in table.caption
+    assert "ours minus it" in table.caption
 
 
 def test_a_difference_below_zero_and_the_same_n_everywhere(runs):
