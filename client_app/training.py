@@ -20,6 +20,7 @@ from strategies.base import (
 )
 from strategies.layers import LayerSelector
 from strategies.local_options import LocalOptions
+from strategies.solvers import reach
 
 
 def train_locally(
@@ -47,7 +48,7 @@ def train_locally(
     solver.start(context.params, lr)
     backward = partial(_backward, context, sides, options.autocast)
     correct = partial(_correct, context, sides, options.clip)
-    lr_sums = dict.fromkeys(context.params, 0.0)
+    taken = dict.fromkeys(context.params, 0)  # steps, by tensor
     total = torch.zeros((), device=next(iter(context.params.values())).device)
     for phase in options.schedule():
         stream = _stream(context.data, options, phase.epochs, generator)
@@ -62,9 +63,17 @@ def train_locally(
                 total = total + loss  # stays on the device: no synchronisation per step
                 context.num_steps += 1
         for name in phase.layers.select(context.params):
-            lr_sums[name] += (context.num_steps - before) * lr
+            taken[name] += context.num_steps - before
+    moving = set(solver.stateful(list(taken))) if solver.momentum else set()
+    momenta = {name: (solver.momentum or 0.0) * (name in moving) for name in taken}
     num_steps = context.num_steps
-    summary = LocalSummary(len(context.data), num_steps, num_steps * lr, lr_sums)
+    summary = LocalSummary(
+        len(context.data),
+        num_steps,
+        num_steps * lr,
+        {name: steps * lr for name, steps in taken.items()},
+        {name: reach(steps, momenta[name]) * lr for name, steps in taken.items()},
+    )
     return summary, float(total) / max(num_steps, 1)
 
 

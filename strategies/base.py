@@ -105,17 +105,23 @@ class Cohort:
 class LocalSummary:
     """What local training did: n_i, K and the sum of the step sizes taken.
 
-    ``lr_sums`` has that sum of each trainable tensor, where phases of training leave some out.
+    ``lr_sums`` has that sum of each trainable tensor, where phases of training leave some out;
+    ``reaches`` how far gradients of 1 would have moved it: with momentum that is further.
     """
 
     num_examples: int
     num_steps: int
     lr_sum: float
     lr_sums: Mapping[str, float] = field(default_factory=dict)
+    reaches: Mapping[str, float] = field(default_factory=dict)
 
     def lr_sum_of(self, name: str) -> float:
         """Return the sum of the step sizes that a tensor took."""
         return self.lr_sums.get(name, self.lr_sum)
+
+    def reach_of(self, name: str) -> float:
+        """Return how far gradients of 1 would have moved a tensor."""
+        return self.reaches.get(name, self.lr_sum_of(name))
 
 
 @dataclass
@@ -220,6 +226,13 @@ class Step:
 
 class LocalSolver(Protocol):
     """Takes local steps. A fresh one is started every round, so its state never leaks."""
+
+    @property
+    def momentum(self) -> float | None:
+        """By which a gradient goes on moving the ``stateful`` tensors in later steps.
+
+        None: their steps are no sum of gradients (Adam).
+        """
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""

@@ -23,12 +23,12 @@ local.momentum_layers say otherwise.
 
 from __future__ import annotations
 
-from typing import Literal, Unpack
+from typing import Unpack
 
 from strategies.aggregators import UniformMean
 from strategies.federated import FederatedStrategy, Slots
 from strategies.layers import LayerSelector
-from strategies.scaffold import ControlVariateClient, ControlVariateServer
+from strategies.scaffold import ControlVariateClient, ControlVariateServer, Option
 
 
 class FedPVR(FederatedStrategy):
@@ -43,7 +43,7 @@ class FedPVR(FederatedStrategy):
     def __init__(
         self,
         layers: LayerSelector | str,
-        option: Literal["I", "II"] = "II",
+        option: Option = "II",
         **slots: Unpack[Slots],
     ) -> None:
         slots.setdefault("aggregator", UniformMean())

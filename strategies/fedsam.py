@@ -82,6 +82,11 @@ class SAM:
         self.outer.move()
         return loss
 
+    @property
+    def momentum(self) -> float:
+        """Momentum of the step that is taken."""
+        return self.outer.momentum
+
     def stateful(self, names: Sequence[str]) -> list[str]:
         """Return those of the named tensors whose step is not plain SGD."""
         return self.outer.stateful(names)

@@ -104,6 +104,8 @@ class PerFedAvgSolver:
         self.outer.move()
         return loss
 
+    momentum = 0.0  # the moves are plain steps
+
     def stateful(self, names: Sequence[str]) -> list[str]:
         """Return none: the moves are plain steps along the corrected g."""
         return []

@@ -16,16 +16,18 @@ undecayed, or already decayed, rate). y_0 is not x where another method starts e
 The control variates live on a layer selector: all tensors here, the last ones in FedPVR, none is
 FedAvg.
 Option II reads the mean gradient off the displacement, which only plain SGD steps allow: momentum
-or Adam on a corrected tensor is refused. So weight decay and other methods' penalties are in option
-II's c_i; option I's is the gradient of the task loss alone, in train mode, on examples as they are.
-Gradient clipping acts on the corrected gradient.
+or Adam on a corrected tensor is refused. Ours, option II-momentum: with momentum m the j-th
+gradient moves a tensor by eta_l (1 + m + ... + m^(K-j)), so the displacement over the sum of these
+is still a weighted mean of gradients; at m = 0 it is option II. Weight decay and other methods'
+penalties are in option II's c_i; option I's is the gradient of the task loss alone, in train mode,
+on examples as they are. Gradient clipping acts on the corrected gradient.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Literal, Unpack
+from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +45,7 @@ from strategies.base import (
     ServerSide,
     Shapes,
     Tensors,
+    require_choice,
     subtract,
     zeros_like,
 )
@@ -51,6 +54,7 @@ from strategies.layers import LayerSelector, as_selector
 
 CONTROL_VARIATE = "control_variate"
 DELTA = "control_variate_delta"
+Option = Literal["I", "II", "II-momentum"]
 
 
 class ControlVariateClient(ClientSide):
@@ -58,21 +62,19 @@ class ControlVariateClient(ClientSide):
 
     Args:
         layers: the tensors that are corrected.
-        option: "II" (displacement) or "I" (gradient at x: one more pass over the data).
+        option: "II" (displacement), "II-momentum" (the same where gradients go on moving tensors),
+            or "I" (gradient at x: one more pass over the data).
     """
 
     needs, sends = frozenset({CONTROL_VARIATE}), frozenset({DELTA})
 
-    def __init__(
-        self, layers: LayerSelector | str = "all", option: Literal["I", "II"] = "II"
-    ) -> None:
-        if option not in ("I", "II"):
-            raise ConfigError(f"strategy.option={option!r} is not allowed: it must be I or II")
+    def __init__(self, layers: LayerSelector | str = "all", option: Option = "II") -> None:
+        require_choice("strategy.option", option, get_args(Option))
         self.layers = as_selector(layers)
         self.option = option
 
     def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
-        """Refuse personal tensors, and momentum or Adam on corrected ones under option II."""
+        """Refuse personal tensors, and under option II momentum or Adam on corrected ones."""
         every = self.layers.spec == "all"
         corrected = list(shared) if every else self.layers.select(dict(model.named_parameters()))
         if personal := sorted(set(corrected) - set(shared)):
@@ -81,11 +83,13 @@ class ControlVariateClient(ClientSide):
                 f"clients (strategy.personal): let {self.layers.key} select of {list(shared)}"
             )
         stateful = sorted(set(corrected) & set(solver.stateful([*dict(model.named_parameters())])))
-        if self.option == "II" and stateful:
+        summed = self.option == "II-momentum" and solver.momentum is not None
+        if self.option != "I" and stateful and not summed:
             raise ConfigError(
-                f"option II of SCAFFOLD reads the gradient off plain SGD steps, but the local "
+                f"option {self.option} of SCAFFOLD reads the gradient off SGD steps, but the local "
                 f"solver takes others on {stateful}: set local.solver=sgd and local.momentum=0 (or "
-                "local.momentum_layers to tensors that are not corrected), or strategy.option=I"
+                "local.momentum_layers to tensors that are not corrected), or strategy.option=I, "
+                "or with momentum II-momentum"
             )
 
     def begin(self, context: LocalContext) -> None:
@@ -113,8 +117,8 @@ class ControlVariateClient(ClientSide):
 
     def _from_drift(self, context: LocalContext, summary: LocalSummary) -> dict[str, Tensor]:
         return {
-            name: (context.start[name] - context.params[name]) / lr_sum - shift
-            if (lr_sum := summary.lr_sum_of(name)) > 0.0
+            name: (context.start[name] - context.params[name]) / reach - shift
+            if (reach := summary.reach_of(name)) > 0.0
             else self.local[name]  # a tensor that no phase trains
             for name, shift in self.shift.items()
         }
@@ -178,7 +182,7 @@ class ControlVariateServer(ServerSide):
 class SCAFFOLD(FederatedStrategy):
     """Control variates on every trainable tensor, uniform mean of updates."""
 
-    def __init__(self, option: Literal["I", "II"] = "II", **slots: Unpack[Slots]) -> None:
+    def __init__(self, option: Option = "II", **slots: Unpack[Slots]) -> None:
         slots.setdefault("aggregator", UniformMean())
         super().__init__(
             client_sides={"scaffold": ControlVariateClient("all", option)},

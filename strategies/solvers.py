@@ -12,6 +12,17 @@ from strategies.base import Batch, Tensors, require_range
 from strategies.layers import LayerSelector, as_selector
 
 
+def reach(num_steps: int, momentum: float) -> float:
+    """Return how far K gradients of 1 move a tensor, in step sizes.
+
+    With momentum m the j-th moves it by 1 + m + ... + m^(K - j); without, K in all.
+    """
+    if momentum == 1.0:
+        return num_steps * (num_steps + 1) / 2
+    rest = momentum * (1.0 - momentum**num_steps) / (1.0 - momentum)
+    return (num_steps - rest) / (1.0 - momentum)
+
+
 class _OneGradient:
     """A solver whose step is one gradient and one move along it."""
 
@@ -91,6 +102,8 @@ class SGD(_OneGradient):
 
 class Adam(_OneGradient):
     """Adam with PyTorch's defaults; FedDW's local optimiser (lr 1e-3)."""
+
+    momentum = None
 
     def __init__(
         self,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from flwr.app import RecordDict
@@ -17,7 +19,7 @@ from strategies.local_options import LocalOptions, Phase
 from strategies.samplers import FixedSizeSampler
 from strategies.scaffold import SCAFFOLD, ControlVariateClient
 from strategies.schedules import ExponentialDecay, MultiStep
-from strategies.solvers import SGD, Adam
+from strategies.solvers import SGD, Adam, reach
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
 from tests.strategies.sides import check_side
 
@@ -126,12 +128,16 @@ class Shifted(Regression):
         return features, found + self.shift
 
 
-def control_variate_after(options=STEPS, moved=0.0) -> tuple[torch.Tensor, torch.Tensor]:
+def control_variate_after(
+    options=STEPS, moved=0.0, solver=None, option="II"
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return c_i+ of one round of steps so small that it is c_i's gradient, and that gradient.
 
     Args:
         options: how long.
         moved: how far from x training starts.
+        solver: SGD where None.
+        option: of SCAFFOLD.
     """
     data, _ = clients()
     model = Shifted(2)
@@ -146,14 +152,14 @@ def control_variate_after(options=STEPS, moved=0.0) -> tuple[torch.Tensor, torch
         round=1,
         batch_size=100,
     )
-    side = ControlVariateClient()
+    side = ControlVariateClient("all", option)
     side.begin(context)
     with torch.no_grad():
         model.head.weight += moved
     context.start_here()
     gradient = data.inputs.T @ (data.inputs @ model.head.weight[0] - data.labels) / len(data)
     generator = torch.Generator().manual_seed(0)
-    summary, _ = train_locally(context, [side], SGD(), options, 1e-9, generator)
+    summary, _ = train_locally(context, [side], solver or SGD(), options, 1e-9, generator)
     side.end(context, summary)
     return context.state["control_variate"]["head.weight"][0], gradient.detach()
 
@@ -171,6 +177,26 @@ def test_a_control_variate_counts_the_steps_that_its_tensor_takes(epochs):
     phases = (Phase(LayerSelector("head.*"), epochs), Phase(LayerSelector("shift"), 5 - epochs))
     found, gradient = control_variate_after(LocalOptions(batch_size=100, epochs=5, phases=phases))
     torch.testing.assert_close(found, gradient, atol=1e-5, rtol=0)
+
+
+def test_how_far_gradients_reach_by_hand():
+    """m = .5, three steps: 1 + .5 + .25, 1 + .5 and 1; m = 1: 3 + 2 + 1."""
+    assert reach(3, 0.5) == pytest.approx(4.25)
+    assert reach(3, 0.0) == 3
+    assert reach(3, 1.0) == 6
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_a_control_variate_under_momentum_is_the_gradient(momentum):
+    found, gradient = control_variate_after(solver=SGD(momentum), option="II-momentum")
+    torch.testing.assert_close(found, gradient, atol=1e-5, rtol=0)
+
+
+def test_scaffold_reaches_the_optimum_under_momentum():
+    """FedAvg stalls as without."""
+    heavy = partial(SGD, 0.9)
+    assert distance(FedAvg(local_lr=0.01), 100, solver=heavy) > 0.05
+    assert distance(SCAFFOLD("II-momentum", local_lr=0.01), 400, solver=heavy) < 1e-9
 
 
 def test_a_tensor_that_is_never_trained_keeps_its_control_variate():
@@ -201,5 +227,8 @@ def test_momentum_with_option_two_is_refused():
         check_side(ControlVariateClient("all", "II"), Regression(1), SGD(momentum=0.9))
     with pytest.raises(ConfigError, match=r"local\.solver=sgd"):
         check_side(ControlVariateClient("all", "II"), Regression(1), Adam())
+    with pytest.raises(ConfigError, match=r"option II-momentum .*local\.solver=sgd"):
+        check_side(ControlVariateClient("all", "II-momentum"), Regression(1), Adam())
+    check_side(ControlVariateClient("all", "II-momentum"), Regression(1), SGD(momentum=0.9))
     check_side(ControlVariateClient("all", "I"), Regression(1), SGD(momentum=0.9))
     check_side(ControlVariateClient("none", "II"), Regression(1), SGD(momentum=0.9))
