@@ -30,7 +30,7 @@ from strategies.base import (
     Tensors,
 )
 from strategies.client_models import FILE, load_trained
-from strategies.layers import LayerSelector, personal_names, shared_names
+from strategies.layers import LayerSelector, personal_names, shared_names, trainable_shared
 from strategies.local_options import LocalOptions
 from tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
 
@@ -85,7 +85,7 @@ class FederatedClient(NumPyClient):
         for phase in self.options.phases:
             phase.layers.select(self._params)
         self.shared_names = shared_names(self.model, self.personal)
-        shared = [name for name in self.shared_names if name in self._params]
+        shared = trainable_shared(self.model, self.personal)
         for side in self.sides.values():
             side.check(self.model, self.solver, shared)
         self.buffer_names = {name for name, _ in self.model.named_buffers()}

@@ -64,15 +64,14 @@ def train_locally(
                 context.num_steps += 1
         for name in phase.layers.select(context.params):
             taken[name] += context.num_steps - before
-    moving = set(solver.stateful(list(taken))) if solver.momentum else set()
-    momenta = {name: (solver.momentum or 0.0) * (name in moving) for name in taken}
+    momenta = dict.fromkeys(solver.stateful(list(taken)), solver.momentum or 0.0)
     num_steps = context.num_steps
     summary = LocalSummary(
         len(context.data),
         num_steps,
         num_steps * lr,
         {name: steps * lr for name, steps in taken.items()},
-        {name: reach(steps, momenta[name]) * lr for name, steps in taken.items()},
+        {name: reach(steps, momenta.get(name, 0.0)) * lr for name, steps in taken.items()},
     )
     return summary, float(total) / max(num_steps, 1)
 

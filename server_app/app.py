@@ -39,10 +39,7 @@ from server_app.loggers import LoggedRun, Loggers
 from server_app.machine import machine, usable_cpus
 from server_app.results import ResultsFolder, parameters_sha256, row_of
 from server_app.trained_by import check_trained_by
-from strategies.base import (
-    ConfigError,
-    Tensors,
-)
+from strategies.base import ConfigError, Tensors
 from strategies.client_models import FILE, ClientModels
 from strategies.layers import LayerSelector, personal_names, shared_names
 from strategies.records import to_metrics, to_record, to_tensors

@@ -26,7 +26,7 @@ from strategies.base import (
     require_whole,
 )
 from strategies.federated import FederatedStrategy
-from strategies.layers import LayerSelector, shared_names
+from strategies.layers import LayerSelector, trainable_shared
 from strategies.local_options import local_options
 from strategies.network import GivesNetwork, Network
 from tasks import Task
@@ -121,10 +121,9 @@ def build_strategy(
     model, tensors = network.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
     solver = build_solver(recipe, tensors)
-    shared = shared_names(model, LayerSelector(recipe.strategy.personal))
-    travelling = [name for name, _ in model.named_parameters() if name in shared]
+    shared = trainable_shared(model, LayerSelector(recipe.strategy.personal))
     for side in client_sides.values():
-        side.check(model, solver, travelling)
+        side.check(model, solver, shared)
     for phase in local_options(recipe.local, recipe.strategy.phases).phases:
         phase.layers.select(name for name, _ in model.named_parameters())
     transforms = build_part(recipe, "strategy.transforms", tensors)

@@ -141,7 +141,7 @@ class LocalContext:
         generator: for what a side draws; the order of the batches does not depend on it.
         num_steps: k, how many steps have been taken.
         first_pass: whether the solver asks for the first gradient of this step, which is at y_k.
-        start: y_0 by name. It is x, unless a side's ``begin`` has moved the model.
+        start: y_0 by name. It is x, unless the client or a side's ``begin`` has moved the model.
     """
 
     model: nn.Module

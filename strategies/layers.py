@@ -92,6 +92,13 @@ def named(*patterns: str) -> LayerSelector:
     return LayerSelector(",".join(patterns))
 
 
+def trainable_shared(model: nn.Module, personal: LayerSelector) -> list[str]:
+    """Return the names of the parameters that travel."""
+    names = [name for name, _ in model.named_parameters()]
+    kept = set(personal.select(names))
+    return [name for name in names if name not in kept]
+
+
 def shared_names(model: nn.Module, personal: LayerSelector) -> list[str]:
     """Return the names that travel: parameters, then floating-point buffers, less personal ones.
 

@@ -94,7 +94,8 @@ def main() -> None:
     for path, text in written.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-    print(f"{len(written) - 2} methods: {_INDEX.relative_to(ROOT)}, {FOLDER.relative_to(ROOT)}/")
+    count = sum(path.parent == FOLDER for path in written)
+    print(f"{count} methods: {_INDEX.relative_to(ROOT)}, {FOLDER.relative_to(ROOT)}/")
 
 
 if __name__ == "__main__":
