@@ -35,6 +35,7 @@ NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
 FOLDER_KEYS = ("task.path", "local.trained_by")
 # What a resumed run may have otherwise than the run that it goes on with.
 LONGER = ("rounds", "target_accuracy", "evaluation")
+SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
 
 RunConfig = Mapping[str, bool | float | int | str]
 
@@ -127,6 +128,27 @@ def check_requirements(recipe: DictConfig) -> None:
             raise ValueError(
                 f"{key}={found}, and strategy={method_name(recipe)} needs {key}={needed}: set it so"
             )
+
+
+def check_switches(recipe: DictConfig) -> None:
+    """Refuse yes, no, on and off: the command line takes them for words, and a word is true.
+
+    Raises:
+        ValueError: naming the key, and what to write.
+    """
+    for key, value in _leaves(OmegaConf.to_container(recipe)):
+        if isinstance(value, str) and value.lower() in SWITCHES:
+            meant = SWITCHES[value.lower()]
+            raise ValueError(f"{key}={value} is not allowed: write {key}={str(meant).lower()}")
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values below mappings, by their dotted key; lists hold names, and are left out."""
+    if not isinstance(node, dict):
+        yield prefix, node
+        return
+    for key, value in node.items():
+        yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
 
 
 def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from conf import compose, plain_part
+from experiments.commands import say_error
 from experiments.partition_picture import (
     Counts,
     chosen_values,
@@ -42,7 +43,7 @@ def main() -> None:
         task, title, name = _build(words)
         counts = task.class_counts()
     except (ConfigError, HydraException) as error:
-        Console(stderr=True).print(f"fedhet-partition: {error}", style="red", markup=False)
+        say_error("fedhet-partition", error)
         raise SystemExit(2) from None
     console.print(_table(counts, task.class_names, title, console.width))
     for line in _summary(task, counts):

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
+from strategies.base import require_range
+
 MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides its model
 
 
@@ -54,6 +56,7 @@ def check_sizes(recipe: DictConfig) -> None:
     _require(recipe, "runtime.client_cpus", runtime.client_cpus, least=1)
     if runtime.num_cpus is not None:
         _require(recipe, "runtime.num_cpus", runtime.num_cpus, least=int(runtime.client_cpus))
+    require_range("participation", recipe.participation, high=1.0, open_low=True)
 
 
 def _require(recipe: DictConfig, key: str, value: object, least: int) -> None:

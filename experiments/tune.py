@@ -31,6 +31,7 @@ from hydra.errors import HydraException
 from rich.console import Console
 
 from conf import compose, quoted
+from experiments.commands import parser_of, say_error
 from experiments.sweep.continuation import Plan, make_ready, plan_for
 from experiments.sweep.folder import SweepFolder, SweepRefused
 from strategies.base import ConfigError
@@ -78,7 +79,6 @@ def main(words: Sequence[str] | None = None) -> None:
         words: the command line; None: the process's.
     """
     options = _parser().parse_args(words)
-    errors = Console(stderr=True)
     try:
         search = Search(options.grid, options.rounds, options.out.absolute())
         cells = expanded(options.words)
@@ -88,7 +88,7 @@ def main(words: Sequence[str] | None = None) -> None:
         for number, cell in enumerate(cells):
             tune(cell, cell_name(number, cell, cells), points, search)
     except (ConfigError, HydraException, SweepRefused, ValueError) as error:
-        errors.print(f"fedhet-tune: {error}", style="red", markup=False)
+        say_error("fedhet-tune", error)
         raise SystemExit(1) from None
     except KeyboardInterrupt:  # what it had started has had the signal, too
         raise SystemExit(130) from None
@@ -221,12 +221,7 @@ def _log_choice(
 
 
 def _parser() -> argparse.ArgumentParser:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        prog="fedhet-tune",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("fedhet-tune", __doc__)
     add = parser.add_argument
     add("words", nargs="+", metavar="KEY=VALUE", help="the recipe, as fedhet takes it")
     add("--grid", nargs="+", default=list(GRID), metavar="KEY=A,B", help="what to choose among")

@@ -144,6 +144,8 @@ class Run:
         self.arrays = self._restore(last) if last else self._initial_arrays()
         done = self.strategy.state.round if last else None
         self.results = ResultsFolder(folder, done)
+        rows = self.results.rows  # of the processes that a resumed run goes on from
+        self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0
         for observer in observers:
             observer.start(done)
         config = config_yaml(recipe, self.task.classifier_tensors)
@@ -165,7 +167,7 @@ class Run:
             )
             self._require_a_round()
             params = to_tensors(result.arrays)
-            save_tensors(self.folder / "model.safetensors", params)
+            save_tensors(self.folder / "model.safetensors", params, self.task.meaning())
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             if self.calibration.alphas:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
@@ -270,7 +272,8 @@ class Run:
         return to_metrics(found) if found else None
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
-        row = row_of(report) | {"elapsed_seconds": time.time() - self.began}
+        elapsed = self.elapsed_before + time.time() - self.began
+        row = row_of(report) | {"elapsed_seconds": elapsed}
         self.results.append(
             row
         )  # before the checkpoint: a resumed run drops rows it measures again

@@ -12,6 +12,7 @@ from conf import (
     build_solver,
     check_requirements,
     check_slots,
+    check_switches,
     fingerprint,
     method_name,
     plain_part,
@@ -40,6 +41,8 @@ def check_recipe(recipe: DictConfig) -> None:
     """Refuse values that no method can run with."""
     check_slots(recipe)
     check_requirements(recipe)
+    check_switches(recipe)
+    require_whole("seed", recipe.seed)
     require_whole("rounds", recipe.rounds, low=1)
     require_whole("clients", recipe.clients)
     require_whole("evaluation.every", recipe.evaluation.every)

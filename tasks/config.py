@@ -5,16 +5,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_type_hints
 
-from tasks.errors import ConfigError, require_known_keys, require_option
+from tasks.errors import (
+    ConfigError,
+    is_list,
+    require_known_keys,
+    require_option,
+    require_types,
+)
 from tasks.models import CONDITIONAL
 from tasks.tensor_data import InputTransform
 from tasks.tokens import SPECIAL_TOKENS, TokenTransform
 from tasks.transform import Transform
-
-# Keys whose values are lists, and the type of their members.
-_MEMBERS = {"classes": str, "mean": float, "std": float}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +55,10 @@ class TaskConfig(ABC):
         if missing := sorted(set(required) - set(task)):
             raise ConfigError(f"the task lacks task.{', task.'.join(missing)}")
         values = dict(task)
-        for key, kind in _MEMBERS.items():
-            if values.get(key) is not None:
-                values[key] = tuple(kind(value) for value in values[key])
-        return cls(**values)
+        if is_list(values.get("classes")):  # a class may be called 0
+            values["classes"] = [str(name) for name in values["classes"]]
+        require_types("task", values, get_type_hints(cls))
+        return cls(**{key: _frozen(value) for key, value in values.items()})
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -220,6 +223,10 @@ def read_config(task: Mapping[str, Any]) -> TaskConfig:
     inputs = task.get("inputs", "images")
     require_option("task.inputs", inputs, KINDS)
     return KINDS[inputs].from_mapping(task)
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(value) if is_list(value) else value
 
 
 def _require(key: str, value: object, holds: bool, allowed: str) -> None:

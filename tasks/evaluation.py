@@ -53,11 +53,19 @@ def evaluate_model(
 
 @torch.no_grad()
 def class_accuracies(
-    model: nn.Module, data: Batched, loss: Loss, num_classes: int, batch_size: int = 500
+    model: nn.Module,
+    data: Batched,
+    loss: Loss,
+    num_classes: int,
+    batch_size: int = 500,
+    generator: torch.Generator | None = None,
 ) -> tuple[float, float, Tensor]:
-    """Return :func:`evaluate_model`'s two and the accuracy on each class (C,), NaN without one."""
+    """Return :func:`evaluate_model`'s two and the accuracy on each class (C,), NaN without one.
+
+    With a generator the examples are augmented as for training, by what is drawn from it.
+    """
     losses, right, counts = [], [], []
-    for batch_loss, hits, labels in _scored(model, data, loss, batch_size):
+    for batch_loss, hits, labels in _scored(model, data, loss, batch_size, generator):
         losses.append(batch_loss * len(labels))
         right.append(torch.bincount(labels, hits.float(), minlength=num_classes))
         counts.append(torch.bincount(labels, minlength=num_classes))
@@ -80,10 +88,15 @@ def logits_of(
 
 
 def _scored(
-    model: nn.Module, data: Batched, loss: Loss, batch_size: int
+    model: nn.Module,
+    data: Batched,
+    loss: Loss,
+    batch_size: int,
+    generator: torch.Generator | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield each batch's mean loss, which examples are right (B,), and the labels (B,)."""
     model.eval()
-    for inputs, labels in data.batches(batch_size, generator=None, train=False):
+    train = generator is not None
+    for inputs, labels in data.batches(batch_size, generator=generator, train=train):
         _, logits = model(inputs)
         yield loss(logits, labels), logits.argmax(dim=1) == labels, labels

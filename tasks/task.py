@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
@@ -79,6 +80,22 @@ class Task:
     def input_shape(self) -> tuple[int, ...]:
         """(C, H, W) of an image, (T,) of a text."""
         return self.config.input_shape
+
+    @property
+    def vocabulary(self) -> tuple[str, ...] | None:
+        """The words of a task on texts, by rank; None: the inputs are images."""
+        vocabulary = self._source.vocabulary()
+        return None if vocabulary is None else vocabulary.words
+
+    def meaning(self) -> dict[str, str]:
+        """Return what a model's numbers stand for, as its file's metadata.
+
+        ``classes`` are the names by label, as JSON; ``vocabulary`` is a hash of the words by
+        token, for texts.
+        """
+        vocabulary = self._source.vocabulary()
+        words = {} if vocabulary is None else {"vocabulary": vocabulary.digest}
+        return {"classes": json.dumps(self.class_names), **words}
 
     # ---- model and loss --------------------------------------------------------------------------
 

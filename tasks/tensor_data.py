@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class Placed(Protocol):
@@ -30,6 +30,9 @@ class InputTransform(Protocol):
 
     def place(self, raw: NDArray[Any], device: torch.device, *, channels_last: bool) -> Placed:
         """Copy raw examples (n, ...) to the device; inputs that are images come channels last."""
+
+    def module(self) -> nn.Module:
+        """Return the layer from raw examples (B, ...) to inputs, without augmentation."""
 
 
 class TensorData:

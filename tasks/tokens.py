@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 PADDING, START, UNKNOWN = range(3)
 SPECIAL_TOKENS = 3  # and the token of the first word
@@ -27,6 +27,10 @@ class TokenTransform:
     ) -> PlacedTokens:
         """Return tokens (n, T) on the device."""
         return PlacedTokens(torch.from_numpy(np.array(raw)).to(device))
+
+    def module(self) -> nn.Module:
+        """Return a layer that does nothing: tokens are the inputs."""
+        return nn.Identity()
 
 
 @dataclass(frozen=True)

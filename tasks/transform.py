@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,31 @@ class Transform:
     ) -> PlacedImages:
         """Return pixels (n, C, H, W) on the device."""
         return PlacedImages(torch.from_numpy(np.array(raw)).to(device), self, channels_last)
+
+    def module(self) -> Normalise:
+        """Return the normalisation as a layer."""
+        return Normalise(self)
+
+
+class Normalise(nn.Module):
+    """Pixels 0..255 (B, C, H, W) of any type to inputs, as a layer.
+
+    Args:
+        transform: its means and standard deviations; a layer does not augment.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, transform: Transform) -> None:
+        super().__init__()
+        scale, shift = transform.constants(torch.device("cpu"))
+        self.register_buffer("scale", scale.view(-1, 1, 1))
+        self.register_buffer("shift", shift.view(-1, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return inputs (B, C, H, W), float32."""
+        return pixels.float() * self.scale + self.shift
 
 
 @dataclass(frozen=True)

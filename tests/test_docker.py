@@ -302,6 +302,7 @@ def test_a_variable_that_is_not_set_is_named(environment):
         start.fill_in(["--node-config=partition-id=${PARTITION_ID}"], environment)
 
 
+@pytest.mark.flower
 def test_a_refusal_is_said_and_ends_the_container():
     command = [sys.executable, str(DOCKER / "start.py"), *changed("--host=127.0.0.1", "--host=::")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

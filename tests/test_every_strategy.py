@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -128,6 +130,7 @@ def _mark(words: list[str]) -> list[pytest.MarkDecorator]:
     return [] if words[0].removeprefix("strategy=") in QUICK else [pytest.mark.slow]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "traffic"), cases(WORDS, [row[1] for row in RECIPES]))
 def test_the_loss_falls_and_the_traffic_is_as_said(words, traffic, tmp_path):
     """Every message builds its client anew, so what a method keeps must be in its state."""
@@ -160,6 +163,18 @@ def test_a_resumed_run_equals_an_uninterrupted_one(words, tmp_path):
     assert resumed["bytes_up"] == whole["bytes_up"]
 
 
+def test_the_time_of_a_resumed_run_goes_on(tmp_path):
+    """An hour that the killed process has worked, and the next process does not know of."""
+    run_recipe(tmp_path / "run", *TINY, "rounds=1")
+    path = tmp_path / "run" / "metrics.jsonl"
+    rows = [json.loads(line) | {"elapsed_seconds": 3600.0} for line in path.open(encoding="utf-8")]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    run_recipe(tmp_path / "run", *TINY, "rounds=2", "resume=true")
+    times = [json.loads(line)["elapsed_seconds"] for line in path.open(encoding="utf-8")]
+    assert times[:2] == [3600.0, 3600.0]
+    assert 3600.0 < times[2] < 3660.0
+
+
 @pytest.mark.flower  # two runs each
 @pytest.mark.parametrize(
     ("left", "right"),
@@ -189,6 +204,7 @@ def test_seeds_differ(tmp_path):
     assert len(hashes) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [[], ["strategy=fedexp", "strategy/output=last_two"], ["strategy=feddyn"]],

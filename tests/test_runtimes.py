@@ -147,6 +147,7 @@ def test_flower(words, flower, tmp_path):
     assert outcome(summary) == reference(*words)
 
 
+@pytest.mark.flower
 @pytest.mark.parametrize("shared_disk", [True, False])
 def test_scaffold_on_workers(forked, tmp_path, shared_disk):
     """Without a shared disk what SCAFFOLD keeps at a client is in its Context.state."""

@@ -20,14 +20,14 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.commands import at_least, parser_of, say_error
 from experiments.conformal.measure import Options, RunSets, measure
 from experiments.conformal.page import page
 from experiments.report.blocks import Table
 from experiments.report.command import rich_table
 from experiments.report.layout import automatic_layout
 from experiments.report.markdown import to_markdown
-from experiments.report.runs import COMPLETED
-from experiments.report.sources import DataError, SourceError, read_sources
+from experiments.report.sources import DataError, SourceError, completed_runs
 from tasks import ConfigError
 
 NAME = "conformal"
@@ -42,10 +42,7 @@ def main(words: Sequence[str] | None = None) -> None:
     options = _parser().parse_args(words)
     console, errors = Console(), Console(stderr=True)
     try:
-        data = read_sources(options.sources)
-        runs = [run for run in data.runs if run.status == COMPLETED and run.folder is not None]
-        if not runs:
-            raise SourceError("there is no completed run with its folder among these")
+        runs = completed_runs(options.sources)
         chosen = Options(
             alpha=options.alpha,
             splits=options.splits,
@@ -55,27 +52,26 @@ def main(words: Sequence[str] | None = None) -> None:
             bins=options.bins,
         )
         found = {}
-        for run in runs:
+        for run, folder in runs:
             errors.print(f"{run.name} ...", markup=False, highlight=False)
-            assert run.folder is not None
-            found[id(run)] = measure(run.folder, chosen)
+            found[id(run)] = measure(folder, chosen)
     except (ConfigError, DataError, SourceError) as error:
-        errors.print(f"fedhet-conformal: {error}", style="red", markup=False)
+        say_error("fedhet-conformal", error)
         raise SystemExit(2) from None
-    layout = automatic_layout(runs)
-    folder = options.out or options.sources[0] / NAME
-    folder.mkdir(parents=True, exist_ok=True)
-    blocks = page(layout, found, chosen, options.reference, folder / NAME)
-    (folder / f"{NAME}.md").write_text(to_markdown(blocks), encoding="utf-8")
+    layout = automatic_layout([run for run, _ in runs])
+    target = options.out or options.sources[0] / NAME
+    target.mkdir(parents=True, exist_ok=True)
+    blocks = page(layout, found, chosen, options.reference, target / NAME)
+    (target / f"{NAME}.md").write_text(to_markdown(blocks), encoding="utf-8")
     content = {
         "options": asdict(chosen) | {"reference": options.reference},
-        "runs": [_content(run, found[id(run)]) for run in runs],
+        "runs": [_content(run, found[id(run)]) for run, _ in runs],
     }
-    (folder / f"{NAME}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
+    (target / f"{NAME}.json").write_text(json.dumps(content) + "\n", encoding="utf-8")
     for block in blocks:
         if isinstance(block, Table):
             console.print(rich_table(block))
-    console.print(f"results  {folder}", soft_wrap=True, highlight=False)
+    console.print(f"results  {target}", soft_wrap=True, highlight=False)
 
 
 def _content(run: Any, sets: RunSets) -> dict[str, Any]:
@@ -83,16 +79,11 @@ def _content(run: Any, sets: RunSets) -> dict[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        prog="fedhet-conformal",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("fedhet-conformal", __doc__)
     add = parser.add_argument
     add("sources", nargs="+", type=Path, metavar="SWEEP", help="folder of a sweep or run")
     add("--alpha", type=_inside, default=0.1, help="1 - alpha is to be covered, in (0, 1) (0.1)")
-    add("--splits", type=_count, default=20, help="how many random splits (20)")
+    add("--splits", type=at_least(1), default=20, help="how many random splits (20)")
     add("--seed", type=int, default=0, help="of the splits (0)")
     add(
         "--temperature-share",
@@ -113,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         help="clients calibrate, too, on what they hold out (partition.holdout), and send "
         "histograms of their scores",
     )
-    add("--bins", type=_count, default=1000, help="of these histograms (1000)")
+    add("--bins", type=at_least(1), default=1000, help="of these histograms (1000)")
     add("--out", type=Path, metavar="DIR", help="where to write")
     return parser
 
@@ -129,13 +120,6 @@ def _share(text: str) -> float:
     value = float(text)
     if not 0 <= value < 1:
         raise argparse.ArgumentTypeError(f"{text} must lie in [0, 1)")
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} must be 1 or more")
     return value
 
 

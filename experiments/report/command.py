@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import yaml
 from rich.box import SIMPLE_HEAD
@@ -21,6 +22,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from conf import FOLDER
+from experiments.commands import parser_of, say_error
 from experiments.report.blocks import Block, Entry, Heading, Table, Warn
 from experiments.report.class_counts import Counting
 from experiments.report.data import ReportData, parse, to_text
@@ -41,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> None:
     try:
         data = _with_options(read_sources(options.sources, _say), options)
     except (DataError, SourceError) as error:
-        Console(stderr=True).print(f"fedhet-report: {error}", style="red", markup=False)
+        say_error("fedhet-report", error)
         raise SystemExit(2) from None
     folder = options.out or _default_folder(options.sources[0])
     blocks = write_report(data, folder, options.name, partitions=not options.no_partitions)
@@ -55,12 +57,7 @@ def _say(text: str) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        prog="fedhet-report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = parser_of("fedhet-report", __doc__)
     add = parser.add_argument
     add(
         "sources",
@@ -179,7 +176,8 @@ def rich_table(table: Table) -> RichTable:
     """Return a table for the terminal."""
     shown = RichTable(caption=table.caption, caption_justify="left", box=SIMPLE_HEAD)
     for number, name in enumerate(table.head):
-        shown.add_column(name, justify="left" if number < table.words else "right")
+        justify: Literal["left", "right"] = "left" if number < table.words else "right"
+        shown.add_column(name, justify=justify, overflow="fold")
     for row in table.rows:
         shown.add_row(*(_joined(entry) for entry in row))
     return shown

@@ -32,12 +32,30 @@ def read_sources(paths: Sequence[Path], say: Callable[[str], None] = lambda _: N
         SourceError: if a source is missing, or holds no run.
         DataError: if a file is no data file.
     """
+    data = _read_all(paths)
+    return replace(data, runs=_with_paths(_with_first_seeds(data.runs), say))
+
+
+def completed_runs(paths: Sequence[Path]) -> list[tuple[Run, Path]]:
+    """Return the completed runs that the sources hold, each with its results directory.
+
+    Raises:
+        SourceError: if a source is missing, or there is no such run.
+        DataError: if a file is no data file.
+    """
+    runs = _read_all(paths).runs
+    found = [(run, run.folder) for run in runs if run.status == COMPLETED and run.folder]
+    if not found:
+        raise SourceError("there is no completed run with its folder among these")
+    return found
+
+
+def _read_all(paths: Sequence[Path]) -> ReportData:
     seen: set[Path] = set()
-    parts = [_read_source(path, len(paths) > 1, seen) for path in paths]
-    data = merged(parts)
+    data = merged([_read_source(path, len(paths) > 1, seen) for path in paths])
     if not data.runs:
         raise SourceError(f"there is no run in {', '.join(map(str, paths))}")
-    return replace(data, runs=_with_paths(_with_first_seeds(data.runs), say))
+    return data
 
 
 def _with_first_seeds(runs: Sequence[Run]) -> list[Run]:

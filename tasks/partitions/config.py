@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.errors import ConfigError, require_known_keys, require_option
+from tasks.errors import ConfigError, require_known_keys, require_option, require_types
 
 COMMON = ("name", "holdout", "seed")
 # The keys of each flavour with their defaults.
@@ -51,6 +51,10 @@ class PartitionConfig:
         assert isinstance(name, str)
         defaults = FLAVOURS[name]
         require_known_keys("partition", partition, (*COMMON, *defaults))
+        switches = {key: bool for key, value in defaults.items() if isinstance(value, bool)}
+        kinds: dict[str, Any] = {"seed": int | None, **switches}
+        given = {key: partition[key] for key in kinds if key in partition}
+        require_types("partition", given, kinds)
         holdout = partition.get("holdout") or 0.0
         if not (isinstance(holdout, int | float) and 0 <= holdout < 1):
             raise ConfigError(f"partition.holdout={holdout} must be in [0, 1)")

@@ -22,6 +22,7 @@ from tasks.sources.tables import (
     TableDecoder,
     parquet_files,
 )
+from tasks.sources.vocabulary import Vocabulary
 
 SPLIT_SEED = 0  # of a test set that we split off: the same whatever the run's seed
 
@@ -51,6 +52,10 @@ class Source(ABC):
                 f"task.num_classes is not set: task.source={self.task.source} needs it"
             )
         return self.task.class_names
+
+    def vocabulary(self) -> Vocabulary | None:
+        """Return the words that tokens stand for; None where the inputs are no texts."""
+        return None
 
     def load(self) -> tuple[Split, Split]:
         """Return the training and the test split, decoded."""

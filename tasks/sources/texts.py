@@ -43,6 +43,10 @@ class TextSource(Source):
         task = self.task
         return Columns(task.text_column, task.label_column, task.group_column, "text_column")
 
+    def vocabulary(self) -> Vocabulary:
+        """Return the words that tokens stand for."""
+        return self.encoding.vocabulary
+
     def _vocabulary(self) -> Vocabulary:
         """Return what task.vocabulary_file holds, or the training split's most frequent words."""
         size = self.task.vocabulary_size

@@ -60,6 +60,7 @@ def adopting(request: pytest.FixtureRequest) -> Iterator[None]:
     libc.prctl(36, before.value, 0, 0, 0)
 
 
+@pytest.mark.flower
 @pytest.mark.usefixtures("adopting")
 def test_a_process_that_left_its_parent_is_found_and_ended(tmp_path: Path) -> None:
     brood = Brood(MARK, str(tmp_path))

@@ -135,6 +135,7 @@ def test_a_job_is_kept_to_a_slot_that_no_other_has(
     assert machine_for({}) == machine
 
 
+@pytest.mark.flower
 @on_linux
 def test_a_job_waits_until_a_slot_is_free(tmp_path: Path) -> None:
     slot = Slot(sorted(os.sched_getaffinity(0)), 1, [], 1)

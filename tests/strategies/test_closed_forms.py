@@ -61,6 +61,7 @@ def test_fedavg_stalls_where_scaffold_reaches_the_optimum():
     assert distance(SCAFFOLD(local_lr=0.05), 50) < 1e-10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("option", "rounds"), [("I", 400), ("II", 100)])
 def test_scaffold_under_partial_participation(option, rounds):
     """One of two clients a round: c moves by 1/N, and a client's c_i waits for its next turn."""
@@ -192,6 +193,7 @@ def test_a_control_variate_under_momentum_is_the_gradient(momentum):
     torch.testing.assert_close(found, gradient, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_scaffold_reaches_the_optimum_under_momentum():
     """FedAvg stalls as without."""
     heavy = partial(SGD, 0.9)

@@ -241,6 +241,7 @@ def test_a_runs_accuracy_is_the_ensembles_and_the_file_holds_it(masked, tmp_path
     assert found == pytest.approx((summary["loss"], summary["accuracy"]), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_after_a_failed_round_the_last_ensemble_stays_resumed_or_not(tmp_path):
     """Round 2 of 2 loses its replies, with a restart before it and without."""
 

@@ -98,6 +98,7 @@ def test_two_rounds_by_hand():
 # ---- closed forms --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_feddyn_reaches_the_optimum_where_fedavg_stalls():
     assert distance(FedAvg(local_lr=0.1), 40) > 0.1
     assert distance(FedDyn(1.5, local_lr=0.1), 50) < 1e-10

@@ -40,6 +40,7 @@ def stores(*losing: int):
     return {i: Forgetful() if i in losing else ContextStateStore(RecordDict()) for i in range(2)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("losing", [(0,), (1,), (0, 1)], ids=["one", "the_other", "both"])
 @pytest.mark.parametrize("method", [SCAFFOLD, lambda **how: FedPVR("all", **how)])
 def test_control_variates_still_lead_to_the_optimum(method, losing):
@@ -55,6 +56,7 @@ def test_partial_participation_makes_every_client_start_again_once():
     assert strategy.state.restarted
 
 
+@pytest.mark.slow
 def test_drift_sums_start_again_too():
     assert distance(FedDyn(0.1, local_lr=0.05), 300, stores=stores(0)) < 2e-3
     assert distance(FedDyn(0.1, local_lr=0.05), 300) < 2e-3

@@ -321,6 +321,7 @@ def test_layers_grow_to_the_most_at_most(kind):
 # ---- through Flower ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["pfnm", "fedma"])
 def test_what_is_stored_is_the_grown_network_that_was_evaluated(method, tmp_path):
     from conf import compose, plain_part

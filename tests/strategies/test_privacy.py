@@ -262,6 +262,7 @@ def test_epsilon_counts_every_client_that_was_asked_and_refused_replies_too():
         assert exact <= report.metrics["soft-label-epsilon"] <= exact + 0.05
 
 
+@pytest.mark.slow
 def test_epsilon_survives_a_restart(tmp_path):
     """Two rounds, a restart, a third."""
     words = [*QUICK, "strategy=feddw", "strategy.soft_labels.noise_multiplier=4"]

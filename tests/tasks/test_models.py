@@ -286,6 +286,20 @@ def test_bilstm_reads_both_ways_and_averages_over_time_padding_included():
         torch.testing.assert_close(found, expected)
 
 
+def test_bilstm_gives_what_it_would_on_all_texts_at_once():
+    """On a CPU it takes 64 at a time; 150 make two parts and a rest."""
+    model = build("bilstm", classes=2)
+    model.body.dropout.p = 0.0
+    tokens = torch.randint(50, (150, 20), generator=torch.Generator().manual_seed(0))
+    weights = torch.randn(150, 128, generator=torch.Generator().manual_seed(1))
+    found, grads = [], []
+    for features in (model.body(tokens), model.body._features(tokens)):
+        found.append(features)
+        grads.append(torch.autograd.grad((features * weights).sum(), list(model.body.parameters())))
+    torch.testing.assert_close(*found)
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
 def test_bilstm_trains_under_autocast_as_without():
     tokens, labels = some_inputs("bilstm", 8), torch.arange(8) % 2
     model = build("bilstm", classes=2).eval()  # eval: without dropout the two can be compared

@@ -20,6 +20,7 @@ def run(monkeypatch, tmp_path, capsys):
     return command
 
 
+@pytest.mark.slow
 def test_prints_the_table_and_saves_the_picture(run, tmp_path):
     printed = run("task=digits", "partition=pathological", "clients=4", "seed=3")
     assert "digits, pathological: clients=4 classes=2 seed=3" in printed
@@ -32,6 +33,7 @@ def test_prints_the_table_and_saves_the_picture(run, tmp_path):
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
 
 
+@pytest.mark.slow
 def test_many_clients_and_many_classes(tmp_path):
     counts = np.random.default_rng(0).poisson(0.5, (300, 200))
     names = tuple(f"class {label}" for label in range(200))

@@ -128,6 +128,12 @@ def test_client_out_of_range_is_refused(client):
         ({"test_fraction": 1.0}, r"task\.test_fraction=1\.0 must be in \(0, 1\)"),
         ({"crop_probability": 2}, r"task\.crop_probability=2 must be in \[0, 1\]"),
         ({"train_size": 0}, r"task\.train_size=0 must be >= 1, or null for all"),
+        ({"train_size": 1.5}, r"task\.train_size=1\.5 must be a whole number or null"),
+        ({"image_size": True}, r"task\.image_size=True must be a whole number"),
+        ({"mean": 0.1}, r"task\.mean=0\.1 must be a list, each of it a number"),
+        ({"std": ["wide"]}, r"task\.std=\['wide'\] must be a list, each of it a number"),
+        ({"flip": "maybe"}, r"task\.flip='maybe' must be true or false"),
+        ({"path": 2024}, r"task\.path=2024 must be text .* or null"),
         ({"classes": ["a", "b"]}, r"task\.classes names 2 classes and task\.num_classes=10"),
     ],
 )

@@ -38,6 +38,14 @@ def test_inputs_are_what_torchvision_makes_of_the_pixels():
     assert labels.tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
 
 
+def test_the_layer_gives_the_same_inputs():
+    [(inputs, _)] = data(transform=AUGMENTED).batches(10, generator=None, train=False)
+    layer = AUGMENTED.module()
+    torch.testing.assert_close(layer(torch.from_numpy(images())), inputs)
+    assert list(layer.parameters()) == []
+    assert {name for name, _ in layer.named_buffers()} == {"scale", "shift"}  # go to a GPU with it
+
+
 def test_without_generator_batches_come_in_order():
     labels = [y.tolist() for _, y in data().batches(4, generator=None, train=True)]
     assert labels == [[0, 1, 2, 0], [1, 2, 0, 1], [2, 0]]

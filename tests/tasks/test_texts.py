@@ -53,6 +53,17 @@ def test_words_are_lower_case_without_punctuation_and_line_breaks():
     assert split_words(" ... <br /> ") == []
 
 
+def test_a_models_numbers_mean_the_words(root):
+    task = imdb(root)
+    assert task.vocabulary == tuple(WORDS)
+    same = imdb(root, vocabulary_file=vocabulary_file(root, WORDS))
+    other = imdb(root, vocabulary_file=vocabulary_file(root, WORDS[::-1], "other.txt"))
+    assert task.meaning() == same.meaning()
+    assert task.meaning()["vocabulary"] != other.meaning()["vocabulary"]
+    assert make_task("digits").meaning().keys() == {"classes"}
+    assert make_task("digits").vocabulary is None
+
+
 def test_tokens_of_the_tiny_corpus(root):
     train, test = imdb(root)._splits
     assert train.read().tolist() == TRAIN_TOKENS

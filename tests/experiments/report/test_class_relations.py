@@ -42,6 +42,7 @@ def blocks_of(runs, tmp_path, partitions=()):
     return {type(block): block for block in blocks}
 
 
+@pytest.mark.slow
 def test_the_three_conditions_are_side_by_side_and_named(conditions, tmp_path):
     found = blocks_of(conditions, tmp_path)
     assert found[Heading].text == "Class relations"

@@ -95,6 +95,7 @@ def test_the_page_is_made_again_from_its_data_file(
     assert b"rounds to 40 %" in first["report.html"]
 
 
+@pytest.mark.slow
 def test_the_page_fetches_nothing_and_is_well_formed_whatever_it_is_called(sweep, tmp_path):
     report(sweep, "--by", "partition.alpha", "--out", tmp_path / "docs", "--name", "short")
     assert "short_rounds.png" in written(tmp_path / "docs")

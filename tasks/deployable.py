@@ -1,0 +1,30 @@
+"""A trained model with what stands before and behind it: raw examples in, probabilities out."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.functional import softmax
+
+from tasks.tensor_data import InputTransform
+
+
+class Deployable(nn.Module):
+    """A classifier that normalises its inputs itself.
+
+    Args:
+        model: returns features (B, d) and logits (B, C).
+        transform: of its task.
+    """
+
+    def __init__(self, model: nn.Module, transform: InputTransform) -> None:
+        super().__init__()
+        self.prepare = transform.module()
+        self.model = model
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Return probabilities (B, C) of raw examples.
+
+        Args:
+            raw: pixels 0..255 (B, channels, H, W), or tokens (B, T), int64.
+        """
+        return softmax(self.model(self.prepare(raw))[1], dim=1)
