@@ -48,6 +48,7 @@ def ray_environment(folder: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         # the actors have an environment of their own: Ray's spare workers are never used
         "RAY_prestart_worker_first_driver": "false",
+        "SPT_NOENV": "1",  # or the titles of its processes overwrite the environment, and the mark
     }
 
 
@@ -100,7 +101,7 @@ class Brood:
         }
         for process in psutil.process_iter():
             if self._mark(process) == self._value:
-                found |= {process, *_descendants(process)}  # Ray's agents hide their environment
+                found |= {process, *_descendants(process)}  # one may hide its environment
         return {process for process in found if process.pid != os.getpid()}
 
     def end(self, patience_seconds: float = 0.5) -> None:

@@ -31,6 +31,7 @@ from omegaconf import DictConfig
 from experiments.processes import (
     NOTHING_LEFT,
     Brood,
+    Guard,
     adopt_orphans,
     end_with_parent,
     ray_environment,
@@ -50,6 +51,7 @@ _HEAVY = (
     "experiments.engine.forked",
 )
 _GRACE_SECONDS, _END_SECONDS = 0.3, 5.0
+_LAST_SECONDS = 10  # of a server that was told to stop
 
 
 class LocalRun:
@@ -160,18 +162,18 @@ def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
     recipe = compose_overrides(tuple(overrides))  # before the workers are forked: they inherit it
     run_config: dict[str, bool | float | int | str] = {"overrides": json.dumps(list(overrides))}
     federation = Federation(CLIENT_APP, run_config, int(recipe.clients))
-    grid = WorkerGrid(_start_workers(recipe, folder), federation)
-    try:
-        context = Context(
-            run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config
-        )
+    context = Context(
+        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config
+    )
+    with contextlib.ExitStack() as stack:
+        grid = WorkerGrid(_start_workers(recipe, folder, stack), federation)
+        stack.callback(grid.close)
         main(grid, context)
-    finally:
-        grid.close()
 
 
-def _start_workers(recipe: DictConfig, folder: Path) -> Workers:
+def _start_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack) -> Workers:
     if recipe.runtime.name == "ray":
+        stack.callback(Guard(folder, MARK, str(folder)).dismiss)  # Ray leaves its own if killed
         return _ray_workers(recipe, folder)
     from experiments.engine.forked import ForkedWorkers
 
@@ -208,4 +210,5 @@ def _write_to(log_path: Path) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    signal.alarm(_LAST_SECONDS)  # ends this process if what it cleans up hangs
     raise SystemExit(f"stopped by signal {number}")

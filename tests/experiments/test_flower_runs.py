@@ -135,6 +135,24 @@ def test_a_stopped_run_leaves_nothing_running(
     assert not folders_of(launch)
 
 
+def test_what_ray_leaves_behind_is_ended_when_launcher_and_server_are_killed(
+    tmp_path: Path,
+) -> None:
+    launch = start(tmp_path, *SMALL, "runtime=ray", "rounds=10000", "results_dir=out")
+    list(lines_until(launch, "round   1/"))
+    started = family(launch)
+    for process in started:  # as on a starved machine: they do not see that the raylet has gone
+        if process.name().startswith("ray::"):
+            process.suspend()
+    [server] = psutil.Process(launch.pid).children()
+    launch.kill()
+    server.kill()
+    finish(launch)
+    psutil.wait_procs(started, timeout=20)
+    assert not alive(started)
+    assert not folders_of(launch)
+
+
 def test_two_launches_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     launches = [start(tmp_path, *SMALL, f"results_dir={name}") for name in (1, 2, 3)]
     list(lines_until(launches[2], "round   0/"))
