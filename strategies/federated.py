@@ -32,6 +32,7 @@ from torch import nn
 
 from strategies import server_optimizers
 from strategies.aggregators import WeightedMean
+from strategies.attendance import Attendance
 from strategies.base import (
     STATE_LOST,
     Aggregator,
@@ -71,14 +72,13 @@ from strategies.records import (
     valid_replies,
 )
 from strategies.report import RoundReport, StrategyState
-from strategies.roll_call import Latecomers, Population, roll_call
+from strategies.roll_call import roll_call
 from strategies.samplers import FixedSizeSampler
 from strategies.schedules import Constant
 from strategies.secure_aggregation import KEY, SecAggPlus
 from strategies.server_step import ServerStep
 from strategies.sums import Layout, per_example, require_private, require_sums, shapes_of
 
-_POLL_SECONDS = 1.0
 _CLOCKS_SECONDS = 3600.0  # by how much a site's clock may go before the server's
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 
@@ -209,9 +209,7 @@ class FederatedStrategy(Strategy):
         self.state = StrategyState()
         self.durable: dict[int, int] = {}
         self.num_rounds = 0
-        self.population: Population | None = None
-        self._latecomers: Latecomers | None = None
-        self._absent: frozenset[int] = frozenset()
+        self._attendance: Attendance | None = None
         self._sent: list[Metadata] = []
         self._timeout_seconds = 0.0
         self._params: Tensors = {}
@@ -248,14 +246,13 @@ class FederatedStrategy(Strategy):
         """
         self.num_rounds, self._timeout_seconds = num_rounds, timeout
         self.server_step.init(to_tensors(initial_arrays), self.state.tensors)
-        self.population = roll_call(
-            grid, self.size, self.fingerprint, self.connect_timeout_seconds, self.min_clients
-        )
-        self._require_reachable(len(self.population))
+        wait = self.connect_timeout_seconds
+        population = roll_call(grid, self.size, self.fingerprint, wait, self.min_clients)
+        self._require_reachable(len(population))
         if self.secure_aggregation is not None:
-            self.secure_aggregation.check(len(self.population))
+            self.secure_aggregation.check(len(population))
             self._layout(to_tensors(initial_arrays))
-        self._latecomers = Latecomers(self.population, self.fingerprint)
+        self._attendance = Attendance(population, self.fingerprint, self.min_replies, wait)
         self.summary()
         result, arrays = Result(), initial_arrays
         result.arrays = self._given_out(arrays)
@@ -308,6 +305,17 @@ class FederatedStrategy(Strategy):
             raise ValueError(f"{type(output).__name__} gives out the task's own network")
         return output.network(tensors)
 
+    @property
+    def attendance(self) -> Attendance:
+        """Who takes part, and who of them is connected.
+
+        Raises:
+            RuntimeError: before ``start``, which makes the roll call.
+        """
+        if self._attendance is None:
+            raise RuntimeError("the roll call comes first: call start(), which makes it")
+        return self._attendance
+
     def personal_scores(self) -> dict[str, float]:
         """Return the mean scores of the clients' own models, over all that have trained so far."""
         return mean_scores(self.state.personal.values())
@@ -318,8 +326,7 @@ class FederatedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Sample the cohort and write its messages."""
-        population = self._require_population()
-        present = sorted(population.nodes.keys() - self._absent)
+        present = self.attendance.present
         cohort = [present[i] for i in self.sampler.sample(server_round, len(present))]
         self._params = to_tensors(arrays)
         # What many clients get is serialised once. Held beside its record, a payload keeps its id.
@@ -338,7 +345,7 @@ class FederatedStrategy(Strategy):
             round=server_round,
             lr=self._lr(server_round),
             clients=cohort,
-            absent=sorted(set(range(len(population))) - set(present)),
+            absent=sorted(set(range(len(self.attendance.population))) - set(present)),
             bytes_down=sum(count_bytes(message.content) for message in messages),
         )
         return messages
@@ -349,7 +356,7 @@ class FederatedStrategy(Strategy):
         """Validate the replies and take the step; (None, None) leaves the model as it was."""
         valid, failures, bytes_up = valid_replies(
             replies,
-            {self._require_population().nodes[client]: client for client in self._report.clients},
+            {self._node_of(client): client for client in self._report.clients},
             self._parse,
             {sent.message_id: sent.dst_node_id for sent in self._sent if sent.message_id},
             self._timeout_seconds,
@@ -366,7 +373,7 @@ class FederatedStrategy(Strategy):
         self.state.committed |= {reply.client_id: server_round for reply in valid}
         began = time.perf_counter()
         params = self.server_step(
-            self._params, valid, server_round, len(self._require_population())
+            self._params, valid, server_round, len(self.attendance.population)
         )
         self._report.server_seconds = time.perf_counter() - began
         self._restart_if_lost(valid, params, server_round)
@@ -431,7 +438,7 @@ class FederatedStrategy(Strategy):
             arrays: the shared tensors by name.
             config: further entries of the clients' config.
         """
-        self._look_around(grid)
+        self.attendance.look_around(grid)
         messages = self._to_all(arrays, config, message_type, self.num_rounds)
         clients = {message.metadata.dst_node_id: client for client, message in messages.items()}
         found = {}
@@ -455,8 +462,7 @@ class FederatedStrategy(Strategy):
                 client,
                 round,
             )
-            for client in self._require_population().nodes
-            if client not in self._absent
+            for client in self.attendance.present
         }
 
     # ---- one round, in pieces ----------------------------------------------------------------
@@ -492,11 +498,6 @@ class FederatedStrategy(Strategy):
                 f"take part in a round (participation): set min_replies to {most} or less"
             )
 
-    def _require_population(self) -> Population:
-        if self.population is None:
-            raise RuntimeError("the roll call comes first: call start(), which makes it")
-        return self.population
-
     def _lr(self, round: int) -> float:
         return self.local_lr * self.schedule(round, self.num_rounds)
 
@@ -524,7 +525,7 @@ class FederatedStrategy(Strategy):
         config: ConfigRecord,
         result: Result,
     ) -> ArrayRecord:
-        self._look_around(grid)
+        self.attendance.look_around(grid)
         began = time.perf_counter()
         messages = self.configure_train(round, arrays, config, grid)
         if self.secure_aggregation is None:
@@ -547,39 +548,15 @@ class FederatedStrategy(Strategy):
         result.train_metrics_clientapp[round] = metrics
         return new_arrays
 
-    def _look_around(self, grid: Grid) -> None:
-        """Find out who is connected; wait while that are fewer than min_replies.
-
-        Raises:
-            TimeoutError: if they are fewer for longer than ``connect_timeout_seconds``.
-        """
-        population, latecomers = self._require_population(), self._latecomers
-        began = time.monotonic()
-        while True:
-            connected = set(grid.get_node_ids())
-            if latecomers is not None:
-                latecomers.admit(grid, connected)
-            absent = {c for c in range(len(population)) if population.nodes.get(c) not in connected}
-            if absent != self._absent:
-                log(WARNING, "clients that are not connected: %s", sorted(absent) or "none")
-            self._absent = frozenset(absent)
-            num_present = len(population) - len(absent)
-            if num_present >= min(self.min_replies, len(population)):
-                return
-            if time.monotonic() - began > self.connect_timeout_seconds:
-                raise TimeoutError(
-                    f"min_replies={self.min_replies}, but only {num_present} of {len(population)} "
-                    f"clients are connected after {self.connect_timeout_seconds:.0f} s "
-                    "(runtime.connect_timeout_seconds)"
-                )
-            time.sleep(_POLL_SECONDS)
+    def _node_of(self, client: int) -> int:
+        return self.attendance.population.nodes[client]
 
     def _message(self, content: RecordDict, message_type: str, client: int, round: int) -> Message:
         """Return a message that no node starts on long after the round has ended."""
         return Message(
             content=content,
             message_type=message_type,
-            dst_node_id=self._require_population().nodes[client],
+            dst_node_id=self._node_of(client),
             ttl=self._timeout_seconds + _CLOCKS_SECONDS,
             group_id=str(round),  # nodes log it
         )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Error, Message
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message
 
 from strategies.base import ConfigError
 from strategies.fedavg import FedAvg
@@ -163,10 +164,10 @@ def test_who_does_not_fit_stays_out_and_the_run_goes_on(change: Callable, said: 
 class Leaving(FedAvg):
     """Client 1's node is not connected in rounds 2 and 3."""
 
-    def _look_around(self, grid: InProcessGrid) -> None:
+    def _train_round(self, grid: InProcessGrid, *rest: Any) -> ArrayRecord:
         nodes = [1000, 1001, 1002]
         grid.get_node_ids = lambda: nodes if self.state.round in (0, 3) else [1000, 1002]
-        super()._look_around(grid)
+        return super()._train_round(grid, *rest)
 
 
 def test_a_client_that_is_gone_is_not_asked_and_is_named():
@@ -185,17 +186,17 @@ def test_a_client_that_is_gone_is_not_asked_and_is_named():
 
 
 def test_a_round_waits_for_min_replies_clients(monkeypatch):
-    monkeypatch.setattr("strategies.federated._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("strategies.attendance._POLL_SECONDS", 0.0)
     looks = []
 
     class Waiting(FedAvg):
-        def _look_around(self, grid: InProcessGrid) -> None:
+        def _train_round(self, grid: InProcessGrid, *rest: Any) -> ArrayRecord:
             def get_node_ids() -> list[int]:
                 looks.append(self.state.round)
                 return [1000] if looks.count(1) in range(1, 5) else [1000, 1001, 1002]
 
             grid.get_node_ids = get_node_ids
-            super()._look_around(grid)
+            return super()._train_round(grid, *rest)
 
     _, reports = run(Waiting(min_replies=2), rounds=2)
     assert list(reports[2].clients) == [0, 1, 2]
@@ -203,7 +204,7 @@ def test_a_round_waits_for_min_replies_clients(monkeypatch):
 
 
 def test_they_are_not_waited_for_without_end(monkeypatch):
-    monkeypatch.setattr("strategies.federated._POLL_SECONDS", 0.0)
+    monkeypatch.setattr("strategies.attendance._POLL_SECONDS", 0.0)
     strategy = Leaving(min_replies=3, connect_timeout_seconds=0.05)
     with pytest.raises(TimeoutError, match=r"min_replies=3, but only 2 of 3 clients are connected"):
         run(strategy, rounds=4)
