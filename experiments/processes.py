@@ -32,13 +32,16 @@ def adopt_orphans() -> None:
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def end_with_parent() -> None:
+def end_with_parent(number: int = signal.SIGTERM) -> None:
     """Ask the kernel to end this process when its parent dies, even by SIGKILL (Linux only).
 
     Runs in the child between fork and exec.
+
+    Args:
+        number: of the signal that ends it.
     """
     if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
 def ray_environment(folder: Path) -> dict[str, str]:
@@ -104,17 +107,22 @@ class Brood:
                 found |= {process, *_descendants(process)}  # one may hide its environment
         return {process for process in found if process.pid != os.getpid()}
 
-    def end(self, patience_seconds: float = 0.5) -> None:
-        """End all of them: politely first, and then not. Returns when none is left."""
-        known = self.members()
-        _signal_all(known, psutil.Process.terminate)
-        psutil.wait_procs(known, timeout=patience_seconds)
-        for _ in range(20):  # a process may have started another while it was being ended
+    def end(self) -> None:
+        """End all of them. Returns when none is left.
+
+        They are all stopped before the first is killed: a server that saw a worker die would take
+        that for a failed client, and write down a round that no resumed run can undo.
+        """
+        known: set[psutil.Process] = set()
+        while new := self.members() - known:  # one may have started another meanwhile
+            _signal_all(new, psutil.Process.suspend)
+            known |= new
+        for _ in range(20):
+            _signal_all(known, psutil.Process.kill)
+            psutil.wait_procs(known, timeout=1.0)
             known = {process for process in known | self.members() if _is_alive(process)}
             if not known:
                 return
-            _signal_all(known, psutil.Process.kill)
-            psutil.wait_procs(known, timeout=1.0)
 
     def _mark(self, process: psutil.Process) -> str | None:
         """Return what the process is marked with, None if with nothing that can be read."""

@@ -12,11 +12,13 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -164,7 +166,7 @@ class Simulation:
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # the terminal's Ctrl-C is the launcher's to answer
-            preexec_fn=end_with_parent,
+            preexec_fn=partial(end_with_parent, signal.SIGKILL),  # it is not to end a round itself
         )
 
     def _start_superlink(self) -> None:

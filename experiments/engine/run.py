@@ -186,13 +186,15 @@ def _ray_workers(recipe: DictConfig, folder: Path) -> Workers:
     from experiments.engine.ray_actors import Needs, RayWorkers
 
     runtime = recipe.runtime
-    return RayWorkers(
+    workers = RayWorkers(
         cohort_size(recipe),
         Needs(int(runtime.client_cpus), 0.0 if recipe.device == "cpu" else runtime.client_gpus),
         shared_folder=Path(recipe.results_dir) if runtime.simulation else None,
         address=runtime.address,
         num_cpus=cpus_for(recipe),
     )
+    signal.signal(signal.SIGTERM, _stop)  # ray.init has put its own handler there
+    return workers
 
 
 def _write_to(log_path: Path) -> None:

@@ -25,6 +25,15 @@ if os.fork() == 0:
     open(sys.argv[1], "w").write(str(os.getpid()))
     time.sleep(60)
 """
+# A server that goes on when its worker is gone, as one that takes it for a failed client.
+GOES_ON = """
+import signal, subprocess, sys
+worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("started", flush=True)
+worker.wait()
+open(sys.argv[1], "w").write("a round with a failure")
+"""
 LAUNCHER = """
 import os, subprocess, sys, time
 from pathlib import Path
@@ -77,16 +86,34 @@ def test_a_process_that_left_its_parent_is_found_and_ended(tmp_path: Path) -> No
         orphan = psutil.Process(int(note.read_text()))
         assert orphan in brood.members()
         assert orphan not in stranger_brood.members()
-        stranger_brood.end(patience_seconds=0.1)
+        stranger_brood.end()
         assert orphan.is_running()
         assert stranger.poll() is None
         brood._others |= {psutil.Process(stranger.pid)}
-        brood.end(patience_seconds=0.1)
+        brood.end()
         assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
         assert stranger.poll() is None
     finally:
         stranger.kill()
         stranger.wait()
+
+
+@pytest.mark.flower
+def test_none_sees_another_end(tmp_path: Path) -> None:
+    brood = Brood(MARK, str(tmp_path))
+    written = tmp_path / "round"
+    server = subprocess.Popen(
+        [sys.executable, "-c", GOES_ON, str(written)],
+        env=os.environ | {MARK: str(tmp_path)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert server.stdout is not None
+    assert server.stdout.readline() == "started\n"
+    brood.end()
+    server.wait()
+    assert not written.exists()
+    assert not brood.members()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
