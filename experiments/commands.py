@@ -1,11 +1,14 @@
-"""What fedhet's commands share: help from the docstring, whole numbers, and how errors are said."""
+"""What fedhet's commands share: help from the docstring, whole numbers, tables, and errors."""
 
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 
 from rich.console import Console
+
+_NO_SCREEN = 240  # columns: a table takes what it needs of them
 
 
 def parser_of(name: str, documentation: str | None) -> argparse.ArgumentParser:
@@ -27,6 +30,14 @@ def at_least(low: int) -> Callable[[str], int]:
         return value
 
     return whole_number
+
+
+def table_console() -> Console:
+    """Return a console for stdout that folds no table which goes into a file or a pipe."""
+    console = Console()
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _NO_SCREEN
+    return console
 
 
 def say_error(name: str, error: Exception) -> None:

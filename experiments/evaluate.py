@@ -27,7 +27,7 @@ from rich.console import Console
 from torch import Tensor
 from yaml import YAMLError
 
-from experiments.commands import at_least, parser_of, say_error
+from experiments.commands import at_least, parser_of, say_error, table_console
 from experiments.finished import classes_in, classifier_of, meaning_of, recipe_of, task_of
 from experiments.report.blocks import Entry, Table
 from experiments.report.command import rich_table
@@ -97,7 +97,7 @@ def main(words: Sequence[str] | None = None) -> None:
         words: the command line; None: the process's.
     """
     options = _parser().parse_args(words)
-    console, errors = Console(), Console(stderr=True)
+    console, errors = table_console(), Console(stderr=True)
     found: list[tuple[Run, Evaluation]] = []
     failed = False
     try:

@@ -14,11 +14,10 @@ from pathlib import Path
 import numpy as np
 from hydra.errors import HydraException
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from conf import compose, plain_part
-from experiments.commands import say_error
+from experiments.commands import say_error, table_console
 from experiments.partition_picture import (
     Counts,
     chosen_values,
@@ -38,7 +37,7 @@ def main() -> None:
     if any(word in ("-h", "--help") for word in words):
         print(__doc__)
         return
-    console = Console()
+    console = table_console()
     try:
         task, title, name = _build(words)
         counts = task.class_counts()

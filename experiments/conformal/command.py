@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.commands import at_least, parser_of, say_error
+from experiments.commands import at_least, parser_of, say_error, table_console
 from experiments.conformal.measure import Options, RunSets, measure
 from experiments.conformal.page import page
 from experiments.report.blocks import Table
@@ -40,7 +40,7 @@ def main(words: Sequence[str] | None = None) -> None:
         words: the command line; None: the process's.
     """
     options = _parser().parse_args(words)
-    console, errors = Console(), Console(stderr=True)
+    console, errors = table_console(), Console(stderr=True)
     try:
         runs = completed_runs(options.sources)
         chosen = Options(

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from conf import FOLDER
-from experiments.commands import parser_of, say_error
+from experiments.commands import parser_of, say_error, table_console
 from experiments.report.blocks import Block, Entry, Heading, Table, Warn
 from experiments.report.class_counts import Counting
 from experiments.report.data import ReportData, parse, to_text
@@ -47,7 +47,7 @@ def main(words: Sequence[str] | None = None) -> None:
         raise SystemExit(2) from None
     folder = options.out or _default_folder(options.sources[0])
     blocks = write_report(data, folder, options.name, partitions=not options.no_partitions)
-    console = Console()
+    console = table_console()
     _show(blocks, console)
     console.print(f"report   {folder / options.name}.html", soft_wrap=True, highlight=False)
 
