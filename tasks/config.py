@@ -39,6 +39,7 @@ class TaskConfig(ABC):
     test_split: str | None = "test"
     test_fraction: float = 0.2
     head_bias: bool | None = None
+    head_init: str | None = None
     path: str | None = None
     train_size: int | None = None
     test_size: int | None = None

@@ -106,6 +106,7 @@ class Task:
             input_shape=self.input_shape,
             num_classes=self.num_classes,
             head_bias=self.config.head_bias,
+            head_init=self.config.head_init,
             seed=seed,
             **self.config.model_options,
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import nn
 
 from tasks.errors import ConfigError, require_option
 from tasks.models.bilstm import bilstm
@@ -54,6 +55,7 @@ def build_model(
     input_shape: tuple[int, ...],
     num_classes: int,
     head_bias: bool | None = None,
+    head_init: str | None = None,
     stem: str | None = None,
     vocabulary_size: int | None = None,
     seed: int,
@@ -65,19 +67,43 @@ def build_model(
         input_shape: (C, H, W) of images, (T,) of texts.
         num_classes: outputs.
         head_bias: None: as the model's paper has it.
+        head_init: orthogonal: the classifier starts with rows of length 1 at right angles to each
+            other, and a bias of zero; None: as PyTorch has it.
         stem: of a ResNet-18: imagenet or cifar; None: as the model's paper has it.
         vocabulary_size: of texts: the number of tokens.
         seed: of the initial parameters; the global random state stays as it was.
 
     Raises:
-        ConfigError: for an unknown name, a model for other inputs, a stem that the model has not,
-            too small images, or weights that cannot be had.
+        ConfigError: for an unknown name, a model for other inputs, a stem or a start of the head
+            that the model cannot have, too small images, or weights that cannot be had.
     """
     require_option("task.model", name, (*MODELS, *CONDITIONAL, *PRETRAINED))
     build = _builder(name, input_shape, stem, vocabulary_size)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the GPUs' too
-        return build(num_classes=num_classes, head_bias=head_bias)
+        model = build(num_classes=num_classes, head_bias=head_bias)
+        if head_init is not None:  # last, so that the body is what it is without
+            require_option("task.head_init", head_init, ("orthogonal",))
+            _start_at_right_angles(name, model)
+        return model
+
+
+def _start_at_right_angles(name: str, model: Model | CVAE) -> None:
+    """Give the classifier rows of length 1 at right angles, and a bias of zero."""
+    if isinstance(model, CVAE):
+        raise ConfigError(
+            f"task.head_init=orthogonal is for classifiers, and task.model={name} is none: "
+            "set task.head_init=null"
+        )
+    num_classes, features = model.head.weight.shape
+    if num_classes > features:
+        raise ConfigError(
+            f"task.head_init=orthogonal: {num_classes} rows cannot be at right angles in the "
+            f"{features} dimensions of task.model={name}'s features: set task.head_init=null"
+        )
+    nn.init.orthogonal_(model.head.weight)
+    if model.head.bias is not None:
+        nn.init.zeros_(model.head.bias)
 
 
 def _builder(

@@ -68,6 +68,27 @@ def test_named_parameters_end_with_the_head(name, head_bias):
     assert model.classifier_tensors == len(head) + (4 if name == "vgg11" else 0)
 
 
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("head_bias", [True, False])
+def test_an_orthogonal_head_leaves_the_body_as_it_is(name, head_bias):
+    model = build(name, head_bias=head_bias, head_init="orthogonal")
+    weight = model.head.weight
+    assert torch.allclose(weight @ weight.T, torch.eye(len(weight)), atol=1e-5)
+    assert model.head.bias is None or not model.head.bias.any()
+    usual = build(name, head_bias=head_bias)
+    for (key, ours), theirs in zip(model.named_parameters(), usual.parameters(), strict=True):
+        assert torch.equal(ours, theirs) == (not key.startswith("head")), key
+
+
+def test_a_head_that_cannot_be_orthogonal_is_refused():
+    with pytest.raises(ConfigError, match=r"task\.head_init='sphere' is unknown; .* orthogonal"):
+        build("mlp", head_init="sphere")
+    with pytest.raises(ConfigError, match=r"101 rows .* 100 dimensions of task\.model=mlp's"):
+        build("mlp", classes=101, head_init="orthogonal")
+    with pytest.raises(ConfigError, match=r"task\.model=cvae is none: set task\.head_init=null"):
+        build("cvae", head_init="orthogonal")
+
+
 @pytest.mark.parametrize(
     ("name", "classes", "published"),
     [("vgg11", 10, 530_442), ("vgg11", 100, 576_612), ("resnet8", 10, 650), ("resnet8", 100, 6500)],
