@@ -21,8 +21,8 @@ a convex quadratic in W with the value and the gradient of (SL - W W^T)^2 at W =
 over the entries; the mean makes mu comparable with eq. 11's.)
 
 Where the paper's text differs: eq. 13 has theta_{t+1} for theta_t. Where the released code differs:
-it keeps the classifier's bias (here one is refused) unless its ``init_align`` is set, which holds it
-at 0 and lets the weight start with rows of length 1, spread on the sphere (here
+it keeps the classifier's bias (here one is refused) unless its ``init_align`` is set, which holds
+it at 0 and lets the weight start with rows of length 1, spread on the sphere (here
 ``task.head_init=orthogonal``); mu is divided by 10 at the start of rounds 9, 18, 27 and so on
 (``decay=0.1 decay_every=9``, off by default); and what strategies/soft_labels.py says of SL. It has
 the term from round 1 on, against the identity, as here.
