@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from rich.console import Console
 
-_NO_SCREEN = 240  # columns: a table takes what it needs of them
+_NO_SCREEN = 10_000  # columns: a table takes what it needs of them
 
 
 def parser_of(name: str, documentation: str | None) -> argparse.ArgumentParser:

@@ -33,6 +33,7 @@ from experiments.report.blocks import Entry, Table
 from experiments.report.command import rich_table
 from experiments.report.runs import Run
 from experiments.report.sources import DataError, SourceError, completed_runs
+from strategies.storage import save_text
 from tasks import ConfigError, Task
 from tasks.evaluation import class_accuracies
 
@@ -81,6 +82,11 @@ def evaluate(
         ConfigError: where model or examples cannot be had, or the model is not of such a task.
     """
     task = _task(folder, words)
+    if passes and not task.config.transform.augments:
+        raise ConfigError(
+            f"--augmented {passes}: the task of {folder} changes no training example; "
+            "for images that are to be changed, say --task flip=true or --task crop_padding=4"
+        )
     model = classifier_of(folder, task, state)
     data = task.test_data(next(model.parameters()).device)
     score = partial(class_accuracies, model, data, task.loss, task.num_classes)
@@ -102,7 +108,9 @@ def main(words: Sequence[str] | None = None) -> None:
     failed = False
     try:
         runs = completed_runs(options.runs)
-    except (DataError, SourceError) as error:
+        if options.out is not None:  # now, since the figures take long
+            _require_writable(options.out)
+    except (DataError, OSError, SourceError) as error:
         say_error("fedhet-evaluate", error)
         raise SystemExit(2) from None
     for run, folder in runs:
@@ -120,11 +128,16 @@ def main(words: Sequence[str] | None = None) -> None:
             {"name": run.name, "method": run.method, "seed": run.seed, **asdict(figures)}
             for run, figures in found
         ]
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        save_text(options.out, json.dumps(content, indent=1) + "\n")
         console.print(f"results  {options.out}", soft_wrap=True, highlight=False)
     if failed:
         raise SystemExit(2)
+
+
+def _require_writable(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(f"--out {path} is a folder: name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _task(folder: Path, words: Sequence[str]) -> Task:
@@ -142,6 +155,9 @@ def _task(folder: Path, words: Sequence[str]) -> Task:
 
 
 def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
+    for word in words:
+        if "=" not in word:
+            raise ConfigError(f"--task {word} has no value: write --task {word}=VALUE")
     try:
         changes = OmegaConf.from_dotlist(list(words))
     except (OmegaConfBaseException, YAMLError) as error:

@@ -52,7 +52,7 @@ def export(folder: Path, path: Path, state: Path | None = None) -> dict[str, Any
         what its about.json says.
 
     Raises:
-        ConfigError: where the model cannot be had.
+        ConfigError: where the model cannot be had, or its program does not do the same.
         OSError: where the file cannot be written.
     """
     recipe = recipe_of(folder)
@@ -74,8 +74,9 @@ def export(folder: Path, path: Path, state: Path | None = None) -> dict[str, Any
         about["vocabulary"] = list(task.vocabulary)
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={ABOUT: json.dumps(about)})
+    _require_the_same(module, content, _examples(task, 3))
     replace_file(path, lambda beside: beside.write_bytes(content.getvalue()))
-    _require_the_same(module, path, _examples(task, 3))
+    path.chmod(0o644)  # to be handed on
     return about
 
 
@@ -115,11 +116,18 @@ def _of_the_run(folder: Path) -> dict[str, Any]:
     return {key: summary[key] for key in OF_THE_RUN if key in summary}
 
 
-def _require_the_same(module: Deployable, path: Path, examples: Tensor) -> None:
+def _require_the_same(module: Deployable, content: io.BytesIO, examples: Tensor) -> None:
     """Compare what the file does with what the model does, on a batch of another size."""
-    program = torch.export.load(str(path)).module()
-    with torch.no_grad():
-        torch.testing.assert_close(program(examples), module(examples))
+    content.seek(0)
+    program = torch.export.load(content).module()
+    try:
+        with torch.no_grad():
+            torch.testing.assert_close(program(examples), module(examples))
+    except AssertionError as error:
+        raise ConfigError(
+            f"what torch.export {torch.__version__} has made of the model gives other "
+            f"probabilities, so no file was written: {error}"
+        ) from None
 
 
 def _parser() -> argparse.ArgumentParser:

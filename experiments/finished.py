@@ -56,10 +56,14 @@ def meaning_of(folder: Path) -> dict[str, str]:
     It is empty for a run that has not written it.
 
     Raises:
-        ConfigError: if the run has no model.
+        ConfigError: if the run has no model, or a broken one.
     """
-    with safe_open(_model_path(folder), framework="pt") as file:
-        metadata = file.metadata() or {}
+    path = _model_path(folder)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
     return {key: metadata[key] for key in ("classes", "vocabulary") if key in metadata}
 
 
@@ -71,8 +75,8 @@ def classes_in(meaning: dict[str, str]) -> list[str] | None:
 def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Module:
     """Return the model that a run has given out, in eval mode, on the GPU where there is one.
 
-    Tensors that do not travel are the client's whose state is named; or else, where the server
-    evaluates its own model (FedBABU), those that it was initialised with.
+    Tensors that do not travel are the client's whose state is named; or else, where no client
+    trains them (FedBABU), those that all were initialised with.
 
     Args:
         folder: the run's results directory.
@@ -86,12 +90,11 @@ def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Mod
     model = task.build_model(task.seed)
     initial = {n: value for n, value in model.state_dict().items() if value.is_floating_point()}
     whole = {name: value.shape for name, value in initial.items()}
-    tensors = load_file(path)
+    tensors = _tensors_in(path)
     if state is not None:
         tensors |= _personal_tensors(state)
-    elif (recipe := recipe_of(folder)).evaluation.model != "clients":
-        personal = LayerSelector(recipe.strategy.personal)
-        tensors = {name: initial[name] for name in personal_names(model, personal)} | tensors
+    else:
+        tensors |= {name: initial[name] for name in _never_trained(recipe_of(folder), model)}
     found = {name: value.shape for name, value in tensors.items()}
     if found != whole:
         differ = {name for name, _ in found.items() ^ whole.items()}
@@ -108,10 +111,7 @@ def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Mod
 
 def _personal_tensors(path: Path) -> dict[str, Tensor]:
     """Return what a client keeps of its model; the files are those of client_app/state.py."""
-    try:
-        stored = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"--state {path} cannot be read: {error}") from None
+    stored = _tensors_in(path, "--state ")
     start = f"{PERSONAL}/"
     found = {
         name.removeprefix(start): value for name, value in stored.items() if name.startswith(start)
@@ -119,6 +119,23 @@ def _personal_tensors(path: Path) -> dict[str, Tensor]:
     if not found:
         raise ConfigError(f"--state {path} has no tensors that only its client has")
     return found
+
+
+def _never_trained(recipe: DictConfig, model: nn.Module) -> set[str]:
+    """Return the tensors that do not travel and are in no phase of training: initial for ever."""
+    phases = recipe.strategy.phases
+    if not phases:
+        return set()
+    names = [name for name, _ in model.named_parameters()]
+    trained = {name for phase in phases for name in LayerSelector(phase.layers).select(names)}
+    return set(personal_names(model, LayerSelector(recipe.strategy.personal))) - trained
+
+
+def _tensors_in(path: Path, option: str = "") -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{option}{path} cannot be read: {error}") from None
 
 
 def _model_path(folder: Path) -> Path:

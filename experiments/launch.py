@@ -111,8 +111,8 @@ def _watch(engine: Engine, results: Results, display: Display) -> Mapping[str, A
         summary = results.summary()
         for row in results.new_rows():  # after the summary, so that the last round is among them
             display.show(row)
-        # The summary is the last thing that a run writes. Flower and Ray then take some three
-        # seconds to shut down, and are ended instead.
+        # The summary is the last thing that a run writes, its loggers' ends included. Flower and
+        # Ray then take some three seconds to shut down, and are ended instead.
         if summary.get("status") == "completed":
             return summary
         if not going:

@@ -56,7 +56,10 @@ def ray_environment(folder: Path) -> dict[str, str]:
 
 
 class Guard:
-    """A process that ends the launch's processes and removes its folder if the launcher cannot."""
+    """A process that ends a launch's processes and removes its folder if its own parent cannot.
+
+    Its parent is the launcher, or with Ray the server.
+    """
 
     def __init__(self, folder: Path, variable: str, value: str) -> None:
         """Start it.
@@ -68,14 +71,14 @@ class Guard:
         """
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(folder), variable, value],
-            stdin=subprocess.PIPE,  # closed by the kernel when the launcher dies
+            stdin=subprocess.PIPE,  # closed by the kernel when the parent dies
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
 
     def dismiss(self) -> None:
-        """End it, after the launcher has cleaned up by itself."""
+        """End it, after the parent has cleaned up by itself."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()

@@ -171,12 +171,15 @@ class Run:
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             if self.calibration.alphas:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
-            summary = self.results.write_summary(about, "completed")
+            summary = self.results.summary(about, "completed")
         except BaseException as error:
             with said_if_impossible(self.folder):
                 self.loggers.finish(write_failure(self.results, self._about(), error))
             raise
-        self.loggers.finish(summary)
+        try:
+            self.loggers.finish(summary)
+        finally:  # last, since a launcher ends what is left of a run that is completed
+            self.results.write_summary(summary)
         log(INFO, "Results are in %s", self.folder)
 
     # ---- pieces ------------------------------------------------------------------------------
@@ -316,7 +319,9 @@ def write_failure(
     results: ResultsFolder, about: Mapping[str, Any], error: BaseException
 ) -> dict[str, Any]:
     """Write the summary of a run that an error has ended, and return what is in it."""
-    return results.write_summary(about, "failed", f"{type(error).__name__}: {error}")
+    summary = results.summary(about, "failed", f"{type(error).__name__}: {error}")
+    results.write_summary(summary)
+    return summary
 
 
 @contextlib.contextmanager

@@ -106,15 +106,14 @@ class ResultsFolder:
         """Add a round's line and flush it to disk."""
         self._metrics.append(row)
 
-    def write_summary(
-        self, about: Mapping[str, Any], status: str, error: str = ""
-    ) -> dict[str, Any]:
-        """Write summary.json from the rows so far, and return what is in it."""
+    def summary(self, about: Mapping[str, Any], status: str, error: str = "") -> dict[str, Any]:
+        """Return what summary.json is to hold, from the rows so far."""
         summary = {**about, **totals(self.rows), "status": status}
-        if error:
-            summary["error"] = error
+        return summary | {"error": error} if error else summary
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json; a launcher ends what is left of a run that calls itself completed."""
         save_text(self.folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-        return summary
 
 
 def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:

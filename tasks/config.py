@@ -129,6 +129,11 @@ class ImageConfig(TaskConfig):
         super().__post_init__()
         if self.channels not in (1, 3):
             raise ConfigError(f"task.channels={self.channels}: 1 (grey) and 3 (RGB) are possible")
+        if self.source == "embedded" and self.path is not None:
+            raise ConfigError(
+                f"task.path={self.path}: the images of task.source=embedded come with a package; "
+                "set task.path=null, or choose another task.source, such as image_folder"
+            )
         _require("image_size", self.image_size, self.image_size >= 1, ">= 1")
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.channels:

@@ -28,6 +28,10 @@ class Placed(Protocol):
 class InputTransform(Protocol):
     """How raw examples come to lie on a device and become inputs."""
 
+    @property
+    def augments(self) -> bool:
+        """Whether training inputs differ from the examples by chance."""
+
     def place(self, raw: NDArray[Any], device: torch.device, *, channels_last: bool) -> Placed:
         """Copy raw examples (n, ...) to the device; inputs that are images come channels last."""
 

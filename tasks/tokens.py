@@ -22,6 +22,11 @@ SPECIAL_TOKENS = 3  # and the token of the first word
 class TokenTransform:
     """Texts are not augmented and have no memory format."""
 
+    @property
+    def augments(self) -> bool:
+        """False."""
+        return False
+
     def place(
         self, raw: NDArray[np.signedinteger], device: torch.device, *, channels_last: bool
     ) -> PlacedTokens:

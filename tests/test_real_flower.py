@@ -59,8 +59,8 @@ def test_a_killed_run_resumed_equals_the_uninterrupted_one(tmp_path):
     started = psutil.Process(launch.pid).children(recursive=True)
     launch.send_signal(signal.SIGKILL)
     launch.communicate()
-    _, left = psutil.wait_procs(started, timeout=20)  # the guard ends what the launcher started
-    assert left == []
+    psutil.wait_procs(started, timeout=20)  # the guard ends what the launcher started
+    assert not [one for one in started if one.is_running() and one.status() != "zombie"]
     done = len(read_rows(metrics)) - 1
     if done >= 8:
         pytest.skip(f"the machine did {done} rounds before the kill arrived")

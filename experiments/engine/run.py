@@ -174,15 +174,18 @@ def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
 def _start_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack) -> Workers:
     if recipe.runtime.name == "ray":
         stack.callback(Guard(folder, MARK, str(folder)).dismiss)  # Ray leaves its own if killed
-        return _ray_workers(recipe, folder)
+        return _ray_workers(recipe, folder, stack)
     from experiments.engine.forked import ForkedWorkers
 
     share = share_of_machine(recipe)
     return ForkedWorkers(share.workers, folder, share.gpus)
 
 
-def _ray_workers(recipe: DictConfig, folder: Path) -> Workers:
+def _ray_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack) -> Workers:
     os.environ.update({MARK: str(folder), **ray_environment(folder)})
+    import ray
+
+    stack.callback(ray.shutdown)  # before the guard ends Ray, also where no worker has started
     from experiments.engine.ray_actors import Needs, RayWorkers
 
     runtime = recipe.runtime

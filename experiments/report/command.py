@@ -20,6 +20,7 @@ import yaml
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
+from rich.text import Text
 
 from conf import FOLDER
 from experiments.commands import parser_of, say_error, table_console
@@ -177,14 +178,14 @@ def rich_table(table: Table) -> RichTable:
     shown = RichTable(caption=table.caption, caption_justify="left", box=SIMPLE_HEAD)
     for number, name in enumerate(table.head):
         justify: Literal["left", "right"] = "left" if number < table.words else "right"
-        shown.add_column(name, justify=justify, overflow="fold")
+        shown.add_column(Text(name), justify=justify, overflow="fold")
     for row in table.rows:
         shown.add_row(*(_joined(entry) for entry in row))
     return shown
 
 
-def _joined(entry: Entry) -> str:
-    return f"{entry.text}\n{entry.under}" if entry.under else entry.text
+def _joined(entry: Entry) -> Text:
+    return Text(f"{entry.text}\n{entry.under}" if entry.under else entry.text)
 
 
 if __name__ == "__main__":

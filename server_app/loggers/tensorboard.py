@@ -61,14 +61,6 @@ class TensorBoard:
 
 
 def wall_times(rows: Sequence[Row], now: float) -> list[float]:
-    """Return when rows would have been written had their run gone on without a pause until now.
-
-    ``elapsed_seconds`` starts again at every resumption.
-    """
-    total, before, times = 0.0, 0.0, []
-    for row in rows:
-        elapsed = float(row["elapsed_seconds"])
-        total += elapsed - before if elapsed >= before else elapsed
-        before = elapsed
-        times.append(total)
-    return [now - total + at for at in times]
+    """Return when rows would have been written had their run gone on without a pause until now."""
+    elapsed = [float(row["elapsed_seconds"]) for row in rows]  # without the pauses between launches
+    return [now - elapsed[-1] + at for at in elapsed]

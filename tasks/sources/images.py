@@ -82,5 +82,8 @@ class ImageSource(Source):
 
 def _train_folder(folder: Path) -> Path:
     if not (folder / "train").is_dir():
-        raise ConfigError(f"{folder} has no subfolder train/ with one subfolder a class")
+        raise ConfigError(
+            f"{folder} has no subfolder train/ with one subfolder a class (nor test/, which is "
+            "enough to evaluate)"
+        )
     return folder / "train"

@@ -124,11 +124,18 @@ def test_texts_need_the_words_that_the_model_knows(tmp_path, capsys):
     assert "20" in capsys.readouterr().out
 
 
+def accuracy_of(model, task, raw, labels):
+    inputs = task.config.transform.module()(raw)
+    return float((model(inputs)[1].argmax(1) == labels).float().mean())
+
+
 def test_augmented_images_are_those_of_training(tmp_path, monkeypatch):
     """With what is drawn known: a flip of all, and the corner of the border at the top left."""
     from tasks.transform import Augmentation
 
-    folder = image_run(tmp_path, "task.flip=true", "task.crop_padding=2")
+    folder = tmp_path / "run"
+    training = ["rounds=4", "local=adam", "local.lr=0.003", "local.epochs=10"]
+    run_recipe(folder, *TINY, *training, "partition=iid")  # it knows digits as they are alone
     task = task_of(recipe_of(folder))
     model = classifier_of(folder, task)
 
@@ -137,13 +144,16 @@ def test_augmented_images_are_those_of_training(tmp_path, monkeypatch):
         return Augmentation(ones, torch.zeros(size).long(), torch.zeros(size).long())
 
     monkeypatch.setattr(Augmentation, "draw", draw)
-    raw = torch.from_numpy(np.stack(task._splits[1].read()))
+    raw = task.test_data()._placed._pixels  # uint8, as they came
+    [(_, labels)] = task.test_data().batches(len(raw), generator=None, train=False)
     moved = torch.zeros_like(raw)
     moved[:, :, 2:, 2:] = raw[:, :, :-2, :-2]
-    inputs = task.config.transform.module()(moved.flip(3))
-    labels = torch.from_numpy(task._splits[1].labels.astype(np.int64))
-    by_hand = float((model(inputs)[1].argmax(1) == labels).float().mean())
-    assert evaluate(folder, passes=2).augmented == pytest.approx([by_hand] * 2)
+    found = evaluate(folder, ["flip=true", "crop_padding=2"], passes=2)
+    assert found.accuracy > 0.8
+    assert found.augmented == pytest.approx([accuracy_of(model, task, moved.flip(3), labels)] * 2)
+    others = (raw, raw.flip(3), moved)  # neither moved nor mirrored, or not both
+    for wrong in (accuracy_of(model, task, images, labels) for images in others):
+        assert abs(found.augmented[0] - wrong) > 0.02
 
 
 def test_the_same_seed_gives_the_same_augmented_figures(tmp_path):
@@ -157,8 +167,9 @@ def test_the_same_seed_gives_the_same_augmented_figures(tmp_path):
 
 @pytest.mark.slow
 def test_the_command_says_what_it_could_not_evaluate_and_goes_on(tmp_path, capsys):
-    run_recipe(tmp_path / "sweep" / "0_fedper", *TINY, "rounds=1", "strategy=fedper")
-    run_recipe(tmp_path / "sweep" / "1_fedavg", *TINY, "rounds=1")
+    words = [*TINY, "rounds=1", "+task.flip=true"]
+    run_recipe(tmp_path / "sweep" / "0_fedper", *words, "strategy=fedper")
+    run_recipe(tmp_path / "sweep" / "1_fedavg", *words)
     out = tmp_path / "figures" / "evaluation.json"
     with pytest.raises(SystemExit) as ended:
         main([str(tmp_path / "sweep"), "--augmented", "1", "--out", str(out)])
@@ -178,6 +189,9 @@ def test_the_command_says_what_it_could_not_evaluate_and_goes_on(tmp_path, capsy
         (["--task", "test_size=x"], "task.test_size='x' must be a whole number"),
         (["--task", "image_size=16"], "or the task is another"),
         (["--task", "classes=[a"], "--task classes=[a cannot be read"),
+        (["--task", "path"], "write --task path=VALUE"),
+        (["--task", "path=/data/new"], "task.path=/data/new: the images of task.source=embedded"),
+        (["--augmented", "2"], "say --task flip=true or --task crop_padding=4"),
     ],
 )
 def test_bad_changes_are_refused_by_key(words, message, a_run, capsys):
@@ -185,6 +199,30 @@ def test_bad_changes_are_refused_by_key(words, message, a_run, capsys):
         main([str(a_run), *words])
     assert ended.value.code == 2
     assert message in said(capsys)
+
+
+def test_a_broken_model_is_named_and_the_next_run_evaluated(tmp_path, capsys):
+    for name in ("0_broken", "1_whole"):
+        run_recipe(tmp_path / "sweep" / name, *TINY, "rounds=1")
+    broken = tmp_path / "sweep" / "0_broken" / "model.safetensors"
+    broken.write_bytes(broken.read_bytes()[:100])
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / "sweep")])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert f"{broken} cannot be read" in " ".join(printed.err.split())
+    assert "1_whole" in printed.out
+
+
+@pytest.mark.parametrize("out", [".", "file/figures.json"])
+def test_where_figures_cannot_be_written_nothing_is_evaluated(out, a_run, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit) as ended:
+        main([str(a_run), "--out", str(tmp_path / out)])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert str(tmp_path) in " ".join(printed.err.split())
+    assert printed.out == ""
 
 
 def test_a_folder_without_a_completed_run_is_refused(tmp_path, capsys):

@@ -76,7 +76,7 @@ def test_a_clients_own_model_is_exported(tmp_path):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.flower  # half a minute: the recurrent layers are unrolled
+@pytest.mark.slow
 def test_of_texts_the_words_go_with_the_model(tmp_path):
     texts = ["good film good", "bad film bad", "good good", "bad bad"] * 5
     for split in ("train", "test"):
@@ -99,7 +99,11 @@ def test_of_texts_the_words_go_with_the_model(tmp_path):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["strategy=fedper"], "not the task's whole model"), ([], "the run has not completed")],
+    [
+        (["strategy=fedper"], "not the task's whole model"),
+        (["strategy=fedper", "evaluation.model=both"], "not the task's whole model"),
+        ([], "the run has not completed"),
+    ],
 )
 def test_a_run_without_a_whole_model_is_refused(words, message, tmp_path, capsys):
     run_recipe(tmp_path / "run", *TINY, "rounds=1", *words)
@@ -110,6 +114,22 @@ def test_a_run_without_a_whole_model_is_refused(words, message, tmp_path, capsys
     assert ended.value.code == 2
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "model.pt2").exists()
+
+
+def test_a_program_that_does_not_do_the_same_is_not_written(tmp_path, monkeypatch, capsys):
+    run_recipe(tmp_path / "run", *TINY, "rounds=1")
+    old = tmp_path / "model.pt2"
+    old.write_bytes(b"an older model")
+    other = torch.nn.Linear(3, 4)
+    program = torch.export.export(other, (torch.ones(2, 3),))
+    monkeypatch.setattr("experiments.export._examples", lambda task, count: torch.ones(2, 3))
+    monkeypatch.setattr("torch.export.export", lambda *_, **__: program)
+    monkeypatch.setattr("experiments.export.Deployable.forward", lambda self, raw: other(raw) + 1)
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / "run"), "--out", str(old)])
+    assert ended.value.code == 2
+    assert "gives other probabilities" in " ".join(capsys.readouterr().err.split())
+    assert old.read_bytes() == b"an older model"
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):

@@ -104,6 +104,16 @@ def test_a_failed_run_says_why_and_does_not_exit_with_0(tmp_path: Path, runtime:
     assert "momentum" in (tmp_path / "out" / "log.txt").read_text(encoding="utf-8")
 
 
+def test_a_ray_that_no_client_fits_says_so(tmp_path: Path) -> None:
+    words = [*SMALL, "runtime=ray", "runtime.client_gpus=1000", "device=auto", "results_dir=out"]
+    launch = start(tmp_path, *words)
+    output = finish(launch)
+    assert launch.returncode == 1, output
+    assert "no client fits the Ray cluster" in output
+    assert "runtime.client_gpus" in output
+    assert not folders_of(launch)
+
+
 def folders_of(launch: subprocess.Popen[str]) -> list[Path]:
     name = f"fedhet-{launch.pid}-*"
     return [path for parent in ("/dev/shm", "/tmp") for path in Path(parent).glob(name)]

