@@ -128,7 +128,11 @@ def main(words: Sequence[str] | None = None) -> None:
             {"name": run.name, "method": run.method, "seed": run.seed, **asdict(figures)}
             for run, figures in found
         ]
-        save_text(options.out, json.dumps(content, indent=1) + "\n")
+        try:
+            save_text(options.out, json.dumps(content, indent=1) + "\n")
+        except OSError as error:
+            say_error("fedhet-evaluate", error)
+            raise SystemExit(2) from None
         console.print(f"results  {options.out}", soft_wrap=True, highlight=False)
     if failed:
         raise SystemExit(2)

@@ -225,6 +225,21 @@ def test_where_figures_cannot_be_written_nothing_is_evaluated(out, a_run, tmp_pa
     assert printed.out == ""
 
 
+def test_a_disk_that_has_become_full_is_named(a_run, tmp_path, monkeypatch, capsys):
+    def full(path, text):
+        raise OSError(f"{path} could not be written: No space left on device")
+
+    monkeypatch.setattr("experiments.evaluate.save_text", full)
+    out = tmp_path / "figures.json"
+    with pytest.raises(SystemExit) as ended:
+        main([str(a_run), "--out", str(out)])
+    assert ended.value.code == 2
+    printed = capsys.readouterr()
+    assert f"{out} could not be written" in " ".join(printed.err.split())
+    assert a_run.name in printed.out
+    assert "results" not in printed.out
+
+
 def test_a_folder_without_a_completed_run_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main([str(tmp_path)])
