@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from server_app.results import read_rows
+from tests.processes import alive
 from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.flower
@@ -60,7 +61,7 @@ def test_a_killed_run_resumed_equals_the_uninterrupted_one(tmp_path):
     launch.send_signal(signal.SIGKILL)
     launch.communicate()
     psutil.wait_procs(started, timeout=20)  # the guard ends what the launcher started
-    assert not [one for one in started if one.is_running() and one.status() != "zombie"]
+    assert not alive(started)
     done = len(read_rows(metrics)) - 1
     if done >= 8:
         pytest.skip(f"the machine did {done} rounds before the kill arrived")

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.processes import alive
+
 pytestmark = pytest.mark.flower
 
 FEDHET = str(Path(sys.executable).with_name("fedhet"))
@@ -50,17 +52,6 @@ def lines_until(launch: subprocess.Popen[str], start_of_line: str) -> Iterator[s
 
 def family(launch: subprocess.Popen[str]) -> Family:
     return set(psutil.Process(launch.pid).children(recursive=True))
-
-
-def alive(processes: Family) -> list[str]:
-    found = []
-    for process in processes:
-        try:
-            if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.name())
-        except psutil.NoSuchProcess:
-            continue
-    return found
 
 
 def summary_of(folder: Path) -> dict[str, Any]:

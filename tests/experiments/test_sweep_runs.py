@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from experiments.sweep.slots import machine_for, parts
+from tests.processes import alive
 
 pytestmark = pytest.mark.flower
 
@@ -80,7 +81,7 @@ def test_a_sweep_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path) -> 
         output, _ = sweep.communicate(timeout=60)
     assert sweep.returncode == 143
     assert [job["status"] for job in jobs_of(tmp_path)] == ["stopped"] * 2
-    assert not [one for one in family if one.is_running() and one.status() != "zombie"]
+    assert not alive(family)
     for slot in parts(machine_for({}), 2):  # each job has its part of the CPUs
         assert set(slot.cpus) in affinities
     resumed = fedhet(tmp_path, "-m", f"--resume={sweep_folder(tmp_path)}")
