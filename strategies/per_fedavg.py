@@ -28,9 +28,9 @@ What travels is what FedAvg sends. The global model is evaluated as it is, witho
 FedDW's paper does. ``evaluation.clients=true evaluation.finetune_epochs=1`` gives its accuracy at
 the clients after an epoch there, of these same steps.
 
-Going down F says nothing of f: where alpha is large for the model, f grows without bound while F
+Going down F says nothing of f: where alpha is large for the model, f can grow while F
 (``train_loss``) stays small, and the global model as it is falls to chance. With alpha .01 FedDW's
-CNN does so on CIFAR-10 within ten rounds; with .001 it does not. docs/results/feddw.md has it.
+CNN does so on CIFAR-10 within ten rounds (docs/results/feddw.md).
 
 FedDW's released code computes both gradients on the same mini-batch (``same_batch=true``), with
 alpha .01 and beta .001 (``local.lr=0.001``), and all passes in a copy of the model that it throws
