@@ -19,7 +19,7 @@ from strategies.base import (
     Step,
 )
 from strategies.layers import LayerSelector
-from strategies.local_options import LocalOptions
+from strategies.local_options import LocalOptions, Phase
 from strategies.solvers import reach
 
 
@@ -43,6 +43,9 @@ def train_locally(
 
     Returns:
         what was done, and the mean local objective over the steps (penalties included).
+
+    Raises:
+        ValueError: if the examples do not last for one step, in any phase.
     """
     context.model.train()
     solver.start(context.params, lr)
@@ -62,6 +65,8 @@ def train_locally(
                     break
                 total = total + loss  # stays on the device: no synchronisation per step
                 context.num_steps += 1
+        if context.num_steps == before:
+            raise ValueError(_too_few(len(context.data), phase, options))
         for name in phase.layers.select(context.params):
             taken[name] += context.num_steps - before
     momenta = dict.fromkeys(solver.stateful(list(taken)), solver.momentum or 0.0)
@@ -74,6 +79,14 @@ def train_locally(
         {name: reach(steps, momenta.get(name, 0.0)) * lr for name, steps in taken.items()},
     )
     return summary, float(total) / max(num_steps, 1)
+
+
+def _too_few(examples: int, phase: Phase, options: LocalOptions) -> str:
+    return (
+        f"{examples} examples are too few for one step on the tensors {phase.layers.spec!r} in "
+        f"{phase.epochs} epochs of local.batch_size={options.batch_size}: lower that, or raise "
+        "local.epochs"
+    )
 
 
 def _stream(

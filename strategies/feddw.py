@@ -12,8 +12,10 @@ SL is a constant, so the gradient reaches W alone, and is the same for every bat
 in (0, 2 / C) (eq. 18). mu = 0 is FedAvg with a classifier without bias. The paper tunes mu in
 {.01, .1, 1, 10, 100}: .1 for CIFAR-10, 10 for CIFAR-100.
 
-``linearised_every=n`` is the convex variant, eq. 26 to 30. The paper writes A for W^T there and
-drops the softmax. With a reference W_0, taken again every n steps, the term is
+``linearised_every=n`` is the convex variant, eq. 26 to 30. The paper's text is not of one piece: A
+is softmax(W W^T) in section IV-B, and eq. 23 on take A^T A for what the term holds to SL. Here A is
+read as W^T, without softmax: so its steps are those of W. With a reference W_0, taken again every n
+steps, the term is
 
     mu mean over the C^2 entries of (SL - (W_0 W^T + W W_0^T - W_0 W_0^T))^2
 
@@ -33,6 +35,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Unpack
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softmax
 
@@ -47,7 +50,7 @@ from strategies.base import (
 from strategies.class_means import MEANS
 from strategies.federated import FederatedStrategy, Slots
 from strategies.privacy import GaussianMechanism
-from strategies.soft_labels import SOFT_LABELS, SoftLabelClient, SoftLabelServer
+from strategies.soft_labels import HEAD, SOFT_LABELS, SoftLabelClient, SoftLabelServer
 
 
 class FedDWClient(ClientSide):
@@ -58,7 +61,6 @@ class FedDWClient(ClientSide):
         decay: factor on mu ...
         decay_every: ... at the start of every so many rounds.
         linearised_every: 0: eq. 11; n: eq. 30, its reference taken again every n steps.
-        head: the name of the classifier.
     """
 
     needs = frozenset({SOFT_LABELS})
@@ -69,26 +71,24 @@ class FedDWClient(ClientSide):
         decay: float = 1.0,
         decay_every: int = 9,
         linearised_every: int = 0,
-        head: str = "head",
     ) -> None:
         self.mu = require_range("strategy.feddw.mu", mu)
         self.decay = require_range("strategy.feddw.decay", decay, high=1.0)
         self.decay_every = require_whole("strategy.feddw.decay_every", decay_every, low=1)
         self.linearised_every = require_whole("strategy.feddw.linearised_every", linearised_every)
-        self.head = head
 
     def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
-        """Refuse a classifier with a bias, or none by that name."""
-        head = dict(model.named_modules()).get(self.head)
+        """Refuse a classifier with a bias, or none by the name of ``head``."""
+        head = dict(model.named_modules()).get("head")
         if not isinstance(head, nn.Linear):
             raise ConfigError(
-                f"FedDW ties the weight of a linear classifier, and the model's {self.head!r} is "
-                f"{type(head).__name__}: name it by strategy.feddw.head"
+                "FedDW ties the weight of the model's linear classifier `head`, and that is "
+                f"{type(head).__name__}: call the classifier so"
             )
         if head.bias is not None:
             raise ConfigError(
-                "FedDW needs a classifier without bias (paper, section V-A), and "
-                f"{self.head!r} has one: set task.head_bias=false"
+                "FedDW needs a classifier without bias (paper, section V-A), and `head` has one: "
+                "set task.head_bias=false"
             )
 
     def penalty(self, step: Step) -> Tensor | None:
@@ -96,13 +96,17 @@ class FedDWClient(ClientSide):
         mu = self.mu * self.decay ** (step.context.round // self.decay_every)
         if mu == 0.0:
             return None
-        weight = step.params[f"{self.head}.weight"]
-        labels = step.context.received[SOFT_LABELS][MEANS]
+        weight = step.params[HEAD]
+        with torch.autocast(weight.device.type, enabled=False):  # W W^T in all its digits
+            relations = self._relations(weight, step)
+            return mu * mse_loss(relations, step.context.received[SOFT_LABELS][MEANS])
+
+    def _relations(self, weight: Tensor, step: Step) -> Tensor:
         if not self.linearised_every:
-            return mu * mse_loss(class_relations(weight), labels)
+            return class_relations(weight)
         if step.context.first_pass and step.context.num_steps % self.linearised_every == 0:
             self.reference = weight.detach().clone()
-        return mu * mse_loss(self._linearised(weight), labels)
+        return self._linearised(weight)
 
     def _linearised(self, weight: Tensor) -> Tensor:
         """Return the first-order expansion of W W^T about the reference (eq. 27)."""

@@ -59,6 +59,7 @@ from strategies.outputs import Latest
 from strategies.records import (
     CONFIG,
     PARAMS,
+    asked_by_message,
     checked_metrics,
     count_bytes,
     mean_metrics,
@@ -66,6 +67,8 @@ from strategies.records import (
     parse_reply,
     personal_scores,
     scalars,
+    sender,
+    silent_for,
     to_metrics,
     to_record,
     to_tensors,
@@ -358,7 +361,7 @@ class FederatedStrategy(Strategy):
             replies,
             {self._node_of(client): client for client in self._report.clients},
             self._parse,
-            {sent.message_id: sent.dst_node_id for sent in self._sent if sent.message_id},
+            asked_by_message(self._sent),
             self._timeout_seconds,
         )
         self._report.clients = [reply.client_id for reply in valid]
@@ -432,6 +435,8 @@ class FederatedStrategy(Strategy):
     ) -> dict[int, RecordDict]:
         """Send a model to all clients that are there, and return what they answer, by client.
 
+        Who answers with an error, or not at all, is named in the log and left out.
+
         Args:
             grid: Flower's connection to the nodes.
             message_type: of the messages, such as "query.ACTION".
@@ -440,16 +445,18 @@ class FederatedStrategy(Strategy):
         """
         self.attendance.look_around(grid)
         messages = self._to_all(arrays, config, message_type, self.num_rounds)
-        clients = {message.metadata.dst_node_id: client for client, message in messages.items()}
-        found = {}
+        sent = [message.metadata for message in messages.values()]
         replies = grid.send_and_receive(list(messages.values()), timeout=self._timeout_seconds)
-        for reply in replies:
-            client = clients[reply.metadata.src_node_id]
-            if reply.has_error():
-                log(WARNING, "%s of client %s: %s", message_type, client, reply.error.reason)
-            else:
+        by_node = {sender(reply, asked_by_message(sent)): reply for reply in replies}
+        found = {}
+        for client in sorted(messages):
+            reply = by_node.get(self._node_of(client))
+            if reply is not None and reply.has_content():
                 found[client] = reply.content
-        return dict(sorted(found.items()))
+            else:
+                why = silent_for(self._timeout_seconds) if reply is None else reply.error.reason
+                log(WARNING, "%s of client %s: %s", message_type, client, why)
+        return found
 
     def _to_all(
         self, arrays: ArrayRecord, config: ConfigRecord, message_type: str, round: int

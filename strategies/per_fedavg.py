@@ -21,8 +21,8 @@ included; their corrections, and clipping, act on g. As the moves are plain step
 SCAFFOLD's option II may read the mean g off them.
 
 num_steps counts moves: an epoch has half or a third of FedAvg's, and mini-batches left over at the
-end of local training are not used. The reply of a client that has too few for one step is refused:
-raise local.epochs, or lower local.batch_size.
+end of local training, or of a phase of it, are not used. A client that has too few for one step
+says so and is left out: raise local.epochs, or lower local.batch_size.
 
 What travels is what FedAvg sends. The global model is evaluated as it is, without adaptation, as
 FedDW's paper does. ``evaluation.clients=true evaluation.finetune_epochs=1`` gives its accuracy at

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from statistics import fmean
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
 from torch import Tensor
 
 from strategies.base import Payloads, RefusedReplyError, Reply, Shapes, Tensors
@@ -127,9 +127,7 @@ def valid_replies(
     for message in messages:
         if message.has_content():
             bytes_up += count_bytes(message.content)
-        node = message.metadata.src_node_id
-        if message.has_error():  # the SuperLink's own, for a node that it has lost, names no node
-            node = asked.get(message.metadata.reply_to_message_id, node)
+        node = sender(message, asked)
         client = waiting.pop(node, None)
         if client is None:
             reason = message.error.reason if message.has_error() else "unknown sender"
@@ -139,9 +137,30 @@ def valid_replies(
             valid.append(parse(message, client))
         except RefusedReplyError as refusal:
             failures.append(f"client {client}: {refusal}")
-    why = f"no reply within {timeout_seconds:g} s (runtime.round_timeout_seconds)"
+    why = silent_for(timeout_seconds)
     failures += [f"client {client}: {why}" for client in sorted(waiting.values())]
     return sorted(valid, key=lambda reply: reply.client_id), failures, bytes_up
+
+
+def asked_by_message(sent: Iterable[Metadata]) -> dict[str, int]:
+    """Return the node ids by the ids of the messages that were sent to them."""
+    return {one.message_id: one.dst_node_id for one in sent if one.message_id}
+
+
+def sender(reply: Message, asked: Mapping[str, int]) -> int:
+    """Return the id of the node that a reply is for.
+
+    Args:
+        reply: the SuperLink's own error, in place of a node that it has lost, names no node.
+        asked: node id by the id of the message that the node was sent.
+    """
+    node = reply.metadata.src_node_id
+    return asked.get(reply.metadata.reply_to_message_id, node) if reply.has_error() else node
+
+
+def silent_for(timeout_seconds: float) -> str:
+    """Return what is said of who has not answered."""
+    return f"no reply within {timeout_seconds:g} s (runtime.round_timeout_seconds)"
 
 
 def _tensors(content: RecordDict, name: str) -> dict[str, Tensor]:

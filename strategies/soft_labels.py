@@ -52,6 +52,7 @@ from strategies.privacy import GaussianMechanism, Uploads
 
 SOFT_LABELS = "soft_labels"
 SOFT_LABEL_SUMS = "soft_label_sums"
+HEAD = "head.weight"  # of the classifier, (C, d)
 _SURE = 4.0  # standard deviations of noise that a count must exceed
 
 
@@ -88,7 +89,6 @@ class SoftLabelServer(ServerSide):
         history: which rounds' uploads are averaged, "round" or "all" (the released code).
         absent: the row of a class without examples: "keep" or "identity" (the released code).
         mechanism: the clients' own: how much noise to expect, and epsilon.
-        head: the name of the classifier's weight (C, d).
     """
 
     needs, sends = frozenset({SOFT_LABEL_SUMS}), frozenset({SOFT_LABELS})
@@ -100,23 +100,21 @@ class SoftLabelServer(ServerSide):
         history: Literal["round", "all"] = "round",
         absent: Literal["keep", "identity"] = "keep",
         mechanism: GaussianMechanism | None = None,
-        head: str = "head.weight",
     ) -> None:
         self.smoothing = require_range("strategy.soft_labels.smoothing", smoothing, high=1.0)
         self.history = _one_of("history", history, ("round", "all"))
         self.absent = _one_of("absent", absent, ("keep", "identity"))
         self.mechanism = mechanism or GaussianMechanism()
-        self.head = head
         self._epsilons: dict[int, float] = {}
 
     def init(self, params: Tensors) -> None:
         """Start SL at the identity."""
-        if self.head not in params:
+        if HEAD not in params:
             raise ConfigError(
-                f"soft labels need the classifier {self.head!r} at the server, and the shared "
+                f"soft labels need the classifier {HEAD!r} at the server, and the shared "
                 f"tensors are {sorted(params)}: leave it out of strategy.personal"
             )
-        classes = params[self.head].shape[0]
+        classes = params[HEAD].shape[0]
         if self.mechanism.active:
             self.mechanism.epsilon(1)  # what the accountant lacks is said now
         # one object for all clients of a round: it is serialised once

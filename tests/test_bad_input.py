@@ -32,6 +32,8 @@ BEFORE_ROUND_1 = [
     (["strategy=fedprox", "strategy.client_sides.fedprox.mu=-1"], r"fedprox\.mu=-1"),
     (["strategy=scaffold", "local.momentum=0.9"], r"local\.momentum=0"),
     (["strategy=scaffold", "local.solver=adam"], r"local\.solver=sgd"),
+    (["strategy=per_fedavg", "local.solver=adam"], r"needs local\.solver=per_fedavg"),
+    (["strategy=fedmrur", "local.solver=sgd"], r"local\.solver=sgd.*needs local\.solver=sam"),
     (["strategy=scaffold", "strategy.option=III"], r"strategy\.option='III'"),
     (["strategy=[maecho,aggregator/masked_mean]"], r"strategy/aggregator=OTHER replaces it"),
     (

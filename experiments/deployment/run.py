@@ -174,11 +174,15 @@ class DeploymentRun:
         return self._log
 
     def _require_nodes(self, clients: int) -> None:
-        online, needed = self._control.online_nodes(), max(clients, 1)
-        if online < needed:
+        """Refuse what would only wait: the others of ``runtime.min_clients`` may come later."""
+        online, least = self._control.online_nodes(), self._runtime.min_clients
+        needed = clients if least is None else min(int(least), clients)
+        if online < max(needed, 1):
             raise LaunchError(
-                f"clients={clients}, but {online} SuperNodes are connected to "
-                f"{self._connection.address}: start the others, or set clients={online or 1}"
+                f"clients={clients}{'' if least is None else f' (runtime.min_clients={least})'}, "
+                f"but {online} SuperNodes are connected to {self._connection.address}: start the "
+                f"others, or set clients={online or 1}, or, where they may come later, "
+                f"runtime.min_clients={online or 1}"
             )
 
     def _start(self, recipe: DictConfig, overrides: Sequence[str], before: Record | None) -> Record:

@@ -1,6 +1,7 @@
 """The networks for small devices of FedDW's Table II: ShuffleNet and MobileNetV2.
 
-Both as FedDW's code has them for images of 32x32 pixels, with its mapping and head.
+ShuffleNet as FedDW's code has it for images of 32x32 pixels; MobileNetV2 with that code's widths
+and torchvision's blocks, which differ (below). Both with FedDW's mapping and head.
 """
 
 from __future__ import annotations

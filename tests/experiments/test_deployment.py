@@ -9,6 +9,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,27 @@ def recipe(**values: object) -> DictConfig:
 
 
 # ---- what is refused before the run --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("online", "least"), [(3, None), (2, 2), (2, 1), (4, 9)])
+def test_enough_supernodes(online, least, tmp_path):
+    submit_with(online, recipe(runtime__min_clients=least), tmp_path)
+
+
+@pytest.mark.parametrize(("online", "least"), [(2, None), (2, 9), (1, 2), (0, 1)])
+def test_too_few_supernodes_are_refused(online, least, tmp_path):
+    with pytest.raises(LaunchError, match=rf"clients=3.*but {online} SuperNodes .*min_clients="):
+        submit_with(online, recipe(runtime__min_clients=least), tmp_path)
+
+
+def submit_with(online: int, launched: DictConfig, folder: Path) -> None:
+    """Submit to a SuperLink that has so many nodes, and see that it starts the run."""
+    engine: Any = DeploymentRun(launched.runtime, folder / "log.txt")
+    engine._control = SimpleNamespace(online_nodes=lambda: online)
+    engine._start, engine._follow = lambda *_: "started", lambda record: started.append(record)
+    started: list[str] = []
+    engine.submit(launched, [])
+    assert started == ["started"]
 
 
 @pytest.mark.parametrize(

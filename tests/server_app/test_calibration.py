@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from safetensors.torch import load_file
 
 from conf import compose, fingerprint, plain_part, resume_fingerprint
@@ -124,6 +124,33 @@ def test_a_client_that_answers_nonsense_is_left_out(values, why, tmp_path, caplo
     assert "client 1" in caplog.text
     assert why in caplog.text
     assert np.isfinite(found["temperature"])
+
+
+def lost(reply):
+    """The SuperLink itself (node 1) answers for a node that it has lost."""
+    asked = reply.metadata.reply_to_message_id
+    reply = Message(Error(code=5, reason="Node Unavailable"), reply_to=reply)
+    reply.metadata.__dict__["_src_node_id"] = 1
+    reply.metadata.__dict__["_reply_to_message_id"] = asked
+    return reply
+
+
+@pytest.mark.parametrize(
+    ("fate", "why"),
+    [
+        (lost, "client 1: Node Unavailable"),
+        (lambda reply: None, r"client 1: no reply within 3600 s (runtime.round_timeout_seconds)"),
+    ],
+)
+def test_a_client_that_is_lost_meanwhile_is_named_and_left_out(fate, why, tmp_path, caplog):
+    def tampered(reply):
+        asked = reply.has_content() and CALIBRATE in reply.content.array_records
+        return fate(reply) if asked and reply.metadata.src_node_id == 101 else reply
+
+    summary = run_recipe(tmp_path, *HELD, tamper=tampered)
+    assert summary["status"] == "completed"
+    assert summary["prediction_sets"]["clients"] == [0, 2]
+    assert why in caplog.text
 
 
 def test_a_run_whose_clients_are_all_silent_has_completed_all_the_same(tmp_path):

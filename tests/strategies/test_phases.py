@@ -15,6 +15,7 @@ from strategies.fedbabu import FedBABU
 from strategies.fedrep import FedRep
 from strategies.layers import all_tensors, named
 from strategies.local_options import LocalOptions, Phase
+from strategies.per_fedavg import PerFedAvgSolver
 from strategies.solvers import SGD, Adam
 from tests.strategies.test_reductions import Classifier, blobs
 
@@ -143,3 +144,11 @@ def test_one_phase_may_count_in_steps():
 def test_a_phase_that_selects_nothing_is_refused_at_once():
     with pytest.raises(ConfigError, match="selects none"):
         fit(Classifier(), options_with(Phase(named("fc3.*"))))
+
+
+@pytest.mark.parametrize("phases", [(), FedRep.phases])
+def test_examples_that_make_no_step_are_said(phases):
+    """17 examples are a batch a pass, and Per-FedAvg takes two a step: FedRep's head gets none."""
+    options = LocalOptions(batch_size=32, epochs=3 if phases else 1, phases=phases)
+    with pytest.raises(ValueError, match=r"17 examples are too few .*lower that, or raise"):
+        fit(Classifier(), options, solver=PerFedAvgSolver())

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from tasks import MODELS, ConfigError, build_model
 from tasks.models.mobile import ShuffleUnit
@@ -200,6 +201,26 @@ def test_stem_is_refused_for_texts():
 
 # ---- FedDW's networks ----------------------------------------------------------------------------
 
+
+@pytest.mark.parametrize(("shape", "dropout"), [(MNIST, 0.5), (CIFAR, 0.0)])
+def test_feddw_cnn_is_the_network_of_its_code(shape, dropout):
+    """Facts 3.3, layer by layer; where each layer draws its dropout from the same numbers."""
+    model = build("feddw_cnn", shape)
+    inputs = torch.randn(5, *shape, generator=torch.Generator().manual_seed(0))
+    tensors = iter(model.parameters())
+    torch.manual_seed(1)
+    found = model(inputs)
+    torch.manual_seed(1)
+    maps = F.relu(F.max_pool2d(F.conv2d(inputs, next(tensors), next(tensors)), 2))
+    maps = F.dropout(F.conv2d(maps, next(tensors), next(tensors)), dropout)
+    maps = F.relu(F.max_pool2d(maps, 2)).flatten(1)
+    features = F.linear(
+        F.relu(F.linear(maps, next(tensors), next(tensors))), next(tensors), next(tensors)
+    )
+    torch.testing.assert_close(found[0], features)
+    torch.testing.assert_close(found[1], F.linear(features, next(tensors), next(tensors)))
+
+
 MAPPING = 256 + 256 * 128 + 128  # without the weights of its first layer, which depend on the body
 HEAD = 128 * 100 + 100
 
@@ -256,7 +277,7 @@ def test_a_unit_that_halves_keeps_its_pooled_inputs_beside_what_is_new():
     images = torch.rand(1, 8, 4, 4)
     outputs = ShuffleUnit(8, 24, halve=True, groups=2).eval()(images)
     assert outputs.shape == (1, 24, 2, 2)
-    assert torch.equal(outputs[:, 16:], nn.functional.avg_pool2d(images, 3, 2, 1))
+    assert torch.equal(outputs[:, 16:], F.avg_pool2d(images, 3, 2, 1))
 
 
 @pytest.mark.parametrize("name", MAPPED)
@@ -328,7 +349,7 @@ def test_bilstm_trains_under_autocast_as_without():
     for enabled in (False, True):
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            loss = nn.functional.cross_entropy(model(tokens)[1], labels)
+            loss = F.cross_entropy(model(tokens)[1], labels)
         loss.backward()
         assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
         grads.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]))
