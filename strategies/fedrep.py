@@ -12,7 +12,8 @@ FedPer's parts (the body b is shared, the head h_i is a client's own), trained o
 What stays, travels and is evaluated is as in FedPer (strategies/fedper.py). The first phase moves
 the head alone, the second the body alone, whatever the solver: a frozen tensor has no gradient, so
 that neither momentum nor Adam moves it. (FedDW's released code does the same only with PyTorch 2 or
-newer: before that, ``zero_grad`` left zeros, on which Adam's momentum kept moving the frozen head.)
+newer, and asks for 1.12: there ``zero_grad`` left zeros, on which Adam's momentum kept moving the
+frozen head. What that is worth: docs/results/feddw.md.)
 BatchNorm statistics move in both phases, for both are passes in train mode.
 
 The paper takes many epochs for the head and one for the body. FedDW's released code takes 1 and 4,
