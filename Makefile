@@ -25,7 +25,7 @@ run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist stra
 	$(BIN)/fedhet $(ARGS)
 
 test: $(STAMP) ## the whole test suite, real Flower runs included
-	$(BIN)/python -m pytest -n 2 --dist loadfile --durations=30 $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 $(ARGS)
 
 check: lint ## lint, types and the unit tests: what to run before a commit, a minute or so
 	$(BIN)/python -m mypy

@@ -12,10 +12,9 @@ SL is a constant, so the gradient reaches W alone, and is the same for every bat
 in (0, 2 / C) (eq. 18). mu = 0 is FedAvg with a classifier without bias. The paper tunes mu in
 {.01, .1, 1, 10, 100}: .1 for CIFAR-10, 10 for CIFAR-100.
 
-``linearised_every=n`` is the convex variant, eq. 26 to 30. The paper's text is not of one piece: A
-is softmax(W W^T) in section IV-B, and eq. 23 on take A^T A for what the term holds to SL. Here A is
-read as W^T, without softmax: so its steps are those of W. With a reference W_0, taken again every n
-steps, the term is
+``linearised_every=n`` is the convex variant, eq. 26 to 30. The paper's text is not of one piece:
+eq. 23 has A for softmax(W W^T), and what follows it A^T A for what the term holds to SL. Here A is
+read as W^T, without softmax. With a reference W_0, taken again every n steps, the term is
 
     mu mean over the C^2 entries of (SL - (W_0 W^T + W W_0^T - W_0 W_0^T))^2
 

@@ -11,8 +11,19 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from tests.deployed import Deployment
 
+# Of few tests, and of minutes: a worker left with one of them at the end would be the only one busy.
+LONG = {
+    f"test_{name}.py"
+    for name in ("deployed_runs", "deployment", "faults", "golden", "namespaces", "tutorial")
+}
+
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the long files first."""
+    items.sort(key=lambda item: item.path.name not in LONG)
 
 
 @pytest.fixture(scope="module")

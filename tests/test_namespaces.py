@@ -32,12 +32,12 @@ def stranger(federation, tmp_path_factory) -> Stranger:
     return Stranger(federation, tmp_path_factory.mktemp("stranger"))
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_gives_the_bits_of_one_machine_alone(federation, tmp_path, method):
-    summary = federation.submit([*RECIPE, *METHODS[method]], method)
+def test_a_run_gives_the_bits_of_one_machine_alone(federation, tmp_path):
+    words = METHODS["fedpvr"]
+    summary = federation.submit([*RECIPE, *words], "fedpvr")
     assert summary["status"] == "completed", summary
     assert summary["failures"] == 0
-    expected = alone(tmp_path / "alone", *METHODS[method])
+    expected = alone(tmp_path / "alone", *words)
     assert summary["parameters_sha256"] == expected["parameters_sha256"]
     assert summary["accuracy"] == expected["accuracy"]
 

@@ -74,7 +74,6 @@ def test_a_killed_run_resumed_equals_the_uninterrupted_one(tmp_path):
 
 
 PRIVATE = {
-    "fedavg, summed": ["strategy=fedavg", "strategy/secure_aggregation=secagg_plus"],
     "scaffold, summed": ["strategy=scaffold", "strategy/secure_aggregation=secagg_plus"],
     "fedavg, central": [
         "strategy=fedavg",
