@@ -11,7 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from tests.deployed import Deployment
 
-# Of few tests, and of minutes: a worker left with one of them at the end would be the only one busy.
+# Of few tests, and of minutes: who is left with one of them at the end works alone.
 LONG = {
     f"test_{name}.py"
     for name in ("deployed_runs", "deployment", "faults", "golden", "namespaces", "tutorial")
