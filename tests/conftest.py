@@ -11,19 +11,31 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from tests.deployed import Deployment
 
-# Of few tests, and of minutes: who is left with one of them at the end works alone.
-LONG = {
+# Of minutes: who is left with one of them at the end works alone.
+LONG = [
     f"test_{name}.py"
-    for name in ("deployed_runs", "deployment", "faults", "golden", "namespaces", "tutorial")
-}
+    for name in (
+        "deployed_runs",
+        "tutorial",
+        "faults",
+        "deployment",
+        "flower_runs",
+        "runtimes",
+        "namespaces",
+        "real_flower",
+        "sweep_runs",
+        "golden",
+    )
+]
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the long files first."""
-    items.sort(key=lambda item: item.path.name not in LONG)
+    """Start the long files first, the longest before the others."""
+    order = {name: number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
 
 
 @pytest.fixture(scope="module")

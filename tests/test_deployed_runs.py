@@ -93,14 +93,14 @@ def status(federation: Deployment, folder: Path) -> str:
     return str(json.loads(done.stdout[done.stdout.index("{") :])["runs"][0]["status"])
 
 
-def test_a_run_over_a_tunnel_that_breaks_gives_the_bits_of_runtime_local(
+def test_a_run_over_a_tunnel_that_breaks_goes_on_after_ctrl_c_and_is_followed_again(
     federation, ca, address, alone, tmp_path
 ):
     """The server writes to a folder of its own; all of it is fetched."""
     host, _, port = address.partition(":")
     here, there = tmp_path / "here", tmp_path / "there"
     with Tunnel((host, int(port))) as tunnel:
-        launch = start(
+        words = [
             "strategy=fedpvr",
             "runtime=deployment",
             f"runtime.address=127.0.0.1:{tunnel.port}",
@@ -108,15 +108,24 @@ def test_a_run_over_a_tunnel_that_breaks_gives_the_bits_of_runtime_local(
             f"runtime.server_results={there}",
             "runtime.fetch='cp -R {server}/. {here}'",
             f"results_dir={here}",
-        )
-        said = until(launch, "round   1/2")
+        ]
+        launch = start(*words)
+        said = until(launch, "round   0/2")
         tunnel.cut()
         time.sleep(3)
         tunnel.mend()
+        said += until(launch, "round   1/2")
+        launch.send_signal(signal.SIGINT)
         code, rest = finish(launch)
-    assert code == 0, said + rest + federation.said()
-    assert "round   2/2" in rest
-    assert (said + rest).count("round   1/2") == 1
+        assert code == 130, said + rest
+        assert "goes on. Follow it again" in rest
+        assert (said + rest).count("round   0/2") == 1
+        first = json.loads((here / "deployment.json").read_text())["run_id"]
+        assert status(federation, here) in ("running", "finished:completed")
+        code, said = finish(start(*words, "resume=true"))
+    assert code == 0, said + federation.said()
+    assert "round   2/2" in said
+    assert json.loads((here / "deployment.json").read_text())["run_id"] == first
     summary = summary_of(here)
     assert summary["parameters_sha256"] == alone["parameters_sha256"]
     assert summary["accuracy"] == alone["accuracy"]
@@ -128,27 +137,6 @@ def test_a_run_over_a_tunnel_that_breaks_gives_the_bits_of_runtime_local(
     log = (here / "log.txt").read_text()
     assert "fedhet-told" not in log
     assert log.count("Roll call: 3 clients") == 1
-
-
-def test_after_ctrl_c_the_run_goes_on_and_can_be_followed_again(
-    federation, ca, address, alone, tmp_path
-):
-    """Launcher and server write to the same folder."""
-    folder = tmp_path / "run"
-    words = ["strategy=fedpvr", "runtime=deployment", f"runtime.address={address}"]
-    words += [f"runtime.root_certificates={ca}", f"results_dir={folder}"]
-    launch = start(*words)
-    said = until(launch, "round   1/2")
-    launch.send_signal(signal.SIGINT)
-    code, rest = finish(launch)
-    assert code == 130, said + rest
-    assert "goes on. Follow it again" in rest
-    first = json.loads((folder / "deployment.json").read_text())["run_id"]
-    assert status(federation, folder) in ("running", "finished:completed")
-    code, said = finish(start(*words, "resume=true"))
-    assert code == 0, said + federation.said()
-    assert json.loads((folder / "deployment.json").read_text())["run_id"] == first
-    assert summary_of(folder)["parameters_sha256"] == alone["parameters_sha256"]
 
 
 def test_a_run_that_ctrl_c_stops_is_resumed_from_its_checkpoint(
@@ -177,17 +165,6 @@ def test_a_run_that_ctrl_c_stops_is_resumed_from_its_checkpoint(
     assert read_rows(folder / "metrics.jsonl") == read_rows(server / "metrics.jsonl")
 
 
-def test_a_failed_run_says_why(federation, ca, address, tmp_path):
-    words = ["strategy=scaffold", "local.momentum=0.9", "runtime=deployment"]
-    words += [f"runtime.address={address}", f"runtime.root_certificates={ca}"]
-    words += [f"runtime.server_results={tmp_path / 'there'}", f"results_dir={tmp_path / 'run'}"]
-    code, said = finish(start(*words))
-    assert code == 1, said
-    assert "the run failed" in said
-    assert "momentum" in said
-    assert "Traceback" not in said
-
-
 def test_too_few_supernodes_are_refused_before_the_run(federation, ca, address, tmp_path):
     words = ["clients=5", "runtime=deployment", f"runtime.address={address}"]
     words += [f"runtime.root_certificates={ca}", f"results_dir={tmp_path / 'run'}"]
@@ -205,14 +182,18 @@ def test_another_release_of_flower_is_refused(address, ca, monkeypatch):
         check_reachable(Connection(address, str(ca)))
 
 
-def test_a_sweep_runs_one_after_the_other(federation, ca, address, tmp_path):
-    words = ["seed=0,1", "rounds=1", "runtime=deployment", f"runtime.address={address}"]
-    words += [f"runtime.root_certificates={ca}", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
-    code, said = finish(start(*words, flags=("-m",)))
-    assert code == 0, said + federation.said()
-    folders = [path for path in (tmp_path / "sweep").iterdir() if path.name[0].isdigit()]
-    assert len(folders) == 2
-    assert len({summary_of(folder)["parameters_sha256"] for folder in folders}) == 2
+def test_a_sweep_goes_on_past_a_run_that_failed_and_says_why(federation, ca, address, tmp_path):
+    """Launcher and server write to the same folders."""
+    words = ["strategy=scaffold", "local.momentum=0.9,0", "rounds=1", "runtime=deployment"]
+    words += [f"runtime.address={address}", f"runtime.root_certificates={ca}"]
+    code, said = finish(start(*words, f"hydra.sweep.dir={tmp_path}", flags=("-m",)))
+    assert code == 1, said + federation.said()
+    assert "the run failed" in said
+    assert "option II of SCAFFOLD" in said
+    assert "Traceback" not in said
+    failed, done = sorted(path for path in tmp_path.iterdir() if path.name[0].isdigit())
+    assert (summary_of(failed)["status"], summary_of(done)["status"]) == ("failed", "completed")
+    assert (done / "model.safetensors").exists()
 
 
 # ---- each site's own data ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from tests.deployed import RECIPE, SECONDS, Deployment
 from tests.namespaces import MARK, Namespaces, Stranger, why_not
 from tests.stranger.theirs import MARK as THEIR_MARK
-from tests.test_deployment import METHODS, alone
+from tests.test_deployment import alone
 
 PROBLEM = why_not()
 pytestmark = [
@@ -33,7 +33,7 @@ def stranger(federation, tmp_path_factory) -> Stranger:
 
 
 def test_a_run_gives_the_bits_of_one_machine_alone(federation, tmp_path):
-    words = METHODS["fedpvr"]
+    words = ["strategy=fedpvr", "rounds=1"]
     summary = federation.submit([*RECIPE, *words], "fedpvr")
     assert summary["status"] == "completed", summary
     assert summary["failures"] == 0

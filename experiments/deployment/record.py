@@ -22,6 +22,7 @@ class Record:
         address: of the SuperLink's Control.
         recipe: hash of what a resumed run has to share.
         rounds: the last round.
+        log_begins: where in log.txt this run's words begin, in bytes.
     """
 
     token: str
@@ -30,6 +31,7 @@ class Record:
     address: str
     recipe: str
     rounds: int
+    log_begins: int
 
     def write(self, folder: Path) -> None:
         """Write it to a results directory."""

@@ -194,6 +194,7 @@ class DeploymentRun:
             address=self._connection.address,
             recipe=resume_fingerprint(recipe),
             rounds=int(recipe.rounds),
+            log_begins=self._log_path.stat().st_size if self._log_path.exists() else 0,
         )
         record.write(self._folder)  # before the ServerApp looks for it
         words = [*overrides, f"results_dir={quoted(record.server_folder)}", _LOGGER]
@@ -226,8 +227,13 @@ class DeploymentRun:
 
     def _follow(self, record: Record) -> None:
         self._record = record
-        raw = self._temporary / "log"
-        self._log = LogStream(self._control, record.run_id, raw, self._log_path)
+        self._log = LogStream(
+            self._control,
+            record.run_id,
+            self._temporary / "log",
+            self._log_path,
+            record.log_begins,
+        )
         self._stream.open()
 
     def _how_to_follow(self) -> str:

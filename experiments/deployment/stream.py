@@ -20,14 +20,16 @@ class LogStream:
         control: of the SuperLink.
         run_id: the run's.
         raw: file for what has been read over this connection.
-        log_path: file for the run's own words, after what is there already.
+        log_path: file for the run's own words.
+        log_begins: where in that file they begin, in bytes; what is after it comes again.
     """
 
-    def __init__(self, control: Control, run_id: int, raw: Path, log_path: Path) -> None:
+    def __init__(
+        self, control: Control, run_id: int, raw: Path, log_path: Path, log_begins: int
+    ) -> None:
         self.story = Story()
         self._control, self._run_id = control, run_id
-        self._raw, self._log_path = raw, log_path
-        self._log_begins = log_path.stat().st_size if log_path.exists() else 0
+        self._raw, self._log_path, self._log_begins = raw, log_path, log_begins
         self._process: subprocess.Popen[bytes] | None = None
         self._read, self._rest = 0, ""
         self._heard_at = self._tried_at = 0.0
@@ -37,7 +39,7 @@ class LogStream:
         self.close()
         self.story, self._read, self._rest = Story(), 0, ""
         with self._log_path.open("ab") as log:
-            log.truncate(self._log_begins)
+            log.truncate(min(self._log_begins, log.tell()))  # it may have been removed
         with self._raw.open("wb") as raw:
             self._process = self._control.stream_log(self._run_id, raw)
         self._heard_at = self._tried_at = time.monotonic()

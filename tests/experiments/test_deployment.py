@@ -6,11 +6,12 @@ import contextlib
 import json
 import socket
 import ssl
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
@@ -22,6 +23,7 @@ from experiments.deployment.control import RunStatus
 from experiments.deployment.record import Record, read_record
 from experiments.deployment.run import DeploymentRun
 from experiments.deployment.story import Story, write_rows
+from experiments.deployment.stream import LogStream
 from experiments.flower import LaunchError
 from experiments.results import Results, read_rows
 from experiments.sweep.continuation import Plan, plan_for
@@ -244,7 +246,7 @@ def test_rows_that_come_twice_or_again_are_there_once():
 
 
 def test_the_launchers_folder_is_known_by_its_token(tmp_path, capsys):
-    Record("abc", 7, "/there", "s:1", "r", 3).write(tmp_path)
+    Record("abc", 7, "/there", "s:1", "r", 3, 0).write(tmp_path)
     RunLog().start(LoggedRun(tmp_path, {}, {}, []))
     (_, start) = heard(capsys.readouterr().out) or ("", {})
     assert start["token"] == "abc"
@@ -294,7 +296,7 @@ def resumed(monkeypatch, folder: Path, known: RunStatus | None, **values: object
 
     The run that is followed is that of the record.
     """
-    before = Record("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3)
+    before = Record("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3, 0)
     before.write(folder)
     launched = recipe(**({"resume": True, "rounds": 3, "results_dir": str(folder)} | values))
     engine = DeploymentRun(launched.runtime, folder / "log.txt")
@@ -318,12 +320,37 @@ def test_a_run_that_goes_on_is_followed(monkeypatch, tmp_path, status):
 )
 def test_a_run_that_has_broken_off_is_gone_on_with(monkeypatch, tmp_path, known):
     write_rows(tmp_path / "metrics.jsonl", ROWS)
+    (tmp_path / "log.txt").write_text("of run 7\n")
     control, followed = resumed(monkeypatch, tmp_path, known)
     assert (followed.run_id, followed.server_folder) == (8, "/srv/x")
+    assert followed.log_begins == len("of run 7\n")
     assert read_record(tmp_path) == followed
     [words] = control.started
     assert "results_dir='/srv/x'" in words
     assert "resume=false" not in words
+
+
+@pytest.mark.parametrize("before", ["of run 7\n", ""])
+def test_a_run_that_is_followed_again_is_in_the_log_once(tmp_path, before):
+    """The SuperLink sends all of it each time."""
+
+    class Control:
+        def stream_log(self, run_id: int, raw: IO[bytes]) -> subprocess.Popen[bytes]:
+            raw.write(b"round 1\nround 2\n")
+            return subprocess.Popen(["true"])
+
+    log = tmp_path / "log.txt"
+    log.write_text(before)
+    for _ in range(2):
+        stream = LogStream(Control(), 8, tmp_path / "raw", log, len(before))
+        stream.open()
+        stream.wait(10)
+        stream.close()
+    assert log.read_text() == before + "round 1\nround 2\n"
+    log.unlink()
+    stream.open()
+    stream.close()
+    assert log.read_text() == ""
 
 
 def test_a_run_that_failed_before_its_first_round_begins_anew(monkeypatch, tmp_path):
@@ -374,7 +401,7 @@ def test_a_run_that_is_not_accepted_leaves_the_folder_as_it_was(monkeypatch, tmp
 
 
 def test_a_sweep_goes_on_with_a_job_whose_checkpoints_are_elsewhere(tmp_path):
-    Record("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3).write(tmp_path)
+    Record("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0).write(tmp_path)
     assert plan_for(tmp_path, recipe()) is Plan.CONTINUE
     assert plan_for(tmp_path, recipe(local__lr=0.3)) is Plan.REPLACE
 
@@ -386,7 +413,7 @@ def test_what_is_fetched_is_looked_at(monkeypatch, tmp_path):
     (there / "model.safetensors").write_bytes(b"cut off")
     copy = "cp -R {server}/. {here}"
     engine = DeploymentRun(recipe(runtime__fetch=copy).runtime, here / "log.txt")
-    engine._record = Record("t", 7, str(there), "s:1", "r", 3)
+    engine._record = Record("t", 7, str(there), "s:1", "r", 3, 0)
     monkeypatch.setattr(run_module, "_is_the_model", lambda path, _: path.read_bytes() == b"whole")
     with pytest.raises(LaunchError, match=r"has brought no model\.safetensors .*resume=true"):
         engine._fetch_results({})

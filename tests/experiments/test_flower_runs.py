@@ -110,13 +110,21 @@ def folders_of(launch: subprocess.Popen[str]) -> list[Path]:
     return [path for parent in ("/dev/shm", "/tmp") for path in Path(parent).glob(name)]
 
 
-@RUNTIMES
+STOPS = {"int": (signal.SIGINT, 130), "term": (signal.SIGTERM, 143), "kill": (signal.SIGKILL, -9)}
+
+
 @pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+    ("runtime", "stop"),
+    [  # what a signal does is the launcher's; what is left after it differs by runtime
+        *(("flower", stop) for stop in STOPS),
+        ("local", "int"),
+        ("local", "kill"),
+        ("ray", "term"),
+        ("ray", "kill"),
+    ],
 )
-def test_a_stopped_run_leaves_nothing_running(
-    tmp_path: Path, number: int, code: int, runtime: str
-) -> None:
+def test_a_stopped_run_leaves_nothing_running(tmp_path: Path, stop: str, runtime: str) -> None:
+    number, code = STOPS[stop]
     words = [*SMALL, f"runtime={runtime}", "rounds=10000", "results_dir=out"]
     launch = start(tmp_path, *words)
     list(lines_until(launch, "round   2/"))
@@ -165,7 +173,8 @@ def test_two_launches_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
 
 
 def test_a_sweep_goes_on_past_a_failed_run_and_fails_at_its_end(tmp_path: Path) -> None:
-    launch = start(tmp_path, "-m", *SMALL, "strategy=scaffold", "local.momentum=0.9,0")
+    words = [*SMALL, "runtime=local", "strategy=scaffold", "local.momentum=0.9,0"]
+    launch = start(tmp_path, "-m", *words)
     output = finish(launch)
     assert launch.returncode == 1, output
     [sweep] = (tmp_path / "results").iterdir()

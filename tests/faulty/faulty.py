@@ -84,10 +84,6 @@ def nan(reply: Message) -> None:
     change(reply, UPDATE, lambda value: torch.full_like(value, float("nan")))
 
 
-def shape(reply: Message) -> None:
-    change(reply, UPDATE, lambda value: value[:-1])
-
-
 def too_few(reply: Message) -> None:
     del reply.content[DELTA]
 
@@ -98,4 +94,4 @@ def huge(reply: Message) -> None:
 
 
 BEFORE = {"raise": raise_error, "die": die, "hang": hang, "wait": wait}
-AFTER = {"nan": nan, "shape": shape, "too_few": too_few, "huge": huge}
+AFTER = {"nan": nan, "too_few": too_few, "huge": huge}
