@@ -75,6 +75,7 @@ BEFORE_ROUND_1 = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "message"), BEFORE_ROUND_1, ids=lambda v: str(v)[:60])
 def test_refused_before_round_1_with_the_key(words, message, tmp_path):
     with pytest.raises((ValueError, TimeoutError), match=message):

@@ -373,6 +373,7 @@ def test_a_federation_has_all_that_its_compose_file_mounts(tmp_path, monkeypatch
     assert len({path.read_bytes() for path in secret}) == 9
 
 
+@pytest.mark.slow
 def test_a_supernode_ends_when_one_of_its_threads_dies():
     """And not only says so: Docker starts again what has ended."""
     words = """

@@ -49,6 +49,7 @@ def sent_by(*words: str) -> set[str]:
     return {name for side in sides for name in side.sends}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [
@@ -65,6 +66,7 @@ def test_the_page_names_no_method_that_is_none():
     assert set(METHODS) >= SENDERS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -104,6 +106,7 @@ def look_at_replies(words: list[str], folder: Path) -> None:
         assert set(reply.content[METRICS]) <= NUMBERS
 
 
+@pytest.mark.slow
 def test_a_sites_calibration_holds_what_the_page_has(tmp_path):
     replies: list[Message] = []
 
@@ -120,6 +123,7 @@ def test_a_sites_calibration_holds_what_the_page_has(tmp_path):
     assert all(set(reply.content) == {kind} for reply in first + second)
 
 
+@pytest.mark.slow
 def test_a_sites_evaluation_holds_what_the_page_has(tmp_path):
     replies: list[Message] = []
 

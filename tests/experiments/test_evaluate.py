@@ -16,6 +16,8 @@ from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, run_recipe
 from tests.tasks.generated import write_texts
 
+pytestmark = pytest.mark.slow  # every test trains a run of its own
+
 COLOURS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40)}
 
 
@@ -165,7 +167,6 @@ def test_the_same_seed_gives_the_same_augmented_figures(tmp_path):
     assert first.accuracy == other.accuracy
 
 
-@pytest.mark.slow
 def test_the_command_says_what_it_could_not_evaluate_and_goes_on(tmp_path, capsys):
     words = [*TINY, "rounds=1", "+task.flip=true"]
     run_recipe(tmp_path / "sweep" / "0_fedper", *words, "strategy=fedper")

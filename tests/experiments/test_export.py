@@ -16,6 +16,8 @@ from experiments.finished import classifier_of, recipe_of, task_of
 from tests.recipes import TINY, run_recipe
 from tests.tasks.generated import write_texts
 
+pytestmark = pytest.mark.slow  # every test trains a run of its own
+
 READER = """
 import json, sys
 import numpy, torch
@@ -76,7 +78,6 @@ def test_a_clients_own_model_is_exported(tmp_path):
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.slow
 def test_of_texts_the_words_go_with_the_model(tmp_path):
     texts = ["good film good", "bad film bad", "good good", "bad bad"] * 5
     for split in ("train", "test"):

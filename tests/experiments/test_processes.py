@@ -116,6 +116,7 @@ def test_none_sees_another_end(tmp_path: Path) -> None:
     assert not brood.members()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
 def test_the_guard_cleans_up_after_a_killed_launcher(tmp_path: Path) -> None:
     folder = tmp_path / "launch"

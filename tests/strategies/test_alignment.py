@@ -129,6 +129,7 @@ def test_a_bias_tells_rows_apart():
 # ---- invariance ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fusion", FUSIONS, ids=["OT", "MA-Echo", "Norm", "RegMean"])
 @pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
 def test_permuting_a_client_s_neurons_changes_nothing(kind, fusion):
@@ -143,6 +144,7 @@ def test_permuting_a_client_s_neurons_changes_nothing(kind, fusion):
     assert difference(fused(fusion, x, moved), expected) > 1e-3  # but for the alignment it does
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fusion", FUSIONS[:2], ids=["OT", "MA-Echo"])
 @pytest.mark.parametrize("kind", ["mlp", "feddw_cnn", "normalised"])
 def test_permuting_the_first_client_permutes_the_result(kind, fusion):

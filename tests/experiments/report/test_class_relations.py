@@ -67,6 +67,7 @@ def test_the_numbers_are_those_of_the_first_seed(conditions, tmp_path, monkeypat
         assert row[2].text == f"{spearmanr(labels[off], head[off]).statistic:.2f}"
 
 
+@pytest.mark.slow
 def test_runs_without_soft_labels_have_no_section(write_run, write, tmp_path):
     plain = read_run(write_run(), "plain", 0)
     assert blocks_of([plain], tmp_path) == {}
