@@ -11,7 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from tests.deployed import Deployment
 
-# Of minutes: who is left with one of them at the end works alone.
+# In the order of their time: who is left with one of them at the end works alone.
 LONG = [
     f"test_{name}.py"
     for name in (

@@ -16,7 +16,7 @@ from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, run_recipe
 from tests.tasks.generated import write_texts
 
-pytestmark = pytest.mark.slow  # every test trains a run of its own
+pytestmark = pytest.mark.slow  # nearly every test trains a run
 
 COLOURS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40)}
 

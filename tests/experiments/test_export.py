@@ -16,7 +16,7 @@ from experiments.finished import classifier_of, recipe_of, task_of
 from tests.recipes import TINY, run_recipe
 from tests.tasks.generated import write_texts
 
-pytestmark = pytest.mark.slow  # every test trains a run of its own
+pytestmark = pytest.mark.slow  # nearly every test trains a run
 
 READER = """
 import json, sys
