@@ -36,7 +36,7 @@ lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff format --check
 
 docs: $(STAMP) ## write docs/methods.md and docs/methods/ from the recipes, docstrings and tests
-	$(BIN)/python -m experiments.methods
+	$(BIN)/python -m docs.generator
 
 bench: $(STAMP) ## seconds per round beside a plain PyTorch loop that does the same work
 	$(BIN)/python benchmarks/floor.py $(ARGS)

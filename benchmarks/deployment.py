@@ -134,7 +134,7 @@ def ours(deployment: Deployment, size: str, rounds: int, folder: Path) -> Measur
         f"runtime.root_certificates={deployment.folder / 'server/keys/ca.crt'}",
     ]
     with Peaks(deployment) as peaks:
-        command = [sys.executable, "-m", "experiments.launch", *words]
+        command = [sys.executable, "-m", "fedhet.launch", *words]
         subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     ends = [row["elapsed_seconds"] for row in rows[1:]]

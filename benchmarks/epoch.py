@@ -7,7 +7,7 @@
 Table 11 (SGD, batch 50, clipped; the paper's times there are of a whole round). A METHOD is the
 name of a strategy, with further words of its recipe if need be: "fedmrur strategy.sam.rho=0.05".
 
-One client trains for an epoch by ``train_locally``, with the recipe's solver, sides and payloads:
+One client trains for an epoch by ``train_locally``, with its optimizer, sides and payloads:
 5,000 CIFAR-10 images (or noise in their place), augmented, one thread. Every measurement stands
 between two of FedAvg with the same head (FedDW's has no bias), and a ratio is of it over the mean
 of the two, so that a drift of the machine's speed cancels. Methods take turns in an order that
@@ -44,10 +44,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from client_app.training import train_locally
-from conf import build_part, build_solver, compose, plain_part
-from strategies.base import ClientSide, LocalContext, LocalSolver, LocalSummary
-from strategies.layers import LayerSelector, shared_names
-from strategies.local_options import LocalOptions, local_options
+from conf import build_local_optimizer, build_part, compose, plain_part
+from strategies.base import ClientSide, LocalContext, LocalOptimizer, LocalSummary
+from strategies.components.local_training_config import LocalTrainingConfig, local_training_config
+from strategies.components.tensor_selection import TensorSelector, shared_names
 from tasks import Task, build_task, keep_freed_memory
 from tasks.tensor_data import TensorData
 
@@ -212,9 +212,9 @@ class Client:
     state: dict[str, Mapping[str, Tensor]]
     data: TensorData
     loss: Callable[[Tensor, Tensor], Tensor]
-    solver: LocalSolver
+    optimizer: LocalOptimizer
     sides: Sequence[ClientSide]
-    plan: LocalOptions
+    plan: LocalTrainingConfig
     lr: float
 
     def context(self) -> LocalContext:
@@ -235,26 +235,26 @@ class Client:
     def train(self, context: LocalContext, sides: Sequence[ClientSide]) -> LocalSummary:
         """Train for an epoch; always on the same batches."""
         order = torch.Generator().manual_seed(SEED)
-        return train_locally(context, sides, self.solver, self.plan, self.lr, order)[0]
+        return train_locally(context, sides, self.optimizer, self.plan, self.lr, order)[0]
 
 
 def client_of(task: Task, recipe: DictConfig, data: TensorData, device: str) -> Client:
     """Return a client of the recipe's method."""
     model, tensors = model_of(task, recipe, device), task.classifier_tensors
-    solver = build_solver(recipe, tensors)
+    optimizer = build_local_optimizer(recipe, tensors)
     sides = list(build_part(recipe, "strategy.client_sides", tensors).values())
     for side in sides:
-        side.check(model, solver, [name for name, _ in model.named_parameters()])
+        side.check(model, optimizer, [name for name, _ in model.named_parameters()])
     initial = {name: value.clone() for name, value in model.state_dict().items()}
-    shared = set(shared_names(model, LayerSelector(recipe.strategy.personal)))
+    shared = set(shared_names(model, TensorSelector(recipe.strategy.personal)))
     anchor = {name: initial[name] for name, _ in model.named_parameters() if name in shared}
     received = {}
     for server_side in build_part(recipe, "strategy.server_sides", tensors).values():
         server_side.init({name: value.cpu() for name, value in anchor.items()})
         for payload, values in server_side.broadcast(0).items():
             received[payload] = {name: value.to(device) for name, value in values.items()}
-    plan, lr = local_options(recipe.local, recipe.strategy.phases), float(recipe.local.lr)
-    return Client(model, initial, anchor, received, {}, data, task.loss, solver, sides, plan, lr)
+    plan, lr = local_training_config(recipe.local, recipe.strategy.phases), float(recipe.local.lr)
+    return Client(model, initial, anchor, received, {}, data, task.loss, optimizer, sides, plan, lr)
 
 
 def federated(client: Client, device: str) -> Measure:
@@ -275,7 +275,7 @@ def plain(task: Task, recipe: DictConfig, data: TensorData, device: str) -> Meas
     """Return what measures an epoch of a loop in PyTorch's own words."""
     model, local = model_of(task, recipe, device), recipe.local
     initial = copy.deepcopy(model.state_dict())
-    kind = torch.optim.Adam if local.solver == "adam" else torch.optim.SGD
+    kind = torch.optim.Adam if local.optimizer == "adam" else torch.optim.SGD
 
     def epoch() -> None:
         model.train()
@@ -397,7 +397,7 @@ def profile(options: argparse.Namespace) -> dict:
     for side in sides:
         side.begin(context)
     parts.mark(context, sides)
-    client.solver = parts.solver(client.solver)
+    client.optimizer = parts.optimizer(client.optimizer)
     found = parts.profile(lambda: done.append(client.train(context, sides)))
     table = table_of(found, done[0].num_steps)
     options.out.with_suffix(".md").write_text(table)

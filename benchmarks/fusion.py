@@ -45,20 +45,32 @@ from client_app.training import train_locally
 from conf import compose, plain_part
 from strategies import maecho
 from strategies.base import LocalContext, LocalSummary, Reply, Tensors
-from strategies.class_counts import CLASS_COUNTS, COUNTS, HEAD
-from strategies.local_options import LocalOptions
-from strategies.maecho import HarmonizedOptima, Normalised
-from strategies.projected import local_models, masked_classifier, projected_layers, read_layer
-from strategies.projections import (
+from strategies.components.local_optimizers import SGD
+from strategies.components.local_training_config import LocalTrainingConfig
+from strategies.fusion.min_norm import Shortest
+from strategies.fusion.projected_layers import (
+    local_models,
+    masked_classifier,
+    projected_layers,
+    read_layer,
+)
+from strategies.fusion.projection_steps import (
+    AlongDirections,
+    AlongInputs,
+    PullByPull,
+    Span,
+    Steps,
+    cheapest,
+)
+from strategies.fusion.projections import (
     PROJECTIONS,
     SCALES,
     ProjectionClient,
     Spectrum,
     factor,
 )
-from strategies.pulls import AlongDirections, AlongInputs, PullByPull, Span, Steps, cheapest
-from strategies.shortest import Shortest
-from strategies.solvers import SGD
+from strategies.maecho import HarmonizedOptima, Normalised
+from strategies.statistics.class_counts import CLASS_COUNTS, COUNTS, HEAD
 from tasks import build_task, keep_freed_memory
 from tasks.models import build_model
 from tasks.tensor_data import TensorData
@@ -85,7 +97,7 @@ def mnist_clients(count: int, options: argparse.Namespace) -> tuple[Tensors, lis
     for i in range(count):
         model, data = task.build_model(1 + i), task.client_data(i, device="cpu")[0]
         context = context_of(model, data, task.loss, seed=i)
-        plan, order = LocalOptions(batch_size=64, epochs=1), torch.Generator().manual_seed(i)
+        plan, order = LocalTrainingConfig(batch_size=64, epochs=1), torch.Generator().manual_seed(i)
         summary, _ = train_locally(context, [], SGD(momentum=0.5), plan, 0.01, order)
         payloads = ProjectionClient(form=options.form).end(context, summary)
         update = {name: value.detach() - x[name] for name, value in model.named_parameters()}
@@ -273,7 +285,7 @@ def operations(replies: Sequence[Reply], x: Tensors) -> float:
 
 
 def each_output(steps: Steps) -> float:
-    """Return the operations of an iteration for each output, as strategies/pulls.py has them."""
+    """Return the operations of an iteration for each output, as projection_steps.py has them."""
     directions, width = steps.span.rows.shape
     clients = len(steps.span.parts)
     if isinstance(steps, PullByPull):

@@ -1,9 +1,9 @@
 """Where the time of a method's local step goes, by part: ``benchmarks/epoch.py --profile METHOD``.
 
 The product's code runs as it is. Around what it calls (the draw of a batch, the model, the loss,
-``backward``, penalties, corrections, the solver and its move) lie ranges of torch.profiler, one in
-another, and a part is the time of its ranges less that of the ranges within. A GPU is waited for at
-both ends of a range, so that its work counts where it was asked for; that takes away what queueing
+``backward``, penalties, corrections, the optimizer and its move) lie ranges of torch.profiler, one
+in another, and a part is the time of its ranges less that of the ranges within. A GPU is waited for
+at both ends of a range, so that its work counts where it was asked for, without what queueing
 hides, as the profiler itself adds to every operator. So the shares are what to read here;
 "seconds_unprofiled" says how long an epoch takes.
 """
@@ -20,9 +20,9 @@ from torch import Tensor
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, record_function
 
-from strategies.base import Batch, ClientSide, LocalContext, LocalSolver, Tensors
+from strategies.base import Batch, ClientSide, LocalContext, LocalOptimizer, Tensors
 
-# in the order of a step of SAM; "perturbation" is what a solver does beside what it calls
+# in the order of a step of SAM; "perturbation" is what a optimizer does beside what it calls
 ORDER = (
     "data",
     "forward, pass 1",
@@ -77,11 +77,11 @@ class Parts:
         for side in sides:
             side.penalty = self.around("penalty", side.penalty)
 
-    def solver(self, solver: LocalSolver) -> LocalSolver:
-        """Return the solver, with ranges around it and what it calls."""
-        mover: Any = getattr(solver, "outer", solver)
+    def optimizer(self, optimizer: LocalOptimizer) -> LocalOptimizer:
+        """Return the optimizer, with ranges around it and what it calls."""
+        mover: Any = getattr(optimizer, "outer", optimizer)
         mover.move = self.around("move", mover.move)
-        return _SolverInParts(solver, self)
+        return _OptimizerInParts(optimizer, self)
 
     def profile(self, train: Callable[[], object]) -> dict[str, dict[str, float]]:
         """Train under the profiler; return "seconds", "share" and "operators" of every part.
@@ -97,12 +97,12 @@ class Parts:
         return _by_part(profiler.events())
 
 
-class _SolverInParts:
-    def __init__(self, solver: LocalSolver, parts: Parts) -> None:
-        self._solver, self._parts = solver, parts
+class _OptimizerInParts:
+    def __init__(self, optimizer: LocalOptimizer, parts: Parts) -> None:
+        self._optimizer, self._parts = optimizer, parts
 
     def start(self, params: Tensors, lr: float) -> None:
-        self._solver.start(params, lr)
+        self._optimizer.start(params, lr)
 
     def step(
         self,
@@ -121,10 +121,10 @@ class _SolverInParts:
         next_batch = parts.around("data", next_batch)
         correct = parts.around("corrections and clipping", correct)
         with parts.range("perturbation"):
-            return self._solver.step(next_batch, another_pass, correct)
+            return self._optimizer.step(next_batch, another_pass, correct)
 
     def stateful(self, names: Sequence[str]) -> list[str]:
-        return self._solver.stateful(names)
+        return self._optimizer.stateful(names)
 
 
 def _by_part(events: Iterable[FunctionEvent]) -> dict[str, dict[str, float]]:

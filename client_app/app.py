@@ -22,20 +22,20 @@ from client_app.client import FederatedClient
 from client_app.messages import evaluate_reply, train_reply, trained, upload_seed
 from client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
 from conf import (
+    build_local_optimizer,
     build_part,
-    build_solver,
     compose_overrides,
     fingerprint,
     overrides_of,
     plain_part,
     versions,
 )
-from strategies.base import ClientSide, LocalSolver, Reply, Weighting
-from strategies.layers import LayerSelector
-from strategies.local_options import LocalOptions, local_options
-from strategies.records import CLIENT, CONFIG
-from strategies.secure_aggregation import SecAggPlus
-from strategies.sums import Layout
+from strategies.base import ClientSide, LocalOptimizer, Reply, Weighting
+from strategies.components.local_training_config import LocalTrainingConfig, local_training_config
+from strategies.components.tensor_selection import TensorSelector
+from strategies.privacy.reply_vector import Layout
+from strategies.privacy.secure_aggregation import SecAggPlus
+from strategies.round.records import CLIENT, CONFIG
 from tasks import Task, build_task, keep_freed_memory, pick_device
 from tasks.conformal import CALIBRATE
 from tasks.tensor_data import TensorData
@@ -47,28 +47,28 @@ _KEPT_BYTES = 256 << 20
 
 
 @dataclass
-class Workshop:
+class ClientRuntime:
     """What the clients of one process have in common, made once and not once a message.
 
-    Solver and sides are prototypes: every client gets copies. The model is worked on by one client
-    after the other, of which ``client`` is the last. ``examples`` are those of the clients that
+    Optimizer and sides are prototypes: every client gets copies. One client after the other works
+    on the model, of which ``client`` is the last. ``examples`` are those of the clients that
     this process has been, as far as they fit ``_KEPT_BYTES``.
     """
 
     task: Task
     model: nn.Module
     device: torch.device
-    solver: LocalSolver
+    optimizer: LocalOptimizer
     sides: Mapping[str, ClientSide]
-    options: LocalOptions
-    personal: LayerSelector
-    population: int
+    options: LocalTrainingConfig
+    personal: TensorSelector
+    num_clients: int
     seed: int
     evaluation: DictConfig
     client_cpus: int
     channels_last: bool
     simulation: bool
-    card: Mapping[str, str]
+    node_info: Mapping[str, str]
     examples: dict[int, Examples] = field(default_factory=dict)
     secure_aggregation: SecAggPlus | None = None
     weighting: Weighting | None = None
@@ -101,39 +101,39 @@ class Workshop:
 
 
 @app.query()
-def introduce(message: Message, context: Context) -> Message:
+def register(message: Message, context: Context) -> Message:
     """Answer the roll call: partition id, example count, hashes, versions."""
     with _ended_when_too_late(message, context):
-        workshop = _workshop(context)
-        client_id = _client_id(context, workshop.population)
-        data, _ = workshop.task.client_data(client_id, site_folder=_site_folder(context))
-    card = ConfigRecord(dict(workshop.card))
-    card["partition-id"] = client_id
-    card["num-partitions"] = workshop.population
-    card["num-examples"] = len(data)
-    if workshop.secure_aggregation is not None:
-        workshop.secure_aggregation.check_client(len(data))
-        card["num-examples"] = 0  # the server is to learn the sum in a round, and no client's own
-    return Message(RecordDict({CLIENT: card}), reply_to=message)
+        runtime = _client_runtime(context)
+        client_id = _client_id(context, runtime.num_clients)
+        data, _ = runtime.task.client_data(client_id, site_folder=_site_folder(context))
+    node_info = ConfigRecord(dict(runtime.node_info))
+    node_info["partition-id"] = client_id
+    node_info["num-partitions"] = runtime.num_clients
+    node_info["num-examples"] = len(data)
+    if runtime.secure_aggregation is not None:
+        runtime.secure_aggregation.check_client(len(data))
+        node_info["num-examples"] = 0  # the server learns the sum of a round, not a client's
+    return Message(RecordDict({CLIENT: node_info}), reply_to=message)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
     with _ended_when_too_late(message, context):
-        workshop = _workshop(context)
-        evaluation = workshop.evaluation
+        runtime = _client_runtime(context)
+        evaluation = runtime.evaluation
         every = int(evaluation.every) if evaluation.received else 0
         own = evaluation.model != "global"
-        if workshop.secure_aggregation is None:
-            return train_reply(_client(workshop, context, message), message, every, own)
-        client_id = _client_id(context, workshop.population)
-        return workshop.secure_aggregation.reply(
+        if runtime.secure_aggregation is None:
+            return train_reply(_client(runtime, context, message), message, every, own)
+        client_id = _client_id(context, runtime.num_clients)
+        return runtime.secure_aggregation.reply(
             message,
             context,
-            train=lambda asked: trained(_client(workshop, context, asked), asked, every, own),
-            layout=workshop.layout,
-            seed=lambda asked: upload_seed(workshop.seed, client_id, asked),
+            train=lambda asked: trained(_client(runtime, context, asked), asked, every, own),
+            layout=runtime.layout,
+            seed=lambda asked: upload_seed(runtime.seed, client_id, asked),
         )
 
 
@@ -141,16 +141,16 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
     with _ended_when_too_late(message, context):
-        workshop = _workshop(context)
-        finetune_epochs = int(workshop.evaluation.finetune_epochs)
-        return evaluate_reply(_client(workshop, context, message), message, finetune_epochs)
+        runtime = _client_runtime(context)
+        finetune_epochs = int(runtime.evaluation.finetune_epochs)
+        return evaluate_reply(_client(runtime, context, message), message, finetune_epochs)
 
 
 @app.query(CALIBRATE)
 def calibrate(message: Message, context: Context) -> Message:
     """Say how well "params" know what the client holds out: sums and counts, no example."""
     with _ended_when_too_late(message, context):
-        return calibrate_reply(_client(_workshop(context), context, message), message)
+        return calibrate_reply(_client(_client_runtime(context), context, message), message)
 
 
 @contextlib.contextmanager
@@ -176,50 +176,50 @@ def _ended_when_too_late(message: Message, context: Context) -> Iterator[None]:
 # ---- assembling a client from the recipe and the node's own config -------------------------------
 
 
-def _client(workshop: Workshop, context: Context, message: Message) -> FederatedClient:
-    client_id = _client_id(context, workshop.population)
-    torch.set_num_threads(workshop.client_cpus)
-    data, held_out = workshop.client_data(client_id, _site_folder(context))
-    solver, sides = copy.deepcopy(workshop.solver), copy.deepcopy(dict(workshop.sides))
-    store = _store(workshop, context, message, client_id)
-    if workshop.client is not None:
-        workshop.client = workshop.client.become(client_id, data, held_out, solver, sides, store)
-        return workshop.client
-    workshop.client = FederatedClient(
+def _client(runtime: ClientRuntime, context: Context, message: Message) -> FederatedClient:
+    client_id = _client_id(context, runtime.num_clients)
+    torch.set_num_threads(runtime.client_cpus)
+    data, held_out = runtime.client_data(client_id, _site_folder(context))
+    optimizer, sides = copy.deepcopy(runtime.optimizer), copy.deepcopy(dict(runtime.sides))
+    store = _store(runtime, context, message, client_id)
+    if runtime.client is not None:
+        runtime.client = runtime.client.rebind(client_id, data, held_out, optimizer, sides, store)
+        return runtime.client
+    runtime.client = FederatedClient(
         client_id=client_id,
-        model=workshop.model,
+        model=runtime.model,
         data=data,
         held_out=held_out,
-        loss=workshop.task.loss,
-        solver=solver,
-        options=workshop.options,
+        loss=runtime.task.loss,
+        optimizer=optimizer,
+        options=runtime.options,
         store=store,
         sides=sides,
-        seed=workshop.seed,
-        personal=workshop.personal,
-        test_data=workshop.test_data,
-        build=workshop.task.build_model,
+        seed=runtime.seed,
+        personal=runtime.personal,
+        test_data=runtime.test_data,
+        build=runtime.task.build_model,
     )
-    return workshop.client
+    return runtime.client
 
 
-def _workshop(context: Context) -> Workshop:
+def _client_runtime(context: Context) -> ClientRuntime:
     node = context.node_config
     if "partition-id" not in node:
         raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
     overrides = tuple(overrides_of(context.run_config))
-    return _make_workshop(
+    return _build_runtime(
         overrides, str(node.get("device", "")), int(node.get("num-partitions", 0))
     )
 
 
 @lru_cache(maxsize=2)
-def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int) -> Workshop:
+def _build_runtime(overrides: tuple[str, ...], device: str, num_partitions: int) -> ClientRuntime:
     """Build it; ``device`` and ``num_partitions`` (where clients=0) are the node config's."""
     keep_freed_memory()
     recipe = compose_overrides(overrides)
-    population, seed = int(recipe.clients) or num_partitions, int(recipe.seed)
-    if population == 0:
+    num_clients, seed = int(recipe.clients) or num_partitions, int(recipe.seed)
+    if num_clients == 0:
         raise ValueError(
             "clients=0 takes N from the node config, which lacks num-partitions: set clients, or "
             "--node-config 'partition-id=0 num-partitions=N'"
@@ -228,7 +228,7 @@ def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int)
         plain_part(recipe, "task"),
         plain_part(recipe, "partition"),
         seed=seed,
-        num_clients=population,
+        num_clients=num_clients,
     )
     chosen = pick_device(device or str(recipe.device))
     channels_last = bool(recipe.runtime.channels_last)
@@ -237,34 +237,34 @@ def _make_workshop(overrides: tuple[str, ...], device: str, num_partitions: int)
         model = model.to(memory_format=torch.channels_last)
     tensors = task.classifier_tensors
     summing = build_part(recipe, "strategy.secure_aggregation", tensors)
-    return Workshop(
+    return ClientRuntime(
         task=task,
         model=model,
         device=chosen,
-        solver=build_solver(recipe, tensors),
+        optimizer=build_local_optimizer(recipe, tensors),
         sides=build_part(recipe, "strategy.client_sides", tensors),
-        options=local_options(recipe.local, recipe.strategy.phases),
-        personal=LayerSelector(recipe.strategy.personal),
-        population=population,
+        options=local_training_config(recipe.local, recipe.strategy.phases),
+        personal=TensorSelector(recipe.strategy.personal),
+        num_clients=num_clients,
         seed=seed,
         evaluation=recipe.evaluation,
         client_cpus=max(1, int(recipe.runtime.client_cpus)),
         channels_last=channels_last,
         simulation=bool(recipe.runtime.simulation),
-        card={"versions": str(versions()), **fingerprint(recipe)},
+        node_info={"versions": str(versions()), **fingerprint(recipe)},
         secure_aggregation=summing,
         # the server has refused whatever is no mean
         weighting=build_part(recipe, "strategy.aggregator", tensors).weighting if summing else None,
     )
 
 
-def _client_id(context: Context, population: int) -> int:
+def _client_id(context: Context, num_clients: int) -> int:
     """Return the partition id."""
     client_id = int(context.node_config["partition-id"])
-    if not 0 <= client_id < population:
+    if not 0 <= client_id < num_clients:
         raise ValueError(
-            f"partition-id={client_id} is not one of 0..{population - 1}: there are more "
-            f"SuperNodes than clients={population}; change clients or the number of SuperNodes"
+            f"partition-id={client_id} is not one of 0..{num_clients - 1}: there are more "
+            f"SuperNodes than clients={num_clients}; change clients or the number of SuperNodes"
         )
     return client_id
 
@@ -275,11 +275,11 @@ def _site_folder(context: Context) -> Path | None:
 
 
 def _store(
-    workshop: Workshop, context: Context, message: Message, client_id: int
+    runtime: ClientRuntime, context: Context, message: Message, client_id: int
 ) -> ClientStateStore:
     """Return the node's state folder, in a simulation the run's, or else Flower's Context.state."""
     folder = str(context.node_config.get("state-folder", ""))
-    if not folder and workshop.simulation:  # server and clients share a disk
+    if not folder and runtime.simulation:  # server and clients share a disk
         folder = str(message.content.config_records[CONFIG].get("state-folder", ""))
     if folder:
         return FolderStateStore(Path(folder).expanduser(), client_id)

@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from client_app.client import FederatedClient
-from strategies.records import CONFIG, PARAMS, to_record, to_tensors
+from strategies.round.records import CONFIG, PARAMS, to_record, to_tensors
 from tasks.conformal import CALIBRATE, LOG_LOSSES
 from tasks.conformal.scores import scores_for
 from tasks.conformal.sketch import Client, Grid

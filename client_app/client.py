@@ -24,14 +24,19 @@ from strategies.base import (
     ClientData,
     ClientSide,
     LocalContext,
-    LocalSolver,
+    LocalOptimizer,
     LocalSummary,
     Payloads,
     Tensors,
 )
-from strategies.client_models import FILE, load_trained
-from strategies.layers import LayerSelector, personal_names, shared_names, trainable_shared
-from strategies.local_options import LocalOptions
+from strategies.components.local_training_config import LocalTrainingConfig
+from strategies.components.tensor_selection import (
+    TensorSelector,
+    personal_names,
+    shared_names,
+    trainable_shared,
+)
+from strategies.round.client_snapshots import FILE, load_trained
 from tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
 
 PERSONAL = "personal"  # the client state's entry for the tensors that never travel
@@ -50,7 +55,7 @@ class FederatedClient(NumPyClient):
         model: on its device; ``forward`` returns (features, logits).
         data: the training examples.
         loss: mean task loss of (logits, labels).
-        solver: the local solver.
+        optimizer: the local optimizer.
         options: how long and how to train.
         store: where the client state lives.
         sides: client halves of the methods, by name.
@@ -66,13 +71,13 @@ class FederatedClient(NumPyClient):
     model: nn.Module
     data: ClientData
     loss: Callable[[Tensor, Tensor], Tensor]
-    solver: LocalSolver
-    options: LocalOptions
+    optimizer: LocalOptimizer
+    options: LocalTrainingConfig
     store: ClientStateStore
     sides: Mapping[str, ClientSide] = field(default_factory=dict)
     seed: int = 0
     held_out: ClientData | None = None
-    personal: LayerSelector = field(default_factory=lambda: LayerSelector("none"))
+    personal: TensorSelector = field(default_factory=lambda: TensorSelector("none"))
     test_data: ClientData | None = None
     build: Callable[[int], nn.Module] | None = None
     received: Payloads = field(default_factory=dict)
@@ -87,30 +92,30 @@ class FederatedClient(NumPyClient):
         self.shared_names = shared_names(self.model, self.personal)
         shared = trainable_shared(self.model, self.personal)
         for side in self.sides.values():
-            side.check(self.model, self.solver, shared)
+            side.check(self.model, self.optimizer, shared)
         self.buffer_names = {name for name, _ in self.model.named_buffers()}
         self._tensors = self.model.state_dict()  # by name, sharing the model's memory
         self._trained = {name: param.requires_grad for name, param in self._params.items()}
         own = self._tensors.keys() - set(self.shared_names)
         self._initial = {name: self._tensors[name].clone() for name in own}
 
-    def become(
+    def rebind(
         self,
         client_id: int,
         data: ClientData,
         held_out: ClientData | None,
-        solver: LocalSolver,
+        optimizer: LocalOptimizer,
         sides: Mapping[str, ClientSide],
         store: ClientStateStore,
     ) -> FederatedClient:
         """Return another client of the run, on the same model: what this one left in it is gone.
 
-        What the constructor found out about the model is not looked up again, and solver and sides
-        are not checked again: they are to be like this one's.
+        What the constructor found out about the model is not looked up again, and optimizer and
+        sides are not checked again: they are to be like this one's.
         """
         other = copy.copy(self)
         other.client_id, other.data, other.held_out = client_id, data, held_out
-        other.solver, other.sides, other.store = solver, sides, store
+        other.optimizer, other.sides, other.store = optimizer, sides, store
         other.received, other.sent = {}, {}
         if not other.model.training:
             other.model.train()
@@ -161,13 +166,13 @@ class FederatedClient(NumPyClient):
                 context.start_here()
             for side in self.sides.values():
                 side.begin(context)
-            if self.options.trained_by:
-                summary, train_loss = self._take_trained(Path(self.options.trained_by))
+            if self.options.reuse_training:
+                summary, train_loss = self._take_trained(Path(self.options.reuse_training))
             else:
                 summary, train_loss = train_locally(
                     context,
                     list(self.sides.values()),
-                    self.solver,
+                    self.optimizer,
                     self.options,
                     float(config["lr"]),
                     generator,
@@ -326,7 +331,7 @@ class FederatedClient(NumPyClient):
         options = replace(self.options, epochs=epochs, steps=None, phases=())
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
             context = self._context(dict(state), round, for_sides)
-            train_locally(context, [], self.solver, options, lr, generator)
+            train_locally(context, [], self.optimizer, options, lr, generator)
 
 
 def _named(prefix: str, loss: float, accuracy: float | None) -> dict[str, Scalar]:

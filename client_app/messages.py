@@ -13,8 +13,16 @@ from flwr.common.typing import Scalar
 
 from client_app.client import FederatedClient
 from strategies.base import Reply, subtract
-from strategies.records import CONFIG, METRICS, PARAMS, UPDATE, to_metrics, to_record, to_tensors
-from strategies.sums import per_example
+from strategies.privacy.reply_vector import per_example
+from strategies.round.records import (
+    CONFIG,
+    METRICS,
+    PARAMS,
+    UPDATE,
+    to_metrics,
+    to_record,
+    to_tensors,
+)
 
 _UPLOAD = 0x0C  # keeps what is drawn for an upload independent of the batches
 

@@ -16,8 +16,8 @@ from flwr.app import ArrayRecord, RecordDict
 from safetensors.torch import load_file
 from torch import Tensor
 
-from strategies.records import to_record, to_tensors
-from strategies.storage import save_tensors
+from strategies.round.records import to_record, to_tensors
+from strategies.round.tensor_files import save_tensors
 
 ClientState = dict[str, Mapping[str, Tensor]]
 

@@ -14,20 +14,20 @@ from strategies.base import (
     ClientData,
     ClientSide,
     LocalContext,
-    LocalSolver,
+    LocalOptimizer,
     LocalSummary,
     Step,
 )
-from strategies.layers import LayerSelector
-from strategies.local_options import LocalOptions, Phase
-from strategies.solvers import reach
+from strategies.components.local_optimizers import reach
+from strategies.components.local_training_config import LocalTrainingConfig, Phase
+from strategies.components.tensor_selection import TensorSelector
 
 
 def train_locally(
     context: LocalContext,
     sides: Sequence[ClientSide],
-    solver: LocalSolver,
-    options: LocalOptions,
+    optimizer: LocalOptimizer,
+    options: LocalTrainingConfig,
     lr: float,
     generator: torch.Generator,
 ) -> tuple[LocalSummary, float]:
@@ -36,7 +36,7 @@ def train_locally(
     Args:
         context: the round as this client sees it; the sides' ``begin`` has been called.
         sides: whose penalties and corrections apply.
-        solver: takes the steps.
+        optimizer: takes the steps.
         options: how long.
         lr: eta_l of this round.
         generator: the order of the examples and their augmentation are drawn from it.
@@ -48,7 +48,7 @@ def train_locally(
         ValueError: if the examples do not last for one step, in any phase.
     """
     context.model.train()
-    solver.start(context.params, lr)
+    optimizer.start(context.params, lr)
     backward = partial(_backward, context, sides, options.autocast)
     correct = partial(_correct, context, sides, options.clip)
     taken = dict.fromkeys(context.params, 0)  # steps, by tensor
@@ -59,8 +59,8 @@ def train_locally(
         with _training(context.params, phase.layers):
             while options.steps is None or context.num_steps < options.steps:
                 context.first_pass = True
-                try:  # a solver may draw several batches a step: only it knows when they run out
-                    loss = solver.step(partial(next, stream), backward, correct)
+                try:  # a optimizer may draw several batches a step: only it knows when they run out
+                    loss = optimizer.step(partial(next, stream), backward, correct)
                 except StopIteration:
                     break
                 total = total + loss  # stays on the device: no synchronisation per step
@@ -69,7 +69,7 @@ def train_locally(
             raise ValueError(_too_few(len(context.data), phase, options))
         for name in phase.layers.select(context.params):
             taken[name] += context.num_steps - before
-    momenta = dict.fromkeys(solver.stateful(list(taken)), solver.momentum or 0.0)
+    momenta = dict.fromkeys(optimizer.stateful(list(taken)), optimizer.momentum or 0.0)
     num_steps = context.num_steps
     summary = LocalSummary(
         len(context.data),
@@ -81,7 +81,7 @@ def train_locally(
     return summary, float(total) / max(num_steps, 1)
 
 
-def _too_few(examples: int, phase: Phase, options: LocalOptions) -> str:
+def _too_few(examples: int, phase: Phase, options: LocalTrainingConfig) -> str:
     return (
         f"{examples} examples are too few for one step on the tensors {phase.layers.spec!r} in "
         f"{phase.epochs} epochs of local.batch_size={options.batch_size}: lower that, or raise "
@@ -90,7 +90,7 @@ def _too_few(examples: int, phase: Phase, options: LocalOptions) -> str:
 
 
 def _stream(
-    data: ClientData, options: LocalOptions, epochs: int | None, generator: torch.Generator
+    data: ClientData, options: LocalTrainingConfig, epochs: int | None, generator: torch.Generator
 ) -> Iterator[Batch]:
     epoch = 0
     while epochs is None or epoch < epochs:
@@ -101,7 +101,7 @@ def _stream(
 
 
 @contextmanager
-def _training(params: Mapping[str, Tensor], layers: LayerSelector) -> Iterator[None]:
+def _training(params: Mapping[str, Tensor], layers: TensorSelector) -> Iterator[None]:
     """Freeze all other params inside the block. What the model itself freezes stays frozen."""
     chosen = set(layers.select(params))
     frozen = [p for name, p in params.items() if p.requires_grad and name not in chosen]

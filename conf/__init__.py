@@ -26,13 +26,13 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError
 
 FOLDER = Path(__file__).resolve().parent
-PACKAGES = ("conf", "strategies", "tasks", "client_app", "server_app")
+PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
 # Where a run happens and what it leaves there is each site's own business, not the recipe's.
 SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger")
 # What is said about a run, and changes nothing in it.
 NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
 # Folders of each machine: what is in them, examples and trained models, is of the recipe.
-FOLDER_KEYS = ("task.path", "local.trained_by")
+FOLDER_KEYS = ("task.path", "local.reuse_training")
 # What a resumed run may have otherwise than the run that it goes on with.
 LONGER = ("rounds", "target_accuracy", "evaluation")
 SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
@@ -185,24 +185,27 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     return dict(sorted(part.items())) if isinstance(part, dict) else part
 
 
-def build_solver(recipe: DictConfig, classifier_tensors: int) -> Any:
-    """Instantiate the local solver that ``local.solver`` names.
+def build_local_optimizer(recipe: DictConfig, classifier_tensors: int) -> Any:
+    """Instantiate the local optimizer that ``local.optimizer`` names.
 
     Raises:
         ValueError: for an unknown name (lists the options), or a setting that it does not have.
     """
-    options = sorted(str(name) for name in recipe.local.solvers)
-    if recipe.local.solver not in options:
-        raise ValueError(f"local.solver={recipe.local.solver!r} is unknown; allowed: {options}")
-    own = recipe.local.solvers[recipe.local.solver]
+    options = sorted(str(name) for name in recipe.local.optimizers)
+    if recipe.local.optimizer not in options:
+        raise ValueError(
+            f"local.optimizer={recipe.local.optimizer!r} is unknown; allowed: {options}"
+        )
+    name = recipe.local.optimizer
+    own = recipe.local.optimizers[name]
     for setting in ("momentum", "weight_decay"):
         if recipe.local[setting] and setting not in own:
             raise ValueError(
-                f"local.{setting}={recipe.local[setting]}, and local.solver={recipe.local.solver} "
-                f"has none: set local.{setting}=0, or one of local.solvers.{recipe.local.solver} "
+                f"local.{setting}={recipe.local[setting]}, but local.optimizer={name} has none: "
+                f"set local.{setting}=0, or one of local.optimizers.{name} "
                 f"({', '.join(sorted(str(key) for key in own if key != '_target_'))})"
             )
-    return build_part(recipe, f"local.solvers.{recipe.local.solver}", classifier_tensors)
+    return build_part(recipe, f"local.optimizers.{recipe.local.optimizer}", classifier_tensors)
 
 
 def plain_part(recipe: DictConfig, key: str) -> dict[str, Any]:

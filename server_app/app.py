@@ -16,6 +16,8 @@ from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
+from common.errors import ConfigError
+from common.results import ResultsFolder
 from conf import (
     FOLDER_KEYS,
     LONGER,
@@ -33,18 +35,17 @@ from conf import (
 from server_app.assembly import build_strategy, calibration_of, check_recipe, network_of
 from server_app.calibration import CalibrationError, add_coverage
 from server_app.checkpoint import Checkpoint, checkpoints, load_checkpoint, save_checkpoint
-from server_app.grid import prompt
-from server_app.layers import observers_of
+from server_app.layer_diagnostics import observers_of
 from server_app.loggers import LoggedRun, Loggers
 from server_app.machine import machine, usable_cpus
-from server_app.results import ResultsFolder, parameters_sha256, row_of
-from server_app.trained_by import check_trained_by
-from strategies.base import ConfigError, Tensors
-from strategies.client_models import FILE, ClientModels
-from strategies.layers import LayerSelector, personal_names, shared_names
-from strategies.records import to_metrics, to_record, to_tensors
-from strategies.report import RoundReport
-from strategies.storage import save_tensors
+from server_app.polling_grid import with_fast_polling
+from server_app.reused_training import check_reused_training
+from strategies.base import Tensors
+from strategies.components.tensor_selection import TensorSelector, personal_names, shared_names
+from strategies.round.client_snapshots import FILE, ClientSnapshots
+from strategies.round.records import to_metrics, to_record, to_tensors
+from strategies.round.round_report import RoundReport
+from strategies.round.tensor_files import parameters_sha256, save_tensors
 from tasks import build_task, keep_freed_memory, pick_device
 from tasks.evaluation import evaluate_model
 
@@ -64,7 +65,7 @@ def main(grid: Grid, context: Context) -> None:
             with said_if_impossible(folder):
                 write_failure(ResultsFolder(folder), {}, error)
         raise
-    run.start(prompt(grid))
+    run.start(with_fast_polling(grid))
 
 
 def results_folder(recipe: DictConfig) -> Path:
@@ -126,17 +127,17 @@ class Run:
             seed=int(recipe.seed),
             num_clients=int(recipe.clients) or 1,
         )
-        if recipe.local.trained_by:
-            trained_by = Path(recipe.local.trained_by)
-            check_trained_by(recipe, trained_by, self.task.classifier_tensors)
+        if recipe.local.reuse_training:
+            reuse_training = Path(recipe.local.reuse_training)
+            check_reused_training(recipe, reuse_training, self.task.classifier_tensors)
         channels_last = bool(recipe.runtime.channels_last)
         self.model = self.task.build_model(int(recipe.seed)).to(self.device)
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
-        self.personal = LayerSelector(recipe.strategy.personal)
+        self.personal = TensorSelector(recipe.strategy.personal)
         self.names = shared_names(self.model, self.personal)
         self.network = network_of(self.task, self.model)
-        kept = [ClientModels(folder / FILE)] if recipe.checkpoint.client_models else []
+        kept = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
         self.test_data = self.task.test_data(self.device, channels_last=channels_last)
         observers = observers_of(recipe, folder, self.network, self.test_data)
         self.strategy = build_strategy(recipe, self.task, self.network, kept, observers)
@@ -167,7 +168,7 @@ class Run:
             )
             self._require_a_round()
             params = to_tensors(result.arrays)
-            save_tensors(self.folder / "model.safetensors", params, self.task.meaning())
+            save_tensors(self.folder / "model.safetensors", params, self.task.label_metadata())
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             if self.calibration.alphas:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
@@ -229,9 +230,9 @@ class Run:
             return None
         if round > 0 and self.recipe.evaluation.model == "clients":
             return self._score_of_clients()
-        given_out = self._network_of(to_tensors(arrays))
+        output_model = self._network_of(to_tensors(arrays))
         torch.set_num_threads(usable_cpus())  # no client trains meanwhile
-        loss, accuracy = evaluate_model(given_out, self.test_data, self.task.loss)
+        loss, accuracy = evaluate_model(output_model, self.test_data, self.task.loss)
         torch.set_num_threads(1)
         if accuracy is None:  # the task is no classification
             return MetricRecord({"loss": loss})
@@ -276,7 +277,7 @@ class Run:
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
         elapsed = self.elapsed_before + time.time() - self.began
-        row = row_of(report) | {"elapsed_seconds": elapsed}
+        row = report.row() | {"elapsed_seconds": elapsed}
         self.results.append(
             row
         )  # before the checkpoint: a resumed run drops rows it measures again

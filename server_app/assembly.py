@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 from torch import nn
 
+from common.errors import ConfigError, require_range, require_whole
 from conf import (
+    build_local_optimizer,
     build_part,
-    build_solver,
     check_requirements,
     check_slots,
     check_switches,
@@ -18,18 +19,11 @@ from conf import (
     plain_part,
 )
 from server_app.calibration import Calibration
-from strategies.base import (
-    ConfigError,
-    Observer,
-    Output,
-    ReplyTransform,
-    require_range,
-    require_whole,
-)
-from strategies.federated import FederatedStrategy
-from strategies.layers import LayerSelector, trainable_shared
-from strategies.local_options import local_options
-from strategies.network import GivesNetwork, Network
+from strategies.base import Observer, Output, ReplyTransform
+from strategies.components.local_training_config import local_training_config
+from strategies.components.tensor_selection import TensorSelector, trainable_shared
+from strategies.round.federated import FederatedStrategy
+from strategies.round.server_network import GivesNetwork, Network
 from tasks import Task
 from tasks.evaluation import classifies
 from tasks.transform import Transform
@@ -47,7 +41,7 @@ def check_recipe(recipe: DictConfig) -> None:
     require_whole("clients", recipe.clients)
     require_whole("evaluation.every", recipe.evaluation.every)
     require_whole("checkpoint.every", recipe.checkpoint.every)
-    local_options(recipe.local, recipe.strategy.phases)
+    local_training_config(recipe.local, recipe.strategy.phases)
     require_whole("evaluation.finetune_epochs", recipe.evaluation.finetune_epochs)
     for name in ("round_timeout_seconds", "connect_timeout_seconds"):
         require_range(f"runtime.{name}", recipe.runtime[name], open_low=True)
@@ -123,11 +117,11 @@ def build_strategy(
     """
     model, tensors = network.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
-    solver = build_solver(recipe, tensors)
-    shared = trainable_shared(model, LayerSelector(recipe.strategy.personal))
+    optimizer = build_local_optimizer(recipe, tensors)
+    shared = trainable_shared(model, TensorSelector(recipe.strategy.personal))
     for side in client_sides.values():
-        side.check(model, solver, shared)
-    for phase in local_options(recipe.local, recipe.strategy.phases).phases:
+        side.check(model, optimizer, shared)
+    for phase in local_training_config(recipe.local, recipe.strategy.phases).phases:
         phase.layers.select(name for name, _ in model.named_parameters())
     transforms = build_part(recipe, "strategy.transforms", tensors)
     return FederatedStrategy(
@@ -143,7 +137,7 @@ def build_strategy(
         schedule=build_part(recipe, "schedule", tensors),
         local_lr=recipe.local.lr,
         buffers=[name for name, _ in model.named_buffers()],
-        population=int(recipe.clients),
+        num_clients=int(recipe.clients),
         min_clients=recipe.runtime.min_clients,
         min_replies=recipe.min_replies,
         max_failed_rounds=recipe.max_failed_rounds,

@@ -19,8 +19,9 @@ from flwr.app import ConfigRecord, MessageType, RecordDict
 from flwr.common.logger import log
 from torch import Tensor, nn
 
-from strategies.base import ConfigError, RefusedReplyError, require_range, require_whole
-from strategies.records import check_finite, check_shapes, to_tensors
+from common.errors import ConfigError, require_range, require_whole
+from strategies.base import RefusedReplyError
+from strategies.round.records import check_finite, check_shapes, to_tensors
 from tasks.conformal import CALIBRATE, LOG_LOSSES
 from tasks.conformal.scores import Array, coverage_and_size, probabilities_of, scores_for
 from tasks.conformal.sketch import (

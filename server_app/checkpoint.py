@@ -11,8 +11,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from strategies.base import Tensors
-from strategies.report import StrategyState
-from strategies.storage import save_tensors
+from strategies.round.round_report import StrategyState
+from strategies.round.tensor_files import save_tensors
 
 _KEPT = 2  # the last one, and the one before it should the disk fail under the last
 

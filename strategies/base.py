@@ -2,7 +2,7 @@
 
 What *adds* is a set: any number of :class:`ClientSide` and :class:`ServerSide` parts.
 What *replaces* is a slot: one aggregator, server optimiser, output, sampler and local
-solver.
+optimizer.
 
 One sign convention holds everywhere: ``update_i = y_i - x`` and ``x <- x + eta_g * Delta``.
 """
@@ -13,12 +13,13 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Integral, Real
-from typing import Literal, Protocol, TypeVar, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from common.errors import ConfigError
 
 Tensors = Mapping[str, Tensor]  # by parameter (or statistic) name
 Payloads = Mapping[str, Tensors]  # by payload name
@@ -27,14 +28,8 @@ Batch = tuple[Tensor, Tensor]  # inputs (B, ...), labels (B,)
 Weighting = Literal["examples", "clients"]  # how clients count in a mean: by n_i, or all the same
 
 
-_Choice = TypeVar("_Choice", bound=str)
-
 STATE_LOST = "state-lost"  # among a reply's metrics: the client had a state, and has it no more
 RESERVED_RECORDS = frozenset({"params", "config", "update", "metrics", "client"})
-
-
-class ConfigError(ValueError):
-    """A recipe that cannot run; the message names the value, what is allowed and the key."""
 
 
 class RefusedReplyError(Exception):
@@ -94,11 +89,11 @@ class Reply:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The round (t, from 1), the number of valid replies |S| and the population N."""
+    """The round (t, from 1), the number of valid replies |S| and the num_clients N."""
 
     round: int
     size: int
-    population: int
+    num_clients: int
 
 
 @dataclass(frozen=True)
@@ -140,7 +135,7 @@ class LocalContext:
         batch_size: the local batch size.
         generator: for what a side draws; the order of the batches does not depend on it.
         num_steps: k, how many steps have been taken.
-        first_pass: whether the solver asks for the first gradient of this step, which is at y_k.
+        first_pass: whether the optimizer asks for the first gradient of this step, which is at y_k.
         start: y_0 by name. It is x, unless the client or a side's ``begin`` has moved the model.
     """
 
@@ -189,7 +184,7 @@ class LocalContext:
     def received_features(self, inputs: Tensor) -> Tensor:
         """Return the features (B, d) that the model as received makes of a batch.
 
-        Computed once for a batch, however many sides and passes of a solver ask for them.
+        Computed once for a batch, however many sides and passes of a optimizer ask for them.
         """
         if self._received is None or self._received[0] is not inputs:
             self._received = (inputs, self.global_model(inputs)[0])
@@ -198,7 +193,7 @@ class LocalContext:
     def measure(self, name: str, value: Tensor) -> None:
         """Take a scalar into the mean of ``name`` that the client's reply reports as a metric.
 
-        A mean over steps: what a solver's further passes of a step give, elsewhere than at y_k,
+        A mean over steps: what a optimizer's further passes of a step give, elsewhere than at y_k,
         does not count. It stays on its device until training has ended: no step waits for it.
         """
         if not self.first_pass:
@@ -224,7 +219,7 @@ class Step:
     context: LocalContext
 
 
-class LocalSolver(Protocol):
+class LocalOptimizer(Protocol):
     """Takes local steps. A fresh one is started every round, so its state never leaks."""
 
     @property
@@ -272,12 +267,12 @@ class ClientSide:
     private: frozenset[str] = frozenset()
     clips: bool = False
 
-    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
-        """Refuse, before round 1, a model or solver this side cannot work with.
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
+        """Refuse, before round 1, a model or optimizer this side cannot work with.
 
         Args:
             model: the client's.
-            solver: takes the local steps.
+            optimizer: takes the local steps.
             shared: the trainable tensors that travel; the others are personal.
         """
 
@@ -311,19 +306,20 @@ class ClientSide:
 class ServerSide:
     """A method's server half.
 
-    ``adds_up`` says which payloads ``receive`` and ``reduce`` read the sum over the clients of, and
-    nothing else of a single reply: they must do the same when each reply is replaced by the mean of
-    all. None (the default) says that they read single replies, if the side has one of them at all.
+    ``additive_payloads`` are the payloads of which ``receive`` and ``reduce`` read the sum over the
+    clients, and nothing else of a single reply: they must do the same when each reply is
+    replaced by the mean of all. None (the default): they read single replies, if at all.
     With ``averages`` it is ``receive`` that gives every client the mean of all, so that no other
     part may read single replies.
-    ``tied`` are the keys of the client state that the side's own state is made of, such as c of all
-    c_i. When one client has lost its, ``init`` is called again, and all clients drop theirs.
+    ``coupled_state`` are the keys of the client state that the side's own state is made of, such as
+    c of all c_i. When a client has lost its state, ``init`` is called again, and all clients drop
+    theirs.
     """
 
     needs: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
-    tied: frozenset[str] = frozenset()
-    adds_up: frozenset[str] | None = None
+    coupled_state: frozenset[str] = frozenset()
+    additive_payloads: frozenset[str] | None = None
     averages: bool = False
 
     def init(self, params: Tensors) -> None:
@@ -394,7 +390,7 @@ class Observer(Protocol):
 
 
 class ServerOptimizer(Protocol):
-    """Turns the aggregate Delta into new params. It may have ``tied``, as :class:`ServerSide`."""
+    """Turns the aggregate Delta into new params; may have ``coupled_state``, as a ServerSide."""
 
     def init(self, params: Tensors) -> None:
         """Start from the initial params."""
@@ -433,9 +429,9 @@ class ReadsNoReply(Protocol):
 
 
 class ClientSampler(Protocol):
-    """Chooses the cohort; a pure function of its seed, the round and the population."""
+    """Chooses the cohort; a pure function of its seed, the round and the num_clients."""
 
-    def sample(self, round: int, population: int) -> list[int]:
+    def sample(self, round: int, num_clients: int) -> list[int]:
         """Return the sorted client ids of a round's cohort."""
 
 
@@ -508,42 +504,3 @@ def _require_payloads(key: str, needs: frozenset[str], offered: frozenset[str], 
             f"{key} needs the payloads {missing}, but no {other} side sends them (sent are: "
             f"{sorted(offered)}); add the {other} half to strategy.{other}_sides"
         )
-
-
-def require_choice(key: str, value: _Choice, allowed: Sequence[str]) -> _Choice:
-    """Return ``value`` if it is one of ``allowed``, else raise ConfigError."""
-    if value not in allowed:
-        raise ConfigError(f"{key}={value!r} is not allowed: it must be {' or '.join(allowed)}")
-    return value
-
-
-def require_range(
-    key: str,
-    value: float,
-    *,
-    low: float = 0.0,
-    high: float = float("inf"),
-    open_low: bool = False,
-) -> float:
-    """Return ``value`` if it is a number in [low, high] or (low, high], else raise ConfigError."""
-    inside = _is(value, Real) and (value > low if open_low else value >= low) and value <= high
-    if not inside:
-        bracket = "(" if open_low else "["
-        raise ConfigError(
-            f"{key}={value} is not allowed: it must be a number in {bracket}{low}, {high}]"
-        )
-    return value
-
-
-def require_whole(key: str, value: int, *, low: int = 0) -> int:
-    """Return ``value`` if it is a whole number of at least ``low``, else raise ConfigError."""
-    if not _is(value, Integral) or value < low:
-        raise ConfigError(
-            f"{key}={value} is not allowed: it must be a whole number of at least {low}"
-        )
-    return int(value)
-
-
-def _is(value: object, kind: type) -> bool:
-    """Return whether a recipe's value is a number of a kind: YAML and the command line have all."""
-    return isinstance(value, kind) and not isinstance(value, bool)

@@ -2,22 +2,23 @@
 
 Plain training on the whole training set, in rounds so that it is seen beside the others:
 
-    x <- E epochs of the local solver from x, on all examples
+    x <- E epochs of the local optimizer from x, on all examples
 
-With one client FedAvg is that: the mean over one model is the model. The solver starts afresh every
-round; with plain SGD R rounds of E epochs are R E epochs at one go. The recipe needs ``clients=1``.
+With one client FedAvg is that: the mean over one model is the model. The optimizer starts
+afresh every round; with plain SGD R rounds of E epochs are R E epochs at one go. The recipe needs
+``clients=1``.
 """
 
 from __future__ import annotations
 
 from typing import Unpack
 
-from strategies.federated import FederatedStrategy, Slots
+from strategies.round.federated import FederatedStrategy, Slots
 
 
 class Centralised(FederatedStrategy):
     """FedAvg's server for one client."""
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("population", 1)
+        slots.setdefault("num_clients", 1)
         super().__init__(**slots)

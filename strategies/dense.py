@@ -51,21 +51,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from strategies.aggregators import mean_of
-from strategies.base import (
-    ConfigError,
-    Reply,
-    Tensors,
-    require_choice,
-    require_range,
-    require_whole,
-)
-from strategies.class_counts import ClassCountsClient, ClassCountsServer
+from common.errors import ConfigError, require_choice, require_range, require_whole
+from strategies.base import Reply, Tensors
+from strategies.components.aggregators import mean_of
+from strategies.components.local_optimizers import SGD, Adam
 from strategies.ensemble import MeanLogits, mean_logits, require_logits
-from strategies.federated import FederatedStrategy, Slots
-from strategies.generator import Generator, view
-from strategies.network import Network
-from strategies.solvers import SGD, Adam
+from strategies.fusion.image_generator import Generator, view
+from strategies.round.federated import FederatedStrategy, Slots
+from strategies.round.server_network import Network
+from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 Initial = Literal["average", "server"]
 _SHOWN = 20  # epochs that are logged
@@ -228,8 +222,8 @@ def generate(
     noise = torch.randn(how.images, how.latent, generator=views.generator).to(device)
     labels = torch.randint(classes, (how.images,), generator=views.generator).to(device)
     trained = {**dict(maker.named_parameters()), "noise": noise.requires_grad_()}
-    solver = Adam(betas=(0.5, 0.999))
-    solver.start(trained, how.lr)
+    optimizer = Adam(betas=(0.5, 0.999))
+    optimizer.start(trained, how.lr)
     lowest, best, shown = float("inf"), torch.empty(0), {}
     for _ in range(how.steps):
         images = maker(noise)
@@ -248,7 +242,7 @@ def generate(
         maker.zero_grad()
         noise.grad = None
         loss.backward(inputs=list(trained.values()))  # type: ignore[no-untyped-call]
-        solver.move()
+        optimizer.move()
     return best, shown
 
 
@@ -257,7 +251,7 @@ def distil(
     teacher: MeanLogits,
     pool: Tensor,
     views: Views,
-    solver: SGD,
+    optimizer: SGD,
     how: Distillation,
 ) -> dict[str, float]:
     """Train the student for a pass over the pool; return the mean divergence and agreement.
@@ -267,7 +261,7 @@ def distil(
         teacher: in eval mode.
         pool: images (n, C, H, W), uint8.
         views: of the images; its generator draws the order, too.
-        solver: of the student.
+        optimizer: of the student.
         how: batch size, temperature.
     """
     student.train()
@@ -283,7 +277,7 @@ def distil(
         each = divergence(logits, wanted, how.temperature)
         student.zero_grad()
         each.mean().backward()  # type: ignore[no-untyped-call]
-        solver.move()
+        optimizer.move()
         lost += each.detach().sum()
         agreed += (logits.argmax(1) == wanted.argmax(1)).sum()
     return {"divergence": float(lost) / len(pool), "agreement": float(agreed) / len(pool)}
@@ -367,13 +361,13 @@ class Distilled:
         maker = maker.to(memory_format=torch.channels_last)  # up to 1.6 times as fast on a CPU
         pool = torch.empty(self.epochs * how.images, *shape, dtype=torch.uint8, device=device)
         learning = self.distillation
-        solver = SGD(learning.momentum)
-        solver.start(dict(student.named_parameters()), learning.lr)
+        optimizer = SGD(learning.momentum)
+        optimizer.start(dict(student.named_parameters()), learning.lr)
         for epoch in range(self.epochs):
             images, losses = generate(maker, teacher, student, views, how)
             filled = (epoch + 1) * how.images
             pool[filled - how.images : filled] = (255 * images).round()
-            learnt = distil(student, teacher, pool[:filled], views, solver, learning)
+            learnt = distil(student, teacher, pool[:filled], views, optimizer, learning)
             if (epoch + 1) % max(1, self.epochs // _SHOWN) == 0:
                 _show(epoch + 1, self.epochs, losses | learnt)
 

@@ -12,7 +12,7 @@ of its own. A class that nobody holds has logit 0. On the golden case (MNIST, 5 
 .01; % on the test set) masked is 80.04 in the authors' log and 81.19 here, plain 35.0 in facts 1.9
 and 31.33 here; a model alone is right on what its client has, 10 to 30.
 
-It is an output (strategies/outputs.py): what a round gives out is not x but the clients' models as
+It is an output (model_outputs.py): what a round gives out is not x but the clients' models as
 they came, N of them, so that accuracy, loss and model.safetensors are the ensemble's. x itself is
 FedAvg's, and matters where there is a second round. :func:`ensemble_of` makes a network of the file
 again:
@@ -29,15 +29,16 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from strategies.base import ConfigError, Reply, Tensors
-from strategies.class_counts import (
+from common.errors import ConfigError
+from strategies.base import Reply, Tensors
+from strategies.round.federated import FederatedStrategy, Slots
+from strategies.round.server_network import Network
+from strategies.statistics.class_counts import (
     CLASS_COUNTS,
     ClassCountsClient,
     ClassCountsServer,
     holder_shares,
 )
-from strategies.federated import FederatedStrategy, Slots
-from strategies.network import Network
 
 SHARES, CLIENTS = "shares", "clients"
 

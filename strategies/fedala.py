@@ -40,18 +40,18 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from common.errors import require_range
 from strategies.base import (
     Batch,
     ClientSide,
     LocalContext,
-    LocalSolver,
+    LocalOptimizer,
     LocalSummary,
     Payloads,
     Tensors,
-    require_range,
 )
-from strategies.federated import FederatedStrategy, Slots
-from strategies.layers import LayerSelector, as_selector
+from strategies.components.tensor_selection import TensorSelector, as_selector
+from strategies.round.federated import FederatedStrategy, Slots
 
 LOCAL, MIXING = "fedala_local", "fedala_mixing"  # w_local and A, in the client state
 _WINDOW = 10  # passes whose losses are compared
@@ -71,7 +71,7 @@ class FedALAClient(ClientSide):
 
     def __init__(
         self,
-        layers: LayerSelector | str = "head.*",
+        layers: TensorSelector | str = "head.*",
         eta: float = 1.0,
         data_share: float = 0.8,
         until_std: float | None = None,
@@ -85,7 +85,7 @@ class FedALAClient(ClientSide):
             require_range("strategy.fedala.until_std", until_std, open_low=True)
         self.until_std = until_std
 
-    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse a selector that selects nothing of what is shared."""
         self.layers.select(shared)
 
@@ -173,7 +173,7 @@ class FedALA(FederatedStrategy):
 
     def __init__(
         self,
-        layers: LayerSelector | str = "head.*",
+        layers: TensorSelector | str = "head.*",
         eta: float = 1.0,
         data_share: float = 0.8,
         until_std: float | None = None,

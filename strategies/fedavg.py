@@ -5,15 +5,15 @@ McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. https://arxiv.or
     y_i: E epochs of SGD from x on client i;   x <- x + eta_g sum_i (n_i / sum_j n_j) (y_i - x)
 
 eta_g = 1 is the paper's method (the average of the models). FedAvgM (server momentum) and the
-adaptive server optimisers change only the server optimiser: see strategies/server_optimizers.py.
+adaptive server optimisers change only the server optimiser: see server_optimizers.py.
 """
 
 from __future__ import annotations
 
 from typing import Unpack
 
-from strategies import server_optimizers
-from strategies.federated import FederatedStrategy, Slots
+from strategies.components import server_optimizers
+from strategies.round.federated import FederatedStrategy, Slots
 
 
 class FedAvg(FederatedStrategy):

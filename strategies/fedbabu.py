@@ -19,23 +19,23 @@ from __future__ import annotations
 
 from typing import ClassVar, Unpack
 
-from strategies.federated import FederatedStrategy, Slots
-from strategies.layers import LayerSelector, named
-from strategies.local_options import Phase
+from strategies.components.local_training_config import Phase
+from strategies.components.tensor_selection import TensorSelector, named
+from strategies.round.federated import FederatedStrategy, Slots
 
 
 class FedBABU(FederatedStrategy):
     """FedAvg's server over the body, for clients that train the body alone.
 
     They are ``FederatedClient(personal=FedBABU.personal, options=...)`` with
-    ``LocalOptions(epochs=5, phases=FedBABU.phases)``, and start from the same head.
+    ``LocalTrainingConfig(epochs=5, phases=FedBABU.phases)``, and start from the same head.
 
     Attributes:
         personal: the tensors that stay at a client.
         phases: all epochs for the body.
     """
 
-    personal: ClassVar[LayerSelector] = named("head.*")
+    personal: ClassVar[TensorSelector] = named("head.*")
     phases: ClassVar[tuple[Phase, ...]] = (Phase(named("body.*")),)
 
     def __init__(self, **slots: Unpack[Slots]) -> None:

@@ -20,7 +20,7 @@ alpha multiplies the fresh gradient of the whole local objective, penalties of o
 included; the paper has alpha = .1. Clipping sees v, weight decay comes after it and is not
 multiplied, as in FL-Simulator's code. What travels beside the model is m, down (d numbers).
 
-A momentum of the local solver, or Adam, is refused: their displacement is no mean of gradients, and
+A local optimizer with momentum, or Adam, is refused: its displacement is no mean of gradients, and
 m would be too long (1 / (1 - momentum) times), which is a feedback above 1 for FedCM's own .9.
 """
 
@@ -32,21 +32,20 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from strategies.aggregators import UniformMean
+from common.errors import ConfigError, require_range
 from strategies.base import (
     ClientSide,
     Cohort,
-    ConfigError,
     LocalContext,
-    LocalSolver,
+    LocalOptimizer,
     Payloads,
     Reply,
     ServerSide,
     Tensors,
-    require_range,
     zeros_like,
 )
-from strategies.federated import FederatedStrategy, Slots
+from strategies.components.aggregators import UniformMean
+from strategies.round.federated import FederatedStrategy, Slots
 
 MOMENTUM = "momentum"
 
@@ -63,13 +62,14 @@ class ClientMomentum(ClientSide):
     def __init__(self, alpha: float = 0.1) -> None:
         self.alpha = require_range("strategy.client_momentum.alpha", alpha, high=1.0, open_low=True)
 
-    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse momentum and Adam."""
-        stateful = solver.stateful([name for name, _ in model.named_parameters()])
+        stateful = optimizer.stateful([name for name, _ in model.named_parameters()])
         if stateful:
             raise ConfigError(
-                "client momentum reads a gradient off plain SGD steps, but the local solver takes "
-                f"others on {sorted(stateful)}: set local.solver=sgd (or sam) and local.momentum=0"
+                "client momentum reads a gradient off plain SGD steps, but the local optimizer "
+                f"takes others on {sorted(stateful)}: set local.optimizer=sgd (or sam) and "
+                "local.momentum=0"
             )
 
     def correct(self, grads: Tensors, context: LocalContext) -> None:
@@ -84,7 +84,7 @@ class ClientMomentumServer(ServerSide):
     """The server half: keeps m."""
 
     sends = frozenset({MOMENTUM})
-    adds_up: frozenset[str] = frozenset()  # Delta and the mean of lr_sum
+    additive_payloads: frozenset[str] = frozenset()  # Delta and the mean of lr_sum
 
     def __init__(self) -> None:
         self.momentum: dict[str, Tensor] = {}

@@ -7,7 +7,7 @@ averaged as in FedAvg, and what everybody's models say of a class teaches every 
 
     L(y) = CE(y) + lambda mean over the batch of KL(SL[label] || softmax(logits))
 
-SL (C, C) is the mean soft label by class over all clients' examples (strategies/soft_labels.py).
+SL (C, C) is the mean soft label by class over all clients' examples (soft_labels.py).
 lambda = 1; 0 is FedAvg. Original federated distillation shares no parameters: its clients exchange
 the mean output by class alone, the "+" adds FedAvg.
 
@@ -29,11 +29,12 @@ from typing import Any, Unpack
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from strategies.base import ClientSide, Step, require_range
-from strategies.class_means import MEANS
-from strategies.federated import FederatedStrategy, Slots
-from strategies.privacy import GaussianMechanism
-from strategies.soft_labels import SOFT_LABELS, SoftLabelClient, SoftLabelServer
+from common.errors import require_range
+from strategies.base import ClientSide, Step
+from strategies.privacy.gaussian_mechanism import GaussianMechanism
+from strategies.round.federated import FederatedStrategy, Slots
+from strategies.statistics.class_means import MEANS
+from strategies.statistics.soft_labels import SOFT_LABELS, SoftLabelClient, SoftLabelServer
 
 
 class FedDistillClient(ClientSide):

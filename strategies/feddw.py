@@ -3,7 +3,7 @@
 Liu, Wang, Wang, Yang, Tao. 2024. https://arxiv.org/abs/2412.04521
 
 With W (C, d) the weight of a classifier without bias, two matrices say how classes relate: CR, the
-row softmax of W W^T, and SL, the mean soft label by class (strategies/soft_labels.py, eq. 4 to 7).
+row softmax of W W^T, and SL, the mean soft label by class (soft_labels.py, eq. 4 to 7).
 On IID data they agree; a client is held to that with everybody's SL:
 
     L(y) = CE(y) + mu mean over the C^2 entries of (SL - softmax_rows(W W^T))^2        (eq. 10, 11)
@@ -25,7 +25,7 @@ Where the paper's text differs: eq. 13 has theta_{t+1} for theta_t. Where the re
 it keeps the classifier's bias (here one is refused) unless its ``init_align`` is set, which holds
 it at 0 and lets the weight start with rows of length 1, spread on the sphere (here
 ``task.head_init=orthogonal``); mu is divided by 10 at the start of rounds 9, 18, 27 and so on
-(``decay=0.1 decay_every=9``, off by default); and what strategies/soft_labels.py says of SL. It has
+(``decay=0.1 decay_every=9``, off by default); and what soft_labels.py says of SL. It has
 the term from round 1 on, against the identity, as here.
 """
 
@@ -38,18 +38,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softmax
 
-from strategies.base import (
-    ClientSide,
-    ConfigError,
-    LocalSolver,
-    Step,
-    require_range,
-    require_whole,
-)
-from strategies.class_means import MEANS
-from strategies.federated import FederatedStrategy, Slots
-from strategies.privacy import GaussianMechanism
-from strategies.soft_labels import HEAD, SOFT_LABELS, SoftLabelClient, SoftLabelServer
+from common.errors import ConfigError, require_range, require_whole
+from strategies.base import ClientSide, LocalOptimizer, Step
+from strategies.privacy.gaussian_mechanism import GaussianMechanism
+from strategies.round.federated import FederatedStrategy, Slots
+from strategies.statistics.class_means import MEANS
+from strategies.statistics.soft_labels import HEAD, SOFT_LABELS, SoftLabelClient, SoftLabelServer
 
 
 class FedDWClient(ClientSide):
@@ -76,7 +70,7 @@ class FedDWClient(ClientSide):
         self.decay_every = require_whole("strategy.feddw.decay_every", decay_every, low=1)
         self.linearised_every = require_whole("strategy.feddw.linearised_every", linearised_every)
 
-    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse a classifier with a bias, or none by the name of ``head``."""
         head = dict(model.named_modules()).get("head")
         if not isinstance(head, nn.Linear):

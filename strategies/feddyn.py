@@ -37,7 +37,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from strategies.aggregators import UniformMean
+from common.errors import require_range
 from strategies.base import (
     ClientSide,
     Cohort,
@@ -46,11 +46,11 @@ from strategies.base import (
     Payloads,
     Step,
     Tensors,
-    require_range,
     zeros_like,
 )
-from strategies.federated import FederatedStrategy, Slots
-from strategies.outputs import Participants
+from strategies.components.aggregators import UniformMean
+from strategies.components.model_outputs import Participants
+from strategies.round.federated import FederatedStrategy, Slots
 
 DRIFT_SUM = "drift_sum"
 
@@ -101,7 +101,7 @@ class FedDynServer:
         alpha: the clients'; only whether it is 0 (no H) matters here.
     """
 
-    tied = frozenset({DRIFT_SUM})
+    coupled_state = frozenset({DRIFT_SUM})
 
     def __init__(self, alpha: float = 0.01) -> None:
         self.alpha = require_range("strategy.feddyn.alpha", alpha)
@@ -116,7 +116,7 @@ class FedDynServer:
         stepped = {name: value + update[name] for name, value in params.items()}
         if self.alpha == 0.0:
             return stepped
-        share = cohort.size / cohort.population
+        share = cohort.size / cohort.num_clients
         self.drift_sum = {n: mean + share * update[n] for n, mean in self.drift_sum.items()}
         return {name: value + self.drift_sum[name] for name, value in stepped.items()}
 

@@ -18,7 +18,7 @@ eps is measured in squared updates. The released code has .001 on CIFAR-10 and C
 EMNIST. Where it differs: it weighs clients by n_i, in both sums; its eps is M times this one and
 shrinks by the square of the step size's decay every round; and it evaluates the mean of the last
 two server models, from its second round on. Here that is ``strategy/output=last_two``, from round 1
-on; by default x is evaluated. Its own experiments have eta_l .01 (EMNIST .1), decayed by .998 a
+on; by default x is evaluated. Its own fedhet have eta_l .01 (EMNIST .1), decayed by .998 a
 round, 20 local steps, weight decay 1e-4 and clip 10.
 """
 
@@ -29,10 +29,11 @@ from typing import Unpack
 
 from torch import Tensor
 
-from strategies.aggregators import mean_of
-from strategies.base import Reply, Tensors, require_range
-from strategies.diagnostics import norm
-from strategies.federated import FederatedStrategy, Slots
+from common.errors import require_range
+from strategies.base import Reply, Tensors
+from strategies.components.aggregators import mean_of
+from strategies.round.federated import FederatedStrategy, Slots
+from strategies.statistics.update_diagnostics import norm
 
 
 class ExtrapolatedMean:

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor
 
 from strategies.base import Tensors
-from strategies.chains import Chain, Link
-from strategies.class_counts import ClassCountsClient, ClassCountsServer
-from strategies.federated import FederatedStrategy, Slots
+from strategies.fusion.layer_chain import Chain, Link
+from strategies.fusion.projected_layers import bias_of
 from strategies.pfnm import GrownNetwork, patched
-from strategies.projected import bias_of
+from strategies.round.federated import FederatedStrategy, Slots
+from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 
 class MatchedAveraging(GrownNetwork):

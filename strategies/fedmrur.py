@@ -14,7 +14,7 @@ of a batch before their classifiers:
     D2       = -2 beta - 2 <L(z), L(z_g)> = ||z - z_g||^2 - (l_0 - l'_0)^2  >= 0
 
 A step is SAM's (strategies/fedsam.py) with F in both passes and z_g computed once, the momentum
-FedCM's (strategies/fedcm.py), the aggregate that of line 15 (strategies/aggregators.py):
+FedCM's (strategies/fedcm.py), the aggregate that of line 15 (strategies/components/aggregators.py):
 
     e = rho grad F(y) / ||grad F(y)||;   v = alpha grad F(y + e) + (1 - alpha) m;   y <- y - eta_l v
     Delta = (mean_p ||D_p||) sum_p D_p / ||sum_p D_p||,   D_p = y_p - x;    x <- x + eta_g Delta
@@ -54,10 +54,11 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from strategies.aggregators import NormMean
-from strategies.base import ClientSide, Step, require_choice, require_range
+from common.errors import require_choice, require_range
+from strategies.base import ClientSide, Step
+from strategies.components.aggregators import NormMean
 from strategies.fedcm import ClientMomentum, ClientMomentumServer
-from strategies.federated import FederatedStrategy, Slots
+from strategies.round.federated import FederatedStrategy, Slots
 
 _LINEAR_FROM = 20.0  # e^20 = 4.9e8: far from float32's limits, and from any D2 / sigma of use
 
@@ -131,7 +132,7 @@ class ManifoldRegularizer(ClientSide):
 
 
 class FedMRUR(FederatedStrategy):
-    """The paper's method. Its clients take :class:`strategies.fedsam.SAM` for their local solver.
+    """The paper's method. Its clients' local optimizer is :class:`strategies.fedsam.SAM`.
 
     ``aggregator=UniformMean()`` is FedMRUR-H, ``gamma=0`` FedMRUR-N.
     """

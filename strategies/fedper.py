@@ -4,7 +4,7 @@ Arivazhagan, Aggarwal, Singh, Choudhary. 2019. https://arxiv.org/abs/1912.00818
 
 A model is a body and a head. The body is FedAvg's; the head is a client's own (Algorithms 1, 2):
 
-    (b_i, h_i): E epochs of the local solver from (b, h_i), on both together
+    (b_i, h_i): E epochs of the local optimizer from (b, h_i), on both together
     b <- b + eta_g sum_i (n_i / sum_j n_j) (b_i - b)
 
 The head never leaves the client; the body travels, its BatchNorm statistics with it, and so a bit
@@ -21,8 +21,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Unpack
 
-from strategies.federated import FederatedStrategy, Slots
-from strategies.layers import LayerSelector, named
+from strategies.components.tensor_selection import TensorSelector, named
+from strategies.round.federated import FederatedStrategy, Slots
 
 
 class FedPer(FederatedStrategy):
@@ -32,7 +32,7 @@ class FedPer(FederatedStrategy):
         personal: the tensors that stay at a client.
     """
 
-    personal: ClassVar[LayerSelector] = named("head.*")
+    personal: ClassVar[TensorSelector] = named("head.*")
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
         super().__init__(**slots)

@@ -35,6 +35,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
+from common.errors import require_range
 from strategies.base import (
     ClientSide,
     Cohort,
@@ -46,10 +47,17 @@ from strategies.base import (
     Shapes,
     Step,
     Tensors,
-    require_range,
 )
-from strategies.class_means import COUNTS, MEANS, SUMS, class_means, class_sums, means_of, total
-from strategies.federated import FederatedStrategy, Slots
+from strategies.round.federated import FederatedStrategy, Slots
+from strategies.statistics.class_means import (
+    COUNTS,
+    MEANS,
+    SUMS,
+    class_means,
+    class_sums,
+    means_of,
+    total,
+)
 
 PROTOTYPES = "prototypes"
 PROTOTYPE_SUMS = "prototype_sums"
@@ -96,7 +104,7 @@ class PrototypeServer(ServerSide):
     """Keeps the prototypes, the class-wise means of everybody's features."""
 
     needs, sends = frozenset({PROTOTYPE_SUMS}), frozenset({PROTOTYPES})
-    adds_up = frozenset({PROTOTYPE_SUMS})
+    additive_payloads = frozenset({PROTOTYPE_SUMS})
 
     def __init__(self) -> None:
         self.sent: dict[str, Tensor] = {}

@@ -18,8 +18,9 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from strategies.base import ClientSide, Step, require_range
-from strategies.federated import FederatedStrategy, Slots
+from common.errors import require_range
+from strategies.base import ClientSide, Step
+from strategies.round.federated import FederatedStrategy, Slots
 
 
 class FedProxClient(ClientSide):

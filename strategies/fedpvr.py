@@ -25,9 +25,9 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from strategies.aggregators import UniformMean
-from strategies.federated import FederatedStrategy, Slots
-from strategies.layers import LayerSelector
+from strategies.components.aggregators import UniformMean
+from strategies.components.tensor_selection import TensorSelector
+from strategies.round.federated import FederatedStrategy, Slots
 from strategies.scaffold import ControlVariateClient, ControlVariateServer, Option
 
 
@@ -42,7 +42,7 @@ class FedPVR(FederatedStrategy):
 
     def __init__(
         self,
-        layers: LayerSelector | str,
+        layers: TensorSelector | str,
         option: Option = "II",
         **slots: Unpack[Slots],
     ) -> None:

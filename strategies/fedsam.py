@@ -27,12 +27,13 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from strategies.aggregators import UniformMean
-from strategies.base import Batch, Tensors, require_range
+from common.errors import require_range
+from strategies.base import Batch, Tensors
+from strategies.components.aggregators import UniformMean
+from strategies.components.local_optimizers import SGD
+from strategies.components.tensor_selection import TensorSelector
 from strategies.fedcm import ClientMomentum, ClientMomentumServer
-from strategies.federated import FederatedStrategy, Slots
-from strategies.layers import LayerSelector
-from strategies.solvers import SGD
+from strategies.round.federated import FederatedStrategy, Slots
 
 _LEAST_NORM = 1e-7
 
@@ -42,7 +43,7 @@ class SAM:
 
     Args:
         rho: how far away that is, in L2 norm over all trained tensors.
-        momentum: as of :class:`strategies.solvers.SGD`, which takes the step.
+        momentum: as of :class:`strategies.components.local_optimizers.SGD`, which takes the step.
         weight_decay: the same; the perturbation does not see it.
         momentum_layers: the same.
     """
@@ -52,7 +53,7 @@ class SAM:
         rho: float = 0.1,
         momentum: float = 0.0,
         weight_decay: float = 0.0,
-        momentum_layers: LayerSelector | str = "all",
+        momentum_layers: TensorSelector | str = "all",
     ) -> None:
         self.rho = require_range("strategy.sam.rho", rho)
         self.outer = SGD(momentum, weight_decay, momentum_layers)
@@ -101,14 +102,14 @@ class SAM:
 
 
 class FedSAM(FederatedStrategy):
-    """FedAvg's server. Its clients take :class:`SAM` for their local solver."""
+    """FedAvg's server. Its clients take :class:`SAM` for their local optimizer."""
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
         super().__init__(**slots)
 
 
 class MoFedSAM(FederatedStrategy):
-    """FedCM's server. Its clients take :class:`SAM` for their local solver."""
+    """FedCM's server. Its clients take :class:`SAM` for their local optimizer."""
 
     def __init__(self, alpha: float = 0.1, **slots: Unpack[Slots]) -> None:
         slots.setdefault("aggregator", UniformMean())

@@ -30,8 +30,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu, softmax
 
-from strategies.base import ClientSide, Step, require_range
-from strategies.federated import FederatedStrategy, Slots
+from common.errors import require_range
+from strategies.base import ClientSide, Step
+from strategies.round.federated import FederatedStrategy, Slots
 
 
 class FedUVClient(ClientSide):

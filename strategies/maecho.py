@@ -4,7 +4,7 @@ Su, Yang, Li, Xue. "One-shot Federated Learning without server-side training". N
 https://arxiv.org/abs/2204.12493
 
 Clients train to convergence and send their models W_i and, for every layer, the projection P_i onto
-its inputs (strategies/projections.py). Along what P_i leaves out, a client's layer can move without
+its inputs (projections.py). Along what P_i leaves out, a client's layer can move without
 changing what it computes. The server moves a common W and the clients' V_i, from V_i = W_i, towards
 each other (Section 5; W (out, d) on inputs of width d, so that projections multiply from the
 right):
@@ -58,16 +58,10 @@ import torch
 from flwr.common.logger import log
 from torch import Tensor
 
-from strategies.base import (
-    ConfigError,
-    Reply,
-    Tensors,
-    require_choice,
-    require_range,
-    require_whole,
-)
-from strategies.federated import FederatedStrategy, Slots
-from strategies.projected import (
+from common.errors import ConfigError, require_choice, require_range, require_whole
+from strategies.base import Reply, Tensors
+from strategies.fusion.min_norm import Shortest
+from strategies.fusion.projected_layers import (
     Layer,
     ProjectionServer,
     bias_of,
@@ -77,10 +71,10 @@ from strategies.projected import (
     read_layer,
     unflattened,
 )
-from strategies.projections import ProjectionClient
-from strategies.pulls import Span, cheapest
+from strategies.fusion.projection_steps import Span, cheapest
+from strategies.fusion.projections import ProjectionClient
 from strategies.regmean import regression_mean
-from strategies.shortest import Shortest
+from strategies.round.federated import FederatedStrategy, Slots
 
 Initial = Literal["average", "first", "random", "regmean"]
 Weights = Literal["uniform", "program"]
@@ -96,7 +90,7 @@ class Iterate(ABC):
     """W and the V_i of one layer, in the coordinates of the clients' projections.
 
     ``coordinates`` (R, out) are the z_i = F_i^T (W - V_i)^T, or of eq. 11 F_i^T (W - W_i)^T: see
-    strategies/pulls.py. ``lag`` is what is left of how the V_i stood off from W at first, where
+    projection_steps.py. ``lag`` is what is left of how the V_i stood off from W at first, where
     nothing holds them, as a share of it.
 
     Args:

@@ -35,17 +35,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, log_softmax
 
-from strategies.base import (
-    ClientSide,
-    LocalContext,
-    LocalSummary,
-    Payloads,
-    Step,
-    Tensors,
-    require_range,
-    require_whole,
-)
-from strategies.federated import FederatedStrategy, Slots
+from common.errors import require_range, require_whole
+from strategies.base import ClientSide, LocalContext, LocalSummary, Payloads, Step, Tensors
+from strategies.round.federated import FederatedStrategy, Slots
 
 _STATE = "moon-previous"
 

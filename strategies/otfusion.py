@@ -2,20 +2,20 @@
 
 Singh, Jaggi. "Model fusion via optimal transport". NeurIPS 2020. https://arxiv.org/abs/1910.05653
 
-strategies/alignment.py puts all clients' neurons into the first client's order; then every client
+neuron_alignment.py puts all clients' neurons into the first client's order; then every client
 counts the same, but in the classifier, whose row of a class is the mean over the clients that hold
-more than one example of it (strategies/masked_mean.py), as MA-Echo's paper has its baseline OT.
+more than one example of it (strategies/average.py), as MA-Echo's paper has its baseline OT.
 """
 
 from __future__ import annotations
 
 from typing import Unpack
 
-from strategies.alignment import Alignment
-from strategies.chains import Chain, ChainServer
-from strategies.class_counts import ClassCountsClient, ClassCountsServer
-from strategies.federated import FederatedStrategy, Slots
-from strategies.masked_mean import MaskedMean
+from strategies.average import MaskedMean
+from strategies.fusion.layer_chain import Chain, ChainServer
+from strategies.fusion.neuron_alignment import Alignment
+from strategies.round.federated import FederatedStrategy, Slots
+from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 
 class OTFusion(FederatedStrategy):

@@ -45,15 +45,16 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from strategies.base import Batch, ConfigError, Tensors, require_range
-from strategies.federated import FederatedStrategy, Slots
-from strategies.solvers import SGD
+from common.errors import ConfigError, require_range
+from strategies.base import Batch, Tensors
+from strategies.components.local_optimizers import SGD
+from strategies.round.federated import FederatedStrategy, Slots
 
 Backward = Callable[[Batch], Tensor]
 Grads = Sequence[Tensor | None]  # by param; None where a batch gives none
 
 
-class PerFedAvgSolver:
+class PerFedAvgOptimizer:
     """Goes down the loss that is left after one gradient step.
 
     Args:
@@ -154,7 +155,7 @@ def _plus(values: Grads, direction: Grads, factor: float) -> list[Tensor | None]
 
 
 class PerFedAvg(FederatedStrategy):
-    """FedAvg's server. Its clients take :class:`PerFedAvgSolver` for their local solver."""
+    """FedAvg's server. Its clients take :class:`PerFedAvgOptimizer` for their local optimizer."""
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
         super().__init__(**slots)

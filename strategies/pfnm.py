@@ -30,7 +30,7 @@ times the client's share of the class's examples, and so does the classifier's b
 mu0 = .1, all else 0. Linear layers only; for convolutions see strategies/fedma.py.
 
 As the network that comes out is larger than the clients', it is not x but an output
-(strategies/outputs.py): the grown network is what the round gives out, is evaluated and stored,
+(model_outputs.py): the grown network is what the round gives out, is evaluated and stored,
 with tensors named "grown.<name>"; :func:`grown_network` makes a network of the file again. x is
 FedAvg's, and matters where there is a second round (the paper's several rounds are not built).
 
@@ -62,12 +62,13 @@ from flwr.common.logger import log
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
-from strategies.base import ConfigError, Reply, Tensors, local_model, require_range, require_whole
-from strategies.chains import Chain, Link, read_chain
-from strategies.class_counts import ClassCountsClient, ClassCountsServer, class_counts
-from strategies.federated import FederatedStrategy, Slots
-from strategies.network import Network
-from strategies.projected import bias_of, flattened
+from common.errors import ConfigError, require_range, require_whole
+from strategies.base import Reply, Tensors, local_model
+from strategies.fusion.layer_chain import Chain, Link, read_chain
+from strategies.fusion.projected_layers import bias_of, flattened
+from strategies.round.federated import FederatedStrategy, Slots
+from strategies.round.server_network import Network
+from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer, class_counts
 
 GROWN = "grown"
 BIAS_MEAN = 0.1

@@ -10,7 +10,7 @@ squares that has a closed form (eq. 2; here W multiplies from the left, W (out, 
 with the entries of A_i beside its diagonal shrunk by ``shrinkage`` (the paper: .9, or .1 for T5),
 for which its sums have an inverse. shrinkage = 1 is the bare form (then with the pseudoinverse, the
 smallest such W); 0 weighs every input by itself. The classifier is fused like any other layer, or
-by the mask of MA-Echo (strategies/projected.py). What is no layer is averaged.
+by the mask of MA-Echo (strategies/fusion/projected_layers.py). What is no layer is averaged.
 
 MA-Echo's paper does not compare with it; on its golden case (facts 1.11) one solve gives 83 to 84
 %, what MA-Echo's 60 iterations give. A_i is read off what MA-Echo's clients send, the factor of P_i
@@ -25,9 +25,9 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from strategies.base import Reply, Tensors, require_choice, require_range
-from strategies.federated import FederatedStrategy, Slots
-from strategies.projected import (
+from common.errors import require_choice, require_range
+from strategies.base import Reply, Tensors
+from strategies.fusion.projected_layers import (
     Layer,
     ProjectionServer,
     local_models,
@@ -36,7 +36,8 @@ from strategies.projected import (
     read_layer,
     unflattened,
 )
-from strategies.projections import PROJECTIONS, ProjectionClient
+from strategies.fusion.projections import PROJECTIONS, ProjectionClient
+from strategies.round.federated import FederatedStrategy, Slots
 
 
 def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:

@@ -6,7 +6,7 @@ Local step (eq. 3):      y <- y - eta_l (g(y) - c_i + c)
 After K steps (eq. 4):   option I   c_i+ = g_i(x), the gradient of the local loss at the received x
                          option II  c_i+ = c_i - c + (y_0 - y_K) / (K eta_l),   y_0 = x
 Server (eq. 5):          x <- x + eta_g / |S| sum_{i in S} (y_i - x)
-                         c <- c + (1 / N) sum_{i in S} (c_i+ - c_i),   N the population, not |S|
+                         c <- c + (1 / N) sum_{i in S} (c_i+ - c_i),   N the num_clients, not |S|
 
 c and all c_i start at zero, and again at zero when a client has lost its c_i, which would stay in c
 for good. What travels: c down (d numbers), c_i+ - c_i up (d), c_i stays.
@@ -32,25 +32,24 @@ from typing import Literal, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
-from strategies.aggregators import UniformMean
+from common.errors import ConfigError, require_choice
 from strategies.base import (
     ClientSide,
     Cohort,
-    ConfigError,
     LocalContext,
-    LocalSolver,
+    LocalOptimizer,
     LocalSummary,
     Payloads,
     Reply,
     ServerSide,
     Shapes,
     Tensors,
-    require_choice,
     subtract,
     zeros_like,
 )
-from strategies.federated import FederatedStrategy, Slots
-from strategies.layers import LayerSelector, as_selector
+from strategies.components.aggregators import UniformMean
+from strategies.components.tensor_selection import TensorSelector, as_selector
+from strategies.round.federated import FederatedStrategy, Slots
 
 CONTROL_VARIATE = "control_variate"
 DELTA = "control_variate_delta"
@@ -68,12 +67,12 @@ class ControlVariateClient(ClientSide):
 
     needs, sends = frozenset({CONTROL_VARIATE}), frozenset({DELTA})
 
-    def __init__(self, layers: LayerSelector | str = "all", option: Option = "II") -> None:
+    def __init__(self, layers: TensorSelector | str = "all", option: Option = "II") -> None:
         require_choice("strategy.option", option, get_args(Option))
         self.layers = as_selector(layers)
         self.option = option
 
-    def check(self, model: nn.Module, solver: LocalSolver, shared: Sequence[str]) -> None:
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse personal tensors, and under option II momentum or Adam on corrected ones."""
         every = self.layers.spec == "all"
         corrected = list(shared) if every else self.layers.select(dict(model.named_parameters()))
@@ -82,14 +81,16 @@ class ControlVariateClient(ClientSide):
                 f"{self.layers.key}={self.layers.spec} corrects {personal}, which stay at the "
                 f"clients (strategy.personal): let {self.layers.key} select of {list(shared)}"
             )
-        stateful = sorted(set(corrected) & set(solver.stateful([*dict(model.named_parameters())])))
-        summed = self.option == "II-momentum" and solver.momentum is not None
+        stateful = sorted(
+            set(corrected) & set(optimizer.stateful([*dict(model.named_parameters())]))
+        )
+        summed = self.option == "II-momentum" and optimizer.momentum is not None
         if self.option != "I" and stateful and not summed:
             raise ConfigError(
                 f"option {self.option} of SCAFFOLD reads the gradient off SGD steps, but the local "
-                f"solver takes others on {stateful}: set local.solver=sgd and local.momentum=0 (or "
-                "local.momentum_layers to tensors that are not corrected), or strategy.option=I, "
-                "or with momentum II-momentum"
+                f"optimizer takes others on {stateful}: set local.optimizer=sgd, local.momentum=0 "
+                "(or local.momentum_layers to tensors that are not corrected), or "
+                "strategy.option=I, or with momentum II-momentum"
             )
 
     def begin(self, context: LocalContext) -> None:
@@ -143,10 +144,10 @@ class ControlVariateServer(ServerSide):
     """The server half: keeps c on the selected tensors."""
 
     needs, sends = frozenset({DELTA}), frozenset({CONTROL_VARIATE})
-    tied = frozenset({CONTROL_VARIATE})
-    adds_up = frozenset({DELTA})
+    coupled_state = frozenset({CONTROL_VARIATE})
+    additive_payloads = frozenset({DELTA})
 
-    def __init__(self, layers: LayerSelector | str = "all") -> None:
+    def __init__(self, layers: TensorSelector | str = "all") -> None:
         self.layers = as_selector(layers)
         self.control_variate: dict[str, Tensor] = {}
 
@@ -166,7 +167,7 @@ class ControlVariateServer(ServerSide):
         """c <- c + (1 / N) sum_i (c_i+ - c_i)."""
         self.control_variate = {
             name: c
-            + torch.stack([r.payloads[DELTA][name] for r in replies]).sum(0) / cohort.population
+            + torch.stack([r.payloads[DELTA][name] for r in replies]).sum(0) / cohort.num_clients
             for name, c in self.control_variate.items()
         }
 

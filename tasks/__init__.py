@@ -1,7 +1,7 @@
 """Data, partitions, models, metrics: what is learned, never how."""
 
+from common.errors import ConfigError
 from tasks.device import pick_device
-from tasks.errors import ConfigError
 from tasks.memory import keep_freed_memory
 from tasks.models import MODELS, Model, build_model
 from tasks.task import Task, build_task

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self, get_type_hints
 
-from tasks.errors import (
+from common.errors import (
     ConfigError,
     is_list,
+    require_choice,
     require_known_keys,
-    require_option,
     require_types,
 )
 from tasks.models import CONDITIONAL
@@ -63,7 +63,7 @@ class TaskConfig(ABC):
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        require_option("task.source", self.source, self.sources)
+        require_choice("task.source", self.source, self.sources)
         _require("test_fraction", self.test_fraction, 0 < self.test_fraction < 1, "in (0, 1)")
         for key in ("train_size", "test_size"):
             size = getattr(self, key)
@@ -227,7 +227,7 @@ def read_config(task: Mapping[str, Any]) -> TaskConfig:
         ConfigError: for an unknown or missing key, or a value out of range.
     """
     inputs = task.get("inputs", "images")
-    require_option("task.inputs", inputs, KINDS)
+    require_choice("task.inputs", inputs, KINDS)
     return KINDS[inputs].from_mapping(task)
 
 

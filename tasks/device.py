@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 
 
 def pick_device(name: str) -> torch.device:

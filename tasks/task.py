@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from common.errors import ConfigError
 from tasks.config import TaskConfig, read_config
-from tasks.errors import ConfigError
 from tasks.models import CONDITIONAL, Model, build_model
 from tasks.models.cvae import CVAE
 from tasks.partitions import PartitionConfig, hold_out, partition_rows
@@ -87,7 +87,7 @@ class Task:
         vocabulary = self._source.vocabulary()
         return None if vocabulary is None else vocabulary.words
 
-    def meaning(self) -> dict[str, str]:
+    def label_metadata(self) -> dict[str, str]:
         """Return what a model's numbers stand for, as its file's metadata.
 
         ``classes`` are the names by label, as JSON; ``vocabulary`` is a hash of the words by

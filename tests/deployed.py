@@ -26,8 +26,8 @@ from typing import IO, Protocol
 import psutil
 import pytest
 
-from experiments.command_line import run_config_toml
-from experiments.results import last_lines
+from common.files import last_lines
+from fedhet.runtimes.run_config import run_config_toml
 from tests.compose import DOCKER, Service, names_seen_by, services
 
 ROOT = DOCKER.parent

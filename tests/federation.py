@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from client_app.client import FederatedClient
 from client_app.messages import evaluate_reply, train_reply, trained, upload_seed
 from client_app.state import ContextStateStore
-from strategies.base import ClientSide, LocalSolver, Weighting
-from strategies.federated import FederatedStrategy
-from strategies.layers import shared_names
-from strategies.local_options import LocalOptions
-from strategies.records import to_record, to_tensors
-from strategies.report import RoundReport
-from strategies.secure_aggregation import SecAggPlus
-from strategies.solvers import SGD
-from strategies.sums import Layout
+from strategies.base import ClientSide, LocalOptimizer, Weighting
+from strategies.components.local_optimizers import SGD
+from strategies.components.local_training_config import LocalTrainingConfig
+from strategies.components.tensor_selection import shared_names
+from strategies.privacy.reply_vector import Layout
+from strategies.privacy.secure_aggregation import SecAggPlus
+from strategies.round.federated import FederatedStrategy
+from strategies.round.records import to_record, to_tensors
+from strategies.round.round_report import RoundReport
 
 Handler = Callable[[Message], Message]
 
@@ -86,11 +86,11 @@ class InProcessGrid(Grid):
         return replies
 
 
-def card(client_id: int, population: int, num_examples: int, **more: str) -> RecordDict:
+def node_info(client_id: int, num_clients: int, num_examples: int, **more: str) -> RecordDict:
     """Return a roll-call answer."""
     values = {
         "partition-id": client_id,
-        "num-partitions": population,
+        "num-partitions": num_clients,
         "num-examples": num_examples,
         **more,
     }
@@ -100,7 +100,7 @@ def card(client_id: int, population: int, num_examples: int, **more: str) -> Rec
 def handler(
     client: Callable[[], FederatedClient],
     client_id: int,
-    population: int,
+    num_clients: int,
     num_examples: int,
     secure: SecAggPlus | None = None,
     weighting: Weighting = "examples",
@@ -113,7 +113,7 @@ def handler(
     def handle(message: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
             shown = 0 if secure else num_examples
-            return Message(card(client_id, population, shown), reply_to=message)
+            return Message(node_info(client_id, num_clients, shown), reply_to=message)
         if message.metadata.message_type == MessageType.EVALUATE:
             return evaluate_reply(client(), message)
         if secure is None:
@@ -180,8 +180,8 @@ def federate(
     model: Callable[[], nn.Module],
     loss: Callable[[Tensor, Tensor], Tensor] = half_squared_error,
     rounds: int,
-    solver: Callable[[], LocalSolver] = SGD,
-    options: LocalOptions | None = None,
+    optimizer: Callable[[], LocalOptimizer] = SGD,
+    options: LocalTrainingConfig | None = None,
     sides: Callable[[], Mapping[str, ClientSide]] | None = None,
     stores: Mapping[int, object] | None = None,
     tamper: Callable[[Message], Message | None] = lambda reply: reply,
@@ -190,10 +190,10 @@ def federate(
     personal: str = "none",
 ) -> tuple[dict[str, Tensor], list[RoundReport]]:
     """Run a strategy over one client per dataset; return the final params and the reports."""
-    from strategies.layers import LayerSelector
+    from strategies.components.tensor_selection import TensorSelector
 
     stores = stores or {i: ContextStateStore(RecordDict()) for i in range(len(datasets))}
-    chosen = options or LocalOptions()
+    chosen = options or LocalTrainingConfig()
 
     def client(i: int) -> FederatedClient:
         return FederatedClient(
@@ -201,12 +201,12 @@ def federate(
             model=model(),
             data=datasets[i],
             loss=loss,
-            solver=solver(),
+            optimizer=optimizer(),
             options=chosen,
             store=stores[i],
             sides=sides() if sides else strategy.client_sides,
             seed=seed,
-            personal=LayerSelector(personal),
+            personal=TensorSelector(personal),
         )
 
     handlers = {
@@ -222,7 +222,7 @@ def federate(
     }
     reports: list[RoundReport] = []
     start = model()
-    names = shared_names(start, LayerSelector(personal))
+    names = shared_names(start, TensorSelector(personal))
     state = initial or {name: start.state_dict()[name] for name in names}
     result = strategy.start(
         InProcessGrid(handlers, tamper),

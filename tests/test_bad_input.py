@@ -23,17 +23,20 @@ BEFORE_ROUND_1 = [
     (["local.steps=5"], r"give exactly one"),
     (["local.batch_size=0"], r"local\.batch_size=0"),
     (["local.clip=0"], r"local\.clip=0"),
-    (["local.solver=sgdd"], r"local\.solver='sgdd' .*\['adam', 'sgd'\]"),
-    (["local.solver=adam", "local.momentum=0.9"], r"local\.momentum=0\.9"),
+    (["local.optimizer=sgdd"], r"local\.optimizer='sgdd' .*\['adam', 'sgd'\]"),
+    (["local.optimizer=adam", "local.momentum=0.9"], r"local\.momentum=0\.9"),
     (["local.momentum=-1"], r"local\.momentum=-1"),
     (["server.lr=0"], r"server\.lr=0"),
     (["schedule=exponential", "schedule.decay=2"], r"schedule\.decay=2"),
     (["schedule=multi_step", "schedule.milestones=[30]"], r"schedule\.milestones=\[30\]"),
     (["strategy=fedprox", "strategy.client_sides.fedprox.mu=-1"], r"fedprox\.mu=-1"),
     (["strategy=scaffold", "local.momentum=0.9"], r"local\.momentum=0"),
-    (["strategy=scaffold", "local.solver=adam"], r"local\.solver=sgd"),
-    (["strategy=per_fedavg", "local.solver=adam"], r"needs local\.solver=per_fedavg"),
-    (["strategy=fedmrur", "local.solver=sgd"], r"local\.solver=sgd.*needs local\.solver=sam"),
+    (["strategy=scaffold", "local.optimizer=adam"], r"local\.optimizer=sgd"),
+    (["strategy=per_fedavg", "local.optimizer=adam"], r"needs local\.optimizer=per_fedavg"),
+    (
+        ["strategy=fedmrur", "local.optimizer=sgd"],
+        r"local\.optimizer=sgd.*needs local\.optimizer=sam",
+    ),
     (["strategy=scaffold", "strategy.option=III"], r"strategy\.option='III'"),
     (["strategy=[maecho,aggregator/masked_mean]"], r"strategy/aggregator=OTHER replaces it"),
     (
@@ -138,7 +141,7 @@ def test_a_site_whose_state_is_no_number(tmp_path):
         if reply.has_content() and "update" in reply.content.array_records:
             metrics = reply.content.metric_records["metrics"]
             if metrics["partition-id"] == 1:
-                from strategies.records import to_record, to_tensors
+                from strategies.round.records import to_record, to_tensors
 
                 update = to_tensors(reply.content["update"])
                 next(iter(update.values()))[0] = torch.nan

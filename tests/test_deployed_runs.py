@@ -19,10 +19,11 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from experiments.deployment import connection
-from experiments.deployment.connection import Connection, check_reachable
-from experiments.flower import LaunchError
-from server_app.results import parameters_sha256, read_rows
+from common.results import read_rows
+from fedhet.runtimes.deployment import connection
+from fedhet.runtimes.deployment.connection import Connection, check_reachable
+from fedhet.runtimes.flower_install import LaunchError
+from strategies.round.tensor_files import parameters_sha256
 from tests.deployed import MARKS, RECIPE, SECONDS, SITES, Deployment, Loopback
 from tests.tunnel import Tunnel
 
@@ -52,7 +53,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def start(*words: str, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "experiments.launch", *flags, *RECIPE, *words],
+        [sys.executable, "-m", "fedhet.launch", *flags, *RECIPE, *words],
         cwd=Path(__file__).parents[1],
         env=os.environ | {"PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
@@ -217,7 +218,7 @@ def test_sites_train_on_their_own_folders_and_the_server_tests_on_its_own(federa
     write_images(tested, {"cat": 4, "dog": 3}, 7)
     done = federation.execute(
         "serverapp",
-        *("python", "-m", "experiments.launch", "runtime=deployment"),
+        *("python", "-m", "fedhet.launch", "runtime=deployment"),
         *("runtime.address=127.0.0.1:8000", "results_dir=/results/images", "clients=3"),
         *("task=image_folder", "task.classes=[cat,dog]", "task.image_size=12", "task.model=mlp"),
         *("partition=site", "strategy=scaffold", "local.momentum=0", "local.batch_size=2"),

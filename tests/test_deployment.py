@@ -40,7 +40,7 @@ def authority(federation: Deployment) -> Path:
 
 def alone(folder: Path, *words: str) -> dict:
     """Return the summary of `fedhet runtime=local` with the recipe."""
-    command = [sys.executable, "-m", "experiments.launch", *RECIPE, *words, "runtime=local"]
+    command = [sys.executable, "-m", "fedhet.launch", *RECIPE, *words, "runtime=local"]
     done = subprocess.run(
         [*command, f"results_dir={folder}"],
         cwd=Path(__file__).parents[1],

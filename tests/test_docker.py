@@ -23,7 +23,8 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from experiments.flower import FLOWER, PACKAGES
+from conf import PACKAGES
+from fedhet.runtimes.flower_install import FLOWER
 from tests.compose import DOCKER, Service, names_seen_by, services
 
 FILES = ["server.yaml", "site.yaml", "federation.yaml"]
@@ -209,7 +210,7 @@ def test_sites_differ_in_their_number_alone(federation):
 def test_the_image_has_all_packages_of_the_project():
     text = (DOCKER / "Dockerfile").read_text()
     ignored = (DOCKER.parent / ".dockerignore").read_text().splitlines()
-    for package in (*PACKAGES, "experiments"):
+    for package in (*PACKAGES, "fedhet"):
         assert f"COPY {package} {package}\n" in text
         assert f"!{package}/" in ignored
     for source in re.findall(r"^COPY ((?:[\w./]+ )+)", text, re.MULTILINE):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from common.results import read_rows
 from conf import compose
-from server_app.results import read_rows
 from tests.recipes import TINY, overrides, run_recipe
 
 # recipe words, and the bytes they send for every byte of the model, down and up together
@@ -17,7 +17,7 @@ RECIPES = [
     (["strategy=fedavg"], 2.0),
     (["strategy=fedavg", "strategy/aggregator=uniform_mean"], 2.0),
     (["strategy=fedavg", "strategy/sampler=bernoulli", "participation=0.7"], 2.0),
-    (["strategy=fedavg", "local.solver=adam", "local.lr=0.003"], 2.0),
+    (["strategy=fedavg", "local.optimizer=adam", "local.lr=0.003"], 2.0),
     (["strategy=fedprox"], 2.0),
     (["strategy=scaffold"], 4.0),
     (["strategy=scaffold", "strategy.option=I"], 4.0),

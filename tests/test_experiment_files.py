@@ -14,8 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
 from conf import FOLDER, compose_overrides, config_yaml, method_name
-from experiments.report.paper import Paper, read_paper, selects
-from experiments.report.runs import flat
+from fedhet.report.published_tables import Paper, read_paper, selects
+from fedhet.report.run_data import flat
 
 EXPERIMENTS = sorted(
     path.relative_to(FOLDER / "experiment").with_suffix("").as_posix()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conf import compose, plain_part
-from strategies.client_models import FILE, load_replies
+from strategies.round.client_snapshots import FILE, load_replies
 from tasks import build_task
 from tasks.evaluation import evaluate_model
 from tests.recipes import overrides, run_recipe

@@ -8,16 +8,24 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-OURS = {"conf", "strategies", "tasks", "client_app", "server_app", "experiments"}
+RECIPE = {"common", "conf", "strategies", "tasks"}
+COMMAND = {*RECIPE, "client_app", "server_app", "fedhet"}
 MAY_IMPORT = {
-    "strategies": {"strategies"},
-    "tasks": {"tasks"},
-    "conf": {"conf"},
-    "client_app": {"client_app", "strategies", "tasks", "conf"},
-    "server_app": {"server_app", "strategies", "tasks", "conf"},
-    "experiments": OURS,
+    "common": {"common"},
+    "conf": {"conf", "common"},
+    "tasks": {"tasks", "common"},
+    "strategies": {"strategies", "common"},
+    "client_app": {"client_app", *RECIPE},
+    "server_app": {"server_app", *RECIPE},
+    "fedhet": COMMAND,
+    "reproductions": {"reproductions", *COMMAND},
 }
-NEVER = {"strategies": {"hydra", "omegaconf"}, "tasks": {"flwr", "hydra", "omegaconf"}}
+OURS = {*MAY_IMPORT, "docs", "benchmarks", "tests"}
+NEVER = {
+    "common": {"torch", "flwr", "hydra", "omegaconf"},
+    "strategies": {"hydra", "omegaconf"},
+    "tasks": {"flwr", "hydra", "omegaconf"},
+}
 
 
 def imported(path: Path) -> set[str]:

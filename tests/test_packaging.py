@@ -19,12 +19,13 @@ from flwr.cli.build import build_fab_from_files
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from conf import compose
-from experiments.flower import FLOWER, PACKAGES
+from conf import PACKAGES, compose
+from fedhet.runtimes.flower_install import FLOWER
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-OWN = {*PACKAGES, "experiments"}
+OWN = {*PACKAGES, "fedhet", "reproductions"}
+STANDARD = set(sys.stdlib_module_names)
 TARGETS = ["help", "install", "run", "test", "check", "lint", "docs", "bench", "clean"]
 # In parts, so that this file does not name what it forbids.
 HOSTS = ["pypi" + ".org", "python" + "hosted", "download.py" + "torch", "registry." + "npmjs"]
@@ -114,7 +115,7 @@ def test_every_import_is_a_declared_dependency() -> None:
     belongs_to = importlib.metadata.packages_distributions()
     for package in sorted(OWN):
         for path in (ROOT / package).rglob("*.py"):
-            for module in imported_modules(path) - OWN - set(sys.stdlib_module_names):
+            for module in imported_modules(path) - OWN - STANDARD:
                 owners = {canonicalize_name(name) for name in belongs_to.get(module, [module])}
                 assert owners & declared, f"{path} imports {module}, which is not declared"
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from server_app.results import read_rows
+from common.results import read_rows
 from tests.processes import alive
 from tests.recipes import TINY, run_recipe
 

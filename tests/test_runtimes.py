@@ -18,10 +18,10 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from conf import compose, compose_overrides
-from experiments.engine.forked import ForkedWorkers
-from experiments.engine.grid import WorkerGrid
-from experiments.engine.tasks import Federation, Workers
-from experiments.simulation import Simulation
+from fedhet.runtimes.flower_simulation import Simulation
+from fedhet.runtimes.local.forked_workers import ForkedWorkers
+from fedhet.runtimes.local.protocol import Federation, Workers
+from fedhet.runtimes.local.worker_grid import WorkerGrid
 from server_app import app as server
 from tests.recipes import TINY, overrides, run_recipe
 from tests.test_every_strategy import ALONE, METHODS, name_of
@@ -84,7 +84,7 @@ def two_ray_nodes() -> Iterator[str]:
 def on_two_ray_nodes(
     two_ray_nodes: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Workers]:
-    from experiments.engine.ray_actors import Needs, RayWorkers
+    from fedhet.runtimes.local.ray_workers import Needs, RayWorkers
 
     shared = tmp_path_factory.getbasetemp()
     workers = RayWorkers(2, Needs(), shared_folder=shared, address=two_ray_nodes)

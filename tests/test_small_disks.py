@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
+from common.results import read_rows
 from conf import compose
 from server_app.app import Run, last_checkpoint
-from server_app.results import read_rows
 from tests.faults import RECIPE, Attended, equal_tensors, fill, small_disk
 
 pytestmark = [

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from common.errors import ConfigError
+from common.results import read_rows
 from conf import build_part, compose
 from server_app.checkpoint import checkpoints
-from server_app.results import read_rows
-from strategies.base import ConfigError
-from strategies.secure_aggregation import SecAggPlus
-from strategies.sums import require_sums
+from strategies.privacy.reply_vector import require_sums
+from strategies.privacy.secure_aggregation import SecAggPlus
 from tests.recipes import TINY, overrides, run_recipe
 from tests.test_every_strategy import WORDS, name_of
 

@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 import pytest
 
-from experiments.flower import PACKAGES
-from server_app.results import read_rows
+from common.results import read_rows
+from conf import PACKAGES
 from tests.tutorial import TUTORIAL, blocks, gist, printed_by_block, script_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -100,7 +100,7 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
 
 def copy_of_the_clone(folder: Path) -> Path:
     """Return a clone that may be changed, with this environment as its .venv."""
-    for package in (*PACKAGES, "experiments"):
+    for package in (*PACKAGES, "fedhet"):
         unwanted = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, folder / package, ignore=unwanted)
     for name in ("pyproject.toml", ".gitignore"):

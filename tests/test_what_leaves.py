@@ -9,7 +9,7 @@ import pytest
 from flwr.app import Message
 
 from conf import build_part, compose
-from strategies.records import CLIENT, METRICS, UPDATE
+from strategies.round.records import CLIENT, METRICS, UPDATE
 from tests.recipes import TINY, overrides, run_recipe
 from tests.test_every_strategy import WORDS, name_of
 
@@ -94,11 +94,11 @@ def look_at_replies(words: list[str], folder: Path) -> None:
 
     run_recipe(folder / "run", *TINY, "rounds=1", *words, tamper=seen)
     clients = int(compose(overrides(*TINY, *words)).clients)
-    cards, trained = replies[:clients], replies[clients:]
+    node_infos, trained = replies[:clients], replies[clients:]
     assert 0 < len(trained) <= clients  # evaluation rides along: there is no second exchange
-    for card in cards:
-        assert set(card.content) == {CLIENT}
-        assert set(card.content[CLIENT]) == set(MESSAGES["roll call"])
+    for node_info in node_infos:
+        assert set(node_info.content) == {CLIENT}
+        assert set(node_info.content[CLIENT]) == set(MESSAGES["roll call"])
     for reply in trained:
         payloads = set(reply.content) - {UPDATE, METRICS}
         assert payloads == sent_by(*words)

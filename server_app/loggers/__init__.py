@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from flwr.common.logger import log
 
-from strategies.base import ConfigError
+from common.errors import ConfigError
 
 Row = Mapping[str, Any]
 

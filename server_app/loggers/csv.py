@@ -7,8 +7,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from common.files import save_text
 from server_app.loggers import LoggedRun, Row, scalars
-from strategies.storage import save_text
 
 
 class CSV:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from common.run_events import ROW, START, SUMMARY, TOKEN_FILE, told
 from server_app.loggers import LoggedRun, Row
-from server_app.run_log import ROW, START, SUMMARY, TOKEN_FILE, told
 
 
 class RunLog:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from tasks.errors import ConfigError, require_option
+from common.errors import ConfigError, require_choice
 from tasks.models.bilstm import bilstm
 from tasks.models.convolutional import fedavg_cnn, feddw_cnn, gn_cnn, maecho_cnn
 from tasks.models.cvae import CVAE, cvae
@@ -77,13 +77,13 @@ def build_model(
         ConfigError: for an unknown name, a model for other inputs, a stem or a start of the head
             that the model cannot have, too small images, or weights that cannot be had.
     """
-    require_option("task.model", name, (*MODELS, *CONDITIONAL, *PRETRAINED))
+    require_choice("task.model", name, (*MODELS, *CONDITIONAL, *PRETRAINED))
     build = _builder(name, input_shape, stem, vocabulary_size)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the GPUs' too
         model = build(num_classes=num_classes, head_bias=head_bias)
         if head_init is not None:  # last, so that the body is what it is without
-            require_option("task.head_init", head_init, ("orthogonal",))
+            require_choice("task.head_init", head_init, ("orthogonal",))
             _start_at_right_angles(name, model)
         return model
 

@@ -78,7 +78,7 @@ def gn_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> M
     """Return a small CNN with GroupNorm(2); 96,298 parameters on RGB images with 10 classes.
 
     Three strided convolutions to 32, 64 and 128 channels, then the mean over the image: of no
-    paper, and made for experiments of hundreds of rounds on a CPU (a step on 50 images of CIFAR-10
+    paper, and made for fedhet of hundreds of rounds on a CPU (a step on 50 images of CIFAR-10
     takes a quarter of the time that pooling instead of strides would).
     """
     layers: list[nn.Module] = []

@@ -7,7 +7,7 @@ import os
 import torch
 from torch import Tensor, nn
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.models.model import Model
 from tasks.models.shapes import Shape
 

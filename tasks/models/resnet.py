@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from tasks.errors import require_option
+from common.errors import require_choice
 from tasks.models.mapping import mapped_model
 from tasks.models.model import Model
 from tasks.models.shapes import Shape, require_size
@@ -101,7 +101,7 @@ def _resnet18(
 ) -> Model:
     from torchvision.models import resnet18
 
-    require_option("task.stem", stem, ("imagenet", "cifar"))
+    require_choice("task.stem", stem, ("imagenet", "cifar"))
     body = resnet18(norm_layer=norm)
     body.fc = nn.Identity()
     channels = input_shape[0]

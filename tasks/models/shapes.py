@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 
 Shape = tuple[int, int, int]  # (C, H, W)
 

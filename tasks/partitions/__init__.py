@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.partitions.config import FLAVOURS, PartitionConfig
 from tasks.sources.arrays import Indices
 from tasks.sources.store import build_once, cache_folder, cache_key

@@ -17,7 +17,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.partitions.base import LABEL, RowPartitioner, rows_by_class
 from tasks.sources.arrays import Indices
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.errors import ConfigError, require_known_keys, require_option, require_types
+from common.errors import ConfigError, require_choice, require_known_keys, require_types
 
 COMMON = ("name", "holdout", "seed")
 # The keys of each flavour with their defaults.
@@ -47,7 +47,7 @@ class PartitionConfig:
             ConfigError: for an unknown flavour or key, or a value out of range.
         """
         name = partition.get("name")
-        require_option("partition.name", name, FLAVOURS)
+        require_choice("partition.name", name, FLAVOURS)
         assert isinstance(name, str)
         defaults = FLAVOURS[name]
         require_known_keys("partition", partition, (*COMMON, *defaults))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.partitions.base import LABEL, RowPartitioner, rows_by_class
 from tasks.sources.arrays import Indices
 

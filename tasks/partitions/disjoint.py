@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.partitions.base import LABEL, RowPartitioner
 from tasks.sources.arrays import Indices
 

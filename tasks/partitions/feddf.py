@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.partitions.base import LABEL, RowPartitioner
 from tasks.partitions.dirichlet import MAX_DRAWS, draw_class_shares
 from tasks.sources.arrays import Indices

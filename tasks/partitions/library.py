@@ -14,7 +14,7 @@ from flwr_datasets.partitioner import (
     ShardPartitioner,
 )
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.partitions.base import GROUP, LABEL, ROW, RowPartitioner
 from tasks.partitions.class_prior import ClassPriorDirichletPartitioner, FewClassesPartitioner
 from tasks.partitions.config import PartitionConfig

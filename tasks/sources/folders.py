@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.sources.arrays import Record
 from tasks.sources.encodings import ImageEncoding
 

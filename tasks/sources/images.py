@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from common.errors import ConfigError
 from tasks.config import ImageConfig
-from tasks.errors import ConfigError
 from tasks.sources.arrays import Decoder
 from tasks.sources.embedded import DigitsDecoder
 from tasks.sources.encodings import ImageEncoding

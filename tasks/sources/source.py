@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
+from common.errors import ConfigError
 from tasks.config import TaskConfig
-from tasks.errors import ConfigError
 from tasks.sources.arrays import Decoder, Encoding, Indices, Split, stratified_split
 from tasks.sources.store import decode_once
 from tasks.sources.tables import (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.sources.arrays import Decoder, Split
 
 FORMAT = 1  # of the cache's files

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.sources.arrays import Encoding, Record
 
 CHUNK = 512  # rows that are read at once

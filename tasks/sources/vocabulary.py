@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
-from tasks.errors import ConfigError
+from common.errors import ConfigError
 from tasks.tokens import SPECIAL_TOKENS, START, UNKNOWN
 
 SPLITTING = 1  # how texts become words: raise it when that changes

@@ -13,9 +13,9 @@ from torch.nn import functional as F
 from client_app.client import FederatedClient
 from client_app.state import ContextStateStore
 from strategies.base import ClientSide
-from strategies.layers import LayerSelector
-from strategies.local_options import LocalOptions
-from strategies.solvers import SGD, Adam
+from strategies.components.local_optimizers import SGD, Adam
+from strategies.components.local_training_config import LocalTrainingConfig
+from strategies.components.tensor_selection import TensorSelector
 from tasks import keep_freed_memory
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.strategies.test_reductions import Classifier, blobs
@@ -33,8 +33,8 @@ def client(model=None, data=None, **how) -> FederatedClient:
         "model": model or Regression(2),
         "data": data,
         "loss": half_squared_error,
-        "solver": SGD(),
-        "options": LocalOptions(),
+        "optimizer": SGD(),
+        "options": LocalTrainingConfig(),
         "store": ContextStateStore(RecordDict()),
     }
     return FederatedClient(**{**defaults, **how})
@@ -54,13 +54,15 @@ def test_one_step_by_hand():
 
 def test_clipping_by_hand():
     """The gradient is shortened to norm 5: (3, 4)."""
-    weights, _ = fit(options=LocalOptions(clip=5.0))
+    weights, _ = fit(options=LocalTrainingConfig(clip=5.0))
     np.testing.assert_allclose(weights, [-0.3, -0.4], rtol=1e-6)
 
 
 def test_weight_decay_comes_after_clipping():
     """From w = (-1, -1): g = 3 (3, 4), clipped to (3, 4); then 0.5 w is added."""
-    weights, _ = fit((-1.0, -1.0), options=LocalOptions(clip=5.0), solver=SGD(weight_decay=0.5))
+    weights, _ = fit(
+        (-1.0, -1.0), options=LocalTrainingConfig(clip=5.0), optimizer=SGD(weight_decay=0.5)
+    )
     np.testing.assert_allclose(weights, [-1 - 0.1 * 2.5, -1 - 0.1 * 3.5], rtol=1e-6)
 
 
@@ -71,17 +73,17 @@ def test_corrections_are_clipped_too():
         def correct(self, grads, context):
             grads["head.weight"].add_(torch.tensor([[-30.0, 0.0]]))
 
-    weights, _ = fit(options=LocalOptions(clip=5.0), sides={"shift": Shift()})
+    weights, _ = fit(options=LocalTrainingConfig(clip=5.0), sides={"shift": Shift()})
     np.testing.assert_allclose(weights, [0.0, -0.5], atol=1e-7)
 
 
 @pytest.mark.parametrize(
     ("options", "steps"),
     [
-        (LocalOptions(batch_size=8, epochs=2), 6),  # 17 examples: 8, 8, 1
-        (LocalOptions(batch_size=8, epochs=2, drop_last=True), 4),
-        (LocalOptions(batch_size=100, epochs=1, drop_last=True), 1),  # the only batch stays
-        (LocalOptions(batch_size=8, epochs=None, steps=5), 5),
+        (LocalTrainingConfig(batch_size=8, epochs=2), 6),  # 17 examples: 8, 8, 1
+        (LocalTrainingConfig(batch_size=8, epochs=2, drop_last=True), 4),
+        (LocalTrainingConfig(batch_size=100, epochs=1, drop_last=True), 1),  # the only batch stays
+        (LocalTrainingConfig(batch_size=8, epochs=None, steps=5), 5),
     ],
 )
 def test_steps_are_counted_as_taken(options, steps):
@@ -92,10 +94,10 @@ def test_steps_are_counted_as_taken(options, steps):
     assert (num_examples, metrics["num-steps"], metrics["lr-sum"]) == (17, steps, 0.25 * steps)
 
 
-@pytest.mark.parametrize("solver", [SGD(momentum=0.9), Adam()])
-def test_solver_state_does_not_survive_the_round(solver):
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()])
+def test_solver_state_does_not_survive_the_round(optimizer):
     """A second fit from the same params gives the same result as the first."""
-    one = client(solver=solver, options=LocalOptions(epochs=3))
+    one = client(optimizer=optimizer, options=LocalTrainingConfig(epochs=3))
     first, _, _ = one.fit([np.zeros((1, 2))], dict(CONFIG))
     second, _, _ = one.fit([np.zeros((1, 2))], dict(CONFIG))
     np.testing.assert_array_equal(first[0], second[0])
@@ -147,13 +149,13 @@ def test_one_client_after_the_other_is_as_new():
     inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
     data = TensorBatches(inputs, torch.tensor([-10.0], dtype=torch.float64))
     model = Regression(2)
-    first = client(model, data, personal=LayerSelector("all"))
+    first = client(model, data, personal=TensorSelector("all"))
     first.fit([], dict(CONFIG))
     first.evaluate([], {"state-round": 1})
     assert not torch.equal(model.head.weight, torch.zeros(1, 2, dtype=torch.float64))
     model.requires_grad_(False)  # as a side may that trains in phases
     store = ContextStateStore(RecordDict())
-    second = first.become(7, data, None, SGD(), {}, store)
+    second = first.rebind(7, data, None, SGD(), {}, store)
     assert (second.client_id, first.client_id) == (7, 0)
     assert model.training
     assert model.head.weight.grad is None
@@ -166,7 +168,7 @@ def test_what_a_model_freezes_stays_frozen():
     model = Classifier()
     frozen = next(iter(model.parameters())).requires_grad_(False)
     first = client(model)
-    second = first.become(1, first.data, None, SGD(), {}, first.store)
+    second = first.rebind(1, first.data, None, SGD(), {}, first.store)
     assert not frozen.requires_grad
     assert sum(p.requires_grad for p in second.model.parameters()) > 0
 
@@ -185,7 +187,11 @@ def test_a_client_may_start_from_numbers_of_its_own():
         torch.nn.init.constant_(model.head.weight, 100.0)
         return model
 
-    how = {"build": build, "solver": SGD(), "options": LocalOptions(initial="own", epochs=1)}
+    how = {
+        "build": build,
+        "optimizer": SGD(),
+        "options": LocalTrainingConfig(initial="own", epochs=1),
+    }
     fresh, _, _ = client(**how).fit([np.zeros((1, 2))], {"round": 1, "lr": 1e-9})
     assert fresh[0].flatten().tolist() == pytest.approx([100.0, 100.0], abs=1e-3)
     later, _, _ = client(**how).fit([np.zeros((1, 2))], {"round": 2, "lr": 1e-9})

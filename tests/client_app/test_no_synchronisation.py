@@ -25,11 +25,11 @@ from client_app import client as client_module
 from client_app.client import FederatedClient
 from client_app.state import ContextStateStore
 from client_app.training import train_locally
-from conf import build_part, build_solver, compose, plain_part
+from conf import build_local_optimizer, build_part, compose, plain_part
 from strategies.base import Batch, Cohort, Reply, ServerSide
-from strategies.layers import LayerSelector
-from strategies.local_options import local_options
-from strategies.solvers import SGD
+from strategies.components.local_optimizers import SGD
+from strategies.components.local_training_config import local_training_config
+from strategies.components.tensor_selection import TensorSelector
 from tasks import build_task
 from tests.recipes import TINY, overrides
 from tests.test_every_strategy import METHODS, name_of
@@ -124,11 +124,11 @@ class Federation:
             model=model,
             data=task.client_data(0, device)[0],
             loss=task.loss,
-            solver=build_solver(recipe, tensors),
-            options=local_options(recipe.local, recipe.strategy.phases),
+            optimizer=build_local_optimizer(recipe, tensors),
+            options=local_training_config(recipe.local, recipe.strategy.phases),
             store=ContextStateStore(RecordDict()),
             sides=build_part(recipe, "strategy.client_sides", tensors),
-            personal=LayerSelector(recipe.strategy.personal),
+            personal=TensorSelector(recipe.strategy.personal),
         )
         self.server: dict[str, ServerSide] = build_part(recipe, "strategy.server_sides", tensors)
         for side in self.server.values():
@@ -199,7 +199,7 @@ def test_a_solver_that_reads_its_loss_is_found(monkeypatch):
     federation = Federation(["strategy=fedavg"], OFTEN)
     patient, impatient = SGD(), Impatient()
     counts = []
-    for federation.client.solver in (patient, impatient):
+    for federation.client.optimizer in (patient, impatient):
         steps, reads = reads_of_training(federation, monkeypatch)
         counts.append(reads.total())
     assert counts[1] - counts[0] == steps

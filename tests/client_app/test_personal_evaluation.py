@@ -12,12 +12,12 @@ from torch.nn import functional as F
 
 from client_app.client import FederatedClient
 from client_app.state import ContextStateStore
+from common.results import read_rows
 from server_app.checkpoint import checkpoints, load_checkpoint
-from server_app.results import read_rows
+from strategies.components.local_optimizers import SGD, Adam
+from strategies.components.local_training_config import LocalTrainingConfig
+from strategies.components.tensor_selection import TensorSelector
 from strategies.fedbabu import FedBABU
-from strategies.layers import LayerSelector
-from strategies.local_options import LocalOptions
-from strategies.solvers import SGD, Adam
 from tests.federation import TensorBatches
 from tests.recipes import TINY, run_recipe
 from tests.strategies.test_reductions import Classifier, blobs
@@ -41,8 +41,8 @@ def client(model: nn.Module, data: TensorBatches | None = None, **how) -> Federa
         data=data or blobs(1)[0],
         loss=F.cross_entropy,
         **{
-            "options": LocalOptions(batch_size=8, epochs=2),
-            "solver": SGD(),
+            "options": LocalTrainingConfig(batch_size=8, epochs=2),
+            "optimizer": SGD(),
             "store": ContextStateStore(RecordDict()),
             **how,
         },
@@ -69,7 +69,7 @@ def predictions(model: nn.Module, data: TensorBatches) -> list[int]:
 def test_on_the_test_set_by_a_direct_count(personal):
     """The trained model, its personal tensors with it, in eval mode (the network has dropout)."""
     test = examples(600)  # more than one batch of the evaluation
-    scores, model = scores_of(test_data=test, personal=LayerSelector(personal))
+    scores, model = scores_of(test_data=test, personal=TensorSelector(personal))
     hits = [p == y for p, y in zip(predictions(model, test), test.labels.tolist(), strict=True)]
     with torch.no_grad():
         loss = F.cross_entropy(model(test.inputs)[1], test.labels)
@@ -133,9 +133,9 @@ def test_the_score_does_not_depend_on_being_asked_for():
 # ---- fine-tuning ---------------------------------------------------------------------------------
 
 
-def evaluated(epochs: int | None, solver=SGD, **how) -> tuple[float, FederatedClient]:
+def evaluated(epochs: int | None, optimizer=SGD, **how) -> tuple[float, FederatedClient]:
     """Return the accuracy of Classifier() at a client, fine-tuned so long."""
-    one = client(Classifier(), solver=solver(), **how)
+    one = client(Classifier(), optimizer=optimizer(), **how)
     config = {"round": 3, "lr": 0.1}
     if epochs is not None:
         config["finetune-epochs"] = epochs
@@ -151,12 +151,12 @@ def test_no_epochs_are_no_fine_tuning():
     assert evaluated(0)[0] == pytest.approx(float(sum(hits)) / 17)
 
 
-@pytest.mark.parametrize("solver", [SGD, Adam])
-def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(solver):
+@pytest.mark.parametrize("optimizer", [SGD, Adam])
+def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(optimizer):
     """Also those that local training leaves alone, as FedBABU's head."""
     before, _ = evaluated(0)
-    body_alone = LocalOptions(batch_size=8, epochs=2, phases=FedBABU.phases)
-    after, one = evaluated(30, solver, options=body_alone)
+    body_alone = LocalTrainingConfig(batch_size=8, epochs=2, phases=FedBABU.phases)
+    after, one = evaluated(30, optimizer, options=body_alone)
     assert after > before + 0.2
     start = Classifier().state_dict()
     assert all(not torch.equal(value, start[n]) for n, value in one.model.named_parameters())
@@ -164,13 +164,13 @@ def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(solver):
 
 def test_fine_tuning_leaves_the_state_and_the_next_round_alone():
     store = ContextStateStore(RecordDict())
-    one = client(Classifier(), store=store, personal=LayerSelector("head.*"))
+    one = client(Classifier(), store=store, personal=TensorSelector("head.*"))
     x = one.get_parameters({})
     one.fit(x, {**CONFIG, "experiment": "run"})
     kept = {name: value.clone() for name, value in store.load("run", 1)["personal"].items()}
     names = sorted(store.records)
     later = {"round": 2, "lr": 0.1, "experiment": "run", "state-round": 1}
-    untouched = client(Classifier(), store=store, personal=LayerSelector("head.*"))
+    untouched = client(Classifier(), store=store, personal=TensorSelector("head.*"))
     one.evaluate(x, {**later, "finetune-epochs": 5})
     assert sorted(store.records) == names
     assert all(torch.equal(value, store.load("run", 1)["personal"][n]) for n, value in kept.items())
@@ -179,7 +179,7 @@ def test_fine_tuning_leaves_the_state_and_the_next_round_alone():
 
 
 def test_fine_tuning_a_client_without_state_leaves_its_first_round_alone():
-    head = LayerSelector("head.*")
+    head = TensorSelector("head.*")
     one, untouched = client(Classifier(), personal=head), client(Classifier(), personal=head)
     x = one.get_parameters({})
     one.evaluate(x, {"round": 1, "lr": 0.1, "finetune-epochs": 5})

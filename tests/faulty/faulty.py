@@ -16,7 +16,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 import client_app.app
-from strategies.records import CONFIG, UPDATE, to_record, to_tensors
+from strategies.round.records import CONFIG, UPDATE, to_record, to_tensors
 
 app = ClientApp()
 DELTA = "control_variate_delta"

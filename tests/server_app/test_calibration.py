@@ -8,10 +8,10 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from safetensors.torch import load_file
 
+from common.errors import ConfigError
 from conf import compose, fingerprint, plain_part, resume_fingerprint
 from server_app.calibration import Calibration, CalibrationError
-from strategies.base import ConfigError
-from strategies.records import to_record
+from strategies.round.records import to_record
 from tasks import build_task
 from tasks.conformal import CALIBRATE, LOG_LOSSES
 from tasks.conformal.scores import APS, of_labels, probabilities_of, raps

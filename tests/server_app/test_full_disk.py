@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-import strategies.storage
+import strategies.round.tensor_files
+from common.files import save_text
+from common.results import ResultsFolder, read_rows
 from server_app.app import said_if_impossible, write_failure
-from server_app.results import ResultsFolder, read_rows
-from strategies.storage import save_tensors, save_text
+from strategies.round.tensor_files import save_tensors
 
 FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
@@ -40,7 +41,7 @@ def test_tensors_that_do_not_fit_name_their_file_and_leave_the_old_one(
     def fail(*args: object) -> None:
         raise error
 
-    monkeypatch.setattr(strategies.storage, "save_file", fail)
+    monkeypatch.setattr(strategies.round.tensor_files, "save_file", fail)
     with pytest.raises(OSError, match=r"round-000001\.safetensors could not be written: .*28"):
         save_tensors(path, {"a": torch.zeros(2)})
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
@@ -61,6 +62,6 @@ def test_a_summary_that_does_not_fit_does_not_hide_why_the_run_ended(tmp_path, m
     def full(path: Path, text: str) -> None:
         raise OSError(f"{path} could not be written: No space left on device")
 
-    monkeypatch.setattr("server_app.results.save_text", full)
+    monkeypatch.setattr("common.results.save_text", full)
     with said_if_impossible(tmp_path):
         write_failure(results, {}, first)

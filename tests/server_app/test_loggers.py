@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from common.errors import ConfigError
+from common.results import read_rows
 from conf import compose, fingerprint, resume_fingerprint
 from server_app.loggers import LoggedRun, Loggers
 from server_app.loggers.csv import CSV
 from server_app.loggers.tensorboard import TensorBoard, wall_times
-from server_app.results import read_rows
-from strategies.base import ConfigError
 from tests.recipes import TINY, overrides, run_recipe
 
 pytestmark = pytest.mark.slow

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from server_app.results import read_rows
-from strategies.base import ConfigError
+from common.errors import ConfigError
+from common.results import read_rows
 from tests.recipes import TINY, run_recipe
 from tests.server_app.test_loggers import ROWS, killed_and_resumed, logged_run
 

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from strategies.base import LocalContext, Reply
-from strategies.class_means import COUNTS, SUMS
-from strategies.federated import FederatedStrategy
-from strategies.local_options import LocalOptions
-from strategies.report import RoundReport
-from strategies.soft_labels import SOFT_LABEL_SUMS
+from strategies.components.local_training_config import LocalTrainingConfig
+from strategies.round.federated import FederatedStrategy
+from strategies.round.round_report import RoundReport
+from strategies.statistics.class_means import COUNTS, SUMS
+from strategies.statistics.soft_labels import SOFT_LABEL_SUMS
 from tests.federation import TensorBatches, federate
 from tests.recipes import TINY
 from tests.strategies.test_reductions import blobs
@@ -75,6 +75,6 @@ def train(
         model=model,
         loss=F.cross_entropy,
         rounds=rounds,
-        options=LocalOptions(batch_size=8, epochs=2),
+        options=LocalTrainingConfig(batch_size=8, epochs=2),
         **how,
     )

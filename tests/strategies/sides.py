@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import nn
 
-from strategies.base import ClientSide, LocalSolver
+from strategies.base import ClientSide, LocalOptimizer
 
 
-def check_side(side: ClientSide, model: nn.Module, solver: LocalSolver | Any) -> None:
+def check_side(side: ClientSide, model: nn.Module, optimizer: LocalOptimizer | Any) -> None:
     """Let a side check a model of which all that is trained travels."""
-    side.check(model, solver, [name for name, _ in model.named_parameters()])
+    side.check(model, optimizer, [name for name, _ in model.named_parameters()])

@@ -11,19 +11,20 @@ from torch import nn
 
 from client_app.state import ContextStateStore
 from client_app.training import train_locally
-from strategies.base import ConfigError, LocalContext
+from common.errors import ConfigError
+from strategies.base import LocalContext
+from strategies.components.local_optimizers import SGD, Adam, reach
+from strategies.components.local_training_config import LocalTrainingConfig, Phase
+from strategies.components.samplers import FixedSizeSampler
+from strategies.components.schedules import ExponentialDecay, MultiStep
+from strategies.components.tensor_selection import TensorSelector
 from strategies.fedavg import FedAvg
 from strategies.fedprox import FedProx
-from strategies.layers import LayerSelector
-from strategies.local_options import LocalOptions, Phase
-from strategies.samplers import FixedSizeSampler
 from strategies.scaffold import SCAFFOLD, ControlVariateClient
-from strategies.schedules import ExponentialDecay, MultiStep
-from strategies.solvers import SGD, Adam, reach
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
 from tests.strategies.sides import check_side
 
-STEPS = LocalOptions(batch_size=100, epochs=5)
+STEPS = LocalTrainingConfig(batch_size=100, epochs=5)
 
 
 def clients() -> list[TensorBatches]:
@@ -130,14 +131,14 @@ class Shifted(Regression):
 
 
 def control_variate_after(
-    options=STEPS, moved=0.0, solver=None, option="II"
+    options=STEPS, moved=0.0, optimizer=None, option="II"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return c_i+ of one round of steps so small that it is c_i's gradient, and that gradient.
 
     Args:
         options: how long.
         moved: how far from x training starts.
-        solver: SGD where None.
+        optimizer: SGD where None.
         option: of SCAFFOLD.
     """
     data, _ = clients()
@@ -160,7 +161,7 @@ def control_variate_after(
     context.start_here()
     gradient = data.inputs.T @ (data.inputs @ model.head.weight[0] - data.labels) / len(data)
     generator = torch.Generator().manual_seed(0)
-    summary, _ = train_locally(context, [side], solver or SGD(), options, 1e-9, generator)
+    summary, _ = train_locally(context, [side], optimizer or SGD(), options, 1e-9, generator)
     side.end(context, summary)
     return context.state["control_variate"]["head.weight"][0], gradient.detach()
 
@@ -175,8 +176,10 @@ def test_a_control_variate_counts_the_steps_from_where_they_start():
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_a_control_variate_counts_the_steps_that_its_tensor_takes(epochs):
     """Of 5 epochs the tensor is trained in some only, as in FedRep's phases."""
-    phases = (Phase(LayerSelector("head.*"), epochs), Phase(LayerSelector("shift"), 5 - epochs))
-    found, gradient = control_variate_after(LocalOptions(batch_size=100, epochs=5, phases=phases))
+    phases = (Phase(TensorSelector("head.*"), epochs), Phase(TensorSelector("shift"), 5 - epochs))
+    found, gradient = control_variate_after(
+        LocalTrainingConfig(batch_size=100, epochs=5, phases=phases)
+    )
     torch.testing.assert_close(found, gradient, atol=1e-5, rtol=0)
 
 
@@ -189,7 +192,7 @@ def test_how_far_gradients_reach_by_hand():
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 def test_a_control_variate_under_momentum_is_the_gradient(momentum):
-    found, gradient = control_variate_after(solver=SGD(momentum), option="II-momentum")
+    found, gradient = control_variate_after(optimizer=SGD(momentum), option="II-momentum")
     torch.testing.assert_close(found, gradient, atol=1e-5, rtol=0)
 
 
@@ -197,12 +200,14 @@ def test_a_control_variate_under_momentum_is_the_gradient(momentum):
 def test_scaffold_reaches_the_optimum_under_momentum():
     """FedAvg stalls as without."""
     heavy = partial(SGD, 0.9)
-    assert distance(FedAvg(local_lr=0.01), 100, solver=heavy) > 0.05
-    assert distance(SCAFFOLD("II-momentum", local_lr=0.01), 400, solver=heavy) < 1e-9
+    assert distance(FedAvg(local_lr=0.01), 100, optimizer=heavy) > 0.05
+    assert distance(SCAFFOLD("II-momentum", local_lr=0.01), 400, optimizer=heavy) < 1e-9
 
 
 def test_a_tensor_that_is_never_trained_keeps_its_control_variate():
-    never = LocalOptions(batch_size=100, epochs=5, phases=(Phase(LayerSelector("shift"), 5),))
+    never = LocalTrainingConfig(
+        batch_size=100, epochs=5, phases=(Phase(TensorSelector("shift"), 5),)
+    )
     found, _ = control_variate_after(never)
     assert torch.equal(found, torch.zeros_like(found))
 
@@ -218,7 +223,7 @@ def test_fedprox_fixed_point_of_one_client():
         [data],
         model=lambda: Regression(2),
         rounds=1,
-        options=LocalOptions(batch_size=100, epochs=300),
+        options=LocalTrainingConfig(batch_size=100, epochs=300),
     )
     torch.testing.assert_close(params["head.weight"][0], expected, atol=1e-9, rtol=0)
 
@@ -227,9 +232,9 @@ def test_momentum_with_option_two_is_refused():
     """Option II reads the gradient off plain SGD steps; option I does not."""
     with pytest.raises(ConfigError, match=r"local\.momentum=0"):
         check_side(ControlVariateClient("all", "II"), Regression(1), SGD(momentum=0.9))
-    with pytest.raises(ConfigError, match=r"local\.solver=sgd"):
+    with pytest.raises(ConfigError, match=r"local\.optimizer=sgd"):
         check_side(ControlVariateClient("all", "II"), Regression(1), Adam())
-    with pytest.raises(ConfigError, match=r"option II-momentum .*local\.solver=sgd"):
+    with pytest.raises(ConfigError, match=r"option II-momentum .*local\.optimizer=sgd"):
         check_side(ControlVariateClient("all", "II-momentum"), Regression(1), Adam())
     check_side(ControlVariateClient("all", "II-momentum"), Regression(1), SGD(momentum=0.9))
     check_side(ControlVariateClient("all", "I"), Regression(1), SGD(momentum=0.9))

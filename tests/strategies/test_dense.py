@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from common.errors import ConfigError
 from strategies import dense
-from strategies.base import ConfigError, Reply
-from strategies.class_counts import CLASS_COUNTS, COUNTS
+from strategies.base import Reply
+from strategies.components.local_optimizers import SGD
 from strategies.dense import (
     DENSE,
     Distillation,
@@ -26,9 +27,9 @@ from strategies.dense import (
     statistics_gaps,
 )
 from strategies.ensemble import MeanLogits, mean_logits
-from strategies.generator import Generator, view
-from strategies.network import Network
-from strategies.solvers import SGD
+from strategies.fusion.image_generator import Generator, view
+from strategies.round.server_network import Network
+from strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
 from tests.recipes import TINY, run_recipe
 
 SHAPE = (1, 8, 8)
@@ -323,10 +324,10 @@ def test_distillation_by_hand():
     student, by_hand = (Normed() for _ in range(2))
     by_hand.load_state_dict(student.state_dict())
     how = Distillation(batch_size=8, lr=0.1, momentum=0.0, temperature=3.0)
-    solver = SGD()
-    solver.start(dict(student.named_parameters()), how.lr)
+    optimizer = SGD()
+    optimizer.start(dict(student.named_parameters()), how.lr)
     views = replace(views_of(network), padding=0)
-    figures = distil(student, teacher, pool, views, solver, how)
+    figures = distil(student, teacher, pool, views, optimizer, how)
     inputs = -1 + 3 * pool.float() / 255
     with torch.no_grad():
         wanted = teacher(inputs)[1]
@@ -346,10 +347,10 @@ def test_a_last_batch_of_one_is_left_out():
     """BatchNorm has no variance of it, and raises an error."""
     network = normed()
     teacher = mean_logits(network, replies_of(network), masked=False)
-    solver, student = SGD(), Normed()
-    solver.start(dict(student.named_parameters()), 0.1)
+    optimizer, student = SGD(), Normed()
+    optimizer.start(dict(student.named_parameters()), 0.1)
     pool = torch.zeros(5, *SHAPE, dtype=torch.uint8)
-    distil(student, teacher, pool, views_of(network), solver, Distillation(batch_size=2))
+    distil(student, teacher, pool, views_of(network), optimizer, Distillation(batch_size=2))
     assert int(student.second.num_batches_tracked) == 2
 
 

@@ -9,13 +9,19 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from common.errors import ConfigError
+from common.results import read_rows
 from conf import compose, plain_part
-from server_app.results import read_rows
-from strategies.base import ConfigError, RefusedReplyError, Reply
-from strategies.class_counts import CLASS_COUNTS, COUNTS, ClassCountsServer, holder_shares
+from strategies.base import RefusedReplyError, Reply
 from strategies.ensemble import AllClients, Ensemble, ensemble_of, mean_logits
-from strategies.network import Network
-from strategies.records import to_tensors
+from strategies.round.records import to_tensors
+from strategies.round.server_network import Network
+from strategies.statistics.class_counts import (
+    CLASS_COUNTS,
+    COUNTS,
+    ClassCountsServer,
+    holder_shares,
+)
 from tasks import build_task
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
@@ -156,8 +162,8 @@ def test_the_order_of_clients_does_not_matter(masked):
     torch.testing.assert_close(turned, wanted)
     output = AllClients(masked)
     output.bind(network)
-    given_out = output({}, {}, {}, renamed)
-    shuffled = {name: given_out[name] for name in sorted(given_out, reverse=True)}
+    output_model = output({}, {}, {}, renamed)
+    shuffled = {name: output_model[name] for name in sorted(output_model, reverse=True)}
     assert torch.equal(ensemble_of(shuffled, Layers())(INPUTS)[1], wanted)
 
 

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from client_app.state import ContextStateStore
-from strategies.base import ConfigError, LocalContext, LocalSummary
+from common.errors import ConfigError
+from strategies.base import LocalContext, LocalSummary
+from strategies.components.local_optimizers import SGD
+from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.fedala import LOCAL, MIXING, FedALA, FedALAClient
 from strategies.fedavg import FedAvg
-from strategies.local_options import LocalOptions
-from strategies.solvers import SGD
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
 from tests.strategies.sides import check_side
 from tests.strategies.test_reductions import Classifier, assert_same, blobs, run
@@ -185,7 +186,7 @@ def test_the_first_round_is_fedavg(rounds, same):
         "model": Classifier,
         "loss": F.cross_entropy,
         "rounds": rounds,
-        "options": LocalOptions(batch_size=8, epochs=2),
+        "options": LocalTrainingConfig(batch_size=8, epochs=2),
     }
     mixed, _ = federate(FedALA(local_lr=0.1), blobs(), **how)
     plain, _ = federate(FedAvg(local_lr=0.1), blobs(), **how)

@@ -8,14 +8,14 @@ from flwr.app import RecordDict
 from torch import nn
 
 from client_app.state import ContextStateStore
-from strategies.aggregators import NormMean, UniformMean
-from strategies.base import ConfigError
+from common.errors import ConfigError
+from strategies.components.aggregators import NormMean, UniformMean
+from strategies.components.local_optimizers import SGD, Adam
+from strategies.components.local_training_config import LocalTrainingConfig
+from strategies.components.samplers import FixedSizeSampler
+from strategies.components.schedules import ExponentialDecay
 from strategies.fedavg import FedAvg
 from strategies.fedcm import ClientMomentum, ClientMomentumServer, FedCM
-from strategies.local_options import LocalOptions
-from strategies.samplers import FixedSizeSampler
-from strategies.schedules import ExponentialDecay
-from strategies.solvers import SGD, Adam
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.sides import check_side
 from tests.strategies.test_closed_forms import clients
@@ -60,8 +60,8 @@ def test_fedcm_is_its_algorithm(aggregator, clip, weight_decay):
         clients(),
         model=lambda: Regression(2),
         rounds=ROUNDS,
-        solver=lambda: SGD(weight_decay=weight_decay),
-        options=LocalOptions(batch_size=100, epochs=EPOCHS, clip=clip),
+        optimizer=lambda: SGD(weight_decay=weight_decay),
+        options=LocalTrainingConfig(batch_size=100, epochs=EPOCHS, clip=clip),
     )
     expected = plain_loop(clients(), isinstance(aggregator, NormMean), clip, weight_decay)
     torch.testing.assert_close(params["head.weight"][0], expected, rtol=1e-6, atol=1e-9)
@@ -83,7 +83,7 @@ def test_clients_of_unequal_length_count_by_their_mean_lr_sum():
         datasets,
         model=lambda: Regression(2),
         rounds=1,
-        options=LocalOptions(batch_size=10, epochs=1),
+        options=LocalTrainingConfig(batch_size=10, epochs=1),
     )
     sent = strategy.server_step.broadcast(0)["momentum"]["head.weight"]
     torch.testing.assert_close(sent, -params["head.weight"] / 0.4)
@@ -116,10 +116,10 @@ def test_a_client_outside_the_cohort_gets_the_same_momentum():
     assert not any(stores[i].load(strategy.state.experiment, r) for i in (0, 1) for r in (1, 2, 3))
 
 
-@pytest.mark.parametrize("solver", [SGD(momentum=0.9), Adam()])
-def test_other_steps_than_plain_ones_are_refused(solver):
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()])
+def test_other_steps_than_plain_ones_are_refused(optimizer):
     with pytest.raises(ConfigError, match=r"local\.momentum=0"):
-        check_side(ClientMomentum(), nn.Linear(2, 1), solver)
+        check_side(ClientMomentum(), nn.Linear(2, 1), optimizer)
     check_side(ClientMomentum(), nn.Linear(2, 1), SGD(weight_decay=0.1))
 
 

@@ -10,14 +10,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from common.errors import ConfigError
 from conf import build_part, compose
-from strategies.base import ConfigError, Step
-from strategies.class_means import MEANS
+from strategies.base import Step
+from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.fedavg import FedAvg
 from strategies.feddistill import FedDistill, FedDistillClient
-from strategies.federated import FederatedStrategy
-from strategies.local_options import LocalOptions
-from strategies.soft_labels import SOFT_LABELS
+from strategies.round.federated import FederatedStrategy
+from strategies.statistics.class_means import MEANS
+from strategies.statistics.soft_labels import SOFT_LABELS
 from tests.federation import TensorBatches, federate
 from tests.recipes import overrides
 from tests.strategies.test_reductions import Classifier, assert_same, blobs, run
@@ -63,7 +64,7 @@ def test_feddistill_against_the_identity_is_the_cross_entropy():
 
 
 def after(strategy, datasets, rounds=1, model=Classifier):
-    options = LocalOptions(batch_size=8, epochs=1)
+    options = LocalTrainingConfig(batch_size=8, epochs=1)
     return federate(
         strategy, datasets, model=model, loss=F.cross_entropy, rounds=rounds, options=options
     )

@@ -9,16 +9,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from common.errors import ConfigError
+from common.results import read_rows
 from conf import build_part, compose
-from server_app.results import read_rows
-from strategies.base import ConfigError, Step
-from strategies.class_means import MEANS
+from strategies.base import Step
+from strategies.components.local_optimizers import SGD
+from strategies.components.samplers import FixedSizeSampler
 from strategies.fedavg import FedAvg
 from strategies.feddw import FedDW, FedDWClient
-from strategies.privacy import GaussianMechanism
-from strategies.samplers import FixedSizeSampler
-from strategies.soft_labels import SOFT_LABELS
-from strategies.solvers import SGD
+from strategies.privacy.gaussian_mechanism import GaussianMechanism
+from strategies.statistics.class_means import MEANS
+from strategies.statistics.soft_labels import SOFT_LABELS
 from tests.recipes import overrides, run_recipe
 from tests.strategies.labelled import QUICK, Biasless, train
 from tests.strategies.sides import check_side
@@ -155,9 +156,9 @@ def test_it_is_convex_where_the_quadratic_is_not():
 
 
 def test_its_reference_is_taken_again_every_so_many_steps_and_every_round():
-    """A parameter is moved in place, as a solver does; the reference stays, and is constant.
+    """A parameter is moved in place, as a optimizer does; the reference stays, and is constant.
 
-    A solver's second pass of a step, elsewhere, takes none.
+    A optimizer's second pass of a step, elsewhere, takes none.
     """
     side, labels = FedDWClient(mu=1.0, linearised_every=2), labels_of(3)
     weight = nn.Parameter(torch.empty(3, 2, dtype=torch.float64))

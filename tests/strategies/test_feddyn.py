@@ -11,17 +11,17 @@ from flwr.app import Message, RecordDict
 from client_app.state import ContextStateStore
 from conf import compose
 from server_app.assembly import check_recipe
-from strategies.aggregators import UniformMean
 from strategies.base import Step
+from strategies.components.aggregators import UniformMean
+from strategies.components.local_training_config import LocalTrainingConfig
+from strategies.components.model_outputs import Latest, Participants
+from strategies.components.samplers import FixedSizeSampler
+from strategies.components.schedules import ExponentialDecay
 from strategies.fedavg import FedAvg
 from strategies.feddyn import DRIFT_SUM, FedDyn, FedDynClient
-from strategies.local_options import LocalOptions
-from strategies.outputs import Latest, Participants
-from strategies.samplers import FixedSizeSampler
-from strategies.schedules import ExponentialDecay
 from tests.federation import Regression, TensorBatches, federate
 from tests.recipes import overrides
-from tests.strategies import test_round
+from tests.strategies.round import test_round
 from tests.strategies.test_closed_forms import STEPS, clients, distance, optimum
 from tests.strategies.test_reductions import assert_same, run
 
@@ -32,11 +32,11 @@ class Listed:
     def __init__(self, *cohorts: list[int]) -> None:
         self.cohorts = cohorts
 
-    def sample(self, round: int, population: int) -> list[int]:
+    def sample(self, round: int, num_clients: int) -> list[int]:
         """Return the round's cohort."""
         if round <= len(self.cohorts):
             return self.cohorts[round - 1]
-        return list(range(population))
+        return list(range(num_clients))
 
 
 # ---- by hand -------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def after(rounds: int, **slots) -> float:
         two_scalars(),
         model=lambda: Regression(1),
         rounds=rounds,
-        options=LocalOptions(epochs=2),
+        options=LocalTrainingConfig(epochs=2),
     )
     return float(params["head.weight"])
 
@@ -151,7 +151,7 @@ def test_minus_alpha_h_is_the_gradient_where_training_reaches_the_minimum(rounds
         [data],
         model=lambda: Regression(2),
         rounds=rounds,
-        options=LocalOptions(batch_size=100, epochs=300),
+        options=LocalTrainingConfig(batch_size=100, epochs=300),
         stores=stores,
     )
     gradient = data.inputs.T @ (data.inputs @ params["head.weight"][0] - data.labels) / len(data)
@@ -230,7 +230,7 @@ def test_what_it_cannot_be_combined_with(words, message):
 def test_which_model_is_evaluated_is_free():
     recipe = compose(overrides("strategy=feddyn", "strategy/output=latest"))
     check_recipe(recipe)
-    assert recipe.strategy.output["_target_"] == "strategies.outputs.Latest"
+    assert recipe.strategy.output["_target_"] == "strategies.components.model_outputs.Latest"
 
 
 def test_alpha_must_not_be_negative():

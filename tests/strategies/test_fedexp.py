@@ -7,13 +7,14 @@ import math
 import pytest
 import torch
 
+from common.errors import ConfigError
 from conf import compose
 from server_app.assembly import check_recipe
-from strategies.aggregators import UniformMean
-from strategies.base import ConfigError, Reply
-from strategies.diagnostics import diagnose
+from strategies.base import Reply
+from strategies.components.aggregators import UniformMean
 from strategies.fedavg import FedAvg
 from strategies.fedexp import ExtrapolatedMean, FedExP
+from strategies.statistics.update_diagnostics import diagnose
 from tests.recipes import overrides
 from tests.strategies.test_reductions import assert_same, run
 

@@ -10,12 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from client_app.training import train_locally
-from strategies.aggregators import UniformMean
-from strategies.base import Batch, ConfigError
+from common.errors import ConfigError
+from strategies.base import Batch
+from strategies.components.aggregators import UniformMean
+from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.fedavg import FedAvg
 from strategies.fedmrur import FedMRUR, ManifoldRegularizer, growth, lorentz_distance
 from strategies.fedsam import SAM, MoFedSAM
-from strategies.local_options import LocalOptions
 from tests.federation import TensorBatches, federate
 from tests.strategies.test_reductions import Classifier, assert_same, blobs, run, uniform
 
@@ -172,7 +173,7 @@ def test_what_a_solver_finds_beside_its_place_is_not_measured():
             seen.append(float(distance.detach().mean()))
             return super().penalty(step)
 
-    options = LocalOptions(batch_size=4, epochs=2)
+    options = LocalTrainingConfig(batch_size=4, epochs=2)
     context.data = SameBatch(inputs, labels)
     train_locally(context, [Watching(gamma=0.1)], SAM(rho=0.5), options, 0.1, torch.Generator())
     assert len(seen) == 4
@@ -240,21 +241,21 @@ def test_both_passes_share_the_received_features():
         loss.backward()
         return loss.detach()
 
-    solver = SAM(rho=0.1)
-    solver.start(context.params, lr=0.1)
+    optimizer = SAM(rho=0.1)
+    optimizer.start(context.params, lr=0.1)
     start = context.global_model.passes
     for count in (1, 2):
         before = context.model.passes
         batch = (inputs + count, labels)
-        solver.step(lambda batch=batch: batch, backward, lambda: None)
+        optimizer.step(lambda batch=batch: batch, backward, lambda: None)
         assert context.model.passes - before == 2
         assert context.global_model.passes - start == count
 
 
 # ---- the method ----------------------------------------------------------------------------------
 
-SHARP = {"solver": lambda: SAM(rho=0.2)}
-FLAT = {"solver": lambda: SAM(rho=0.0)}
+SHARP = {"optimizer": lambda: SAM(rho=0.2)}
+FLAT = {"optimizer": lambda: SAM(rho=0.0)}
 
 
 def plain_mean(gamma: float = 0.0, alpha: float = 0.1, **more) -> FedMRUR:
@@ -292,7 +293,7 @@ def test_the_first_step_pays_gamma():
         model=Quiet,
         loss=F.cross_entropy,
         rounds=1,
-        options=LocalOptions(batch_size=100, epochs=None, steps=1),
+        options=LocalTrainingConfig(batch_size=100, epochs=None, steps=1),
     )
     figures = reports[-1].metrics
     assert figures["lorentz-distance"] == 0.0

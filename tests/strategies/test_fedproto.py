@@ -8,8 +8,9 @@ from flwr.app import RecordDict
 from torch.nn import functional as F
 
 from client_app.state import ContextStateStore
-from strategies.base import Cohort, ConfigError, Reply
-from strategies.class_means import COUNTS, MEANS, SUMS
+from common.errors import ConfigError
+from strategies.base import Cohort, Reply
+from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.fedavg import FedAvg
 from strategies.fedproto import (
     PROTOTYPE_SUMS,
@@ -19,11 +20,11 @@ from strategies.fedproto import (
     PrototypeServer,
     prototype_distance,
 )
-from strategies.local_options import LocalOptions
+from strategies.statistics.class_means import COUNTS, MEANS, SUMS
 from tests.federation import TensorBatches, federate
 from tests.strategies.test_reductions import Classifier, assert_same, blobs, run
 
-COHORT = Cohort(round=1, size=1, population=2)
+COHORT = Cohort(round=1, size=1, num_clients=2)
 CLASSES, SIZE = 4, 8  # of the blobs below; nobody holds the last class
 
 
@@ -43,7 +44,7 @@ def federated(strategy, rounds, **how):
         model=Classifier,
         loss=F.cross_entropy,
         rounds=rounds,
-        options=LocalOptions(batch_size=8, epochs=2),
+        options=LocalTrainingConfig(batch_size=8, epochs=2),
         personal="all",
         stores=stores,
         **how,

@@ -7,12 +7,12 @@ import itertools
 import pytest
 import torch
 
-from strategies.aggregators import UniformMean
-from strategies.base import ConfigError
+from common.errors import ConfigError
+from strategies.components.aggregators import UniformMean
+from strategies.components.local_optimizers import SGD
 from strategies.fedavg import FedAvg
 from strategies.fedcm import FedCM
 from strategies.fedsam import SAM, FedSAM, MoFedSAM
-from strategies.solvers import SGD
 from tests.strategies.test_per_fedavg import drive, quadratic, quadratics
 from tests.strategies.test_reductions import assert_same, run, uniform
 
@@ -42,9 +42,9 @@ def test_the_norm_is_over_all_tensors():
         loss.backward()
         return loss.detach()
 
-    solver = SAM(rho=1.0)
-    solver.start(params, lr=0.1)
-    solver.step(lambda: None, backward, lambda: None)
+    optimizer = SAM(rho=1.0)
+    optimizer.start(params, lr=0.1)
+    optimizer.step(lambda: None, backward, lambda: None)
     assert seen[0] == [3.0, 4.0]
     assert seen[1] == pytest.approx([3.6, 4.8])
 
@@ -86,9 +86,9 @@ def test_what_has_no_gradient_stays():
         loss.backward()
         return loss.detach()
 
-    solver = SAM(rho=0.5)
-    solver.start(params, lr=0.1)
-    solver.step(lambda: None, backward, lambda: None)
+    optimizer = SAM(rho=0.5)
+    optimizer.start(params, lr=0.1)
+    optimizer.step(lambda: None, backward, lambda: None)
     assert params["used"].item() == pytest.approx(1.0 - 0.1 * 2 * 1.5)
     assert params["unused"].item() == 2.0
 
@@ -121,22 +121,22 @@ def test_rho_zero_is_sgd_with_one_pass():
 
     batch, start = quadratics(1)[0], torch.ones(3, dtype=torch.float64)
     ends = [
-        drive(solver, itertools.repeat(batch), start, lr=0.1, steps=3, loss_of=counted)[0]
-        for solver in (SAM(rho=0.0, momentum=0.5), SGD(momentum=0.5))
+        drive(optimizer, itertools.repeat(batch), start, lr=0.1, steps=3, loss_of=counted)[0]
+        for optimizer in (SAM(rho=0.0, momentum=0.5), SGD(momentum=0.5))
     ]
     assert torch.equal(*ends)
     assert len(passes) == 6
 
 
 def test_rho_zero_reduces():
-    flat = {"solver": lambda: SAM(rho=0.0)}
+    flat = {"optimizer": lambda: SAM(rho=0.0)}
     assert_same(run(FedSAM(local_lr=0.1), **flat), run(FedAvg(local_lr=0.1)))
     assert_same(run(MoFedSAM(0.3, local_lr=0.1), **flat), run(FedCM(0.3, local_lr=0.1)))
     assert_same(run(MoFedSAM(1.0, local_lr=0.1), **flat), run(uniform(FedAvg)))
 
 
 def test_alpha_one_is_fedsam():
-    steps = {"solver": lambda: SAM(rho=0.2)}
+    steps = {"optimizer": lambda: SAM(rho=0.2)}
     plain = FedSAM(local_lr=0.1, aggregator=UniformMean())
     assert_same(run(MoFedSAM(1.0, local_lr=0.1), **steps), run(plain, **steps))
     left = run(MoFedSAM(1.0, local_lr=0.1), **steps)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from strategies.base import ConfigError, Step
+from common.errors import ConfigError
+from strategies.base import Step
 from strategies.fedavg import FedAvg
 from strategies.feduv import (
     FedUV,

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 import strategies.maecho
-from strategies.base import ConfigError, Reply
+from common.errors import ConfigError
+from strategies.base import Reply
+from strategies.fusion.min_norm import shortest
+from strategies.fusion.projected_layers import masked_classifier
+from strategies.fusion.projection_steps import AlongDirections, AlongInputs, PullByPull
 from strategies.maecho import (
     Algorithm1,
     Equation11,
@@ -17,11 +21,8 @@ from strategies.maecho import (
     MAEcho,
     Released,
 )
-from strategies.projected import masked_classifier
-from strategies.pulls import AlongDirections, AlongInputs, PullByPull
 from strategies.regmean import RegressionMean, regression_mean
-from strategies.shortest import shortest
-from tests.strategies.test_projections import draw
+from tests.strategies.fusion.test_projections import draw
 
 
 def problem(clients: int = 4, out: int = 5, width: int = 12, rank: int = 6, seed: int = 0):
@@ -331,7 +332,7 @@ def test_the_classifier_s_rows_by_hand():
 
 def test_regmean_is_least_squares_on_all_inputs():
     """Each client's outputs on its own inputs, weighted by n_i / n_i: one regression."""
-    from strategies.projections import SecondMoment, Spectrum, factor
+    from strategies.fusion.projections import SecondMoment, Spectrum, factor
 
     inputs = [draw(40, 6, seed=i).double() * (1 + i) for i in range(3)]
     local = draw(3, 2, 6, seed=9).double()
@@ -362,7 +363,7 @@ def test_regmean_of_identical_clients_is_their_model():
 
 def test_regmean_at_shrinkage_0_weighs_every_input_by_itself():
     """Diagonal moments (1, 3) and (3, 1) of inputs 1 and 2 on weights 4 and 8: (7, 5)."""
-    from strategies.projected import Layer
+    from strategies.fusion.projected_layers import Layer
 
     values = torch.tensor([[1.0, 3.0], [3.0, 1.0]]).double()
     layer = Layer(

@@ -8,9 +8,9 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 from strategies.base import Reply, Tensors
-from strategies.client_models import FILE, load_replies
 from strategies.maecho import HarmonizedOptima
-from strategies.records import to_record, to_tensors
+from strategies.round.client_snapshots import FILE, load_replies
+from strategies.round.records import to_record, to_tensors
 from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.slow

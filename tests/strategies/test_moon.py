@@ -12,10 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from client_app.state import ContextStateStore
-from strategies.base import ConfigError, LocalSummary
+from common.errors import ConfigError
+from strategies.base import LocalSummary
+from strategies.components.local_training_config import LocalTrainingConfig, Phase
+from strategies.components.tensor_selection import TensorSelector
 from strategies.fedavg import FedAvg
-from strategies.layers import LayerSelector
-from strategies.local_options import LocalOptions, Phase
 from strategies.moon import MOON, MOONClient, contrastive_loss
 from tests.federation import federate
 from tests.strategies.test_reductions import Classifier, assert_same, blobs, run
@@ -38,7 +39,7 @@ class Plain(Classifier):
 
 
 def federated(strategy, rounds, **how):
-    settings = {"model": Plain, "options": LocalOptions(batch_size=100, epochs=2), **how}
+    settings = {"model": Plain, "options": LocalTrainingConfig(batch_size=100, epochs=2), **how}
     params, _ = federate(strategy, blobs(2), loss=F.cross_entropy, rounds=rounds, **settings)
     return params
 
@@ -187,8 +188,11 @@ def test_the_first_round_of_moon_is_fedavgs_and_the_second_is_not():
 @pytest.mark.parametrize("personal", ["none", "head.*"])
 def test_moon_with_phases_and_a_personal_head(personal):
     """In the phase of the head the features have no gradient, and the term changes nothing."""
-    phases = tuple(Phase(LayerSelector(layers), epochs=1) for layers in ("head.*", "body.*"))
-    how = {"personal": personal, "options": LocalOptions(batch_size=100, epochs=2, phases=phases)}
+    phases = tuple(Phase(TensorSelector(layers), epochs=1) for layers in ("head.*", "body.*"))
+    how = {
+        "personal": personal,
+        "options": LocalTrainingConfig(batch_size=100, epochs=2, phases=phases),
+    }
     params, plain = federated(MOON(), 2, **how), federated(FedAvg(), 2, **how)
     assert all(value.isfinite().all() for value in params.values())
     assert not torch.equal(params["body.0.weight"], plain["body.0.weight"])

@@ -1,4 +1,4 @@
-"""Per-FedAvg's solver on quadratics, where its steps and its optimum are known."""
+"""Per-FedAvg's optimizer on quadratics, where its steps and its optimum are known."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from strategies.base import ConfigError
-from strategies.per_fedavg import PerFedAvgSolver
-from strategies.solvers import SGD
+from common.errors import ConfigError
+from strategies.components.local_optimizers import SGD
+from strategies.per_fedavg import PerFedAvgOptimizer
 
 Quadratic = tuple[Tensor, Tensor]  # curvature H (d, d) and minimum m (d,): (w - m)^T H (w - m) / 2
 
 
 def drive(
-    solver,
+    optimizer,
     batches: Iterator[Quadratic],
     start: Tensor,
     lr: float,
@@ -29,7 +29,7 @@ def drive(
     """Take steps; return the params, the last loss, and (params, gradient) at every correction."""
     param = start.clone().requires_grad_()
     corrected = []
-    solver.start({"w": param}, lr)
+    optimizer.start({"w": param}, lr)
 
     def backward(batch: Quadratic) -> Tensor:
         param.grad = None
@@ -41,7 +41,7 @@ def drive(
         corrected.append((param.detach().clone(), param.grad.clone()))
 
     for _ in range(steps):
-        loss = solver.step(lambda: next(batches), backward, correct)
+        loss = optimizer.step(lambda: next(batches), backward, correct)
     return param.detach(), loss, corrected
 
 
@@ -73,7 +73,7 @@ ZERO = torch.zeros(3, dtype=torch.float64)
 def test_a_first_order_step_by_hand():
     """w = 0: g = 2 (0 - 1) = -2, w' = .2, g' = 4 (.2 - 3) = -11.2, w = .5 * 11.2; f(w') = 15.68."""
     batches = iter([scalar(2.0, 1.0), scalar(4.0, 3.0)])
-    w, loss, corrected = drive(PerFedAvgSolver(0.1), batches, torch.zeros(1).double(), 0.5)
+    w, loss, corrected = drive(PerFedAvgOptimizer(0.1), batches, torch.zeros(1).double(), 0.5)
     torch.testing.assert_close(w, torch.tensor([5.6]).double())
     torch.testing.assert_close(loss, torch.tensor(15.68).double())
     ((where, grad),) = corrected  # once, at the restored w, on the gradient that is used
@@ -85,8 +85,8 @@ def test_a_first_order_step_by_hand():
 def test_a_hessian_free_step_against_the_exact_hessian(delta):
     """g = (I - alpha H'') H' (w' - m'): exact on a quadratic, whatever delta."""
     batches = quadratics(3)
-    solver = PerFedAvgSolver(0.1, "hessian_free", delta)
-    w, loss, ((where, grad),) = drive(solver, iter(batches), ZERO + 1.0, 0.5)
+    optimizer = PerFedAvgOptimizer(0.1, "hessian_free", delta)
+    w, loss, ((where, grad),) = drive(optimizer, iter(batches), ZERO + 1.0, 0.5)
     (h, m), (h_, m_), (h__, _) = batches
     adapted = ZERO + 1.0 - 0.1 * h @ (ZERO + 1.0 - m)
     exact = (torch.eye(3, dtype=torch.float64) - 0.1 * h__) @ h_ @ (adapted - m_)
@@ -111,8 +111,8 @@ def test_hessian_free_on_a_curved_loss_is_second_order_in_delta():
     _, product = torch.autograd.functional.hvp(lambda w: curved(w, batches[2]), ZERO, outer)
     errors = []
     for delta in (1e-2, 1e-3):
-        solver = PerFedAvgSolver(0.1, "hessian_free", delta)
-        _, _, ((_, grad),) = drive(solver, iter(batches), ZERO, 0.5, loss_of=curved)
+        optimizer = PerFedAvgOptimizer(0.1, "hessian_free", delta)
+        _, _, ((_, grad),) = drive(optimizer, iter(batches), ZERO, 0.5, loss_of=curved)
         errors.append(float((grad - (outer - 0.1 * product)).norm()))
     assert errors[0] / errors[1] == pytest.approx(100.0, rel=0.05)
     assert errors[1] < 1e-4 * float(product.norm())
@@ -120,10 +120,10 @@ def test_hessian_free_on_a_curved_loss_is_second_order_in_delta():
 
 def test_at_alpha_zero_it_is_sgd_on_every_second_batch():
     batches = quadratics(4)
-    ours, _, _ = drive(PerFedAvgSolver(0.0), iter(batches), ZERO, 0.05, steps=2)
+    ours, _, _ = drive(PerFedAvgOptimizer(0.0), iter(batches), ZERO, 0.05, steps=2)
     theirs, _, _ = drive(SGD(), iter(batches[1::2]), ZERO, 0.05, steps=2)
     assert torch.equal(ours, theirs)
-    free, _, _ = drive(PerFedAvgSolver(0.0, "hessian_free"), iter(batches), ZERO, 0.05)
+    free, _, _ = drive(PerFedAvgOptimizer(0.0, "hessian_free"), iter(batches), ZERO, 0.05)
     theirs, _, _ = drive(SGD(), iter(batches[1:2]), ZERO, 0.05)
     assert torch.equal(free, theirs)
 
@@ -132,25 +132,25 @@ def test_at_alpha_zero_it_is_sgd_on_every_second_batch():
 def test_same_batch_takes_all_gradients_on_one(order, times):
     batches = quadratics(2)
     ours, _, _ = drive(
-        PerFedAvgSolver(0.1, order, same_batch=True), iter(batches), ZERO, 0.05, steps=2
+        PerFedAvgOptimizer(0.1, order, same_batch=True), iter(batches), ZERO, 0.05, steps=2
     )
     repeated = iter([batch for batch in batches for _ in range(times)])
-    theirs, _, _ = drive(PerFedAvgSolver(0.1, order), repeated, ZERO, 0.05, steps=2)
+    theirs, _, _ = drive(PerFedAvgOptimizer(0.1, order), repeated, ZERO, 0.05, steps=2)
     assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(("order", "batches"), [("first", 1), ("hessian_free", 2)])
 def test_when_the_batches_run_out_the_model_is_as_before_the_step(order, batches):
     param = (ZERO + 1.0).requires_grad_()
-    solver = PerFedAvgSolver(0.1, order)
-    solver.start({"w": param}, 0.5)
+    optimizer = PerFedAvgOptimizer(0.1, order)
+    optimizer.start({"w": param}, 0.5)
     stream = iter(quadratics(batches))
 
     def no_pass(batch=None):
         pytest.fail("it began the step")
 
     with pytest.raises(StopIteration):
-        solver.step(lambda: next(stream), no_pass, no_pass)
+        optimizer.step(lambda: next(stream), no_pass, no_pass)
     assert torch.equal(param, ZERO + 1.0)
     assert param.grad is None
 
@@ -164,8 +164,8 @@ def test_both_hessian_free_passes_have_the_same_dropout():
         return quadratic(F.dropout(w, 0.5), batch)
 
     with torch.random.fork_rng():
-        solver = PerFedAvgSolver(0.1, "hessian_free")
-        drive(solver, iter(quadratics(3)), ZERO + 1.0, 0.5, loss_of=loss_of)
+        optimizer = PerFedAvgOptimizer(0.1, "hessian_free")
+        drive(optimizer, iter(quadratics(3)), ZERO + 1.0, 0.5, loss_of=loss_of)
         states.append(torch.get_rng_state())
     assert torch.equal(states[2], states[3])
     others = [states[i] for i in (0, 1, 3, 4)]
@@ -193,14 +193,14 @@ def test_it_reaches_the_minimum_of_the_loss_after_adaptation():
         moments = [weight @ m for weight, (_, m) in zip(weights, clients, strict=True)]
         return torch.linalg.solve(sum(weights), sum(moments))
 
-    for solver, power in (
-        (PerFedAvgSolver(alpha, "hessian_free"), 2),
-        (PerFedAvgSolver(alpha), 1),
+    for optimizer, power in (
+        (PerFedAvgOptimizer(alpha, "hessian_free"), 2),
+        (PerFedAvgOptimizer(alpha), 1),
         (SGD(), 0),
     ):
         w = torch.zeros(2, dtype=torch.float64)
         for _ in range(60):
-            moved = [drive(solver, iter([client] * 3), w, 0.3)[0] for client in clients]
+            moved = [drive(optimizer, iter([client] * 3), w, 0.3)[0] for client in clients]
             w = torch.stack(moved).mean(0)
         torch.testing.assert_close(w, optimum(power), atol=1e-6, rtol=1e-6)
     assert (optimum(2) - optimum(1)).norm() > 0.1
@@ -219,4 +219,4 @@ def test_it_reaches_the_minimum_of_the_loss_after_adaptation():
 )
 def test_options_out_of_range(options, message):
     with pytest.raises(ConfigError, match=message):
-        PerFedAvgSolver(**options)
+        PerFedAvgOptimizer(**options)

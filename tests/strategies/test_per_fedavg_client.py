@@ -1,4 +1,4 @@
-"""Per-FedAvg's solver at work in a client, with phases, BatchNorm and SCAFFOLD, and its recipe."""
+"""Per-FedAvg's optimizer in a client, with phases, BatchNorm and SCAFFOLD, and its recipe."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from client_app.client import FederatedClient
 from client_app.state import ContextStateStore
-from conf import build_solver, compose
-from strategies.layers import named
-from strategies.local_options import LocalOptions, Phase
-from strategies.per_fedavg import PerFedAvg, PerFedAvgSolver
+from conf import build_local_optimizer, compose
+from strategies.components.local_training_config import LocalTrainingConfig, Phase
+from strategies.components.tensor_selection import named
+from strategies.per_fedavg import PerFedAvg, PerFedAvgOptimizer
 from strategies.scaffold import SCAFFOLD, ControlVariateClient
 from tests.federation import Regression, TensorBatches, federate
 from tests.recipes import overrides
@@ -21,13 +21,13 @@ from tests.strategies.sides import check_side
 from tests.strategies.test_reductions import Classifier, blobs
 
 
-def fit(model: nn.Module, data: TensorBatches, options: LocalOptions, **how) -> dict:
+def fit(model: nn.Module, data: TensorBatches, options: LocalTrainingConfig, **how) -> dict:
     client = FederatedClient(
         client_id=0,
         model=model,
         data=data,
         loss=F.cross_entropy,
-        solver=PerFedAvgSolver(**how),
+        optimizer=PerFedAvgOptimizer(**how),
         options=options,
         store=ContextStateStore(RecordDict()),
     )
@@ -40,7 +40,7 @@ def fit(model: nn.Module, data: TensorBatches, options: LocalOptions, **how) -> 
 )
 def test_steps_are_counted_as_moves(how, steps):
     """17 examples in batches of 8, two epochs: six mini-batches."""
-    metrics = fit(Classifier(), blobs(1)[0], LocalOptions(batch_size=8, epochs=2), **how)
+    metrics = fit(Classifier(), blobs(1)[0], LocalTrainingConfig(batch_size=8, epochs=2), **how)
     assert (metrics["num-steps"], metrics["lr-sum"]) == (steps, pytest.approx(0.1 * steps))
 
 
@@ -62,7 +62,7 @@ def test_batchnorm_statistics_move_in_every_pass(how, passes):
     inputs = torch.tensor([[2.0] * 4, [4.0] * 4]).repeat(3, 1)
     data = TensorBatches(inputs, torch.tensor([0, 1] * 3), num_classes=3)
     data.batches = lambda *_, **__: iter([(inputs[:2], data.labels[:2])] * 3)
-    fit(model, data, LocalOptions(batch_size=2, epochs=1), **how)
+    fit(model, data, LocalTrainingConfig(batch_size=2, epochs=1), **how)
     expected = torch.full((4,), 3.0 * (1 - 0.9**passes))
     torch.testing.assert_close(model.body.running_mean, expected)
 
@@ -71,7 +71,9 @@ def test_batchnorm_statistics_move_in_every_pass(how, passes):
 def test_what_a_phase_freezes_stays_where_it_is(order):
     model = Classifier()
     phases = (Phase(named("head.*")),)
-    fit(model, blobs(1)[0], LocalOptions(batch_size=4, phases=phases), order=order, alpha=0.1)
+    fit(
+        model, blobs(1)[0], LocalTrainingConfig(batch_size=4, phases=phases), order=order, alpha=0.1
+    )
     start = Classifier().state_dict()
     for name, value in model.state_dict().items():
         assert torch.equal(value, start[name]) != name.startswith("head")
@@ -84,8 +86,8 @@ def test_the_strategy_is_fedavgs_server():
         model=Classifier,
         loss=F.cross_entropy,
         rounds=5,
-        options=LocalOptions(batch_size=4, epochs=2),
-        solver=PerFedAvgSolver,
+        options=LocalTrainingConfig(batch_size=4, epochs=2),
+        optimizer=PerFedAvgOptimizer,
     )
     assert reports[-1].metrics["train-loss"] < reports[1].metrics["train-loss"]
     assert params.keys() == Classifier().state_dict().keys()
@@ -93,8 +95,8 @@ def test_the_strategy_is_fedavgs_server():
 
 def test_scaffolds_control_variate_is_the_mean_gradient_used():
     """x = (3, 4), target -10, w = 0: g = 10 x, w' = -.01 * 10 x, f's gradient there is 7.5 x."""
-    solver = PerFedAvgSolver(alpha=0.01)
-    check_side(ControlVariateClient(), Regression(2), solver)  # its moves are plain
+    optimizer = PerFedAvgOptimizer(alpha=0.01)
+    check_side(ControlVariateClient(), Regression(2), optimizer)  # its moves are plain
     inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64).repeat(2, 1)
     store = ContextStateStore(RecordDict())
     strategy = SCAFFOLD(local_lr=0.1)
@@ -103,8 +105,8 @@ def test_scaffolds_control_variate_is_the_mean_gradient_used():
         [TensorBatches(inputs, torch.full((2,), -10.0, dtype=torch.float64))],
         model=lambda: Regression(2),
         rounds=1,
-        options=LocalOptions(batch_size=1),
-        solver=lambda: solver,
+        options=LocalTrainingConfig(batch_size=1),
+        optimizer=lambda: optimizer,
         stores={0: store},
     )
     kept = store.load(strategy.state.experiment, 1)["control_variate"]["head.weight"]
@@ -118,14 +120,14 @@ def test_scaffolds_control_variate_is_the_mean_gradient_used():
 def test_the_recipes_solver():
     words = ["strategy=per_fedavg", "strategy.per_fedavg.alpha=0.2"]
     words += ["strategy.per_fedavg.order=hessian_free", "strategy.per_fedavg.same_batch=true"]
-    solver = build_solver(compose(overrides(*words, "local=adam")), 1)
-    assert isinstance(solver, PerFedAvgSolver)
-    assert (solver.alpha, solver.order, solver.same_batch) == (0.2, "hessian_free", True)
-    assert solver.stateful(["w"]) == []
+    optimizer = build_local_optimizer(compose(overrides(*words, "local=adam")), 1)
+    assert isinstance(optimizer, PerFedAvgOptimizer)
+    assert (optimizer.alpha, optimizer.order, optimizer.same_batch) == (0.2, "hessian_free", True)
+    assert optimizer.stateful(["w"]) == []
 
 
 @pytest.mark.parametrize("setting", ["momentum", "weight_decay"])
 def test_what_its_plain_steps_lack_is_refused(setting):
     recipe = compose(overrides("strategy=per_fedavg", f"local.{setting}=0.5"))
     with pytest.raises(ValueError, match=rf"local\.{setting}=0\.5"):
-        build_solver(recipe, 1)
+        build_local_optimizer(recipe, 1)

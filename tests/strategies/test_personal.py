@@ -15,15 +15,25 @@ from client_app.state import ContextStateStore
 from conf import compose
 from server_app.assembly import check_recipe
 from strategies.centralised import Centralised
+from strategies.components.local_optimizers import SGD, Adam
+from strategies.components.local_training_config import (
+    LocalTrainingConfig,
+    Phase,
+    local_training_config,
+)
+from strategies.components.tensor_selection import (
+    TensorSelector,
+    all_tensors,
+    named,
+    personal_names,
+    shared_names,
+)
 from strategies.fedavg import FedAvg
 from strategies.fedbabu import FedBABU
-from strategies.federated import FederatedStrategy
 from strategies.fedper import FedPer
 from strategies.fedrep import FedRep
-from strategies.layers import LayerSelector, all_tensors, named, personal_names, shared_names
 from strategies.local import Local
-from strategies.local_options import LocalOptions, Phase, local_options
-from strategies.solvers import SGD, Adam
+from strategies.round.federated import FederatedStrategy
 from tests.federation import TensorBatches, federate
 from tests.recipes import overrides
 from tests.strategies.test_reductions import Classifier, assert_same, blobs
@@ -69,15 +79,15 @@ def train(
 ) -> State:
     """Train with PyTorch's own optimiser; ``epochs``: how many, of which tensors, in order."""
     params = dict(model.named_parameters())
-    solver = optimizer(params.values(), lr=0.1)
+    optimizer = optimizer(params.values(), lr=0.1)
     for count, names in epochs:
         for _ in range(count):
             chosen = [params[name] for name in names]
             loss = F.cross_entropy(model(data.inputs)[1], data.labels)
-            solver.zero_grad()
+            optimizer.zero_grad()
             for param, grad in zip(chosen, torch.autograd.grad(loss, chosen), strict=True):
                 param.grad = grad
-            solver.step()
+            optimizer.step()
     return copy.deepcopy(model.state_dict())
 
 
@@ -91,8 +101,8 @@ def assert_close(
 def run(strategy: FederatedStrategy, rounds: int = 3, model=exact, clients: int = 2, **how):
     """Return the final params, what each client kept, and the reports."""
     stores = {i: ContextStateStore(RecordDict()) for i in range(clients)}
-    personal = getattr(strategy, "personal", LayerSelector("none")).spec
-    options = how.pop("options", LocalOptions(batch_size=WHOLE, epochs=2))
+    personal = getattr(strategy, "personal", TensorSelector("none")).spec
+    options = how.pop("options", LocalTrainingConfig(batch_size=WHOLE, epochs=2))
     params, reports = federate(
         strategy,
         how.pop("data", exact_blobs(clients)),
@@ -139,7 +149,7 @@ SOLVERS = [
 @pytest.mark.parametrize(("ours", "theirs"), SOLVERS)
 def test_fedper_by_hand(ours, theirs):
     """Three rounds of two epochs of both parts; bodies are averaged by examples, heads stay."""
-    params, own, _ = run(FedPer(local_lr=0.1), solver=ours)
+    params, own, _ = run(FedPer(local_lr=0.1), optimizer=ours)
     body, local = by_hand(3, [(2, BODY + HEAD)], theirs)
     assert list(params) == BODY
     assert_close(params, body, BODY)
@@ -152,8 +162,8 @@ def test_fedper_by_hand(ours, theirs):
 @pytest.mark.parametrize(("ours", "theirs"), SOLVERS)
 def test_fedrep_by_hand(ours, theirs):
     """One epoch of the head at the received body, then two of the body at that head."""
-    options = LocalOptions(batch_size=WHOLE, epochs=3, phases=FedRep.phases)
-    params, own, _ = run(FedRep(local_lr=0.1), solver=ours, options=options)
+    options = LocalTrainingConfig(batch_size=WHOLE, epochs=3, phases=FedRep.phases)
+    params, own, _ = run(FedRep(local_lr=0.1), optimizer=ours, options=options)
     body, local = by_hand(3, [(1, HEAD), (2, BODY)], theirs)
     assert_close(params, body, BODY)
     for mine, expected in zip(own, local, strict=True):
@@ -162,8 +172,8 @@ def test_fedrep_by_hand(ours, theirs):
 
 @pytest.mark.parametrize(("ours", "theirs"), SOLVERS)
 def test_fedbabus_head_never_changes_and_never_travels(ours, theirs):
-    options = LocalOptions(batch_size=WHOLE, epochs=2, phases=FedBABU.phases)
-    params, own, reports = run(FedBABU(local_lr=0.1), solver=ours, options=options)
+    options = LocalTrainingConfig(batch_size=WHOLE, epochs=2, phases=FedBABU.phases)
+    params, own, reports = run(FedBABU(local_lr=0.1), optimizer=ours, options=options)
     body, _ = by_hand(3, [(2, BODY)], theirs)
     assert list(params) == BODY
     assert_close(params, body, BODY)
@@ -184,7 +194,7 @@ def test_local_is_a_training_of_its_own_at_every_client():
 
 def test_local_starts_its_solver_afresh_every_round():
     """With momentum three rounds of two epochs are three trainings, one after the other."""
-    _, own, _ = run(Local(local_lr=0.1), solver=SOLVERS[0][0])
+    _, own, _ = run(Local(local_lr=0.1), optimizer=SOLVERS[0][0])
     for mine, data in zip(own, exact_blobs(2), strict=True):
         model = exact()
         for _ in range(3):
@@ -202,7 +212,7 @@ def test_centralised_is_a_plain_loop():
 
 def small(strategy: FederatedStrategy, *phases: Phase, **how):
     """Two rounds in float32 and with dropout."""
-    options = LocalOptions(batch_size=8, epochs=3, phases=phases)
+    options = LocalTrainingConfig(batch_size=8, epochs=3, phases=phases)
     return run(strategy, 2, Classifier, data=blobs(2), options=options, **how)
 
 
@@ -247,7 +257,7 @@ def test_fedrep_without_personal_tensors_still_trains_in_phases(fedavg):
     [("none", False), ("all", True), ("head.*", False), ("body.*", True), ("last:2", False)],
 )
 def test_where_batchnorm_statistics_live(personal, buffers_stay):
-    selector = LayerSelector(personal)
+    selector = TensorSelector(personal)
     own, shared = personal_names(Normed(), selector), shared_names(Normed(), selector)
     assert set(own) & set(BUFFERS) == (set(BUFFERS) if buffers_stay else set())
     assert sorted(own + shared) == sorted([*dict(Normed().named_parameters()), *BUFFERS])
@@ -283,13 +293,13 @@ def test_batchnorm_statistics_by_hand(personal):
 def test_recipe_and_class_say_the_same(strategy):
     recipe = compose(overrides(f"strategy={strategy.__name__.lower()}"))
     assert recipe.strategy.personal == strategy.personal.spec
-    phases = local_options(recipe.local, recipe.strategy.phases).phases
+    phases = local_training_config(recipe.local, recipe.strategy.phases).phases
     assert phases == getattr(strategy, "phases", ())
 
 
 def test_fedreps_head_epochs():
     recipe = compose(overrides("strategy=fedrep", "strategy.fedrep.head_epochs=3"))
-    options = local_options(recipe.local, recipe.strategy.phases)
+    options = local_training_config(recipe.local, recipe.strategy.phases)
     assert [phase.epochs for phase in options.schedule()] == [3, 2]
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from strategies.base import ConfigError, Reply
-from strategies.chains import read_chain, reordered
+from common.errors import ConfigError
+from strategies.base import Reply
 from strategies.fedma import FedMA, MatchedAveraging
-from strategies.network import Network
+from strategies.fusion.layer_chain import read_chain, reordered
 from strategies.pfnm import (
     PFNM,
     Copies,
@@ -23,11 +23,12 @@ from strategies.pfnm import (
     patched,
     placed,
 )
+from strategies.round.server_network import Network
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
-from tests.strategies.test_alignment import INPUTS, model_of, permuted
-from tests.strategies.test_chains import any_orders, tensors
-from tests.strategies.test_projections import draw
+from tests.strategies.fusion.test_layer_chain import any_orders, tensors
+from tests.strategies.fusion.test_neuron_alignment import INPUTS, model_of, permuted
+from tests.strategies.fusion.test_projections import draw
 
 OUTPUTS = {"mlp": NeuralMatching, "feddw_cnn": MatchedAveraging}
 
@@ -179,8 +180,8 @@ def grown(output: GrownNetwork, kind: str, models: list, counts: list | None = N
     x = {name: torch.zeros_like(value) for name, value in tensors(models[0]).items()}
     counts = counts or [[3.0] * 10 for _ in models]
     replies = [reply_of(i, tensors(m), counts[i]) for i, m in enumerate(models)]
-    given_out = output(x, x, x, replies)
-    return given_out, output.network(given_out)
+    output_model = output(x, x, x, replies)
+    return output_model, output.network(output_model)
 
 
 @pytest.mark.parametrize("kind", OUTPUTS)
@@ -188,9 +189,9 @@ def test_one_network_in_three_orders_comes_out_as_it_is(kind):
     """Hardly any prior and a small mass: no neuron is new, and none is shrunk."""
     models = [model_of(kind, 1), *(permuted(model_of(kind, 1), seed) for seed in (2, 3))]
     expected = tensors(model_of(kind, 1))
-    given_out, _ = grown(OUTPUTS[kind](sigma=1e-3, sigma0=1e4, gamma=1e-3), kind, models)
+    output_model, _ = grown(OUTPUTS[kind](sigma=1e-3, sigma0=1e4, gamma=1e-3), kind, models)
     for name, value in expected.items():
-        torch.testing.assert_close(given_out[f"grown.{name}"], value, atol=1e-5, rtol=0)
+        torch.testing.assert_close(output_model[f"grown.{name}"], value, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow
@@ -296,18 +297,18 @@ def test_fedma_by_hand():
 def test_one_client_alone_is_shrunk_by_the_prior():
     """sigma = sigma0: what one client says is halved, as is 0 plus what it says."""
     model = model_of("mlp", 1)
-    given_out, _ = grown(NeuralMatching(), "mlp", [model])
+    output_model, _ = grown(NeuralMatching(), "mlp", [model])
     for name, value in tensors(model).items():
         shift = 0.1 if name.endswith("bias") else 0.0
-        torch.testing.assert_close(given_out[f"grown.{name}"], (value + shift) / 2)
+        torch.testing.assert_close(output_model[f"grown.{name}"], (value + shift) / 2)
 
 
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_layers_grow_to_the_most_at_most(kind):
     models = [model_of(kind, seed) for seed in (1, 2, 3)]
-    given_out, network = grown(OUTPUTS[kind](sigma=1e-6, gamma=50.0, most=150), kind, models)
+    output_model, network = grown(OUTPUTS[kind](sigma=1e-6, gamma=50.0, most=150), kind, models)
     x = tensors(models[0])
-    sizes = [(len(v), len(x[n.removeprefix("grown.")])) for n, v in given_out.items()]
+    sizes = [(len(v), len(x[n.removeprefix("grown.")])) for n, v in output_model.items()]
     assert all(
         size == max(150, own) if own > 50 else size > own for size, own in sizes if own != 10
     )

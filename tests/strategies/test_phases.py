@@ -10,20 +10,21 @@ from torch.nn import functional as F
 
 from client_app.client import FederatedClient
 from client_app.state import ContextStateStore
-from strategies.base import ClientSide, ConfigError
+from common.errors import ConfigError
+from strategies.base import ClientSide
+from strategies.components.local_optimizers import SGD, Adam
+from strategies.components.local_training_config import LocalTrainingConfig, Phase
+from strategies.components.tensor_selection import all_tensors, named
 from strategies.fedbabu import FedBABU
 from strategies.fedrep import FedRep
-from strategies.layers import all_tensors, named
-from strategies.local_options import LocalOptions, Phase
-from strategies.per_fedavg import PerFedAvgSolver
-from strategies.solvers import SGD, Adam
+from strategies.per_fedavg import PerFedAvgOptimizer
 from tests.strategies.test_reductions import Classifier, blobs
 
 HEAD = ["head.weight", "head.bias"]
 
 
-def options_with(*phases: Phase) -> LocalOptions:
-    return LocalOptions(batch_size=8, epochs=3, phases=phases)
+def options_with(*phases: Phase) -> LocalTrainingConfig:
+    return LocalTrainingConfig(batch_size=8, epochs=3, phases=phases)
 
 
 class Shift(ClientSide):
@@ -34,7 +35,7 @@ class Shift(ClientSide):
             grad.add_(1.0)
 
 
-def fit(model: nn.Module, options: LocalOptions, **how) -> dict:
+def fit(model: nn.Module, options: LocalTrainingConfig, **how) -> dict:
     client = FederatedClient(
         client_id=0,
         model=model,
@@ -42,7 +43,7 @@ def fit(model: nn.Module, options: LocalOptions, **how) -> dict:
         loss=F.cross_entropy,
         options=options,
         store=ContextStateStore(RecordDict()),
-        **{"solver": SGD(), **how},
+        **{"optimizer": SGD(), **how},
     )
     return client.fit(client.get_parameters({}), {"round": 1, "lr": 0.1})[2]
 
@@ -50,13 +51,15 @@ def fit(model: nn.Module, options: LocalOptions, **how) -> dict:
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("sides", [{}, {"shift": Shift()}])
 @pytest.mark.parametrize(
-    "solver", [SGD(momentum=0.9), SGD(weight_decay=0.1), Adam(), Adam(weight_decay=0.1)]
+    "optimizer", [SGD(momentum=0.9), SGD(weight_decay=0.1), Adam(), Adam(weight_decay=0.1)]
 )
 @pytest.mark.parametrize("moved", ["head", "body"])
-def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, solver, sides, clip):
+def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, optimizer, sides, clip):
     model = Classifier()
-    options = LocalOptions(batch_size=8, epochs=2, clip=clip, phases=(Phase(named(f"{moved}.*")),))
-    fit(model, options, solver=solver, sides=sides)
+    options = LocalTrainingConfig(
+        batch_size=8, epochs=2, clip=clip, phases=(Phase(named(f"{moved}.*")),)
+    )
+    fit(model, options, optimizer=optimizer, sides=sides)
     start = Classifier().state_dict()
     for name, param in model.named_parameters():
         assert torch.equal(param, start[name]) != name.startswith(moved)
@@ -64,13 +67,18 @@ def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, solver, sides, clip)
         assert name.startswith(moved) or param.grad is None
 
 
-@pytest.mark.parametrize("solver", [SGD(momentum=0.9), Adam()])
-def test_momentum_of_the_first_phase_moves_nothing_in_the_second(solver):
+@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()])
+def test_momentum_of_the_first_phase_moves_nothing_in_the_second(optimizer):
     """After the head's epoch the head is what it was after a training of that epoch alone."""
     both, first = Classifier(), Classifier()
     sides = {"shift": Shift()}
-    fit(both, options_with(*FedRep.phases), solver=solver, sides=sides)
-    fit(first, LocalOptions(batch_size=8, phases=FedRep.phases[:1]), solver=solver, sides=sides)
+    fit(both, options_with(*FedRep.phases), optimizer=optimizer, sides=sides)
+    fit(
+        first,
+        LocalTrainingConfig(batch_size=8, phases=FedRep.phases[:1]),
+        optimizer=optimizer,
+        sides=sides,
+    )
     for name in HEAD:
         assert torch.equal(both.state_dict()[name], first.state_dict()[name])
     assert not torch.equal(both.body[0].weight, first.body[0].weight)
@@ -105,7 +113,9 @@ def test_an_error_in_a_phase_leaves_nothing_frozen():
 )
 def test_the_null_phase_gets_the_rest(lengths, filled):
     phases = tuple(Phase(all_tensors(), length) for length in lengths)
-    assert [phase.epochs for phase in LocalOptions(epochs=5, phases=phases).schedule()] == filled
+    assert [
+        phase.epochs for phase in LocalTrainingConfig(epochs=5, phases=phases).schedule()
+    ] == filled
 
 
 @pytest.mark.parametrize(
@@ -124,18 +134,18 @@ def test_the_null_phase_gets_the_rest(lengths, filled):
 def test_phases_that_do_not_fit_are_refused(length, lengths, message):
     phases = tuple(Phase(all_tensors(), epochs) for epochs in lengths)
     with pytest.raises(ConfigError, match=message):
-        LocalOptions(**length, phases=phases)
+        LocalTrainingConfig(**length, phases=phases)
 
 
 @pytest.mark.parametrize("length", [{"epochs": 0}, {"epochs": None, "steps": 0}])
 def test_no_training_at_all_is_refused(length):
     with pytest.raises(ConfigError, match="=0 is not allowed"):
-        LocalOptions(**length)
+        LocalTrainingConfig(**length)
 
 
 def test_one_phase_may_count_in_steps():
     model = Classifier()
-    options = LocalOptions(batch_size=8, epochs=None, steps=5, phases=FedBABU.phases)
+    options = LocalTrainingConfig(batch_size=8, epochs=None, steps=5, phases=FedBABU.phases)
     assert fit(model, options)["num-steps"] == 5
     assert torch.equal(model.head.weight, Classifier().head.weight)
     assert not torch.equal(model.body[0].weight, Classifier().body[0].weight)
@@ -149,6 +159,6 @@ def test_a_phase_that_selects_nothing_is_refused_at_once():
 @pytest.mark.parametrize("phases", [(), FedRep.phases])
 def test_examples_that_make_no_step_are_said(phases):
     """17 examples are a batch a pass, and Per-FedAvg takes two a step: FedRep's head gets none."""
-    options = LocalOptions(batch_size=32, epochs=3 if phases else 1, phases=phases)
+    options = LocalTrainingConfig(batch_size=32, epochs=3 if phases else 1, phases=phases)
     with pytest.raises(ValueError, match=r"17 examples are too few .*lower that, or raise"):
-        fit(Classifier(), options, solver=PerFedAvgSolver())
+        fit(Classifier(), options, optimizer=PerFedAvgOptimizer())

@@ -7,14 +7,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from strategies.components.local_optimizers import SGD
+from strategies.components.local_training_config import LocalTrainingConfig
+from strategies.components.samplers import FixedSizeSampler
 from strategies.fedavg import FedAvg, FedAvgM
-from strategies.federated import FederatedStrategy
 from strategies.fedprox import FedProx
 from strategies.fedpvr import FedPVR
-from strategies.local_options import LocalOptions
-from strategies.samplers import FixedSizeSampler
+from strategies.round.federated import FederatedStrategy
 from strategies.scaffold import SCAFFOLD
-from strategies.solvers import SGD
 from tests.federation import TensorBatches, federate
 
 
@@ -55,7 +55,7 @@ def run(strategy: FederatedStrategy, **how) -> dict[str, torch.Tensor]:
         model=Classifier,
         loss=F.cross_entropy,
         rounds=6,
-        options=LocalOptions(batch_size=8, epochs=2),
+        options=LocalTrainingConfig(batch_size=8, epochs=2),
         **how,
     )
     return params
@@ -68,7 +68,7 @@ def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -
 
 
 def uniform(strategy_class, *args) -> FederatedStrategy:
-    from strategies.aggregators import UniformMean
+    from strategies.components.aggregators import UniformMean
 
     return strategy_class(*args, aggregator=UniformMean(), local_lr=0.1)
 
@@ -113,7 +113,7 @@ def test_one_client_is_centralised_sgd():
         model=lambda: _without_dropout(),
         loss=F.cross_entropy,
         rounds=3,
-        options=LocalOptions(batch_size=100, epochs=2),
+        options=LocalTrainingConfig(batch_size=100, epochs=2),
     )
     model = _without_dropout()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -133,9 +133,9 @@ def _without_dropout() -> nn.Module:
 
 def test_momentum_layers_leave_the_others_plain():
     """Momentum on no tensor equals no momentum; on all, it does not."""
-    plain = run(uniform(FedAvg), solver=SGD)
-    assert_same(run(uniform(FedAvg), solver=lambda: SGD(0.9, momentum_layers="none")), plain)
-    some = run(uniform(FedAvg), solver=lambda: SGD(0.9, momentum_layers="last:2"))
+    plain = run(uniform(FedAvg), optimizer=SGD)
+    assert_same(run(uniform(FedAvg), optimizer=lambda: SGD(0.9, momentum_layers="none")), plain)
+    some = run(uniform(FedAvg), optimizer=lambda: SGD(0.9, momentum_layers="last:2"))
     assert not torch.equal(some["head.weight"], plain["head.weight"])
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from strategies.local_options import LocalOptions
+from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate
 
@@ -27,7 +27,7 @@ class Halving:
 class Listed:
     """A sampler: one of two clients a round, in round 4 both."""
 
-    def sample(self, round: int, population: int) -> list[int]:
+    def sample(self, round: int, num_clients: int) -> list[int]:
         return COHORTS[round]
 
 
@@ -63,7 +63,7 @@ def test_scaffold_follows_its_equations():
         datasets,
         model=lambda: Regression(1),
         rounds=5,
-        options=LocalOptions(batch_size=100, epochs=EPOCHS),
+        options=LocalTrainingConfig(batch_size=100, epochs=EPOCHS),
         initial={"head.weight": torch.tensor([[START]], dtype=torch.float64)},
     )
     assert float(params["head.weight"]) == pytest.approx(by_the_equations(), abs=1e-12)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.conformal.splits import Outputs, Plan, levels_for, on_test_set
+from fedhet.tools.conformal.splits import Outputs, Plan, levels_for, on_test_set
 from tasks.conformal.scores import (
     APS,
     Score,

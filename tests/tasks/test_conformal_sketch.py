@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from experiments.conformal.splits import Outputs, Plan, at_clients
+from fedhet.tools.conformal.splits import Outputs, Plan, at_clients
 from tasks.conformal.scores import APS, of_labels, probabilities_of, quantile, raps
 from tasks.conformal.sketch import (
     TEMPERATURES,

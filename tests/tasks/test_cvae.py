@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
-from tasks import ConfigError, build_model
+from common.errors import ConfigError
+from tasks import build_model
 from tasks.evaluation import evaluate_model
 from tasks.models.cvae import CVAE
 from tests.tasks.generated import make_task

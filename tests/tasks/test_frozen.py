@@ -7,7 +7,8 @@ import pytest
 import torch
 from torchvision.models import ResNet18_Weights, resnet18
 
-from tasks import ConfigError, build_model
+from common.errors import ConfigError
+from tasks import build_model
 
 
 @pytest.fixture

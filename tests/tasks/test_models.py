@@ -3,7 +3,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tasks import MODELS, ConfigError, build_model
+from common.errors import ConfigError
+from tasks import MODELS, build_model
 from tasks.models.mobile import ShuffleUnit
 from tests.tasks.counting import mobilenetv2_body, shufflenet_body
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from tasks import ConfigError
+from common.errors import ConfigError
 from tasks.partitions.dirichlet import ClassDirichletPartitioner
 from tests.tasks.drawing import counts, draw, labels_of
 from tests.tasks.generated import make_task

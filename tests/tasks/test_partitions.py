@@ -3,7 +3,7 @@ import pytest
 from datasets import Dataset
 from flwr_datasets.partitioner import Partitioner
 
-from tasks import ConfigError
+from common.errors import ConfigError
 from tasks.partitions import hold_out, partition_rows
 from tasks.partitions.config import COMMON, FLAVOURS
 from tasks.partitions.library import build_partitioner

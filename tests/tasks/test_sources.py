@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tasks import ConfigError
+from common.errors import ConfigError
 from tests.tasks.generated import (
     make_task,
     random_images,

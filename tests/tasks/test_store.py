@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tasks import ConfigError
+from common.errors import ConfigError
 from tasks.sources import store, tables
 from tasks.sources.arrays import Record, stratified_split
 from tasks.sources.encodings import ImageEncoding

@@ -3,7 +3,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tasks import ConfigError, build_task
+from common.errors import ConfigError
+from tasks import build_task
 from tests.tasks.generated import TASKS, make_task, values, write_hub_set
 
 

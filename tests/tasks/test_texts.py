@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from tasks import ConfigError, build_task
+from common.errors import ConfigError
+from tasks import build_task
 from tasks.sources import tables
 from tasks.sources.encodings import TokenEncoding
 from tasks.sources.vocabulary import Vocabulary, split_words
@@ -58,9 +59,9 @@ def test_a_models_numbers_mean_the_words(root):
     assert task.vocabulary == tuple(WORDS)
     same = imdb(root, vocabulary_file=vocabulary_file(root, WORDS))
     other = imdb(root, vocabulary_file=vocabulary_file(root, WORDS[::-1], "other.txt"))
-    assert task.meaning() == same.meaning()
-    assert task.meaning()["vocabulary"] != other.meaning()["vocabulary"]
-    assert make_task("digits").meaning().keys() == {"classes"}
+    assert task.label_metadata() == same.label_metadata()
+    assert task.label_metadata()["vocabulary"] != other.label_metadata()["vocabulary"]
+    assert make_task("digits").label_metadata().keys() == {"classes"}
     assert make_task("digits").vocabulary is None
 
 

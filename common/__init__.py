@@ -1,0 +1,1 @@
+"""The ground floor, free of torch: errors, files, results and run events."""

@@ -1,0 +1,44 @@
+"""Files that are written whole or not at all, and the end of a log."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def save_text(path: Path, text: str) -> None:
+    """Write a text file atomically: a reader finds the old file or the new one, whole.
+
+    Raises:
+        OSError: if it cannot be written, as on a full disk; ``path`` is unchanged.
+    """
+    replace_file(path, lambda beside: beside.write_text(text, encoding="utf-8"))
+
+
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
+    """Let ``write`` make a file beside ``path``, flush it to disk and rename it to ``path``.
+
+    Raises:
+        OSError: if it cannot be written, as on a full disk; ``path`` is unchanged.
+    """
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(descriptor)
+    beside = Path(name)
+    try:
+        write(beside)
+        with beside.open("rb+") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException as error:
+        beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):  # it names the temporary file, or none
+            raise OSError(f"{path} could not be written: {error}") from error
+        raise
+
+
+def last_lines(path: Path, count: int) -> str:
+    """Return the last ``count`` lines of a log that are not blank."""
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    return "\n".join(lines[-count:]) or "(the log is empty)"

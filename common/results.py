@@ -1,0 +1,232 @@
+"""The results directory of a run: config.yaml, metrics.jsonl and summary.json.
+
+This is the one place that writes and reads them. metrics.jsonl has one JSON object per line and
+round, round 0 being the initial model; each line is on disk before the next round begins.
+summary.json is written last, whether the run completed or failed.
+
+A row of metrics.jsonl:
+    round                    t, from 0
+    accuracy, loss           of the evaluated model, in rounds that evaluate
+    lr                       eta_l of the round
+    seconds, server_seconds  of the whole round, and of the server's step in it
+    elapsed_seconds          since the start of the run, earlier processes included
+    bytes_up, bytes_down     payload bytes of the round
+    clients                  ids of the clients whose replies were valid
+    failures                 one sentence for each reply that was lost or refused
+    absent                   ids of the clients that were not connected
+    client_*                 evaluation at the clients
+    and what the clients and the method measured, by name.
+
+summary.json has the run's identity (strategy, task, seed, versions, machine, fingerprint), the
+figures of :func:`totals`, ``parameters_sha256``, ``status`` (completed or failed), ``error`` if it
+failed, and ``format``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from common.files import save_text
+
+Row = dict[str, Any]
+
+FORMAT = 2  # of results directories; 1 had no such key, and other names (conf.renamed reads them)
+CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
+AT_CLIENTS = ("client_accuracy", "client_loss")  # on what they hold out (evaluation.clients)
+_SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
+
+
+class RowsFile:
+    """Writes a file of JSON lines, one per round; each is on disk when ``append`` returns.
+
+    Args:
+        path: of the file.
+        last_round: rows of later rounds are dropped, since a resumed run measures them again;
+            None starts afresh.
+    """
+
+    def __init__(self, path: Path, last_round: int | None = None) -> None:
+        self.path = path
+        self._synced = 0.0
+        self.rows: list[Row] = []
+        if last_round is not None and path.exists():
+            self.rows = [row for row in read_rows(path) if row["round"] <= last_round]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_rows(path, self.rows)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a round's line and flush it to disk.
+
+        Raises:
+            OSError: if it cannot be written, as on a full disk; the lines before it are there.
+        """
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+                file.flush()  # to the system: safe when the process dies
+                if time.monotonic() - self._synced > _SYNC_SECONDS:  # when the machine does
+                    os.fsync(file.fileno())
+                    self._synced = time.monotonic()
+        except OSError as error:
+            raise OSError(f"{self.path} could not be written: {error}") from error
+        self.rows.append(row)
+
+
+class ResultsFolder:
+    """Writes a run's results directory.
+
+    Args:
+        folder: an absolute path; created if missing.
+        last_round: rows of later rounds are dropped, since a resumed run measures them again;
+            None starts afresh.
+    """
+
+    def __init__(self, folder: Path, last_round: int | None = None) -> None:
+        self.folder = folder
+        self._metrics = RowsFile(folder / METRICS, last_round)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The lines of metrics.jsonl."""
+        return self._metrics.rows
+
+    def write_config(self, text: str) -> None:
+        """Write the composed recipe."""
+        save_text(self.folder / CONFIG, text)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a round's line and flush it to disk."""
+        self._metrics.append(row)
+
+    def summary(self, about: Mapping[str, Any], status: str, error: str = "") -> dict[str, Any]:
+        """Return the content of summary.json for the rows so far."""
+        summary = {"format": FORMAT, **about, **totals(self.rows), "status": status}
+        return summary | {"error": error} if error else summary
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write summary.json; a launcher ends what is left of a run that calls itself completed."""
+        write_summary(self.folder, summary)
+
+
+class ResultsFollower:
+    """Reads a results directory while its run writes it.
+
+    What was there before belongs to the run that is resumed, and is not reported.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Remember what ``folder`` holds now."""
+        self.folder = folder
+        self.metrics_path = folder / METRICS
+        self._summary_before = _stamp(folder / SUMMARY)
+        self._file = 0  # the inode: a resumed run replaces the file, less the rounds it does again
+        self._read = 0  # bytes
+        self._last_round = -1
+        self.new_rows()
+
+    def new_rows(self) -> list[Row]:
+        """Return the rows of rounds that were not there at the last call."""
+        try:
+            status = self.metrics_path.stat()
+        except FileNotFoundError:
+            return []
+        if status.st_ino != self._file or status.st_size < self._read:
+            self._file, self._read = status.st_ino, 0
+        if status.st_size == self._read:
+            return []
+        replaced = self._read == 0
+        with self.metrics_path.open("rb") as file:
+            file.seek(self._read)
+            complete = file.read().rpartition(b"\n")[0]
+        rows = _parse_lines(complete.decode())
+        self._read += len(complete) + 1 if complete else 0
+        newest = max(
+            (int(row["round"]) for row in rows), default=-1 if replaced else self._last_round
+        )
+        since = min(self._last_round, newest) if replaced else -1
+        self._last_round = newest
+        return [row for row in rows if int(row["round"]) > since]
+
+    def summary(self) -> Mapping[str, Any]:
+        """Return summary.json, empty as long as there is no new one."""
+        if _stamp(self.folder / SUMMARY) in (None, self._summary_before):
+            return {}
+        try:
+            return read_summary(self.folder)
+        except ValueError:  # an unreadable one is no end of a run
+            return {}
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a file of JSON lines; a last line without its end is left out."""
+    return _parse_lines(path.read_text(encoding="utf-8").rpartition("\n")[0])
+
+
+def write_rows(path: Path, rows: list[Row]) -> None:
+    """Write a file of JSON lines, whole or not at all."""
+    save_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary.json of a results directory.
+
+    Raises:
+        OSError: if it is missing or cannot be read.
+        ValueError: if it is not a JSON object.
+    """
+    path = folder / SUMMARY
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(summary, dict):
+        raise ValueError(f"{path} is not a JSON object")
+    return summary
+
+
+def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Write the summary.json of a results directory, whole or not at all."""
+    save_text(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def totals(rows: list[Row]) -> dict[str, Any]:
+    """Return the figures of summary.json that follow from the rows.
+
+    ``seconds`` is the sum over rounds; ``seconds_per_round`` the median without the first round,
+    in which workers start; neither holds the evaluation at the server.
+    """
+    rounds = [row for row in rows if row["round"] > 0]
+    evaluated = [row for row in rows if "accuracy" in row]
+    losses = [row["loss"] for row in rows if "loss" in row]
+    at_clients = [row for row in rows if "client_accuracy" in row]
+    seconds = [row["seconds"] for row in rounds]
+    return {
+        "rounds": len(rounds),
+        "accuracy": evaluated[-1]["accuracy"] if evaluated else None,
+        "best_accuracy": max((row["accuracy"] for row in evaluated), default=None),
+        "loss": losses[-1] if losses else None,
+        **({name: at_clients[-1][name] for name in AT_CLIENTS} if at_clients else {}),
+        "seconds": sum(seconds),
+        "seconds_per_round": statistics.median(seconds[1:] or seconds) if seconds else None,
+        "bytes_up": sum(row["bytes_up"] for row in rounds),
+        "bytes_down": sum(row["bytes_down"] for row in rounds),
+        "failures": sum(len(row["failures"]) for row in rounds),
+    }
+
+
+def _parse_lines(text: str) -> list[Row]:
+    return [json.loads(line) for line in text.splitlines() if line]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_mtime_ns, status.st_size

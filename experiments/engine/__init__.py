@@ -1,5 +1,0 @@
-"""The local engine: the same ServerApp and ClientApp as `flwr run`, without a SuperLink.
-
-A :class:`~experiments.engine.grid.WorkerGrid` implements Flower's ``Grid`` over warm workers:
-forked processes (runtime=local) or Ray actors (runtime=ray).
-"""

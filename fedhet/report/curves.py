@@ -1,0 +1,314 @@
+"""Panels of curves: a mean over seeds and the band that the seeds span."""
+
+from __future__ import annotations
+
+import io
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedhet.report.blocks import Drawing, Key
+from fedhet.report.colors import PALETTE, THEME
+from fedhet.report.run_data import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COUNTED = ("round", "tensor", "layer")  # what x may be whose ticks are whole numbers
+INK, AXIS, GRID = (THEME[name].light for name in ("ink", "axis", "grid"))
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "svg.fonttype": "none",  # text stays text: the page's font, and a tenth of the size
+    "axes.linewidth": 0.8,
+    "path.simplify": True,
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A line with its band, over x; without a band for a single run."""
+
+    key: Key
+    x: Sequence[float]
+    mean: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    runs: int
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Args:
+        title: above it.
+        x_label: below it.
+        y_label: beside it.
+        curves: in the order of the rows.
+        marks: horizontal lines, such as targets.
+        y_range: the same for panels that are compared; None: as the curves need.
+        log: the scale of y is logarithmic.
+    """
+
+    title: str
+    x_label: str
+    y_label: str
+    curves: Sequence[Curve]
+    marks: Sequence[float] = ()
+    y_range: tuple[float, float] | None = None
+    log: bool = False
+
+
+def curve(
+    key: Key,
+    runs: Sequence[Run],
+    column: str,
+    *,
+    scale: float = 1.0,
+    last_round: int | None = None,
+) -> Curve | None:
+    """Return a column over rounds: mean, lowest and highest of the rounds that all runs have."""
+    return over_runs(
+        key,
+        [
+            {float(r): y * scale for r, y in run.points(column) if r <= (last_round or r)}
+            for run in runs
+        ],
+    )
+
+
+def over_runs(key: Key, by_run: Sequence[Mapping[float, float]]) -> Curve | None:
+    """Return the curve of values by x of several runs: mean, lowest, highest, where all have x."""
+    if not by_run:
+        return None
+    shared = sorted(set(by_run[0]).intersection(*by_run[1:]))
+    if not shared:
+        return None
+    values = [[points[x] for points in by_run] for x in shared]
+    return Curve(
+        key,
+        shared,
+        [statistics.fmean(at_x) for at_x in values],
+        [min(at_x) for at_x in values],
+        [max(at_x) for at_x in values],
+        len(by_run),
+    )
+
+
+def over_bytes(line: Curve, runs: Sequence[Run], unit: float) -> Curve:
+    """Return the curve over the bytes up and down, in ``unit`` of them, as the runs' mean."""
+    sent = [[run.bytes_until(int(round)) / unit for run in runs] for round in line.x]
+    x = [statistics.fmean(at_round) for at_round in sent]
+    return Curve(line.key, x, line.mean, line.low, line.high, line.runs)
+
+
+def common_range(
+    curves: Sequence[Curve], marks: Sequence[float] = (), *, log: bool = False
+) -> tuple[float, float] | None:
+    """Return a range of y that holds all curves, and these marks.
+
+    Args:
+        curves: to hold.
+        marks: to hold, too.
+        log: on a logarithmic scale.
+    """
+    if not curves:
+        return None
+    low = min([*marks, *(value for line in curves for value in line.low)])
+    high = max([*marks, *(value for line in curves for value in line.high)])
+    if log:
+        factor = (high / low) ** 0.04 if high > low else 2.0
+        return low / factor, high * factor
+    margin = 0.04 * (high - low) or abs(high) or 1.0
+    return low - margin, high + margin
+
+
+# ---- drawing -------------------------------------------------------------------------------------
+
+
+def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
+    """Draw one panel."""
+    from matplotlib.ticker import MaxNLocator
+
+    for mark in panel.marks:
+        axes.axhline(mark, color=AXIS, lw=1.2, ls=(0, (1, 2)), zorder=0.9)  # above the grid
+    for number, line in enumerate(panel.curves):
+        color = PALETTE[line.key.color].light
+        style = (0, (4, 2)) if line.key.dashed else "-"
+        if line.runs > 1:
+            axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.18, lw=0)
+        marker = "o" if len(line.x) == 1 else ""
+        width = 2.4 - 1.0 * number / max(1, len(panel.curves) - 1)  # equal lines: all are seen
+        axes.plot(line.x, line.mean, color=color, lw=width, ls=style, marker=marker, ms=4)
+    axes.set_title(panel.title, loc="left", fontsize=font + 1, color=INK, pad=5)
+    style_axes(axes, panel.x_label, panel.y_label, font)
+    steps = [1, 2, 2.5, 5, 10]
+    whole = panel.x_label in COUNTED
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, steps=steps, integer=whole))
+    axes.margins(x=0.02)
+    if panel.log:
+        axes.set_yscale("log")
+    if panel.y_range:
+        axes.set_ylim(*panel.y_range)
+    if panel.log:
+        _set_log_ticks(axes)
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=steps))
+        axes.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=True)
+        axes.yaxis.get_offset_text().set(size=font - 1, color=INK)
+
+
+def _set_log_ticks(axes: Axes) -> None:
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def style_axes(axes: Axes, x_label: str, y_label: str, font: float) -> None:
+    """Give axes their labels, and the look of all pictures."""
+    axes.set_xlabel(x_label, fontsize=font, color=INK, labelpad=2)
+    axes.set_ylabel(y_label, fontsize=font, color=INK, labelpad=3)
+    axes.grid(axis="y", color=GRID, lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(AXIS)
+    axes.tick_params(colors=INK, labelsize=font, color=AXIS, length=3, pad=2)
+
+
+def drawings(panels: Sequence[Panel], name: str, *, small: bool = False) -> list[Drawing]:
+    """Return each panel as an SVG for the page.
+
+    Args:
+        panels: to draw.
+        name: makes the names within the SVG unlike those of other pictures.
+        small: for small multiples.
+    """
+    return [
+        Drawing(
+            themed_svg(_single(panel, small), f"{name}-{number}"),
+            f"{panel.y_label}: {panel.title}",
+        )
+        for number, panel in enumerate(panels)
+    ]
+
+
+def _single(panel: Panel, small: bool) -> Figure:
+    width, height, font = (3.2, 2.3, 8.5) if small else (4.4, 3.0, 9.0)
+    figure = new_figure(width, height)
+    left, bottom = 0.62, 0.5  # inches: the same in all panels, so that their axes are in line
+    axes = figure.add_axes(
+        (left / width, bottom / height, 1 - (left + 0.1) / width, 1 - (bottom + 0.34) / height)
+    )
+    draw_panel(axes, panel, font)
+    return figure
+
+
+def new_figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
+    """Return a figure of matplotlib's object interface, which leaves pyplot's state alone."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout=layout)
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def themed_svg(figure: Figure, name: str) -> str:
+    """Return a figure for the page; ``name`` makes the names within it unlike others'."""
+    return inline_svg(svg_text(figure, name, transparent=True), themed=True)
+
+
+def svg_text(figure: Figure, name: str, *, transparent: bool = False) -> str:
+    """Return a figure as SVG, the same bytes every time."""
+    import matplotlib
+
+    buffer = io.StringIO()
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
+        figure.savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None})
+    return buffer.getvalue()
+
+
+def inline_svg(text: str, *, themed: bool) -> str:
+    """Return an SVG for use within HTML: without prolog and fixed size, its colours variables."""
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+    view = re.search(r'viewBox="[^"]*"', text)
+    assert view is not None
+    text = re.sub(r"<svg[^>]*>", f"<svg {view[0]}>", text, count=1)
+    text = re.sub(r'<g id="[^"]*"', "<g", text)  # axes_1 is in every picture
+    text = re.sub(r">\s+<", "><", text)
+    if themed:
+        for name, pair in THEME.items():
+            text = text.replace(pair.light, f"var(--{name})")
+        for number, pair in enumerate(PALETTE):
+            text = text.replace(pair.light, f"var(--line-{number})")
+    return text.strip()
+
+
+def save_panels(panels: Sequence[Panel], legend: Sequence[Key], path: Path, abreast: int) -> None:
+    """Save all panels as one picture, PNG and SVG.
+
+    Args:
+        panels: to draw.
+        legend: above them.
+        path: of the files, without ending.
+        abreast: how many panels there are in a row, at most.
+    """
+    import matplotlib
+
+    abreast = min(abreast, len(panels))
+    rows = -(-len(panels) // abreast)
+    legend_height = 0.26 * -(-len(legend) // (2 * abreast)) + 0.1
+    width, height = 4.0 * abreast, 2.8 * rows + legend_height
+    with matplotlib.rc_context(_STYLE):
+        figure = new_figure(width, height)
+        for number, panel in enumerate(panels):
+            left, top = 4.0 * (number % abreast), height - legend_height
+            bottom = top - 2.8 * (number // abreast + 1)
+            # Inches by hand: matplotlib's own layout takes a second for twenty panels.
+            place = ((left + 0.6) / width, (bottom + 0.5) / height, 3.3 / width, 1.95 / height)
+            draw_panel(figure.add_axes(place), panel, 9.0)
+        add_legend(figure, legend, columns=2 * abreast)
+        save(figure, path)
+
+
+def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
+    """Write what the colours mean above everything, so many abreast at the most."""
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=PALETTE[key.color].light, lw=2.2, ls="--" if key.dashed else "-")
+        for key in legend
+    ]
+    figure.legend(
+        handles,
+        [key.label for key in legend],
+        loc="upper left",
+        ncols=min(len(legend), columns),
+        frameon=False,
+        fontsize=9.5,
+        labelcolor=INK,
+        borderaxespad=0.2,
+    )
+
+
+def save(figure: Figure, path: Path) -> str:
+    """Save a figure as PNG and as SVG, and return the SVG; ``path`` has no ending."""
+    figure.savefig(path.with_name(f"{path.name}.png"), dpi=120, metadata={"Software": None})
+    text = svg_text(figure, path.name)
+    path.with_name(f"{path.name}.svg").write_text(text, encoding="utf-8")
+    return text
+
+
+def legend_of(panels: Sequence[Panel]) -> list[Key]:
+    """Return the keys of the lines that are drawn, each once."""
+    found: Mapping[str, Key] = {line.key.label: line.key for p in panels for line in p.curves}
+    return list(found.values())

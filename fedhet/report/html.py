@@ -1,0 +1,130 @@
+"""A page as one HTML file: style and pictures are in it, and nothing is fetched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+
+from fedhet.report.blocks import (
+    Block,
+    Drawing,
+    Entry,
+    Gallery,
+    Heading,
+    Key,
+    Listing,
+    Paragraph,
+    Table,
+    Warn,
+)
+from fedhet.report.colors import PALETTE, THEME
+
+SHORT_LABEL = 22  # letters; a longer label of a row may be broken
+
+
+def to_html(blocks: Sequence[Block]) -> str:
+    """Return the page."""
+    title = next((b.text for b in blocks if isinstance(b, Heading) and b.level == 1), "Report")
+    style = _colors() + files("fedhet.report").joinpath("page.css").read_text("utf-8")
+    body = "\n".join(_block(block) for block in blocks)
+    return (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        '<meta name="color-scheme" content="light dark">\n'
+        f"<title>{escape(title)}</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _colors() -> str:
+    """Return the colours of the pictures as variables, for a light and a dark page."""
+    light = {name: pair.light for name, pair in THEME.items()}
+    dark = {name: pair.dark for name, pair in THEME.items()}
+    for number, pair in enumerate(PALETTE):
+        light[f"line-{number}"], dark[f"line-{number}"] = pair.light, pair.dark
+    return (
+        f":root {{ {_variables(light)} }}\n"
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(dark)} }} }}\n"
+    )
+
+
+def _variables(values: dict[str, str]) -> str:
+    return " ".join(f"--{name}: {value};" for name, value in values.items())
+
+
+def _block(block: Block) -> str:
+    match block:
+        case Heading(level, text):
+            return f"<h{level}>{escape(text)}</h{level}>"
+        case Paragraph(text):
+            return f"<p>{escape(text)}</p>"
+        case Warn(text):
+            return f'<p class="warn">{escape(text)}</p>'
+        case Listing(items, True):
+            return "\n".join(f"<pre><code>{escape(item)}</code></pre>" for item in items)
+        case Listing(items, _):
+            return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
+        case Gallery():
+            return _gallery(block)
+        case Table():
+            return _table(block)
+
+
+def _table(table: Table) -> str:
+    head = "".join(
+        f'<th scope="col"{_kind(number, table)}>{escape(name)}</th>'
+        for number, name in enumerate(table.head)
+    )
+    rows = "\n".join(_row(row, table) for row in table.rows)
+    caption = f"<figcaption>{escape(table.caption)}</figcaption>" if table.caption else ""
+    # A table that is too wide for a phone is scrolled in its own frame, by keyboard, too.
+    return (
+        f'<figure><div class="frame" tabindex="0"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{rows}\n</tbody></table></div>{caption}</figure>"
+    )
+
+
+def _row(row: Sequence[Entry], table: Table) -> str:
+    first, *others = row
+    cells = "".join(
+        f"<td{_kind(number, table)}>{_entry(entry)}</td>" for number, entry in enumerate(others, 1)
+    )
+    kind = ' class="short"' if len(first.text) <= SHORT_LABEL else ""
+    return f'<tr><th scope="row"{kind}>{_entry(first)}</th>{cells}</tr>'
+
+
+def _kind(number: int, table: Table) -> str:
+    return "" if number < table.words else ' class="number"'
+
+
+def _entry(entry: Entry) -> str:
+    under = f"<small>{escape(entry.under)}</small>" if entry.under else ""
+    return escape(entry.text) + under
+
+
+def _gallery(gallery: Gallery) -> str:
+    legend = "".join(_key(key) for key in gallery.legend)
+    shown = f'<div class="legend">{legend}</div>' if legend else ""
+    panels = "".join(_drawing(drawing) for drawing in gallery.drawings)
+    pairs = " pairs" if len(gallery.drawings) % 2 == 0 else ""
+    kind = "panels small" if gallery.small else f"panels{pairs}"
+    return (
+        f'<figure>{shown}<div class="{kind}">{panels}</div>'
+        f"<figcaption>{escape(gallery.caption)}</figcaption></figure>"
+    )
+
+
+def _key(key: Key) -> str:
+    dashes = ' stroke-dasharray="5 3"' if key.dashed else ""
+    line = (
+        '<svg width="26" height="10" aria-hidden="true"><line x1="1" y1="5" x2="25" y2="5" '
+        f'stroke="var(--line-{key.color})" stroke-width="3"{dashes}/></svg>'
+    )
+    return f"<span>{line}{escape(key.label)}</span>"
+
+
+def _drawing(drawing: Drawing) -> str:
+    kind = "panel" if drawing.themed else "panel node_info"
+    label = escape(drawing.label)
+    return f'<div class="{kind}" role="img" aria-label="{label}">{drawing.svg}</div>'

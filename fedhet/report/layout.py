@@ -1,0 +1,269 @@
+"""Which runs go into which row and column."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from conf import FOLDER_KEYS, NOTES, SITE_KEYS
+from fedhet.report.run_data import COMPLETED, Run
+
+METHOD_KEYS = "strategy."
+NO_COLUMN = "all runs"
+MOST_COLUMNS = 12
+# Which keys name a column, where several would do: those that people know come first.
+KNOWN_KEYS = (
+    "task.name",
+    "task.model",
+    "partition.name",
+    "partition.alpha",
+    "partition.classes",
+    "clients",
+    "participation",
+    "rounds",
+    "local.epochs",
+    "local.steps",
+    "local.batch_size",
+    "local.lr",
+    "schedule._target_",
+)
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number of the paper; ``text`` where it is none, such as 100+.
+
+    ``target`` is the accuracy that it is to, where that is not the one that ours is to.
+    """
+
+    mean: float | None
+    spread: float | None = None
+    text: str = ""
+    target: float | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of a row and column, equal in all but the seed.
+
+    Args:
+        runs: the completed ones, one a seed.
+        others: what became of those that are not completed.
+        published: the paper's number.
+    """
+
+    runs: tuple[Run, ...] = ()
+    others: tuple[str, ...] = ()
+    published: Published | None = None
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the tables, a line of the curves.
+
+    Args:
+        label: as the page shows it.
+        method: of its runs, for its colour.
+        cells: one a column.
+        not_run: why it has no runs, if that is meant to be so.
+    """
+
+    label: str
+    method: str
+    cells: tuple[Cell, ...]
+    not_run: str = ""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rows and columns, and what is to be said about them."""
+
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+    notes: tuple[str, ...] = field(default=())
+
+
+def automatic_layout(runs: Sequence[Run], by: Sequence[str] = ()) -> Layout:
+    """Lay out runs by method and by the keys that vary.
+
+    Args:
+        runs: those whose recipe is known.
+        by: the keys that make the columns; without them, all that vary within a method and are
+            not the method's own (``strategy.*``, which make rows).
+    """
+    methods = list(dict.fromkeys(run.method for run in runs))
+    varying = _differing_within([[r for r in runs if r.method == method] for method in methods])
+    keys = list(by) or _fewest([key for key in varying if not key.startswith(METHOD_KEYS)], runs)
+    columns = sorted({_values(run, keys) for run in runs}, key=_sort_key)
+    if len(columns) > MOST_COLUMNS and not by:  # a search: what varies makes rows instead
+        keys, columns = [], [()]
+    lines: list[Line] = []
+    notes: list[str] = []
+    for method in methods:
+        cells = [
+            ([r for r in runs if r.method == method and _values(r, keys) == column], None)
+            for column in columns
+        ]
+        lines += split_lines(method, method, cells, notes)
+    return Layout(tuple(_label(keys, column) for column in columns), tuple(lines), tuple(notes))
+
+
+def split_lines(
+    label: str,
+    method: str,
+    cells: Sequence[tuple[Sequence[Run], Published | None]],
+    notes: list[str],
+    not_run: str = "",
+) -> list[Line]:
+    """Return a row, or where its runs differ in more than the seed a row for each variant."""
+    runs = [run for members, _ in cells for run in members]
+    # A key that differs between columns tells these apart; one that differs within a cell would be
+    # averaged over.
+    keys = _fewest(_differing_within([members for members, _ in cells]), runs)
+    if keys:
+        notes.append(
+            f"{label}: the runs of a cell differ in {', '.join(keys)}. They are not averaged over "
+            "it: each value has a row of its own."
+        )
+    variants = sorted({_values(run, keys) for run in runs}, key=_sort_key) or [()]
+    lines = []
+    for variant in variants:
+        chosen = [
+            _cell([run for run in members if _values(run, keys) == variant], published, notes)
+            for members, published in cells
+        ]
+        suffix = f", {_label(keys, variant)}" if keys else ""
+        lines.append(Line(f"{label}{suffix}", method, tuple(chosen), not_run))
+    return lines
+
+
+def _cell(runs: Sequence[Run], published: Published | None, notes: list[str]) -> Cell:
+    """Return a cell with one run a seed: the same seed twice is no second measurement."""
+    chosen: dict[int | None, Run] = {}
+    for run in runs:
+        if run.status != COMPLETED:
+            continue
+        if run.seed in chosen:
+            notes.append(
+                f"Seed {run.seed} was run twice with the same settings: {run.name} is shown, "
+                f"{chosen[run.seed].name} is left out."
+            )
+        chosen[run.seed] = run
+    seeds = sorted(chosen, key=lambda seed: -1 if seed is None else seed)
+    others = tuple(run.status for run in runs if run.status != COMPLETED)
+    return Cell(tuple(chosen[seed] for seed in seeds), others, published)
+
+
+def first_runs(layout: Layout, has: Callable[[Run], bool]) -> list[tuple[str, Run]]:
+    """Return of each cell the run of the first seed that has something, named by row and column."""
+    found = []
+    for line in layout.lines:
+        for column, cell in zip(layout.columns, line.cells, strict=True):
+            run = next(filter(has, cell.runs), None)
+            if run is not None:
+                name = line.label if column == NO_COLUMN else f"{line.label} · {column}"
+                found.append((name, run))
+    return found
+
+
+def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
+    """Return the runs in groups that are equal in every key but the seed."""
+    skipped = _seeds_copies(runs)
+    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for run in runs:
+        kept = sorted(
+            (key, _plain(value))
+            for key, value in run.settings.items()
+            if not _of_the_site(key) and key not in skipped
+        )
+        groups.setdefault(tuple(kept), []).append(run)
+    return list(groups.values())
+
+
+def differing_settings(layout: Layout) -> list[str]:
+    """Return the keys in which rows differ beside the method's own, such as its server.lr."""
+    columns = zip(*(line.cells for line in layout.lines), strict=True)
+    groups = [[run for cell in cells for run in cell.runs] for cells in columns]
+    return [key for key in _differing_within(groups) if not key.startswith(METHOD_KEYS)]
+
+
+# ---- keys ----------------------------------------------------------------------------------------
+
+
+def _differing_within(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Return the keys in which the runs of any group differ, the known ones first."""
+    skipped = _seeds_copies([run for runs in groups for run in runs])
+    found: set[str] = set()
+    for runs in groups:
+        for key in {key for run in runs for key in run.settings} - found:
+            if _of_the_site(key) or key in skipped:
+                continue
+            # what a run does not have is no other value: its recipe is of an older version
+            if len({_plain(run.settings[key]) for run in runs if key in run.settings}) > 1:
+                found.add(key)
+    return sorted(found, key=lambda key: (_preference(key), key.count("."), key))
+
+
+def _of_the_site(key: str) -> bool:
+    return key.partition(".")[0] in (*SITE_KEYS, *NOTES) or key in ("seed", *FOLDER_KEYS)
+
+
+def _seeds_copies(runs: Sequence[Run]) -> set[str]:
+    """Return the keys that are the run's seed in every run, such as the sampler's seed."""
+    keys = {key for run in runs for key in run.settings if key.endswith(".seed")}
+    return {key for key in keys if all(run.settings.get(key, run.seed) == run.seed for run in runs)}
+
+
+def _preference(key: str) -> int:
+    return KNOWN_KEYS.index(key) if key in KNOWN_KEYS else len(KNOWN_KEYS)
+
+
+def _fewest(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
+    """Leave out keys that follow from the others, as the task's mean does from its name.
+
+    Those that runs of an older version lack come last, and tell only the others apart.
+    """
+    chosen: list[str] = []
+    for key in sorted(keys, key=lambda key: any(key not in run.settings for run in runs)):
+        having = [run for run in runs if key in run.settings]
+        before = {_values(run, chosen) for run in having}
+        if len({_values(run, [*chosen, key]) for run in having}) > len(before):
+            chosen.append(key)
+    return chosen
+
+
+def _values(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(_plain(run.settings.get(key)) for key in keys)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return "none" if value is None else str(value)
+
+
+def _sort_key(values: Sequence[str]) -> list[tuple[int, float, str]]:
+    return [_sortable(value) for value in values]
+
+
+def _sortable(value: str) -> tuple[int, float, str]:
+    try:
+        return (0, float(value), "")
+    except ValueError:
+        return (1, 0.0, value)
+
+
+def _label(keys: Sequence[str], values: Sequence[str]) -> str:
+    """Return ``alpha 0.1, clients 10``: the keys' last words, or all where these are not clear."""
+    if not keys:
+        return NO_COLUMN
+    last = [key.rpartition(".")[2] for key in keys]
+    short = [word if last.count(word) == 1 and word != "name" else None for word in last]
+    words = []
+    for key, word, value in zip(keys, short, values, strict=True):
+        shown = value.rpartition(".")[2] if key.endswith("_target_") else value
+        if key in ("task.name", "partition.name", "task.model"):
+            words.append(shown)
+        else:
+            words.append(f"{word or key} {shown}")
+    return ", ".join(words)

@@ -1,0 +1,101 @@
+"""The table as a picture, the paper's numbers beside ours: for runs of a single round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import compress
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from fedhet.plot import can_plot
+from fedhet.report.blocks import Block, Drawing, Gallery, Heading, Key
+from fedhet.report.colors import PALETTE
+from fedhet.report.curves import GRID, add_legend, new_figure, save, style_axes, themed_svg
+from fedhet.report.layout import NO_COLUMN, Layout, Line
+from fedhet.report.statistics import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
+
+WIDTH, HEIGHT, FONT = 4.4, 3.6, 9.0  # inches, points
+_FILL = 0.8  # of a column's width, how much its dots take
+
+
+def single_round(layout: Layout) -> bool:
+    """Return whether no run has more rounds than one: there is no curve to draw."""
+    runs = [run for line in layout.lines for cell in line.cells for run in cell.runs]
+    return all(round <= 1 for run in runs for round, _ in run.points("accuracy"))
+
+
+def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) -> list[Block]:
+    """Return the table as a picture.
+
+    Args:
+        layout: rows and columns.
+        keys: the rows' colours.
+        figure: what of each run is drawn.
+        stem: how the picture's name begins.
+    """
+    columns, lines = _with_runs(layout)
+    if not can_plot() or not lines:
+        return []
+    path = stem.with_name(f"{stem.name}_scores")
+    words = ["Dot: mean over the seeds. Bar: from the lowest to the highest seed."]
+    if any(keys[line.label].dashed for line in lines):
+        words.append("Squares: the rows whose colour is dashed above.")
+    if any(cell.published for line in lines for cell in line.cells):
+        words.append("Ring beside it: the paper's number.")
+    drawn = _draw(columns, lines, [keys[line.label] for line in lines], figure)
+    save(drawn, path)
+    drawing = Drawing(themed_svg(drawn, path.name), figure.title)
+    return [
+        Heading(3, f"{figure.title[0].upper()}{figure.title[1:]}"),
+        Gallery([drawing], [], " ".join(words), [path.name]),
+    ]
+
+
+def _with_runs(layout: Layout) -> tuple[list[str], list[Line]]:
+    """Return the columns and rows that have runs."""
+    kept = [any(line.cells[n].runs for line in layout.lines) for n in range(len(layout.columns))]
+    rows = [line for line in layout.lines if any(cell.runs for cell in line.cells)]
+    return list(compress(layout.columns, kept)), [
+        replace(line, cells=tuple(compress(line.cells, kept))) for line in rows
+    ]
+
+
+def _draw(
+    columns: Sequence[str], lines: Sequence[Line], legend: Sequence[Key], figure: Figure
+) -> MatplotlibFigure:
+    width = max(WIDTH, 1.0 + 0.13 * len(columns) * (len(lines) + 2))
+    abreast = max(2, int(width / 2))
+    above = 0.26 * -(-len(legend) // abreast) + 0.15
+    height = HEIGHT + above
+    drawn = new_figure(width, height)
+    axes = drawn.add_axes((0.62 / width, 0.5 / height, 1 - 0.72 / width, (HEIGHT - 0.5) / height))
+    for number, (line, key) in enumerate(zip(lines, legend, strict=True)):
+        aside = _FILL * ((number + 0.5) / len(lines) - 0.5)
+        _draw_line(axes, line, key, figure, aside)
+    style_axes(axes, "", figure.title, FONT)
+    titles = ["" if column == NO_COLUMN else column.replace(", ", "\n") for column in columns]
+    axes.set_xticks(range(len(columns)), titles)
+    axes.set_xlim(-0.5, len(columns) - 0.5)
+    for between in range(1, len(columns)):
+        axes.axvline(between - 0.5, color=GRID, lw=0.8, zorder=0.9)
+    add_legend(drawn, legend, abreast)
+    return drawn
+
+
+def _draw_line(axes: Axes, line: Line, key: Key, figure: Figure, aside: float) -> None:
+    """Draw a row's dots; a dashed key's are squares."""
+    color, marker = PALETTE[key.color].light, "s" if key.dashed else "o"
+    for number, cell in enumerate(line.cells):
+        measured = [found.number for run in cell.runs if (found := figure.of(run)) is not None]
+        x = number + aside
+        if measured:
+            axes.vlines(x, min(measured), max(measured), color=color, lw=1.6, alpha=0.45)
+            axes.plot([x], [fmean(measured)], marker, color=color, ms=5)
+        if measured and cell.published and cell.published.mean is not None:
+            axes.plot([x], [cell.published.mean], marker, mfc="none", mec=color, ms=7, mew=1.1)

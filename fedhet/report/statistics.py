@@ -1,0 +1,156 @@
+"""The numbers of a table: a figure of each run, and its mean and spread over the seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedhet.report.run_data import Run
+
+LATE_ROUNDS = 5
+ACCURACIES = ("accuracy", "best_accuracy", "late_accuracy")
+LOSSES = ("loss", "client_loss")  # columns of metrics.jsonl
+TO_TARGET = ("rounds_to", "bytes_to")
+NAMES = {
+    "accuracy": "final accuracy",
+    "best_accuracy": "best accuracy",
+    "late_accuracy": f"mean accuracy of the last {LATE_ROUNDS} evaluations",
+    "rounds_to": "rounds to",
+    "bytes_to": "MB to",
+    "loss": "final loss on the test set",
+    "client_loss": "final loss of the model given out, at the clients",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """What a table shows of each run.
+
+    Args:
+        name: one of NAMES.
+        target: the accuracy to reach, for ``rounds_to`` and ``bytes_to``.
+        percent: whether the page, and the paper, give it in percent.
+        last_round: rounds after it are left out; None: none is.
+    """
+
+    name: str
+    target: float | None = None
+    percent: bool = False
+    last_round: int | None = None
+
+    @property
+    def title(self) -> str:
+        """The figure in words."""
+        words = NAMES[self.name]
+        if self.target is not None:
+            words = f"{words} {percent(self.target)}"
+        return f"{words} (%)" if self.name in ACCURACIES and self.percent else words
+
+    def of(self, run: Run) -> Value | None:
+        """Return the run's figure; None if it was not measured."""
+        column = self.name if self.name in LOSSES else "accuracy"
+        points = [(r, value) for r, value in run.points(column) if self._counts(r)]
+        if not points:
+            return None
+        values = [value for _, value in points]
+        if self.name in ("accuracy", *LOSSES):
+            return Value(values[-1] * self.scale)
+        if self.name == "best_accuracy":
+            return Value(max(values) * self.scale)
+        if self.name == "late_accuracy":
+            trained = [value for round, value in points if round > 0] or values
+            return Value(statistics.fmean(trained[-LATE_ROUNDS:]) * self.scale)
+        return self._to_target(run, points)
+
+    @property
+    def scale(self) -> float:
+        """By what an accuracy in [0, 1] is multiplied."""
+        return 100.0 if self.percent and self.name in ACCURACIES else 1.0
+
+    def _counts(self, round: int) -> bool:
+        return self.last_round is None or round <= self.last_round
+
+    def _to_target(self, run: Run, points: Sequence[tuple[int, float]]) -> Value:
+        assert self.target is not None
+        hit = next((r for r, value in points if value >= self.target), None)
+        last = points[-1][0] if hit is None else hit
+        figure = last if self.name == "rounds_to" else run.bytes_until(last) / 1e6
+        return Value(float(figure), reached=hit is not None)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A run's figure; one that is not reached is only a lower bound."""
+
+    number: float
+    reached: bool = True
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure over the seeds.
+
+    Args:
+        mean: over the runs; where a run has not reached the target, the least that it can be.
+        spread: the sample standard deviation; None for one run.
+        count: of runs.
+        reached: how many of them have reached the target.
+    """
+
+    mean: float
+    spread: float | None
+    count: int
+    reached: int
+
+    @property
+    def complete(self) -> bool:
+        """Whether every run has a number."""
+        return self.reached == self.count
+
+    def text(self, digits: int) -> str:
+        """Return ``mean ± spread``, or ``> bound (k of n reached)``."""
+        if not self.complete:
+            return f"> {_number(self.mean, digits)} ({self.reached} of {self.count} reached)"
+        if self.spread is None:
+            return _number(self.mean, digits)
+        return f"{self.mean:.{digits}f} ± {self.spread:.{digits}f}"
+
+
+def estimate(figure: Figure, runs: Sequence[Run]) -> Estimate | None:
+    """Return the figure over the runs of a cell; None without any."""
+    values = [value for value in (figure.of(run) for run in runs) if value is not None]
+    if not values:
+        return None
+    numbers = [value.number for value in values]
+    missed = [value.number for value in values if not value.reached]
+    if missed:
+        return Estimate(min(missed), None, len(values), len(values) - len(missed))
+    return over_seeds(numbers)
+
+
+def over_seeds(numbers: Sequence[float]) -> Estimate:
+    """Return the estimate of numbers, one a run, that are all known."""
+    spread = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return Estimate(statistics.fmean(numbers), spread, len(numbers), len(numbers))
+
+
+def _number(value: float, digits: int) -> str:
+    """Return a number; one round is 5, not 5.0."""
+    return f"{value:.0f}" if digits == 1 and value.is_integer() else f"{value:.{digits}f}"
+
+
+def percent(share: float) -> str:
+    """Return an accuracy in [0, 1] as percent, without needless zeros."""
+    return f"{100 * share:.4g} %"
+
+
+def sensible_targets(bests: Sequence[float]) -> list[float]:
+    """Return about 50, 80 and 95 % of the best accuracy, rounded down to whole percents."""
+    best = max(bests, default=0.0)
+    step = 0.01 if best >= 0.1 else 0.001
+    shares = (0.5, 0.8, 0.95)
+    # 1e-9: a product that is a whole percent must not fall to the one below
+    found = [round(math.floor(best * share / step + 1e-9) * step, 4) for share in shares]
+    return sorted({target for target in found if target > 0})

@@ -1,0 +1,247 @@
+"""The tables of a section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from fedhet.report.blocks import Entry, Table
+from fedhet.report.layout import (
+    NO_COLUMN,
+    Cell,
+    Layout,
+    Line,
+    Published,
+    differing_settings,
+)
+from fedhet.report.published_tables import FigureByTarget, PublishedByTarget
+from fedhet.report.run_data import FAILED
+from fedhet.report.statistics import (
+    ACCURACIES,
+    Estimate,
+    Figure,
+    estimate,
+    percent,
+    sensible_targets,
+)
+
+NOT_RUN = "not run"
+
+
+def main_table(layout: Layout, figure: Figure) -> Table:
+    """Return rows by columns: mean and spread, the paper's number, and the difference.
+
+    Of several targets each has its rows, one below the other.
+    """
+    digits = _digits(figure)
+    counts = {len(cell.runs) for line in layout.lines for cell in line.cells if cell.runs}
+    rows = [
+        [
+            Entry(line.label, line.not_run if not any(c.runs for c in line.cells) else ""),
+            *(_main_entry(line, cell, single, digits, len(counts) > 1) for cell in line.cells),
+        ]
+        for single, lines in _by_target(layout.lines, figure)
+        for line in lines
+    ]
+    published = [cell.published for line in layout.lines for cell in line.cells if cell.published]
+    return Table(["", *layout.columns], rows, _caption(figure, counts, published))
+
+
+def _by_target(lines: Sequence[Line], figure: Figure) -> Iterator[tuple[Figure, Sequence[Line]]]:
+    """Yield the figure of each target, and the lines with the paper's numbers for it."""
+    if not isinstance(figure, FigureByTarget):
+        yield figure, lines
+        return
+    for number, target in enumerate(figure.targets):
+        named = [
+            replace(
+                line,
+                label=f"{line.label} to {percent(target)}",
+                cells=tuple(_for_target(cell, number) for cell in line.cells),
+            )
+            for line in lines
+        ]
+        yield Figure(figure.name, target, last_round=figure.last_round), named
+
+
+def _for_target(cell: Cell, number: int) -> Cell:
+    published = cell.published
+    if isinstance(published, PublishedByTarget):
+        return replace(cell, published=published.parts[number])
+    return cell
+
+
+def _caption(figure: Figure, counts: set[int], published: Sequence[Published]) -> str:
+    words = [f"{figure.title[0].upper()}{figure.title[1:]}."]
+    if counts == {1}:
+        words.append("One run a cell (n = 1), so no spread is shown.")
+    elif len(counts) == 1:
+        words.append(f"Mean ± sample standard deviation over n = {counts.pop()} seeds.")
+    elif counts:
+        words.append("Mean ± sample standard deviation over n seeds; for n = 1 no spread is shown.")
+    if figure.last_round:
+        words.append(f"Rounds after {figure.last_round} are left out.")
+    if published:
+        same = all(each.target is None for each in published)
+        words.append(f"Under each: the paper's number{', and ours minus it' if same else ''}.")
+    return " ".join(words)
+
+
+def _main_entry(line: Line, cell: Cell, figure: Figure, digits: int, with_count: bool) -> Entry:
+    ours = estimate(figure, cell.runs)
+    paper = _published_text(cell.published)
+    if ours is None:
+        return Entry(_missing(cell), f"paper {paper}" if paper else "")
+    text = ours.text(digits)
+    if with_count:
+        text += f" (n = {ours.count})"
+    if not paper:
+        return Entry(text)
+    return Entry(text, f"paper {paper}{_difference(ours, cell.published)}")
+
+
+def _missing(cell: Cell) -> str:
+    """Say why a cell is empty; a run that failed is not one that was never started."""
+    if cell.runs:
+        return "not measured"
+    if not cell.others:
+        return NOT_RUN
+    return "failed" if FAILED in cell.others else "unfinished"
+
+
+def _published_text(published: Published | None) -> str:
+    if published is None:
+        return ""
+    if published.mean is None:
+        return published.text
+    spread = "" if published.spread is None else f" ± {published.spread:g}"
+    to = "" if published.target is None else f" to {percent(published.target)}"
+    return f"{published.mean:g}{spread}{to}"
+
+
+def _difference(ours: Estimate, published: Published | None) -> str:
+    if published is None or published.mean is None or not ours.complete:
+        return ""
+    if published.target is not None:  # another question's answer
+        return ""
+    return f" ({ours.mean - published.mean:+.1f})"
+
+
+def _digits(figure: Figure) -> int:
+    if figure.name in ACCURACIES:
+        return 2 if figure.percent else 4
+    return 1
+
+
+def accuracies_table(layout: Layout, last_round: int | None) -> Table:
+    """Return final, best and late accuracy of each cell, in percent."""
+    figures = [Figure(name, percent=True, last_round=last_round) for name in ACCURACIES]
+    heads = ["final accuracy (%)", "best (%)", "mean of the last 5 (%)"]
+    rows = [
+        [Entry(str(len(cell.runs)))]
+        + [Entry(_text(estimate(figure, cell.runs), 2)) for figure in figures]
+        for _, _, cell in _cells(layout)
+    ]
+    return cell_table(
+        layout,
+        ["n", *heads],
+        rows,
+        "Accuracy on the test set: after the last round, of the best evaluation, and the mean of "
+        "the last five evaluations, which is less noisy. Mean ± sample standard deviation over n "
+        "seeds.",
+    )
+
+
+def cell_table(
+    layout: Layout, heads: Sequence[str], rows: Sequence[Sequence[Entry]], caption: str
+) -> Table:
+    """Return a table with a row for each cell that has runs, named by its column and row."""
+    named = [
+        [Entry(column), Entry(line.label), *row]
+        for (column, line, _), row in zip(_cells(layout), rows, strict=True)
+    ]
+    if layout.columns == (NO_COLUMN,):
+        return Table(["", *heads], [row[1:] for row in named], caption)
+    return Table(["column", "row", *heads], named, caption, words=2)
+
+
+def target_tables(
+    layout: Layout, targets: Sequence[float], last_round: int | None
+) -> list[tuple[str, Table]]:
+    """Return for each column the rounds and megabytes to its targets.
+
+    Args:
+        layout: rows and columns.
+        targets: empty: chosen for each column from the best row's best accuracy.
+        last_round: rounds after it are left out.
+    """
+    tables = []
+    for number, column in enumerate(layout.columns):
+        lines = [line for line in layout.lines if line.cells[number].runs]
+        chosen = list(targets) or _column_targets(lines, number, last_round)
+        if not lines or not chosen:
+            continue
+        figures = [
+            Figure(name, target, last_round=last_round)
+            for name in ("rounds_to", "bytes_to")
+            for target in chosen
+        ]
+        rows = [
+            [Entry(line.label)]
+            + [Entry(_text(estimate(figure, line.cells[number].runs), 1)) for figure in figures]
+            for line in lines
+        ]
+        heads = ["", *(figure.title for figure in figures)]
+        tables.append((column, Table(heads, rows, _said(column, targets, chosen))))
+    return tables
+
+
+def _column_targets(lines: Sequence[Line], number: int, last_round: int | None) -> list[float]:
+    figure = Figure("best_accuracy", last_round=last_round)
+    before = Figure("accuracy", last_round=0)  # what the initial model reaches is no target
+    bests = [estimate(figure, line.cells[number].runs) for line in lines]
+    starts = [estimate(before, line.cells[number].runs) for line in lines]
+    start = max((found.mean for found in starts if found is not None), default=0.0)
+    chosen = sensible_targets([best.mean for best in bests if best is not None])
+    return [target for target in chosen if target > start]
+
+
+def _said(column: str, given: Sequence[float], chosen: Sequence[float]) -> str:
+    listed = ", ".join(percent(target) for target in chosen)
+    where = "Targets" if column == NO_COLUMN else f"{column}: targets"
+    if given:
+        return f"{where} {listed}."
+    return f"{where} {listed}: of 50, 80 and 95 % of the best row's best accuracy."
+
+
+def settings_table(layout: Layout) -> Table | None:
+    """Return the settings in which rows differ beside their methods' own; None if in none."""
+    keys = differing_settings(layout)
+    if not keys:
+        return None
+    rows = []
+    for line in layout.lines:
+        runs = [run for cell in line.cells for run in cell.runs]
+        if not runs:
+            continue
+        values = [dict.fromkeys(str(run.settings.get(key, "-")) for run in runs) for key in keys]
+        rows.append([Entry(line.label), *(Entry(", ".join(found)) for found in values)])
+    return Table(
+        ["", *keys],
+        rows,
+        "Settings in which the rows differ, beside strategy.*",
+        words=len(keys) + 1,
+    )
+
+
+def _cells(layout: Layout) -> list[tuple[str, Line, Cell]]:
+    return [
+        (column, line, line.cells[number])
+        for number, column in enumerate(layout.columns)
+        for line in layout.lines
+        if line.cells[number].runs
+    ]
+
+
+def _text(value: Estimate | None, digits: int) -> str:
+    return "-" if value is None else value.text(digits)

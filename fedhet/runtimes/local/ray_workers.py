@@ -1,0 +1,196 @@
+"""Workers as Ray actors, on one machine or on all nodes of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+from flwr.app import ArrayRecord
+from flwr.common.logger import log
+from ray.exceptions import RayActorError
+
+from fedhet.runtimes.local.protocol import Answer, Lost, Place, Task
+from fedhet.runtimes.local.worker import ClientWorker
+from fedhet.runtimes.resources import MOST_CLIENTS_A_GPU
+
+_START_SECONDS = 120.0  # a node imports torch from a cold disk
+_STRAGGLER_SECONDS = 20.0  # for the others, once the first is up: a busy cluster may lack the room
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What Ray reserves for one client.
+
+    Attributes:
+        cpus: CPUs.
+        gpus: share of a GPU; None: what lets all CPUs work, where the cluster has GPUs.
+    """
+
+    cpus: int = 1
+    gpus: float | None = 0.0
+
+
+class RayWorkers:
+    """Warm actors, as many as fit the cluster and a cohort can use.
+
+    A placed record is in Ray's object store: once on every node that reads it.
+
+    Args:
+        most: no more actors than that.
+        needs: of each.
+        shared_folder: must be seen by every actor (client state lies there); None: need not.
+        address: of the cluster; None starts a Ray of our own, which ends with this process.
+        num_cpus: of a Ray of our own; None: all of this machine.
+
+    Raises:
+        RuntimeError: if no actor fits, or one does not see the folder.
+    """
+
+    def __init__(
+        self,
+        most: int,
+        needs: Needs,
+        shared_folder: Path | None = None,
+        address: str | None = None,
+        num_cpus: int | None = None,
+    ) -> None:
+        _connect(address, num_cpus)
+        self._folder = shared_folder
+        fit, gpus = _capacity(needs)
+        self._make = ray.remote(RayWorker).options(
+            num_cpus=needs.cpus, num_gpus=gpus, scheduling_strategy="SPREAD"
+        )
+        self._pending: dict[Any, int] = {}
+        self._actors, self.nodes = self._start(min(most, fit))
+        log(INFO, "Ray: %s workers on %s nodes", len(self), len(set(self.nodes)))
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._actors)
+
+    def place(self, record: ArrayRecord) -> Place:
+        """Put a record into Ray's object store."""
+        return ray.put(record)
+
+    def forget(self) -> None:
+        """Nothing to do: Ray counts who still refers to an object."""
+
+    def send(self, worker: int, task: Task) -> None:
+        """Give an actor a task."""
+        self._pending[self._actors[worker].handle.remote(task)] = worker
+
+    def wait(self, timeout: float | None) -> Sequence[tuple[int, Answer | Lost]]:
+        """Return at most one answer an actor; wait up to ``timeout`` seconds for the first."""
+        first: dict[int, Any] = {}
+        for reference, worker in self._pending.items():
+            first.setdefault(worker, reference)
+        pending = list(first.values())
+        ready, _ = ray.wait(pending, num_returns=1, timeout=timeout)
+        if ready:
+            ready, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
+        return [self._read(reference) for reference in ready]
+
+    def replace(self, worker: int, reason: str) -> bool:
+        """End an actor and start another, on any node with room for it."""
+        log(WARNING, "worker %s is replaced: %s", worker, reason)
+        ray.kill(self._actors[worker])
+        self._pending = {ref: other for ref, other in self._pending.items() if other != worker}
+        try:
+            [self._actors[worker]], _ = self._start(1)
+        except RuntimeError as error:
+            log(WARNING, "the run goes on without worker %s: %s", worker, error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """End the actors, and a Ray of our own."""
+        for actor in self._actors:
+            ray.kill(actor)
+        ray.shutdown()
+
+    def _start(self, count: int) -> tuple[list[Any], list[str]]:
+        """Start actors; return those that came up, and their nodes."""
+        started: list[Any] = [self._make.remote() for _ in range(count)]
+        answers = {actor.register.remote(self._folder): actor for actor in started}
+        ready, _ = ray.wait(list(answers), num_returns=1, timeout=_START_SECONDS)
+        if not ready:
+            raise RuntimeError(f"Ray has started no actor within {_START_SECONDS:.0f} s")
+        ready, late = ray.wait(list(answers), num_returns=count, timeout=_STRAGGLER_SECONDS)
+        for answer in late:
+            ray.kill(answers[answer])
+        nodes = []
+        for node, sees_folder in ray.get(ready):
+            if not sees_folder:
+                raise RuntimeError(
+                    f"the Ray node {node} does not see results_dir={self._folder}, where the "
+                    "clients' state lies: put it on a disk that all nodes share, or set "
+                    "runtime.simulation=false, and the state travels with the messages"
+                )
+            nodes.append(str(node))
+        return [answers[answer] for answer in ready], nodes
+
+    def _read(self, reference: Any) -> tuple[int, Answer | Lost]:
+        worker = self._pending.pop(reference)
+        try:
+            answer = ray.get(reference)
+        except RayActorError as error:
+            reason = f"its Ray actor died: {str(error).splitlines()[0]}"
+            return worker, Lost(reason, self.replace(worker, reason))
+        assert isinstance(answer, Answer)
+        return worker, answer
+
+
+class RayWorker:
+    """The actor."""
+
+    def __init__(self) -> None:
+        self._worker = ClientWorker(_fetch)
+
+    def register(self, folder: Path | None) -> tuple[str, bool]:
+        """Return this actor's node, and whether it sees the folder."""
+        node = ray.get_runtime_context().get_node_id()
+        return node, folder is None or folder.is_dir()
+
+    def handle(self, task: Task) -> Answer:
+        """Answer a task."""
+        return self._worker.handle(task)
+
+
+def _fetch(place: Place) -> ArrayRecord:
+    record = ray.get(cast("ray.ObjectRef[ArrayRecord]", place))
+    assert isinstance(record, ArrayRecord)
+    return record
+
+
+def _connect(address: str | None, num_cpus: int | None) -> None:
+    # the actors run what this process runs, also where the packages are found by PYTHONPATH
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if address:
+        ray.init(address=address, **quiet)
+        return
+    ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
+
+
+def _capacity(needs: Needs) -> tuple[int, float]:
+    """Return how many actors fit the cluster, and each one's share of a GPU."""
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = [node["Resources"] for node in alive]
+    by_cpus = [int(node.get("CPU", 0) // needs.cpus) for node in nodes]
+    gpus = [node.get("GPU", 0.0) for node in nodes]
+    share = needs.gpus
+    if share is None:
+        share = max(sum(gpus) / max(1, sum(by_cpus)), 1 / MOST_CLIENTS_A_GPU) if any(gpus) else 0.0
+        share = 1.0 if share >= 1 else int(share * 10_000) / 10_000
+    fit = by_cpus
+    if share > 0:
+        fit = [min(cpus, int(gpu / share)) for cpus, gpu in zip(by_cpus, gpus, strict=True)]
+    if sum(fit) == 0:
+        raise RuntimeError(
+            f"no client fits the Ray cluster: each needs {needs.cpus} CPUs and {share} of a GPU "
+            f"(runtime.client_cpus, runtime.client_gpus), and the nodes have {nodes}"
+        )
+    return sum(fit), share

@@ -1,0 +1,79 @@
+"""A worker: any client of the federation, one message after the other."""
+
+from __future__ import annotations
+
+import importlib
+import traceback
+from collections.abc import Callable
+from functools import lru_cache
+from logging import ERROR
+
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.common.logger import log
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedhet.runtimes.local.protocol import Answer, Place, Task
+
+
+class ClientWorker:
+    """Runs the ClientApp on a task's message, as a SuperNode would.
+
+    Args:
+        fetch: reads a placed record.
+    """
+
+    def __init__(self, fetch: Callable[[Place], ArrayRecord]) -> None:
+        self._fetch = fetch
+        self._records: dict[Place, ArrayRecord] = {}
+        identify()
+
+    def handle(self, task: Task) -> Answer:
+        """Return the client's reply; an error reply if the ClientApp raises."""
+        self._records = {  # those of the last task are kept: most clients get the same
+            place: self._records.get(place) or self._fetch(place) for place in task.placed.values()
+        }
+        message = task.message
+        message.content = RecordDict(
+            {
+                name: self._records[task.placed[name]]
+                if name in task.placed
+                else message.content[name]
+                for name in task.names
+            }
+        )
+        node_id = message.metadata.dst_node_id
+        context = Context(
+            run_id=message.metadata.run_id,
+            node_id=node_id,
+            node_config={
+                "partition-id": node_id - 1,
+                "num-partitions": task.federation.num_clients,
+            },
+            state=task.state,
+            run_config=dict(task.federation.run_config),
+        )
+        try:
+            reply = load_app(task.federation.app)(message, context)
+        except Exception as error:
+            log(ERROR, "client %s: %s", node_id - 1, traceback.format_exc())
+            reason = f"{type(error).__name__}: {error}"
+            code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+            reply = Message(Error(code=code, reason=reason), reply_to=message)
+        return Answer(reply, context.state)
+
+
+@lru_cache(maxsize=8)
+def load_app(reference: str) -> ClientApp:
+    """Return the ClientApp that "module:attribute" names."""
+    module, _, attribute = reference.partition(":")
+    app = getattr(importlib.import_module(module), attribute)
+    if not isinstance(app, ClientApp):
+        raise TypeError(f"{reference} is a {type(app).__name__}, not a ClientApp")
+    return app
+
+
+def identify() -> None:
+    """Give this process the identity that Flower's ``Message`` asks for."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1

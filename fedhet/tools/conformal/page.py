@@ -1,0 +1,204 @@
+"""Tables and picture of the sets of several runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+
+import numpy as np
+
+from fedhet.plot import can_plot
+from fedhet.report.blocks import Block, Entry, Heading, Key, Paragraph, Table
+from fedhet.report.colors import keys_of
+from fedhet.report.curves import Curve, Panel, common_range
+from fedhet.report.figures import gallery
+from fedhet.report.layout import NO_COLUMN, Cell, Layout
+from fedhet.report.tables import cell_table
+from fedhet.tools.conformal.measure import Options, RunSets
+from fedhet.tools.conformal.splits import Measured
+from tasks.conformal.scores import coverage_band
+from tasks.conformal.sketch import Grid, bytes_down, bytes_up
+
+Found = Mapping[int, RunSets]  # by the run's id()
+DRAWN = "RAPS"
+
+
+def page(
+    layout: Layout, found: Found, options: Options, reference: float | None, stem: Path
+) -> list[Block]:
+    """Return the page, and write its picture.
+
+    Args:
+        layout: rows and columns.
+        found: the sets of each run.
+        options: what was measured.
+        reference: a centralised model's top-1, in [0, 1].
+        stem: how the picture's name begins.
+    """
+    blocks: list[Block] = [Heading(1, "Conformal prediction"), Paragraph(_explained(options))]
+    if can_plot():
+        blocks.append(
+            gallery(_panels(layout, found, reference), _caption(options), stem, "coverage", 3)
+        )
+    blocks.append(_table(layout, found, options, reference))
+    if options.federated:
+        blocks += [Heading(2, "At the clients"), _federated_table(layout, found, options)]
+    return blocks
+
+
+def _explained(options: Options) -> str:
+    return (
+        f"Of each test set a random half calibrates, the other is counted on; {options.splits} "
+        f"splits, seed {options.seed}. {options.temperature_share:.0%} of the calibrating half "
+        "are for the temperature alone. Scores: APS, and RAPS with lambda 0.01 and k_reg 1 (5 with "
+        "100 classes), both randomised; sets may be empty."
+    )
+
+
+# ---- picture -------------------------------------------------------------------------------------
+
+
+def _panels(layout: Layout, found: Found, reference: float | None) -> list[Panel]:
+    keys = keys_of([(line.label, line.method) for line in layout.lines])
+    marks = [] if reference is None else [100 * reference]
+    by_column = [
+        [
+            _curve(keys[line.label], cell, found)
+            for line in layout.lines
+            if (cell := line.cells[number]).runs
+        ]
+        for number in range(len(layout.columns))
+    ]
+    y_range = common_range([line for lines in by_column for line in lines], marks)
+    return [
+        Panel(
+            "" if column == NO_COLUMN else column,
+            "mean size of the sets",
+            "coverage (%)",
+            lines,
+            marks,
+            y_range,
+        )
+        for column, lines in zip(layout.columns, by_column, strict=True)
+        if lines
+    ]
+
+
+def _curve(key: Key, cell: Cell, found: Found) -> Curve:
+    """Return coverage over mean size; the runs of a cell may have other levels: by their places."""
+    measured = [found[id(run)].centralised[DRAWN] for run in cell.runs]
+    places = min(len(one.levels) for one in measured)
+    coverage = np.concatenate([np.asarray(one.coverage)[:, :places] for one in measured])
+    size = np.concatenate([np.asarray(one.size)[:, :places] for one in measured])
+    return Curve(
+        key,
+        size.mean(axis=0).tolist(),
+        (100 * coverage.mean(axis=0)).tolist(),
+        (100 * coverage.min(axis=0)).tolist(),
+        (100 * coverage.max(axis=0)).tolist(),
+        len(coverage),
+    )
+
+
+def _caption(options: Options) -> str:
+    return (
+        f"How much is covered by sets of which mean size, with {DRAWN}, at many levels. Line: mean "
+        "over the splits (and seeds). Band: from the lowest to the highest. Dotted: the reference."
+    )
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def _table(layout: Layout, found: Found, options: Options, reference: float | None) -> Table:
+    heads = ["top-1 (%)", "temperature"]
+    for name in ("APS", "RAPS"):
+        heads += [f"{name} coverage (%)", f"{name} size"]
+    heads += [f"size at {100 * reference:.4g} %"] if reference is not None else []
+    rows = []
+    for cell in _cells(layout):
+        sets = [found[id(run)] for run in cell.runs]
+        row = [
+            Entry(_text([100 * one.accuracy for one in sets], 1)),
+            Entry(_text([one.centralised["APS"].temperature for one in sets], 2)),
+        ]
+        for name in ("APS", "RAPS"):
+            row += _coverage_and_size([one.centralised[name] for one in sets], options.alpha)
+        if reference is not None:
+            row.append(Entry(_size_at(reference, [one.centralised[DRAWN] for one in sets])))
+        rows.append(row)
+    one = next(iter(found.values())).centralised["APS"]
+    low, high = coverage_band(one.calibration, one.evaluation, options.alpha)
+    caption = (
+        f"Sets that are to cover {1 - options.alpha:.4g}; mean ± sample standard deviation over "
+        f"the splits (of all seeds). The theory's 95 % band of one split is {100 * low:.1f} to "
+        f"{100 * high:.1f} % ({one.calibration} scores, {one.evaluation} examples)."
+    )
+    if reference is not None:
+        caption += (
+            f" Last: the mean size with {DRAWN} that covers as much as the reference's top-1."
+        )
+    return cell_table(layout, heads, rows, caption)
+
+
+def _federated_table(layout: Layout, found: Found, options: Options) -> Table:
+    heads, rows = ["calibrating"], []
+    for name in ("APS", "RAPS"):
+        heads += [f"{name} coverage (%)", f"{name} size", f"{name} pooled (%)", "size"]
+    for cell in _cells(layout):
+        sets = [found[id(run)] for run in cell.runs]
+        row = [Entry(_text([one.sketched["APS"].calibration for one in sets], 0))]
+        for name in ("APS", "RAPS"):
+            for kind in ("sketched", "pooled"):
+                measured = [getattr(one, kind)[name] for one in sets]
+                row += _coverage_and_size(measured, options.alpha)
+        rows.append(row)
+    caption = (
+        "Clients calibrate on the examples that they hold out, and are counted on the whole test "
+        f"set. A client sends {bytes_up(Grid(1.0, options.bins)):,} bytes, its log loss at each of "
+        f"a grid of temperatures and {options.bins} + 1 counts, and gets {bytes_down()} beside the "
+        "model. Pooled: with the scores themselves, which would have to be sent. Few calibrating "
+        "examples make the coverage of a split vary more; all splits share them."
+    )
+    return cell_table(layout, heads, rows, caption)
+
+
+def _cells(layout: Layout) -> list[Cell]:
+    """Return the cells that have runs, in the order of ``cell_table``."""
+    return [
+        line.cells[number]
+        for number in range(len(layout.columns))
+        for line in layout.lines
+        if line.cells[number].runs
+    ]
+
+
+def _coverage_and_size(measured: Sequence[Measured], alpha: float) -> list[Entry]:
+    coverage = [100 * value for one in measured for value in one.at(alpha)[0]]
+    sizes = [value for one in measured for value in one.at(alpha)[1]]
+    return [Entry(_text(coverage, 1)), Entry(_text(sizes, 2))]
+
+
+def _text(values: Sequence[float], digits: int) -> str:
+    mean = f"{fmean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ± {stdev(values):.{digits}f}"
+
+
+def _size_at(reference: float, measured: Sequence[Measured]) -> str:
+    sizes = [size for one in measured if (size := size_covering(reference, one)) is not None]
+    if len(sizes) < len(measured):
+        return "outside the levels"
+    return _text(sizes, 2)
+
+
+def size_covering(reference: float, measured: Measured) -> float | None:
+    """Return the mean size that covers so much, between levels by a straight line.
+
+    None where all levels cover less, or all more.
+    """
+    coverage = np.asarray(measured.coverage).mean(axis=0)[::-1]  # ascending
+    size = np.asarray(measured.size).mean(axis=0)[::-1]
+    if not coverage[0] <= reference <= coverage[-1]:
+        return None
+    return float(np.interp(reference, coverage, size))

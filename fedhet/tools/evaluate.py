@@ -1,0 +1,232 @@
+"""fedhet-evaluate: the models of finished runs on a test set, their own or another.
+
+    fedhet-evaluate RUN [RUN ...] [--task KEY=VALUE ...] [--state FILE]
+
+RUN is the folder of a run or of a sweep. Nothing is trained. With --task the examples are those of
+the run's task with other values, such as --task path=/data/new. With --augmented the test images
+are also flipped and cut as training images are, as in code that uses one transform for both (the
+released code of FedDW does); its accuracies tell what that costs. Where clients keep tensors of
+their own, such as FedPer's heads, --state names the file of one of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+from torch import Tensor
+from yaml import YAMLError
+
+from common.errors import ConfigError
+from common.files import save_text
+from fedhet.commands import at_least, parser_of, say_error, table_console
+from fedhet.load_run import classes_in, classifier_of, meaning_of, recipe_of, task_of
+from fedhet.report.blocks import Entry, Table
+from fedhet.report.command import rich_table
+from fedhet.report.run_data import Run
+from fedhet.report.sources import DataError, SourceError, completed_runs
+from tasks import Task
+from tasks.evaluation import class_accuracies
+
+ADVICE = {
+    "classes": "name them by --task classes=[...] in the order of its labels",
+    "vocabulary": "name its words by --task vocabulary_file=FILE, a word a line, by rank",
+}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a run's model does on a test set.
+
+    Attributes:
+        examples: how many.
+        accuracy: in [0, 1].
+        loss: mean cross-entropy.
+        by_class: accuracy on the examples of each class, by its name; None without examples.
+        augmented: accuracy of each pass over augmented examples.
+    """
+
+    examples: int
+    accuracy: float
+    loss: float
+    by_class: dict[str, float | None]
+    augmented: list[float]
+
+
+def evaluate(
+    folder: Path,
+    words: Sequence[str] = (),
+    passes: int = 0,
+    seed: int = 0,
+    state: Path | None = None,
+) -> Evaluation:
+    """Evaluate a run's model.
+
+    Args:
+        folder: the run's results directory.
+        words: changes of its task, such as ``path=/data/new``.
+        passes: over augmented examples.
+        seed: of the augmentation.
+        state: a file of a client's state, where clients keep tensors of their own.
+
+    Raises:
+        ConfigError: where model or examples cannot be had, or the model is not of such a task.
+    """
+    task = _task(folder, words)
+    if passes and not task.config.transform.augments:
+        raise ConfigError(
+            f"--augmented {passes}: the task of {folder} changes no training example; "
+            "for images that are to be changed, say --task flip=true or --task crop_padding=4"
+        )
+    model = classifier_of(folder, task, state)
+    data = task.test_data(next(model.parameters()).device)
+    score = partial(class_accuracies, model, data, task.loss, task.num_classes)
+    loss, accuracy, by_class = score()
+    generator = torch.Generator().manual_seed(seed)
+    augmented = [score(generator=generator)[1] for _ in range(passes)]
+    return Evaluation(len(data), accuracy, loss, _by_name(task, by_class), augmented)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Args:
+        words: the command line; None: the process's.
+    """
+    options = _parser().parse_args(words)
+    console, errors = table_console(), Console(stderr=True)
+    found: list[tuple[Run, Evaluation]] = []
+    failed = False
+    try:
+        runs = completed_runs(options.runs)
+        if options.out is not None:  # now, since the figures take long
+            _require_writable(options.out)
+    except (DataError, OSError, SourceError) as error:
+        say_error("fedhet-evaluate", error)
+        raise SystemExit(2) from None
+    for run, folder in runs:
+        errors.print(f"{run.name} ...", markup=False, highlight=False)
+        try:
+            figures = evaluate(folder, options.task, options.augmented, options.seed, options.state)
+            found.append((run, figures))
+        except ConfigError as error:
+            say_error("fedhet-evaluate", error)
+            failed = True
+    if found:
+        console.print(rich_table(_table(found, options.augmented)))
+    if found and options.out is not None:
+        content = [
+            {"name": run.name, "method": run.method, "seed": run.seed, **asdict(figures)}
+            for run, figures in found
+        ]
+        try:
+            save_text(options.out, json.dumps(content, indent=1) + "\n")
+        except OSError as error:
+            say_error("fedhet-evaluate", error)
+            raise SystemExit(2) from None
+        console.print(f"results  {options.out}", soft_wrap=True, highlight=False)
+    if failed:
+        raise SystemExit(2)
+
+
+def _require_writable(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(f"--out {path} is a folder: name a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _task(folder: Path, words: Sequence[str]) -> Task:
+    """Return the task of the run with these changes, where the model's numbers mean the same."""
+    stored = meaning_of(folder)
+    task = task_of(_changed(recipe_of(folder), words), classes_in(stored))
+    meaning = task.label_metadata()
+    for key, advice in ADVICE.items():
+        if key in stored and stored[key] != meaning.get(key):
+            raise ConfigError(
+                f"the model of {folder} was trained with other {key} than --task "
+                f"{' '.join(words) or '(nothing)'} gives: {advice}"
+            )
+    return task
+
+
+def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
+    for word in words:
+        if "=" not in word:
+            raise ConfigError(f"--task {word} has no value: write --task {word}=VALUE")
+    try:
+        changes = OmegaConf.from_dotlist(list(words))
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"--task {' '.join(words)} cannot be read: {error}") from None
+    changed = OmegaConf.merge(recipe, {"task": changes})
+    assert isinstance(changed, DictConfig)
+    return changed
+
+
+def _by_name(task: Task, by_class: Tensor) -> dict[str, float | None]:
+    values = [None if value != value else value for value in by_class.tolist()]  # NaN: no examples
+    return dict(zip(task.class_names, values, strict=True))
+
+
+def _table(found: Sequence[tuple[Run, Evaluation]], passes: int) -> Table:
+    head = ["run", "examples", "accuracy %", "loss", "lowest class"]
+    rows = []
+    for run, figures in found:
+        held = {name: value for name, value in figures.by_class.items() if value is not None}
+        name, lowest = min(held.items(), key=lambda entry: entry[1])
+        texts = [run.name, str(figures.examples), f"{100 * figures.accuracy:.2f}"]
+        texts += [f"{figures.loss:.4f}", f"{name}: {100 * lowest:.2f}"]
+        if passes:
+            texts.append(_spread(figures.augmented))
+        rows.append([Entry(text) for text in texts])
+    if passes:
+        head.append("augmented %")
+    caption = f"augmented: mean and standard deviation of {passes} passes" if passes else ""
+    return Table(head, rows, caption, words=1)
+
+
+def _spread(accuracies: Sequence[float]) -> str:
+    text = f"{100 * mean(accuracies):.2f}"
+    return f"{text} ± {100 * stdev(accuracies):.2f}" if len(accuracies) > 1 else text
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of("fedhet-evaluate", __doc__)
+    add = parser.add_argument
+    add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run or a sweep")
+    add(
+        "--task",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a key of the task with another value, such as path=/data/new; may be repeated",
+    )
+    add(
+        "--state",
+        type=Path,
+        metavar="FILE",
+        help="of a client, client-*/round-*.safetensors: its own tensors go with the shared ones",
+    )
+    add(
+        "--augmented",
+        type=at_least(0),
+        default=0,
+        metavar="PASSES",
+        help="how many passes over the test images flipped and cut as for training (0)",
+    )
+    add("--seed", type=int, default=0, help="of these (0)")
+    add("--out", type=Path, metavar="FILE", help="write all figures there, as JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,136 @@
+"""fedhet-partition: shows how a recipe spreads its training examples over the clients.
+
+    fedhet-partition task=cifar10 partition=dirichlet partition.alpha=0.1 clients=10
+
+prints a table, clients by classes, and saves a picture of it below results/partitions/.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+from hydra.errors import HydraException
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from common.errors import ConfigError
+from conf import compose, plain_part
+from fedhet.commands import say_error, table_console
+from fedhet.report.partition_plot import (
+    Counts,
+    chosen_values,
+    draw_partition,
+    partition_title,
+    picture_size,
+)
+from tasks import Task, build_task
+
+FOLDER = Path("results") / "partitions"
+MAX_TABLE_CLIENTS = 100
+
+
+def main() -> None:
+    """Run the command."""
+    words = sys.argv[1:]
+    if any(word in ("-h", "--help") for word in words):
+        print(__doc__)
+        return
+    console = table_console()
+    try:
+        task, title, name = _build(words)
+        counts = task.class_counts()
+    except (ConfigError, HydraException) as error:
+        say_error("fedhet-partition", error)
+        raise SystemExit(2) from None
+    console.print(_table(counts, task.class_names, title, console.width))
+    for line in _summary(task, counts):
+        console.print(line, highlight=False)
+    path = (FOLDER / f"{name}.png").absolute()
+    draw(counts, task.class_names, title, path)
+    console.print(f"picture: {path}", soft_wrap=True, highlight=False)
+
+
+def _build(words: list[str]) -> tuple[Task, str, str]:
+    """Return the task, a title, and a file name."""
+    recipe = compose({"overrides": json.dumps(words)})
+    partition = plain_part(recipe, "partition")
+    task_values = plain_part(recipe, "task")
+    clients, seed = int(recipe.clients), int(recipe.seed)
+    if clients == 0:
+        raise ConfigError("clients=0 takes N from the connected SuperNodes: here, set clients")
+    task = build_task(task_values, partition, seed=seed, num_clients=clients)
+    chosen = chosen_values(partition, clients=clients, seed=seed, train_size=task.config.train_size)
+    name = "-".join(f"{key}{value}" for key, value in chosen.items())
+    flavour = partition["name"]
+    title = partition_title(task.name, flavour, chosen)
+    return task, title, f"{task.name}-{flavour}-{name}"
+
+
+# ---- the table -----------------------------------------------------------------------------------
+
+
+def _table(counts: Counts, names: tuple[str, ...], title: str, width: int) -> Table:
+    """Return clients by classes, or where that is too wide each client's largest classes."""
+    table = Table(title=title, caption="examples of each class; a dot: none", box=SIMPLE_HEAD)
+    table.padding = (0, 1, 0, 0)
+    table.add_column("client", justify="right", style="bold")
+    table.add_column("total", justify="right", style="bold")
+    cells_width = sum(max(len(name), len(str(counts.max()))) + 2 for name in names)
+    wide = cells_width + 16 > width
+    for column in ("classes", "largest") if wide else names:
+        table.add_column(column, justify="left" if column == "largest" else "right")
+    for client, row in enumerate(counts[:MAX_TABLE_CLIENTS]):
+        cells = _largest(row, names) if wide else [str(count) if count else "·" for count in row]
+        table.add_row(str(client), str(row.sum()), *cells)
+    if (hidden := len(counts) - MAX_TABLE_CLIENTS) > 0:
+        table.add_row("...", f"{hidden} more")
+    return table
+
+
+def _largest(row: Counts, names: tuple[str, ...]) -> list[str]:
+    order = np.argsort(-row, kind="stable")[:6]
+    listed = ", ".join(f"{names[label]}: {row[label]}" for label in order if row[label])
+    return [str(np.count_nonzero(row)), listed]
+
+
+def _summary(task: Task, counts: Counts) -> list[str]:
+    sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
+    used = np.unique(np.concatenate(task.client_rows))
+    lines = [
+        f"examples a client: {sizes.min()} to {sizes.max()}, median {np.median(sizes):.0f}; "
+        f"classes a client: {held.min()} to {held.max()}, median {np.median(held):.0f}"
+    ]
+    if unused := len(task.train_split) - len(used):
+        lines.append(f"with no client: {unused} of {len(task.train_split)} examples")
+    if repeated := int(sizes.sum()) - len(used):
+        lines.append(f"repeated: {repeated} of the {sizes.sum()} examples that clients hold")
+    return lines
+
+
+# ---- the picture ---------------------------------------------------------------------------------
+
+
+def draw(counts: Counts, names: tuple[str, ...], title: str, path: Path) -> None:
+    """Save the picture.
+
+    Raises:
+        SystemExit: where matplotlib is missing.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SystemExit("the picture needs matplotlib: pip install -e '.[plots]'") from None
+
+    figure = Figure(figsize=picture_size(counts), layout="constrained")
+    FigureCanvasAgg(figure)
+    draw_partition(figure, counts, names, title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""fedhet-tune: chooses settings by the score on what clients hold out, then runs with the choice.
+
+    fedhet-tune +experiment=fedpvr/reduced strategy=fedavg,fedpvr --rounds 10 --out results/tuned
+
+The words are those of `fedhet`; several values of a key make several cells, each with a choice of
+its own. --grid names what is chosen among: without it FedPVR's, the rate from .05, .1, .2 and .3,
+the schedule from constant, cosine and multi_step.
+
+A candidate's score is the accuracy of its last model on the clients' held-out examples (the recipe
+needs partition.holdout), the mean over clients weighted by examples; of equal ones the lower loss
+counts. The test set decides nothing. Written are, into --out: search/CELL, a sweep of the
+candidates; choices.json, all scores; and runs/CELL, the run with the choice, whose config.yaml says
+so (`choice`). The same command again goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from rich.console import Console
+
+from common.errors import ConfigError
+from common.files import save_text
+from conf import compose, quoted
+from fedhet.commands import parser_of, say_error
+from fedhet.sweep.resume import Plan, make_ready, plan_for
+from fedhet.sweep.sweep_folder import SweepFolder, SweepRefused
+
+GRID = ("local.lr=0.05,0.1,0.2,0.3", "schedule=constant,cosine,multi_step")
+SCORE, TIE = "client_accuracy", "client_loss"
+CHOICES = "choices.json"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A point of the grid, and its figures on the held-out examples.
+
+    Args:
+        words: that set it.
+        accuracy: in [0, 1]; None where the run failed.
+        loss: of the same model on the same examples.
+    """
+
+    words: Sequence[str]
+    accuracy: float | None = None
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class Search:
+    """How a search is made.
+
+    Args:
+        grid: words with several values.
+        rounds: of a candidate; None: as many as the run's.
+        folder: of all that is written.
+    """
+
+    grid: Sequence[str]
+    rounds: int | None
+    folder: Path
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command.
+
+    Args:
+        words: the command line; None: the process's.
+    """
+    options = _parser().parse_args(words)
+    try:
+        search = Search(options.grid, options.rounds, options.out.absolute())
+        cells = expanded(options.words)
+        points = expanded(search.grid)
+        for cell in cells:
+            check(cell, points[0])  # the sweep checks the others, before its first job
+        for number, cell in enumerate(cells):
+            tune(cell, cell_name(number, cell, cells), points, search)
+    except (ConfigError, HydraException, SweepRefused, ValueError) as error:
+        say_error("fedhet-tune", error)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:  # what it had started has had the signal, too
+        raise SystemExit(130) from None
+
+
+def expanded(words: Sequence[str]) -> list[list[str]]:
+    """Return the words of every combination of the values that these name."""
+    parsed = OverridesParser.create().parse_overrides(list(words))
+    (batch,) = BasicSweeper.split_arguments(parsed, None)
+    return [list(combination) for combination in batch]
+
+
+def check(cell: Sequence[str], point: Sequence[str]) -> None:
+    """Refuse, before anything runs, words that do not compose, and a recipe that holds nothing out.
+
+    Raises:
+        HydraException: an unknown key or option.
+        ConfigError: if there is no score to choose by.
+    """
+    recipe = compose({"overrides": json.dumps([*cell, *point])})
+    if recipe.partition.name != "site" and not recipe.partition.holdout:
+        raise ConfigError(
+            f"partition.holdout={recipe.partition.holdout}: the choice is by the score on what "
+            "clients hold out; set it to a share in (0, 1), such as 0.1 (FedPVR: 0.01)"
+        )
+
+
+def cell_name(number: int, cell: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
+    """Return a folder's name: the cell's number, and the values in which cells differ."""
+    varying = [word for word in cell if not all(word in other for other in cells)]
+    values = [re.sub(r"[^\w.+-]+", "-", word.partition("=")[2]) for word in varying]
+    return "_".join([str(number), *values])
+
+
+def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search: Search) -> None:
+    """Search one cell's grid, log the choice, and run with it.
+
+    Raises:
+        ConfigError: if the folder has another search, no candidate a score, or the run fails.
+    """
+    sweep, run = search.folder / "search" / name, search.folder / "runs" / name
+    _launch(_search_words(cell, sweep, search))
+    candidates = read_candidates(sweep, points)
+    best = chosen(candidates)
+    if best is None:
+        raise ConfigError(f"no candidate of {name} has a score: see {sweep}/*/log.txt")
+    said = in_words(best, candidates, search.rounds)
+    _log_choice(search.folder / CHOICES, name, cell, best, candidates, said)
+    Console().print(f"choice   {name}: {said}", markup=False, highlight=False, soft_wrap=True)
+    words = [*cell, *best.words, f"choice={quoted(said)}", f"results_dir={quoted(str(run))}"]
+    plan = plan_for(run, compose({"overrides": json.dumps(words)}))
+    if plan is Plan.SKIP:
+        return
+    make_ready(run, plan)
+    if _launch([*words, "resume=true"] if plan is Plan.CONTINUE else words) != 0:
+        raise ConfigError(f"the run with the choice failed: see {run}/log.txt")
+
+
+def _search_words(cell: Sequence[str], sweep: Path, search: Search) -> list[str]:
+    words = [*cell, *search.grid]
+    words += [] if search.rounds is None else [f"rounds={search.rounds}"]
+    # An experiment's own sweep is another matter; the held-out score is each client's own work.
+    words += ["hydra.sweeper.params=null", "evaluation.clients=true", "evaluation.every=0"]
+    if not (sweep / "sweep.json").is_file():
+        return ["-m", *words, f"hydra.sweep.dir={quoted(str(sweep))}"]
+    before = SweepFolder(sweep).read().overrides
+    if set(before) != set(words):
+        raise ConfigError(
+            f"--out {search.folder} holds another search ({' '.join(before)}): name another folder"
+        )
+    return ["-m", "--resume", str(sweep)]
+
+
+def _launch(words: Sequence[str]) -> int:
+    return subprocess.run([sys.executable, "-m", "fedhet.launch", *words], check=False).returncode
+
+
+def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candidate]:
+    """Return the grid's points with the figures that the search's jobs have reported."""
+    try:
+        jobs = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))["jobs"]
+    except (OSError, ValueError, KeyError):
+        raise ConfigError(f"the search left no readable sweep.json in {sweep}") from None
+    found = []
+    for point in points:
+        figures: dict[str, Any] = {}
+        for job in jobs:
+            if job["status"] == "completed" and set(point) <= set(job["overrides"]):
+                figures = job["figures"]
+        found.append(Candidate(point, figures.get(SCORE), figures.get(TIE)))
+    return found
+
+
+def chosen(candidates: Sequence[Candidate]) -> Candidate | None:
+    """Return the candidate of the highest accuracy, of these the one of the lowest loss."""
+    scored = [one for one in candidates if one.accuracy is not None]
+    if not scored:
+        return None
+    return min(scored, key=lambda one: (-(one.accuracy or 0.0), one.loss or 0.0))
+
+
+def in_words(best: Candidate, candidates: Sequence[Candidate], rounds: int | None) -> str:
+    """Return what was chosen, by what score, out of how many."""
+    scored = sum(one.accuracy is not None for one in candidates)
+    after = f" after round {rounds}" if rounds is not None else ""
+    return (
+        f"{' '.join(best.words)}, by {best.accuracy:.4f} on held-out examples{after}, "
+        f"the best of {scored}"
+    )
+
+
+def _log_choice(
+    path: Path,
+    name: str,
+    cell: Sequence[str],
+    best: Candidate,
+    candidates: Sequence[Candidate],
+    said: str,
+) -> None:
+    logged = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    logged[name] = {
+        "cell": list(cell),
+        "chosen": list(best.words),
+        "words": said,
+        "candidates": [asdict(one) for one in candidates],
+    }
+    save_text(path, json.dumps(logged, indent=1) + "\n")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = parser_of("fedhet-tune", __doc__)
+    add = parser.add_argument
+    add("words", nargs="+", metavar="KEY=VALUE", help="the recipe, as fedhet takes it")
+    add("--grid", nargs="+", default=list(GRID), metavar="KEY=A,B", help="what to choose among")
+    add("--rounds", type=int, help="of a candidate (as many as the run's)")
+    add("--out", type=Path, required=True, metavar="DIR", help="where all is written")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Who holds much of a class, and how long its weight is (Liu et al., FedDW, Figure 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedhet.plot import can_plot
+from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table
+from fedhet.report.class_counts import partition_of
+from fedhet.report.colors import PALETTE
+from fedhet.report.curves import AXIS, INK, style_axes
+from fedhet.report.data_file import Partition
+from fedhet.report.layout import Layout, first_runs
+from fedhet.report.run_data import Run
+from fedhet.report.side_by_side import (
+    FONT,
+    WIDTH,
+    Picture,
+    Spot,
+    pair_gallery,
+    set_title,
+    shortened,
+)
+from reproductions.feddw.classifier_data import Array, rank_correlation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_SHOWN = 12  # runs
+MOST_CIRCLES = 10  # classes of a client
+MOST_NAMED = 20  # classes; of more the numbers are shown
+MOST_POINTS = 1500  # drawn one by one
+HEIGHT = 3.6
+LARGEST = 560.0  # points^2, of a circle
+OTHERS = 6  # the number of the colour of clients that are not picked
+
+
+@dataclass(frozen=True)
+class Norms:
+    """A run's clients that have examples and a head of their own.
+
+    Args:
+        label: of the run.
+        clients: by number.
+        shares: (clients, C), of a client's examples in each class.
+        norms: (clients, C), ||w_c|| / sum_k ||w_k||.
+        names: of the classes.
+    """
+
+    label: str
+    clients: Sequence[int]
+    shares: Array
+    norms: Array
+    names: Sequence[str]
+
+    def correlations(self, *, held: bool = False) -> list[float | None]:
+        """Return each client's rank correlation of share and norm.
+
+        Args:
+            held: of the classes alone that the client holds.
+        """
+        found = []
+        for shares, norms in zip(self.shares, self.norms, strict=True):
+            counted = shares > 0 if held else np.full(len(shares), True)
+            found.append(rank_correlation(shares[counted], norms[counted]))
+        return found
+
+    def picked(self) -> list[int]:
+        """Return the rows with the lowest, the median and the highest correlation."""
+        found = self.correlations()
+        known = [row for row, value in enumerate(found) if value is not None]
+        ranked = sorted(known, key=lambda row: found[row] or 0.0) or list(range(len(found)))
+        places = (0, (len(ranked) - 1) // 2, len(ranked) - 1)
+        return list(dict.fromkeys(ranked[place] for place in places))
+
+
+def weight_norms(
+    layout: Layout, partitions: Callable[[], Sequence[Partition]], stem: Path
+) -> list[Block]:
+    """Return class shares against weight norms, for runs whose clients have heads of their own.
+
+    Args:
+        layout: rows and columns.
+        partitions: returns who holds which classes; called only if there are such runs.
+        stem: how the picture's name begins.
+    """
+    runs = first_runs(layout, lambda run: run.head_norms is not None)
+    counted = partitions() if runs else []
+    if not counted:
+        return []
+    found, missing = [], []
+    for label, run in runs:
+        partition = partition_of(run, counted)
+        if partition is None or partition.error:
+            reason = "its partition is not counted" if partition is None else partition.error
+            missing.append(f"{label}: {reason}")
+        else:
+            found.append(_norms(label, run, partition))
+    blocks: list[Block] = [Heading(3, "Weight norms and class shares")]
+    if found and can_plot():
+        shown = found[:MOST_SHOWN]
+        pairs = [(_scatter(norms), _circles(norms)) for norms in shown]
+        path = stem.with_name(f"{stem.name}_norms")
+        blocks.append(pair_gallery(pairs, _caption(found, shown), path, HEIGHT))
+    blocks += [_table(found)] if found else []
+    if missing:
+        blocks += [Paragraph("Not to be had here:"), Listing(missing)]
+    return blocks
+
+
+def _norms(label: str, run: Run, partition: Partition) -> Norms:
+    assert run.head_norms is not None
+    counts = np.asarray(partition.counts, dtype=np.float64)
+    pairs = zip(run.head_norms.clients, run.head_norms.norms, strict=True)
+    kept = [(c, n) for c, n in pairs if c < len(counts) and counts[c].sum() > 0 and sum(n) > 0]
+    clients = [client for client, _ in kept]
+    norms = np.asarray([norms for _, norms in kept])
+    held = counts[clients]
+    return Norms(
+        label,
+        clients,
+        held / held.sum(axis=1, keepdims=True),
+        norms / norms.sum(axis=1, keepdims=True),
+        partition.class_names,
+    )
+
+
+def _table(found: Sequence[Norms]) -> Table:
+    rows = []
+    for norms in found:
+        every = [value for value in norms.correlations() if value is not None]
+        held = [value for value in norms.correlations(held=True) if value is not None]
+        negative = f"{sum(value < 0 for value in every)} of {len(every)}"
+        rows.append([Entry(norms.label), Entry(_mean(every)), Entry(_mean(held)), Entry(negative)])
+    return Table(
+        ["", "rank correlation", "of held classes alone", "clients with a negative one"],
+        rows,
+        "Spearman's rank correlation of class share and weight norm over a client's classes, the "
+        "mean over the clients; then of the classes alone that a client holds, where these are at "
+        "least three. FedDW's section III-B says that it is negative for a classifier without "
+        "bias.",
+    )
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{np.mean(values):.2f}" if values else "-"
+
+
+def _caption(found: Sequence[Norms], shown: Sequence[Norms]) -> str:
+    words = [
+        "Left: every class of every client: its share of the client's examples, and the norm of "
+        "its weight, relative to the sum over all classes; dotted: all equal. In colour, and on "
+        "the right: the clients whose rank correlation of the two is the lowest, the median and "
+        "the highest. Right: circles as large as the share, hollow for no examples, from the "
+        "largest share to the smallest; above each its class, below it the relative norm (%)."
+    ]
+    if any(norms.shares.shape[1] > MOST_CIRCLES for norms in shown):
+        words.append(f"Of many classes {MOST_CIRCLES} are drawn, at equal steps of that order.")
+    words.append("Of runs that differ in the seed alone the first is shown.")
+    if len(shown) < len(found):
+        words.append(f"{len(found) - len(shown)} further runs are only in the table.")
+    return " ".join(words)
+
+
+# ---- drawing -------------------------------------------------------------------------------------
+
+
+def _scatter(norms: Norms) -> Picture:
+    return Picture(f"Weight norms: {norms.label}", lambda spot: _draw_scatter(spot, norms))
+
+
+def _draw_scatter(spot: Spot, norms: Norms) -> None:
+    axes = spot.axes(0.6, 0.5, WIDTH - 0.75, HEIGHT - 0.85)
+    picked = norms.picked()
+    others = [row for row in range(len(norms.clients)) if row not in picked]
+    axes.axhline(100 / norms.norms.shape[1], color=AXIS, lw=0.9, ls=(0, (1, 2)), zorder=0.5)
+    for color, rows, size in ((OTHERS, others, 12), *((c, [r], 26) for c, r in enumerate(picked))):
+        axes.scatter(
+            100 * norms.shares[rows],
+            100 * norms.norms[rows],
+            s=size,
+            color=PALETTE[color].light,
+            alpha=0.5 if color == OTHERS else 0.9,
+            lw=0,
+            rasterized=norms.norms[rows].size > MOST_POINTS,
+        )
+    set_title(axes, norms.label, WIDTH - 0.75)
+    style_axes(axes, "share of the client's examples (%)", "relative weight norm (%)", FONT)
+
+
+def _circles(norms: Norms) -> Picture:
+    label = f"Three clients: {norms.label}"
+    return Picture(label, lambda spot: _draw_circles(spot, norms))
+
+
+def _draw_circles(spot: Spot, norms: Norms) -> None:
+    picked, correlations = norms.picked(), norms.correlations()
+    height = HEIGHT / 3
+    for number, row in enumerate(picked):
+        axes = spot.axes(0.15, HEIGHT - (number + 1) * height + 0.05, WIDTH - 0.3, height - 0.35)
+        color = PALETTE[number].light
+        correlation = correlations[row]
+        said = "" if correlation is None else f": rank correlation {correlation:.2f}"
+        set_title(axes, f"client {norms.clients[row]}{said}", WIDTH - 0.3, color)
+        _draw_row(axes, norms.shares[row], norms.norms[row], norms.names, color)
+
+
+def _draw_row(axes: Axes, shares: Array, norms: Array, names: Sequence[str], color: str) -> None:
+    """Draw one client's classes from the largest share to the smallest."""
+    order = np.argsort(-shares, kind="stable")
+    chosen = order[
+        np.linspace(0, len(order) - 1, min(len(order), MOST_CIRCLES)).round().astype(int)
+    ]
+    held = shares[chosen] > 0
+    areas = np.maximum(8.0, LARGEST * shares[chosen] / shares.max())
+    axes.scatter(
+        range(len(chosen)),
+        np.zeros(len(chosen)),
+        s=np.where(held, areas, 30.0),
+        facecolor=[color if full else "none" for full in held],
+        edgecolor=[color if full else AXIS for full in held],
+        lw=0.9,
+    )
+    few = len(norms) <= MOST_NAMED
+    for place, label in enumerate(chosen):
+        name = shortened(names[label], 7) if few else str(label)
+        norm = f"{100 * norms[label]:.{1 if few else 2}f}"
+        for height, text in ((1.0, name), (-1.0, norm)):
+            axes.text(place, height, text, ha="center", va="center", fontsize=7, color=INK)
+    axes.set_xlim(-0.6, MOST_CIRCLES - 0.4)
+    axes.set_ylim(-1.3, 1.3)
+    axes.set_axis_off()

@@ -1,0 +1,1 @@
+"""FedMRUR's figures: how far the clients' updates agree."""

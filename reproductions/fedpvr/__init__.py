@@ -1,0 +1,1 @@
+"""FedPVR's figures: layer diagnostics."""

@@ -1,0 +1,173 @@
+"""Which neurons of clients' networks come together in a fusion (MA-Echo, Figure 5).
+
+The V_i are iterated here as strategies/maecho.py's docstring writes them, with P (d, d) itself:
+the aggregator holds them in other coordinates, and not one by one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Mapping, Sequence
+
+import torch
+from sklearn.manifold import TSNE
+from torch import Tensor
+
+from common.errors import ConfigError
+from reproductions.maecho.flat_model import Measured, flat
+from reproductions.maecho.fusion_path import Neurons, Stage
+from strategies.base import Reply, Tensors, local_model
+from strategies.fusion.projected_layers import flattened, projected_layers, unflattened
+from strategies.fusion.projections import PROJECTIONS
+from strategies.maecho import HarmonizedOptima, Released
+from tasks import Task
+
+LATER = 30  # iterations, of the last stage
+MOST_NEURONS = 100  # of a layer
+EXAMPLES = 2000  # of a client's own
+STARTS = ("average", "first")
+Models = Sequence[Tensors]
+
+
+def neurons(
+    task: Task,
+    aggregator: HarmonizedOptima,
+    params: Tensors,
+    sent: Sequence[Reply],
+    replies: Sequence[Reply],
+) -> Neurons | None:
+    """Return the neurons of the last layer before the classifier, in four stages of a fusion.
+
+    Args:
+        task: whose examples the clients have been trained on.
+        aggregator: of the run.
+        params: x.
+        sent: the replies as the clients sent them.
+        replies: as the aggregator gets them, such as aligned.
+
+    Returns:
+        None, where the loop is none whose V_i are known here.
+    """
+    layers = projected_layers(replies)
+    known = isinstance(aggregator.loop, Released) and aggregator.initial in STARTS
+    if not known or aggregator.weights != "uniform" or not layers:
+        return None
+    local = [local_model(params, reply) for reply in replies]
+    stages: list[tuple[str, Models]] = [("as trained", [local_model(params, r) for r in sent])]
+    aligned = _aligned(params, sent)
+    if aligned is not None:
+        stages.append(("aligned by optimal transport", aligned))
+    for count in dict.fromkeys(min(n, aggregator.iterations) for n in (1, LATER)):
+        words = f"MA-Echo, {count} iteration{'s' if count > 1 else ''}"
+        stages.append((words, local_optima(aggregator, replies, local, layers, count)))
+    own = [_own_examples(task, params, reply.client_id) for reply in replies]
+    return Neurons(
+        layers[-1],
+        len(replies),
+        min(MOST_NEURONS, len(local[0][layers[-1]])),
+        [dataclasses.asdict(_stage(title, layers[-1], models, own)) for title, models in stages],
+    )
+
+
+def local_optima(
+    aggregator: HarmonizedOptima,
+    replies: Sequence[Reply],
+    local: Models,
+    layers: Sequence[str],
+    iterations: int,
+) -> list[dict[str, Tensor]]:
+    """Return the clients' models with the V_i as their layers, after so many iterations.
+
+    Args:
+        aggregator: with :class:`Released`, and an ``initial`` of STARTS.
+        replies: with projections.
+        local: the clients' models.
+        layers: to iterate.
+        iterations: how many.
+    """
+    found = [dict(model) for model in local]
+    for name in layers:
+        start = torch.stack([flattened(name, model) for model in local])
+        sent = torch.stack([_projection(reply, name, aggregator.dense) for reply in replies])
+        for model, layer in zip(found, _iterated(aggregator, start, sent, iterations), strict=True):
+            model |= unflattened(name, layer, model)
+    return found
+
+
+def _iterated(
+    aggregator: HarmonizedOptima, local: Tensor, projections: Tensor, count: int
+) -> Tensor:
+    """Return V_i (N, out, d), from W_i (N, out, d) and P_i (N, d, d)."""
+    assert isinstance(aggregator.loop, Released)
+    step = aggregator.loop.step
+    model = local[0] if aggregator.initial == "first" else local.mean(0)
+    optima = local
+    for _ in range(count):
+        model = model - step * ((model - optima) @ projections).mean(0)
+        free = (model - optima) - (model - optima) @ projections
+        if aggregator.loop.normalise:
+            free = free / free.norm(dim=2, keepdim=True).clamp_min(1e-12)
+        optima = optima + step * free
+    return optima
+
+
+def _projection(reply: Reply, name: str, dense: bool) -> Tensor:
+    sent = reply.payloads[PROJECTIONS][name]
+    return sent if dense else sent @ sent.T
+
+
+def _aligned(params: Tensors, sent: Sequence[Reply]) -> Models | None:
+    """Return the models in the order of the first one's neurons; None where that cannot be had."""
+    if importlib.util.find_spec("ot") is None:
+        return None
+    from strategies.fusion.neuron_alignment import Alignment
+
+    bare = [dataclasses.replace(reply, payloads={}) for reply in sent]
+    try:
+        return [local_model(params, reply) for reply in Alignment()(params, bare)]
+    except ConfigError:
+        return None
+
+
+def _own_examples(task: Task, params: Tensors, client: int) -> Measured:
+    """Return what scores a model on a client's own examples."""
+    data, _ = task.client_data(client)
+    batches = list(data.batches(500, generator=None, train=False))[: -(-EXAMPLES // 500)]
+    return Measured(task.build_model(0), params, batches, task.loss)
+
+
+def _stage(title: str, layer: str, models: Models, own: Sequence[Measured]) -> Stage:
+    rows = torch.stack([flattened(layer, model)[:MOST_NEURONS] for model in models]).double()
+    scores = [
+        measured.score(flat(_ordered(model, measured.like)))[1]
+        for model, measured in zip(models, own, strict=True)
+    ]
+    known = [score for score in scores if score is not None]
+    return Stage(
+        title,
+        [[round(x, 2) for x in point] for point in embedded(rows.flatten(0, 1))],
+        round(matched(rows), 4),
+        round(sum(known) / len(known), 4) if known else None,
+    )
+
+
+def _ordered(model: Mapping[str, Tensor], like: Tensors) -> Tensors:
+    return {name: model[name] for name in like}
+
+
+def embedded(rows: Tensor) -> list[list[float]]:
+    """Return (x, y) of rows (n, d), by t-SNE; the same rows, the same points."""
+    perplexity = min(30.0, (len(rows) - 1) / 3)
+    found = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows.numpy())
+    return [[float(x), float(y)] for x, y in found]
+
+
+def matched(rows: Tensor) -> float:
+    """Return the share of neurons whose nearest of the first client's has the same number.
+
+    Args:
+        rows: (N, n, d), of the first client and of the others.
+    """
+    nearest = torch.cdist(rows[1:], rows[:1].expand(len(rows) - 1, -1, -1)).argmin(2)
+    return float((nearest == torch.arange(rows.shape[1])).double().mean())

@@ -1,0 +1,80 @@
+"""Whether the clients' models of another run are those that this run would have trained."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from common.errors import ConfigError
+from conf import build_part, config_yaml
+from strategies.base import ClientSide
+from strategies.round.client_snapshots import FILE
+
+KEY = "local.reuse_training"
+_TRAINING = ("seed", "clients", "task", "partition", "local", "strategy.phases")
+_HOOKS = ("begin", "penalty", "correct")  # by which a side acts on training
+# where the examples are read from, and what a composed recipe has not yet found out
+_ASIDE = ("task.path", "task.classifier_tensors", KEY)
+
+
+def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: int) -> None:
+    """Refuse a run that trained in another way, or for another number of rounds than one.
+
+    Args:
+        recipe: of this run.
+        folder: of the other, ``local.reuse_training``.
+        classifier_tensors: of the model.
+
+    Raises:
+        ConfigError: naming the keys in which the two differ.
+    """
+    config = folder / "config.yaml"
+    if not config.is_file() or not (folder / FILE).is_file():
+        raise ConfigError(
+            f"{KEY}={folder} does not hold config.yaml and {FILE}: name the folder of a finished "
+            "run with checkpoint.client_models=true"
+        )
+    theirs = OmegaConf.load(config)
+    assert isinstance(theirs, DictConfig)
+    for run, rounds in (("it", theirs.rounds), ("this run", recipe.rounds)):
+        if int(rounds) != 1:
+            raise ConfigError(
+                f"{KEY}={folder}: the models of a single round can be taken, and {run} has "
+                f"rounds={rounds}; set rounds=1"
+            )
+    resolved = OmegaConf.create(config_yaml(recipe, classifier_tensors))
+    assert isinstance(resolved, DictConfig)
+    here, there = _training(resolved), _training(theirs)
+    differing = [
+        f"{key}={there.get(key)} there and {here.get(key)} here"
+        for key in sorted(here.keys() | there.keys())
+        if here.get(key) != there.get(key)
+    ]
+    if differing:
+        raise ConfigError(
+            f"{KEY}={folder} is of a run that trained in another way: {', '.join(differing)}"
+        )
+
+
+def _training(recipe: DictConfig) -> dict[str, Any]:
+    """Return all that local training depends on, by key, of a resolved recipe."""
+    sides: dict[str, ClientSide] = build_part(recipe, "strategy.client_sides", classifier_tensors=0)
+    acting = [f"strategy.client_sides.{name}" for name, side in sides.items() if _acts(side)]
+    found: dict[str, Any] = {}
+    for key in (*_TRAINING, *acting):
+        value = OmegaConf.select(recipe, key)
+        plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        found |= _flat(key, plain)
+    return {key: value for key, value in found.items() if key not in _ASIDE}
+
+
+def _acts(side: ClientSide) -> bool:
+    return any(getattr(type(side), hook) is not getattr(ClientSide, hook) for hook in _HOOKS)
+
+
+def _flat(key: str, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        return {key: value}
+    return {k: v for name, part in value.items() for k, v in _flat(f"{key}.{name}", part).items()}

@@ -1,0 +1,1 @@
+"""What a method may replace: aggregators, optimizers, samplers, schedules, outputs."""

@@ -1,0 +1,135 @@
+"""Local optimizers: how a client takes a step. Fresh each round: no optimiser state survives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.optim.sgd import sgd
+
+from common.errors import require_range
+from strategies.base import Batch, Tensors
+from strategies.components.tensor_selection import TensorSelector, as_selector
+
+
+def reach(num_steps: int, momentum: float) -> float:
+    """Return how far K gradients of 1 move a tensor, in step sizes.
+
+    With momentum m the j-th moves it by 1 + m + ... + m^(K - j); without, K in all.
+    """
+    if momentum == 1.0:
+        return num_steps * (num_steps + 1) / 2
+    rest = momentum * (1.0 - momentum**num_steps) / (1.0 - momentum)
+    return (num_steps - rest) / (1.0 - momentum)
+
+
+class _OneGradient:
+    """A optimizer whose step is one gradient and one move along it."""
+
+    def move(self) -> None:
+        """Move the params along their gradients."""
+        raise NotImplementedError
+
+    def step(
+        self,
+        next_batch: Callable[[], Batch],
+        backward: Callable[[Batch], Tensor],
+        correct: Callable[[], None],
+    ) -> Tensor:
+        """Take one step and return its loss."""
+        loss = backward(next_batch())
+        correct()
+        self.move()
+        return loss
+
+
+class SGD(_OneGradient):
+    """SGD with momentum and weight decay.
+
+    Args:
+        momentum: heavy-ball coefficient in [0, 1).
+        weight_decay: L2 coefficient, added to the gradient at the step (after clipping).
+        momentum_layers: the tensors that momentum acts on; the others take plain steps. (FedPVR's
+            released script uses .9 on the feature extractor and 0 on the corrected tensors.)
+    """
+
+    def __init__(
+        self,
+        momentum: float = 0.0,
+        weight_decay: float = 0.0,
+        momentum_layers: TensorSelector | str = "all",
+    ) -> None:
+        self.momentum = require_range("local.momentum", momentum, high=1.0)
+        self.weight_decay = require_range("local.weight_decay", weight_decay)
+        self.momentum_layers = as_selector(momentum_layers)
+
+    def start(self, params: Tensors, lr: float) -> None:
+        """Begin a round on these trainable tensors with this step size."""
+        self.lr = lr
+        moved = set(self.stateful(list(params)))
+        self.plain = [param for name, param in params.items() if name not in moved]
+        self.moving = [param for name, param in params.items() if name in moved]
+        self.buffers: dict[Tensor, Tensor | None] = dict.fromkeys(self.moving)
+
+    def move(self) -> None:
+        """Take a step of SGD; a param without a gradient stays where it is."""
+        # PyTorch's functional form: its class imports the whole compiler first (1.3 s a process).
+        self._sgd([param for param in self.plain if param.grad is not None], 0.0)
+        self._sgd([param for param in self.moving if param.grad is not None], self.momentum)
+
+    @torch.no_grad()
+    def _sgd(self, params: list[Tensor], momentum: float) -> None:
+        grads = [param.grad for param in params if param.grad is not None]
+        buffers = [self.buffers.get(param) for param in params]
+        sgd(
+            params,
+            grads,
+            buffers,
+            weight_decay=self.weight_decay,
+            momentum=momentum,
+            lr=self.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
+        if momentum:
+            self.buffers.update(zip(params, buffers, strict=True))
+
+    def stateful(self, names: Sequence[str]) -> list[str]:
+        """Return those of the named tensors whose step is not plain SGD."""
+        return self.momentum_layers.select(names) if self.momentum else []
+
+
+class Adam(_OneGradient):
+    """Adam with PyTorch's defaults; FedDW's local optimiser (lr 1e-3)."""
+
+    momentum = None
+
+    def __init__(
+        self,
+        betas: Sequence[float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self.betas = (betas[0], betas[1])
+        self.eps = eps
+        self.weight_decay = require_range("local.weight_decay", weight_decay)
+
+    def start(self, params: Tensors, lr: float) -> None:
+        """Begin a round on these trainable tensors with this step size."""
+        self.optimizer = torch.optim.Adam(
+            list(params.values()),
+            lr=lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+        )
+
+    def move(self) -> None:
+        """Take a step of Adam."""
+        self.optimizer.step()
+
+    def stateful(self, names: Sequence[str]) -> list[str]:
+        """Return all names: Adam rescales every step."""
+        return list(names)

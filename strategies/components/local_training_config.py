@@ -1,0 +1,111 @@
+"""How long and how a client trains: checked at the server before round 1, used at the client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from common.errors import ConfigError, require_choice, require_range, require_whole
+from strategies.components.tensor_selection import TensorSelector
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of local training in which only some tensors are trained.
+
+    Attributes:
+        layers: selects them.
+        epochs: its length; None: what the other phases leave of ``epochs``, or all
+            steps where training is counted in steps.
+    """
+
+    layers: TensorSelector
+    epochs: int | None = None
+
+
+@dataclass(frozen=True)
+class LocalTrainingConfig:
+    """How long and how a client trains.
+
+    Attributes:
+        batch_size: examples per mini-batch.
+        epochs: passes over the client's data; None when ``steps`` is given.
+        steps: optimiser steps; None when ``epochs`` is given.
+        drop_last: leave out a last, smaller batch (FedPVR's released loaders do).
+        clip: maximum L2 norm of the corrected gradient; None does not clip.
+        autocast: compute the forward pass in bfloat16.
+        initial: where round 1 starts: the model as "received", or random numbers of the client's
+            "own" (one-shot methods).
+        reuse_training: the folder of a run of the same training that kept its clients' models:
+            they are taken as they are in place of training.
+        phases: train some tensors, then others; empty: all the time all of them.
+    """
+
+    batch_size: int = 32
+    epochs: int | None = 1
+    steps: int | None = None
+    drop_last: bool = False
+    clip: float | None = None
+    autocast: bool = False
+    initial: Literal["received", "own"] = "received"
+    reuse_training: str | None = None
+    phases: tuple[Phase, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        require_whole("local.batch_size", self.batch_size, low=1)
+        if (self.epochs is None) == (self.steps is None):
+            raise ConfigError(
+                f"local.epochs={self.epochs} and local.steps={self.steps}: give exactly one, and "
+                "set the other to null"
+            )
+        for key, length in (("local.epochs", self.epochs), ("local.steps", self.steps)):
+            if length is not None:
+                require_whole(key, length, low=1)
+        require_choice("local.initial", self.initial, ("received", "own"))
+        if self.clip is not None:
+            require_range("local.clip", self.clip, open_low=True)
+        self._check_phases()
+
+    def schedule(self) -> list[Phase]:
+        """Return the phases in order, their lengths filled in; the last one may count in steps."""
+        if not self.phases:
+            return [Phase(TensorSelector("all"), self.epochs)]
+        if self.epochs is None:
+            return list(self.phases)
+        rest = self.epochs - sum(phase.epochs or 0 for phase in self.phases)
+        return [
+            Phase(phase.layers, rest if phase.epochs is None else phase.epochs)
+            for phase in self.phases
+        ]
+
+    def _check_phases(self) -> None:
+        lengths = [phase.epochs for phase in self.phases]
+        if self.epochs is None and len(lengths) > 1:
+            raise ConfigError(
+                f"local.steps={self.steps} with {len(lengths)} strategy.phases, which count "
+                "epochs: set local.epochs, and local.steps=null"
+            )
+        given = sum(length for length in lengths if length is not None)
+        if lengths.count(None) > 1 or min((n for n in lengths if n is not None), default=1) < 1:
+            raise ConfigError(
+                f"strategy.phases have the epochs {lengths}: each must be >= 1, and at most one "
+                "null (the rest of local.epochs)"
+            )
+        if not lengths or self.epochs is None:
+            return
+        if not (given < self.epochs if None in lengths else given == self.epochs):
+            raise ConfigError(
+                f"strategy.phases have the epochs {lengths} and local.epochs={self.epochs}: they "
+                "must add up to it, or leave something for the one that is null"
+            )
+
+
+def local_training_config(
+    local: Mapping[str, Any], phases: Sequence[Mapping[str, Any]] = ()
+) -> LocalTrainingConfig:
+    """Return the options that the recipe's ``local`` and ``strategy.phases`` hold, checked."""
+    values = {f.name: local[f.name] for f in fields(LocalTrainingConfig) if f.name != "phases"}
+    parsed = tuple(Phase(TensorSelector(phase["layers"]), phase.get("epochs")) for phase in phases)
+    return LocalTrainingConfig(**values, phases=parsed)

@@ -1,0 +1,127 @@
+"""Server optimisers: x <- step(x, Delta).
+
+SGD with momentum is FedAvgM (Hsu, Qi, Brown 2019, https://arxiv.org/abs/1909.06335), with Delta
+the mean update (not its negative):
+
+    v <- momentum v + Delta
+    x <- x + eta_g v
+
+Adagrad, Adam and Yogi are Algorithm 2 of Reddi et al., Adaptive Federated Optimization, ICLR 2021
+(https://arxiv.org/abs/2003.00295), with the same Delta:
+
+    m <- beta1 m + (1 - beta1) Delta
+    v <- v + Delta^2                                        (FedAdagrad)
+    v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)          (FedYogi)
+    v <- beta2 v + (1 - beta2) Delta^2                      (FedAdam)
+    x <- x + eta_g m / (sqrt(v) + tau)
+
+There is no bias correction, and v starts at tau^2, as in the paper (v_{-1} >= tau^2).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from common.errors import require_range
+from strategies.base import Cohort, Payloads, Tensors, zeros_like
+
+
+class SGD:
+    """x <- x + eta_g v with v <- momentum v + Delta; momentum 0 and eta_g 1 is FedAvg."""
+
+    def __init__(self, lr: float = 1.0, momentum: float = 0.0) -> None:
+        self.lr = require_range("server.lr", lr, open_low=True)
+        self.momentum = require_range("strategy.server_optimizer.momentum", momentum, high=1.0)
+        self.velocity: dict[str, Tensor] = {}
+
+    def init(self, params: Tensors) -> None:
+        """Start from the initial params."""
+        self.velocity = zeros_like(params) if self.momentum else {}
+
+    def step(self, params: Tensors, update: Tensors, cohort: Cohort) -> dict[str, Tensor]:
+        """Return the params after one step along ``update``."""
+        direction = update
+        if self.momentum:
+            self.velocity = {n: self.momentum * v + update[n] for n, v in self.velocity.items()}
+            direction = self.velocity
+        return {name: value + self.lr * direction[name] for name, value in params.items()}
+
+    def state_dict(self) -> Payloads:
+        """Return the velocity."""
+        return {"velocity": self.velocity}
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore the velocity."""
+        self.velocity = dict(state.get("velocity", {}))
+
+
+class _Adaptive(ABC):
+    """The part that FedAdagrad, FedAdam and FedYogi share: all but the second moment."""
+
+    def __init__(
+        self, lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3
+    ) -> None:
+        self.lr = require_range("server.lr", lr, open_low=True)
+        self.beta1 = require_range("strategy.server_optimizer.beta1", beta1, high=1.0)
+        self.beta2 = require_range("strategy.server_optimizer.beta2", beta2, high=1.0)
+        self.tau = require_range("strategy.server_optimizer.tau", tau, open_low=True)
+        self.first: dict[str, Tensor] = {}
+        self.second: dict[str, Tensor] = {}
+
+    def init(self, params: Tensors) -> None:
+        """Start from the initial params."""
+        self.first = zeros_like(params)
+        self.second = {n: torch.full_like(v, self.tau**2) for n, v in params.items()}
+
+    @abstractmethod
+    def second_moment(self, moment: Tensor, square: Tensor) -> Tensor:
+        """Return the new v of the old one and Delta^2, element by element."""
+
+    def step(self, params: Tensors, update: Tensors, cohort: Cohort) -> dict[str, Tensor]:
+        """Return the params after one step along ``update``."""
+        stepped = {}
+        for name, value in params.items():
+            delta = update[name]
+            self.first[name] = self.beta1 * self.first[name] + (1 - self.beta1) * delta
+            self.second[name] = self.second_moment(self.second[name], delta**2)
+            scale = self.second[name].sqrt() + self.tau
+            stepped[name] = value + self.lr * self.first[name] / scale
+        return stepped
+
+    def state_dict(self) -> Payloads:
+        """Return both moments."""
+        return {"first": self.first, "second": self.second}
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore both moments."""
+        self.first, self.second = dict(state["first"]), dict(state["second"])
+
+
+class Adagrad(_Adaptive):
+    """FedAdagrad; beta1 is 0 in the paper and beta2 is not used."""
+
+    def __init__(self, lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3) -> None:
+        super().__init__(lr=lr, beta1=beta1, tau=tau)
+
+    def second_moment(self, moment: Tensor, square: Tensor) -> Tensor:
+        """Return v + Delta^2."""
+        return moment + square
+
+
+class Adam(_Adaptive):
+    """FedAdam."""
+
+    def second_moment(self, moment: Tensor, square: Tensor) -> Tensor:
+        """Return beta2 v + (1 - beta2) Delta^2."""
+        return self.beta2 * moment + (1 - self.beta2) * square
+
+
+class Yogi(_Adaptive):
+    """FedYogi."""
+
+    def second_moment(self, moment: Tensor, square: Tensor) -> Tensor:
+        """Return v - (1 - beta2) Delta^2 sign(v - Delta^2)."""
+        return moment - (1 - self.beta2) * square * torch.sign(moment - square)

@@ -1,0 +1,119 @@
+"""Selectors of parameter tensors by name, for partial methods and personal parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from common.errors import ConfigError
+
+_SYNTAX = "'all', 'none', 'last:N', 'first:N', or name patterns such as 'head.*,body.fc*'"
+
+
+@dataclass(frozen=True)
+class TensorSelector:
+    """Selects tensors out of the model's ``named_parameters()`` order.
+
+    Args:
+        spec: ``all``; ``none``; ``last:N`` or ``first:N`` tensors (weights and biases counted
+            separately); or comma-separated shell patterns of names.
+        key: of the recipe, for the errors.
+    """
+
+    spec: str
+    key: str = "strategy.layers"
+
+    def __post_init__(self) -> None:
+        """Refuse a malformed count."""
+        kind, _, count = self.spec.partition(":")
+        if kind in ("last", "first") and not (count.isdigit() and int(count) > 0):
+            raise ConfigError(f"{self.key}={self.spec!r} is no selector; allowed: {_SYNTAX}")
+
+    def select(self, names: Iterable[str]) -> list[str]:
+        """Return the selected names in the given order.
+
+        Raises:
+            ConfigError: if nothing is selected (other than by ``none``); lists the names.
+        """
+        ordered = list(names)
+        kind, _, count = self.spec.partition(":")
+        if self.spec == "none":
+            return []
+        if self.spec == "all":
+            chosen = ordered
+        elif kind in ("last", "first"):
+            chosen = self._by_count(ordered, kind, int(count))
+        else:
+            chosen = self._by_pattern(ordered)
+        if not chosen:
+            raise ConfigError(
+                f"{self.key}={self.spec!r} selects none of the model's tensors {ordered}; "
+                f"allowed: {_SYNTAX}. Change {self.key}"
+            )
+        return chosen
+
+    def select_buffers(self, names: Iterable[str]) -> list[str]:
+        """Return those of the buffers' names that ``all`` or a pattern selects."""
+        return list(names) if self.spec == "all" else self._by_pattern(names)
+
+    def _by_pattern(self, names: Iterable[str]) -> list[str]:
+        patterns = [pattern.strip() for pattern in self.spec.split(",")]
+        return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
+
+    def _by_count(self, ordered: list[str], kind: str, count: int) -> list[str]:
+        if count > len(ordered):
+            raise ConfigError(
+                f"{self.key}={self.spec!r} asks for {count} of {len(ordered)} tensors {ordered}; "
+                f"change {self.key}"
+            )
+        return ordered[-count:] if kind == "last" else ordered[:count]
+
+
+def as_selector(layers: TensorSelector | str, key: str = "strategy.layers") -> TensorSelector:
+    """Return ``layers`` as a selector; a string is the spec of this key."""
+    return layers if isinstance(layers, TensorSelector) else TensorSelector(layers, key)
+
+
+def all_tensors() -> TensorSelector:
+    """Select every trainable tensor."""
+    return TensorSelector("all")
+
+
+def last_tensors(count: int) -> TensorSelector:
+    """Select the last ``count`` trainable tensors."""
+    return TensorSelector(f"last:{count}")
+
+
+def named(*patterns: str) -> TensorSelector:
+    """Select the tensors whose names match any of the shell patterns."""
+    return TensorSelector(",".join(patterns))
+
+
+def trainable_shared(model: nn.Module, personal: TensorSelector) -> list[str]:
+    """Return the names of the parameters that travel."""
+    names = [name for name, _ in model.named_parameters()]
+    kept = set(personal.select(names))
+    return [name for name in names if name not in kept]
+
+
+def shared_names(model: nn.Module, personal: TensorSelector) -> list[str]:
+    """Return the names that travel: parameters, then floating-point buffers, less personal ones.
+
+    Integer buffers (BatchNorm's batch counters) stay: their mean means nothing.
+    """
+    kept = set(personal_names(model, personal))
+    names = [name for name, _ in model.named_parameters()]
+    return [name for name in [*names, *_float_buffers(model)] if name not in kept]
+
+
+def personal_names(model: nn.Module, personal: TensorSelector) -> list[str]:
+    """Return the names that stay at a client: parameters, then floating-point buffers."""
+    kept = personal.select(name for name, _ in model.named_parameters())
+    return kept + personal.select_buffers(_float_buffers(model))
+
+
+def _float_buffers(model: nn.Module) -> list[str]:
+    return [name for name, value in model.named_buffers() if value.is_floating_point()]

@@ -1,0 +1,1 @@
+"""One-shot fusion: projections, layer chains, alignment, image generators."""

@@ -1,0 +1,1 @@
+"""The round over Flower: messages, registration, the server's step and what it reports."""

@@ -1,0 +1,135 @@
+"""What the clients of the last round sent, kept beside the run (checkpoint.client_models=true).
+
+The figures of one-shot fusion need the local models themselves, and fusing them again, one step
+after the other, needs what came with them: fedhet/report/ reads both from here. Another run
+can take the models in place of training them anew (local.reuse_training).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import safe_open
+from torch import Tensor
+
+from common.errors import ConfigError
+from strategies.base import LocalSummary, Reply, Tensors, local_model
+from strategies.round.tensor_files import save_tensors
+
+FILE = "client_models.safetensors"
+RECEIVED, MODEL, PAYLOAD = "received", "model", "payload"
+TRAIN_LOSS = "train-loss"
+_COUNTS = ("num_examples", "num_steps", "lr_sum")
+
+
+@dataclass(frozen=True)
+class ClientSnapshots:
+    """Passes replies on as they are, and writes them to a file, that of the last round.
+
+    Held are the trainable shared tensors: x as "received/NAME", and of every client, by its number,
+    y_i as "3/model/NAME" and its payloads as "3/payload/PAYLOAD/NAME".
+
+    Args:
+        path: of the file.
+    """
+
+    path: Path
+
+    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
+        """Write x and the replies."""
+        tensors = {f"{RECEIVED}/{name}": x for name, x in params.items()}
+        clients = {}
+        for reply in replies:
+            client = str(reply.client_id)
+            clients[client] = {key: getattr(reply, key) for key in _COUNTS}
+            clients[client][TRAIN_LOSS] = reply.metrics.get(TRAIN_LOSS, float("nan"))
+            for name, value in local_model(params, reply).items():
+                tensors[f"{client}/{MODEL}/{name}"] = value
+            for payload, values in reply.payloads.items():
+                for name, value in values.items():
+                    tensors[f"{client}/{PAYLOAD}/{payload}/{name}"] = value.contiguous()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        about = {"clients": clients, "order": list(params)}  # a file sorts its tensors by name
+        save_tensors(self.path, tensors, {"fedhet": json.dumps(about)})
+        return replies
+
+
+def load_replies(path: Path) -> tuple[dict[str, Tensor], list[Reply]]:
+    """Return x, in the model's order, and the replies, by client, of a :class:`ClientSnapshots`.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+    """
+    with safe_open(path, framework="pt") as file:
+        about = json.loads(file.metadata()["fedhet"])
+        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    clients = about["clients"]
+    params = {name: tensors[f"{RECEIVED}/{name}"] for name in about["order"]}
+    replies = [
+        _reply(int(client), params, tensors, counts)
+        for client, counts in sorted(clients.items(), key=lambda pair: int(pair[0]))
+    ]
+    return params, replies
+
+
+def load_trained(
+    path: Path, client: int, like: Tensors
+) -> tuple[dict[str, Tensor], LocalSummary, float]:
+    """Return one client's model, what its training did, and its mean training loss.
+
+    Args:
+        path: of the file.
+        client: its number.
+        like: the tensors of a model, by name.
+
+    Raises:
+        ConfigError: if there is no such file or client, or its model has other tensors.
+    """
+    if not path.is_file():
+        raise ConfigError(
+            f"local.reuse_training={path.parent} has no {path.name}: name the folder of a finished "
+            "run with checkpoint.client_models=true"
+        )
+    with safe_open(path, framework="pt") as file:
+        clients = json.loads(file.metadata()["fedhet"])["clients"]
+        if str(client) not in clients:
+            raise ConfigError(
+                f"local.reuse_training={path.parent} lacks client {client}: it has "
+                f"{sorted(clients)}"
+            )
+        start = f"{client}/{MODEL}/"
+        held = {key.removeprefix(start): key for key in file.keys() if key.startswith(start)}
+        model = {name: file.get_tensor(key) for name, key in held.items()}
+    shapes = {name: tuple(value.shape) for name, value in model.items()}
+    if shapes != {name: tuple(value.shape) for name, value in like.items()}:
+        raise ConfigError(
+            f"local.reuse_training={path.parent} holds models of the tensors {shapes}, which is "
+            "not all of the model of this run (buffers and personal tensors are not kept)"
+        )
+    counts = clients[str(client)]
+    summary = LocalSummary(*(counts[key] for key in _COUNTS))
+    return model, summary, counts[TRAIN_LOSS]
+
+
+def _reply(client: int, params: Tensors, tensors: Tensors, counts: dict[str, float]) -> Reply:
+    model = _below(f"{client}/{MODEL}", tensors)
+    payloads: dict[str, dict[str, Tensor]] = {}
+    for key, value in _below(f"{client}/{PAYLOAD}", tensors).items():
+        payload, _, name = key.partition("/")
+        payloads.setdefault(payload, {})[name] = value
+    return Reply(
+        client_id=client,
+        num_examples=int(counts["num_examples"]),
+        num_steps=int(counts["num_steps"]),
+        lr_sum=counts["lr_sum"],
+        update={name: model[name] - x for name, x in params.items()},
+        payloads=payloads,
+    )
+
+
+def _below(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
+    start = f"{prefix}/"
+    return {key.removeprefix(start): v for key, v in tensors.items() if key.startswith(start)}

@@ -1,0 +1,240 @@
+"""What travels: named tensors in ArrayRecords, and the validation of what comes back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from statistics import fmean
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
+from torch import Tensor
+
+from strategies.base import Payloads, RefusedReplyError, Reply, Shapes, Tensors
+from strategies.round.array_codec import to_array, to_tensor
+
+PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
+PERSONAL_SCORE = "personal-"  # how the names of scores of a client's own model begin
+
+
+def to_record(tensors: Tensors) -> ArrayRecord:
+    """Return named tensors as an ArrayRecord (host memory, C order)."""
+    return ArrayRecord({name: to_array(value) for name, value in tensors.items()})
+
+
+def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
+    """Return an ArrayRecord as named tensors; object arrays (pickles) are refused by NumPy."""
+    return {name: to_tensor(array) for name, array in record.items()}
+
+
+def count_bytes(content: RecordDict) -> int:
+    """Return the bytes of a message's arrays as serialised (data and per-array headers)."""
+    return sum(
+        len(array.data) for record in content.array_records.values() for array in record.values()
+    )
+
+
+def check_finite(what: str, tensors: Tensors) -> None:
+    """Refuse NaN and Inf."""
+    for name, value in tensors.items():
+        if not value.is_floating_point() or value.numel() == 0:
+            continue
+        if math.isfinite(value.sum()):  # the fast way: one bad value spoils the sum
+            continue
+        low, high = value.aminmax()  # large values may, too; NaN passes through both of these
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise RefusedReplyError(f"{what} {name!r} holds NaN or Inf")
+
+
+def check_shapes(what: str, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse missing and unknown names and wrong shapes."""
+    if tensors.keys() != shapes.keys():
+        missing = sorted(shapes.keys() - tensors.keys())
+        unknown = sorted(tensors.keys() - shapes.keys())
+        raise RefusedReplyError(
+            f"{what} lacks the tensors {missing} and has unknown ones {unknown}"
+        )
+    for name, shape in shapes.items():
+        if tuple(tensors[name].shape) != shape:
+            raise RefusedReplyError(
+                f"{what} {name!r} has shape {tuple(tensors[name].shape)}, expected {shape}"
+            )
+
+
+def parse_reply(
+    message: Message,
+    client_id: int,
+    params: Tensors,
+    buffers: Iterable[str],
+    payload_names: Iterable[str],
+    expected: Shapes,
+) -> Reply:
+    """Return a train reply's content, checked.
+
+    Args:
+        message: the reply.
+        client_id: whom it must come from.
+        params: the shared tensors that were sent, buffers included.
+        buffers: which of them are buffers.
+        payload_names: the payloads that the client sides send.
+        expected: names and shapes of the payloads where the server sides know them.
+
+    Raises:
+        RefusedReplyError: for an error reply, a wrong sender, a missing record, a wrong name or
+            shape, NaN or Inf.
+    """
+    if message.has_error():
+        raise RefusedReplyError(f"error {message.error.code}: {message.error.reason}")
+    content = message.content
+    metrics = checked_metrics(content, {"partition-id", "num-examples", "num-steps", "lr-sum"})
+    if metrics["num-steps"] < 1:
+        raise RefusedReplyError("it took no step")
+    if int(metrics["partition-id"]) != client_id:
+        raise RefusedReplyError(f"it names partition {int(metrics['partition-id'])}")
+    update = _tensors(content, UPDATE)
+    check_shapes("update", update, {name: tuple(value.shape) for name, value in params.items()})
+    check_finite("update", update)
+    held = set(buffers)
+    return Reply(
+        client_id=client_id,
+        num_examples=int(metrics["num-examples"]),
+        num_steps=int(metrics["num-steps"]),
+        lr_sum=metrics["lr-sum"],
+        update={name: value for name, value in update.items() if name not in held},
+        buffers={name: value for name, value in update.items() if name in held},
+        payloads=_payloads(content, payload_names, expected),
+        metrics=metrics,
+    )
+
+
+def valid_replies(
+    messages: Iterable[Message],
+    cohort: Mapping[int, int],
+    parse: Callable[[Message, int], Reply],
+    asked: Mapping[str, int],
+    timeout_seconds: float,
+) -> tuple[list[Reply], list[str], int]:
+    """Return the valid replies by client id, why the others are missing, and the bytes received.
+
+    Args:
+        messages: the replies as they came.
+        cohort: client id by node id.
+        parse: reads one client's message, or refuses it.
+        asked: node id by the id of the message that the node was sent.
+        timeout_seconds: how long they were waited for.
+    """
+    waiting = dict(cohort)
+    valid, failures, bytes_up = [], [], 0
+    for message in messages:
+        if message.has_content():
+            bytes_up += count_bytes(message.content)
+        node = sender(message, asked)
+        client = waiting.pop(node, None)
+        if client is None:
+            reason = message.error.reason if message.has_error() else "unknown sender"
+            failures.append(f"node {node}: {reason}")
+            continue
+        try:
+            valid.append(parse(message, client))
+        except RefusedReplyError as refusal:
+            failures.append(f"client {client}: {refusal}")
+    why = silent_for(timeout_seconds)
+    failures += [f"client {client}: {why}" for client in sorted(waiting.values())]
+    return sorted(valid, key=lambda reply: reply.client_id), failures, bytes_up
+
+
+def asked_by_message(sent: Iterable[Metadata]) -> dict[str, int]:
+    """Return the node ids by the ids of the messages that were sent to them."""
+    return {one.message_id: one.dst_node_id for one in sent if one.message_id}
+
+
+def sender(reply: Message, asked: Mapping[str, int]) -> int:
+    """Return the id of the node that a reply is for.
+
+    Args:
+        reply: the SuperLink's own error, in place of a node that it has lost, names no node.
+        asked: node id by the id of the message that the node was sent.
+    """
+    node = reply.metadata.src_node_id
+    return asked.get(reply.metadata.reply_to_message_id, node) if reply.has_error() else node
+
+
+def silent_for(timeout_seconds: float) -> str:
+    """Return what is said of who has not answered."""
+    return f"no reply within {timeout_seconds:g} s (runtime.round_timeout_seconds)"
+
+
+def _tensors(content: RecordDict, name: str) -> dict[str, Tensor]:
+    record = content.array_records.get(name)
+    if record is None:
+        raise RefusedReplyError(f"it lacks the payload {name!r}")
+    try:
+        return to_tensors(record)
+    except (ValueError, TypeError) as error:
+        raise RefusedReplyError(f"payload {name!r} cannot be read: {error}") from error
+
+
+def _payloads(content: RecordDict, names: Iterable[str], expected: Shapes) -> Payloads:
+    payloads = {name: _tensors(content, name) for name in sorted(names)}
+    for name, tensors in payloads.items():
+        if name in expected:
+            check_shapes(f"payload {name!r}", tensors, expected[name])
+        check_finite(f"payload {name!r}", tensors)
+    return payloads
+
+
+def checked_metrics(content: RecordDict, required: Collection[str]) -> dict[str, float]:
+    """Return a reply's numbers; refuse missing ones, NaN, Inf, and a count of no examples."""
+    metrics = scalars(content.metric_records.get(METRICS, MetricRecord()))
+    missing = sorted(set(required) - metrics.keys())
+    if missing:
+        raise RefusedReplyError(f"its metrics lack {missing}")
+    bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+    if bad:
+        raise RefusedReplyError(f"its metrics {bad} are NaN or Inf")
+    if metrics["num-examples"] < 1:
+        raise RefusedReplyError("it has no example")
+    return metrics
+
+
+def to_metrics(values: Mapping[str, float]) -> MetricRecord:
+    """Return numbers as a MetricRecord."""
+    entries: dict[str, int | float | list[int] | list[float]] = {**values}
+    return MetricRecord(entries)
+
+
+def scalars(record: MetricRecord) -> dict[str, float]:
+    """Return a MetricRecord's numbers."""
+    return {name: float(v) for name, v in record.items() if isinstance(v, int | float)}
+
+
+def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the means, weighted by "num-examples", of what every client measured.
+
+    Counts ("num-examples", "num-steps") are summed; a metric that only some clients report is the
+    mean over those.
+    """
+    counts = ("num-examples", "num-steps")
+    names = sorted({name for row in metrics for name in row} - {"partition-id", *counts})
+    result = {name: sum(row[name] for row in metrics if name in row) for name in counts}
+    for name in names:
+        rows = [row for row in metrics if name in row]
+        weight = sum(row["num-examples"] for row in rows)
+        result[name] = sum(row["num-examples"] * row[name] for row in rows) / weight
+    return result
+
+
+def personal_scores(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return what a client measured of the model that it has trained."""
+    return {name: value for name, value in metrics.items() if name.startswith(PERSONAL_SCORE)}
+
+
+def mean_scores(scores: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the plain means over clients, by name."""
+    rows = list(scores)
+    names = sorted({name for row in rows for name in row})
+    return {name: fmean(row[name] for row in rows if name in row) for name in names}
+
+
+def parse_node_info(content: RecordDict) -> ConfigRecord:
+    """Return what a node says of itself in the roll call."""
+    return content.config_records.get(CLIENT, ConfigRecord())

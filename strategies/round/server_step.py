@@ -1,0 +1,204 @@
+"""The server's step, free of Flower: valid replies in, new params out, and the state between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from torch import Tensor
+
+from common.errors import ConfigError
+from strategies.base import (
+    Aggregator,
+    Cohort,
+    Observer,
+    Output,
+    Payloads,
+    Reply,
+    ReplyTransform,
+    ServerOptimizer,
+    ServerSide,
+    Shapes,
+    Tensors,
+)
+from strategies.components.aggregators import mean_of
+from strategies.round.server_network import GivesNetwork, Network, RunsNetwork
+from strategies.statistics.update_diagnostics import diagnose
+
+OUTPUT = "output"  # owns what was given out last, in the state
+
+
+class ServerStep:
+    """transforms -> aggregator -> server optimiser -> output, and every side's reduce.
+
+    Observers see the replies before all that.
+
+    Args:
+        sides: the methods' server halves, by name.
+        aggregator: (x, replies) -> Delta.
+        optimizer: (x, Delta) -> x.
+        transforms: (x, replies) -> replies, applied in order.
+        buffers: names that are not trained: they get the example-weighted mean, and neither sides
+            nor aggregator nor optimiser see them.
+        output: (x, Delta, new x, replies) -> the tensors that the round gives out.
+        network: for the parts that run it.
+        observers: (x, replies, cohort) -> nothing, of every round.
+
+    Attributes:
+        output_model: what the last round gave out, buffers included; None: the new tensors
+            themselves.
+        diagnose: (replies as received, Delta) -> scalars to report; how far the updates agree.
+
+    Raises:
+        ConfigError: if a part runs the network, and there is none.
+    """
+
+    def __init__(
+        self,
+        sides: Mapping[str, ServerSide],
+        aggregator: Aggregator,
+        optimizer: ServerOptimizer,
+        transforms: Sequence[ReplyTransform],
+        buffers: Collection[str],
+        output: Output,
+        network: Network | None = None,
+        observers: Sequence[Observer] = (),
+    ) -> None:
+        self.sides = dict(sides)
+        self.aggregator = aggregator
+        self.optimizer = optimizer
+        self.transforms = tuple(transforms)
+        self.buffers = frozenset(buffers)
+        self.output = output
+        self.observers = tuple(observers)
+        self.network = self._bound(network)
+        self.output_model: Tensors | None = None
+        self.diagnose: Callable[[Sequence[Reply], Tensors], dict[str, float]] = diagnose
+        self._diagnostics: dict[str, float] = {}
+
+    def init(self, tensors: Tensors, state: Payloads) -> None:
+        """Start from ``tensors``; ``state`` (of :meth:`state_dict`) is restored if not empty."""
+        params = self._trainable(tensors)
+        for owner, part in self._parts().items():
+            part.init(params)
+            if groups := _owned_by(owner, state):
+                part.load_state_dict(groups)
+        output_model = _owned_by(OUTPUT, state).get("params")
+        if output_model and output_model.keys() == tensors.keys():
+            output_model = {name: output_model[name] for name in tensors}
+        self.output_model = output_model
+
+    def broadcast(self, client: int) -> dict[str, Tensors]:
+        """Return all payloads for one client."""
+        return {
+            name: tensors
+            for side in self.sides.values()
+            for name, tensors in side.broadcast(client).items()
+        }
+
+    def expected(self) -> Shapes:
+        """Return the shapes of those reply payloads that a side knows."""
+        return {
+            name: shapes for side in self.sides.values() for name, shapes in side.expected().items()
+        }
+
+    def check(self, reply: Reply) -> None:
+        """Let every side refuse a reply."""
+        for side in self.sides.values():
+            side.check(reply)
+
+    def __call__(
+        self, tensors: Tensors, replies: Sequence[Reply], round: int, num_clients: int
+    ) -> dict[str, Tensor]:
+        """Return the new tensors, buffers included; ``output_model`` is the round's then.
+
+        Args:
+            tensors: x and the buffers, as they were sent.
+            replies: at least one, sorted by client id.
+            round: t.
+            num_clients: N.
+        """
+        if self.network is not None:
+            self.network.load(tensors)
+        params = self._trainable(tensors)
+        cohort = Cohort(round, len(replies), num_clients)
+        for observe in self.observers:
+            observe(params, replies, cohort)
+        received = replies
+        for transform in self.transforms:
+            replies = transform(params, replies)
+        for side in self.sides.values():
+            replies = side.receive(params, replies)
+        changes = self.aggregator(params, replies)
+        update = self._trainable(changes)
+        self._diagnostics = self.diagnose(received, update)
+        stepped = self.optimizer.step(params, update, cohort)
+        for side in self.sides.values():
+            side.reduce(replies, update, cohort)
+        new = {**tensors, **stepped, **self._new_buffers(tensors, replies, changes)}
+        output_model = self.output(params, update, stepped, replies)
+        if isinstance(self.output, GivesNetwork):
+            self.output_model = output_model
+        else:
+            self.output_model = None if output_model is stepped else {**new, **output_model}
+        return new
+
+    def restart_coupled(self, tensors: Tensors) -> frozenset[str]:
+        """Start the parts again that are tied to client states; return the keys of these."""
+        restarted: frozenset[str] = frozenset()
+        for part in self._parts().values():
+            coupled_state: frozenset[str] = getattr(part, "coupled_state", frozenset())
+            if coupled_state:
+                part.init(self._trainable(tensors))
+                restarted |= coupled_state
+        return restarted
+
+    def metrics(self) -> dict[str, float]:
+        """Return how far the round's updates agree, and what the sides report."""
+        reported = [side.metrics() for side in self.sides.values()]
+        return self._diagnostics | {n: value for part in reported for n, value in part.items()}
+
+    def state_dict(self) -> dict[str, Tensors]:
+        """Return every part's state, by "<owner>/<group>"."""
+        states = {owner: part.state_dict() for owner, part in self._parts().items()}
+        if self.output_model is not None:  # it stays what it is where the next round fails
+            states[OUTPUT] = {"params": self.output_model}
+        return {
+            f"{owner}/{group}": values
+            for owner, groups in states.items()
+            for group, values in groups.items()
+        }
+
+    def _parts(self) -> dict[str, ServerSide | ServerOptimizer]:
+        return {"server_optimizer": self.optimizer, **self.sides}
+
+    def _trainable(self, tensors: Tensors) -> dict[str, Tensor]:
+        return {name: value for name, value in tensors.items() if name not in self.buffers}
+
+    def _new_buffers(
+        self, tensors: Tensors, replies: Sequence[Reply], changes: Tensors
+    ) -> dict[str, Tensor]:
+        """Return x's buffers moved by what the aggregator says, or by the clients' mean change."""
+        if not self.buffers:
+            return {}
+        mean = mean_of([r.buffers for r in replies], [r.num_examples for r in replies])
+        return {name: tensors[name] + changes.get(name, change) for name, change in mean.items()}
+
+    def _bound(self, network: Network | None) -> Network | None:
+        """Return the network if any part runs it, after giving it to those that do."""
+        observers = {f"observer {number}": part for number, part in enumerate(self.observers)}
+        parts = {"aggregator": self.aggregator, "output": self.output, **self.sides, **observers}
+        running = {name: part for name, part in parts.items() if isinstance(part, RunsNetwork)}
+        for name, part in running.items():
+            if network is None:
+                raise ConfigError(
+                    f"{name} {type(part).__name__} runs the network at the server, and was given "
+                    "none: pass network=Network(...) (server_network.py) to the strategy"
+                )
+            part.bind(network)
+        return network if running else None
+
+
+def _owned_by(owner: str, state: Payloads) -> dict[str, Tensors]:
+    """Return an owner's groups of the state, by their names without the owner's."""
+    prefix = f"{owner}/"
+    return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}

@@ -1,0 +1,41 @@
+"""Tensors on disk and their hash: safetensors files, written whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from common.files import replace_file
+from strategies.base import Tensors
+
+
+def save_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file atomically: after a crash it is the old one or the new one.
+
+    Raises:
+        OSError: if it cannot be written, as on a full disk; ``path`` is unchanged.
+    """
+    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    entries = dict(metadata) if metadata else None
+
+    def write(beside: Path) -> None:
+        try:
+            save_file(plain, beside, entries)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+
+    replace_file(path, write)
+
+
+def parameters_sha256(params: Tensors) -> str:
+    """Return a hash of names, types, shapes and bits, independent of the order of the names."""
+    digest = hashlib.sha256()
+    for name in sorted(params):
+        array = params[name].detach().cpu().contiguous().numpy()
+        digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()

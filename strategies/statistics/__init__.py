@@ -1,0 +1,1 @@
+"""What several methods measure or send."""

@@ -1,0 +1,130 @@
+"""How many examples of each class every client holds, for the recipes that weigh models by it.
+
+Beside the model a client sends C numbers. ProjectionClient (projections.py) sends the
+same payload, beside its projections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError
+from strategies.base import (
+    ClientSide,
+    LocalContext,
+    LocalSummary,
+    Payloads,
+    RefusedReplyError,
+    Reply,
+    ServerSide,
+    Shapes,
+    Tensors,
+)
+
+CLASS_COUNTS, COUNTS = "class_counts", "counts"
+HEAD = "head"
+
+
+class ClassCountsClient(ClientSide):
+    """Sends the class counts.
+
+    Args:
+        sent: False: sends nothing.
+    """
+
+    def __init__(self, sent: bool = True) -> None:
+        self.sends = frozenset({CLASS_COUNTS} if sent else ())
+
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Return the counts (C,)."""
+        if not self.sends:
+            return {}
+        return counted(context)
+
+
+class ClassCountsServer(ServerSide):
+    """Refuses what are no class counts.
+
+    Args:
+        sent: False: the clients send none.
+    """
+
+    def __init__(self, sent: bool = True) -> None:
+        self.needs = frozenset({CLASS_COUNTS} if sent else ())
+
+    def init(self, params: Tensors) -> None:
+        """Note the number of classes.
+
+        Raises:
+            ConfigError: if the classifier stays at the clients.
+        """
+        if f"{HEAD}.weight" not in params:
+            raise ConfigError(
+                f"models are fused with their classifiers, but {HEAD}.weight stays at the clients: "
+                "set strategy.personal so that it is shared (none)"
+            )
+        self.classes = len(params[f"{HEAD}.weight"])
+
+    def expected(self) -> Shapes:
+        """Return the counts' shape (C,)."""
+        return {CLASS_COUNTS: {COUNTS: (self.classes,)}} if self.needs else {}
+
+    def check(self, reply: Reply) -> None:
+        """Refuse counts below 0, or that do not sum to n_i.
+
+        Raises:
+            RefusedReplyError: saying what they are.
+        """
+        if not self.needs:
+            return
+        check_class_counts(reply, self.classes)
+
+
+def counted(context: LocalContext) -> Payloads:
+    """Return the payload: how many examples of each class (C,) the client holds."""
+    return {CLASS_COUNTS: {COUNTS: torch.tensor(context.data.class_counts()).float()}}
+
+
+def check_class_counts(reply: Reply, classes: int | None) -> None:
+    """Refuse counts of another number of classes, below 0, or that do not sum to n_i.
+
+    Args:
+        reply: with class counts.
+        classes: C; None: a model without a classifier has any number.
+
+    Raises:
+        RefusedReplyError: saying what they are.
+    """
+    counts = reply.payloads[CLASS_COUNTS].get(COUNTS)
+    if counts is None or counts.dim() != 1:
+        raise RefusedReplyError("its class counts are no list of numbers")
+    if classes is not None and len(counts) != classes:
+        raise RefusedReplyError(f"its class counts are of {len(counts)} classes, not {classes}")
+    if (counts < 0).any():
+        raise RefusedReplyError(f"its class counts {counts.tolist()} have one below 0")
+    if float(counts.sum()) != reply.num_examples:
+        raise RefusedReplyError(
+            f"its class counts sum to {float(counts.sum()):g}, and it has "
+            f"{reply.num_examples} examples"
+        )
+
+
+def class_counts(replies: Sequence[Reply]) -> Tensor:
+    """Return how many examples of each class each client holds (N, C)."""
+    return torch.stack([reply.payloads[CLASS_COUNTS][COUNTS] for reply in replies])
+
+
+def holder_shares(replies: Sequence[Reply]) -> Tensor:
+    """Return each client's share of every class (N, C): 1 over how many hold it, or 0.
+
+    A client holds a class with more than one example of it, as in MA-Echo's released code. Where
+    nobody holds a class, all its shares are 0.
+
+    Args:
+        replies: with class counts.
+    """
+    holds = (class_counts(replies) > 1).float()
+    return holds / holds.sum(0).clamp_min(1.0)

@@ -1,0 +1,192 @@
+"""Soft labels by class: the statistic of FedDW and FedDistill+, and its two halves.
+
+Liu et al., FedDW, https://arxiv.org/abs/2412.04521, eq. 4 to 7. After local training a client
+passes its training examples through its model, in eval mode and without augmentation:
+
+    S_i[c] = sum of softmax(logits) over its examples of class c,   n_i[c] how many there are
+    SL[c] <- sum_i S_i[c] / sum_i n_i[c]                                              (eq. 7)
+
+and the server sends SL, the global soft-label matrix (C, C), with the next model. It starts as the
+identity (the paper leaves it open; the released code has that). A class that nobody in the round
+holds keeps its row (eq. 7 is undefined there).
+
+Bytes: |C|^2 floats down and |C|^2 + |C| up. The paper says 2 (|C| + |C|^2), but counts need not go
+down.
+
+Where the released code differs, as options, off by default: SL <- .5 new + .5 old
+(``smoothing=0.5``); the uploads of all rounds are summed, since a list is never cleared
+(``history=all``); a class without examples gets the identity's row (``absent=identity``). It
+computes S_i on augmented images, which is not an option here.
+
+What it says about a client: how many examples of each class it holds, and how its model mixes the
+classes up. ``mechanism`` clips and adds noise: see gaussian_mechanism.py. Under noise a count
+within four standard deviations of zero is taken as nobody's; of a row the negative entries are cut
+off and the rest scaled to sum 1, and a row of which nothing is left counts as nobody's too.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import softmax
+
+from common.errors import ConfigError, require_range
+from strategies.base import (
+    ClientSide,
+    Cohort,
+    LocalContext,
+    LocalSummary,
+    Payloads,
+    Reply,
+    ServerSide,
+    Shapes,
+    Tensors,
+)
+from strategies.privacy.gaussian_mechanism import GaussianMechanism, Uploads
+from strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_means, class_sums, total
+
+SOFT_LABELS = "soft_labels"
+SOFT_LABEL_SUMS = "soft_label_sums"
+HEAD = "head.weight"  # of the classifier, (C, d)
+_SURE = 4.0  # standard deviations of noise that a count must exceed
+
+
+class SoftLabelClient(ClientSide):
+    """Sends the sums of the soft labels and the counts of its examples, by class.
+
+    Args:
+        mechanism: clipping and noise; none by default.
+    """
+
+    sends = frozenset({SOFT_LABEL_SUMS})
+    per_example = frozenset({SOFT_LABEL_SUMS})
+
+    def __init__(self, mechanism: GaussianMechanism | None = None) -> None:
+        self.mechanism = mechanism or GaussianMechanism()
+        self.private = self.sends if self.mechanism.active else frozenset()
+
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Send sums (C, C) and counts (C,)."""
+        found = class_sums(
+            context, lambda features, logits: self.mechanism.clipped(softmax(logits, dim=1))
+        )
+        noised = {
+            name: self.mechanism.noised(found[name], context.generator) for name in (SUMS, COUNTS)
+        }
+        return {SOFT_LABEL_SUMS: noised}
+
+
+class SoftLabelServer(ServerSide):
+    """Keeps SL, the class-wise mean of everybody's soft labels.
+
+    Args:
+        smoothing: weight of the old matrix, in [0, 1]; the released code has .5.
+        history: which rounds' uploads are averaged, "round" or "all" (the released code).
+        absent: the row of a class without examples: "keep" or "identity" (the released code).
+        mechanism: the clients' own: how much noise to expect, and epsilon.
+    """
+
+    needs, sends = frozenset({SOFT_LABEL_SUMS}), frozenset({SOFT_LABELS})
+    additive_payloads = frozenset({SOFT_LABEL_SUMS})
+
+    def __init__(
+        self,
+        smoothing: float = 0.0,
+        history: Literal["round", "all"] = "round",
+        absent: Literal["keep", "identity"] = "keep",
+        mechanism: GaussianMechanism | None = None,
+    ) -> None:
+        self.smoothing = require_range("strategy.soft_labels.smoothing", smoothing, high=1.0)
+        self.history = _one_of("history", history, ("round", "all"))
+        self.absent = _one_of("absent", absent, ("keep", "identity"))
+        self.mechanism = mechanism or GaussianMechanism()
+        self._epsilons: dict[int, float] = {}
+
+    def init(self, params: Tensors) -> None:
+        """Start SL at the identity."""
+        if HEAD not in params:
+            raise ConfigError(
+                f"soft labels need the classifier {HEAD!r} at the server, and the shared "
+                f"tensors are {sorted(params)}: leave it out of strategy.personal"
+            )
+        classes = params[HEAD].shape[0]
+        if self.mechanism.active:
+            self.mechanism.epsilon(1)  # what the accountant lacks is said now
+        # one object for all clients of a round: it is serialised once
+        self.sent = {MEANS: torch.eye(classes)}
+        self.sums, self.counts = torch.zeros(classes, classes), torch.zeros(classes)
+        self.summed = 0
+        self.uploads = Uploads()
+
+    def broadcast(self, client_id: int) -> Payloads:
+        """Send SL (C, C). A client that was asked counts as one that has uploaded."""
+        self.uploads.add(client_id)
+        return {SOFT_LABELS: self.sent}
+
+    def expected(self) -> Shapes:
+        """Sums (C, C) and counts (C,)."""
+        classes = len(self.sent[MEANS])
+        return {SOFT_LABEL_SUMS: {SUMS: (classes, classes), COUNTS: (classes,)}}
+
+    def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
+        """Eq. 7, with the options above."""
+        sums, counts = total(replies, SOFT_LABEL_SUMS)
+        summed = len(replies)
+        if self.history == "all":
+            sums, counts, summed = self.sums + sums, self.counts + counts, self.summed + summed
+            self.sums, self.counts, self.summed = sums, counts, summed
+        old = self.sent[MEANS]
+        otherwise = old if self.absent == "keep" else torch.eye(len(old))
+        least = _SURE * self.mechanism.noise * math.sqrt(summed)
+        new = class_means(sums, counts, otherwise, least)
+        if self.mechanism.active:
+            new = _on_simplex(new, otherwise)
+        self.sent = {MEANS: (1 - self.smoothing) * new + self.smoothing * old}
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return epsilon for the client that has uploaded most often, where there is noise."""
+        if not self.mechanism.active:
+            return {}
+        most = self.uploads.most
+        if most not in self._epsilons:
+            self._epsilons[most] = self.mechanism.epsilon(most)
+        return {"soft-label-epsilon": self._epsilons[most]}
+
+    def state_dict(self) -> Payloads:
+        """Return SL, what is averaged over rounds, and the uploads by client."""
+        return {
+            SOFT_LABELS: dict(self.sent),
+            "history": {
+                SUMS: self.sums,
+                COUNTS: self.counts,
+                "summed": torch.tensor(self.summed),
+            },
+            "uploads": self.uploads.tensors(),
+        }
+
+    def load_state_dict(self, state: Payloads) -> None:
+        """Restore them."""
+        self.sent = dict(state[SOFT_LABELS])
+        history = state["history"]
+        self.sums, self.counts = history[SUMS], history[COUNTS]
+        self.summed = int(history["summed"])
+        self.uploads = Uploads.of(state["uploads"])
+
+
+def _on_simplex(rows: Tensor, otherwise: Tensor) -> Tensor:
+    positive = rows.clamp_min(0.0)
+    totals = positive.sum(1, keepdim=True)
+    return torch.where(totals > 0, positive / totals, otherwise)
+
+
+def _one_of(key: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise ConfigError(
+            f"strategy.soft_labels.{key}={value!r} is not allowed: it must be one of "
+            f"{', '.join(allowed)}"
+        )
+    return value

@@ -1,0 +1,244 @@
+"""The command from end to end, on small results directories."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+
+from fedhet.report import command, data_file
+
+
+@pytest.fixture
+def sweep(write_run, tmp_path):
+    """Two methods, two seeds, two alphas; scaffold's second seed failed at alpha 1."""
+    for method, gain in (("fedavg", 0.0), ("scaffold", 0.1)):
+        ratio = 0.5 + gain
+        figures = {"norm_ratio": ratio, "update_cosine": gain, "drift_diversity": 0.5 / ratio}
+        for seed in (0, 1):
+            for alpha in (0.1, 1.0):
+                failed = method == "scaffold" and seed == 1 and alpha == 1.0
+                write_run(
+                    method,
+                    seed,
+                    (0.1, 0.3 + gain, 0.5 + gain + 0.02 * seed),
+                    columns={"train_loss": 1.0 - gain, "lr": 0.1, **figures},
+                    summary={"status": "failed", "error": "a node died"} if failed else {},
+                    partition__alpha=alpha,
+                )
+    return tmp_path / "sweep"
+
+
+def report(*words):
+    command.main([*map(str, words), "--no-partitions"])
+
+
+def written(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.flower  # it draws pages
+def test_everything_is_written_beside_the_sweep(sweep, capsys):
+    report(sweep)
+    assert sorted(written(sweep / "report")) == [
+        *("report.html", "report.json", "report.md"),
+        *("report_agreement.png", "report_agreement.svg"),
+        *("report_bytes.png", "report_bytes.svg"),
+        *("report_diagnostics.png", "report_diagnostics.svg"),
+        *("report_rounds.png", "report_rounds.svg"),
+    ]
+    text = (sweep / "report" / "report.md").read_text()
+    # fedavg: .50 and .52, mean 51, sample sd sqrt(2) = 1.41
+    assert "| fedavg | 51.00 ± 1.41 (n = 2) | 51.00 ± 1.41 (n = 2) |" in text
+    assert "| scaffold | 61.00 ± 1.41 (n = 2) | 60.00 (n = 1) |" in text
+    assert "| alpha 0.1 | scaffold | 0.600 ± 0.000 | 0.100 ± 0.000 | 0.833 ± 0.000 |" in text
+    assert text.count("](report_agreement.png)") == 1
+    assert "norm_ratio" not in text  # not once more among the columns per round
+    printed = capsys.readouterr().out
+    assert "61.00 ± 1.41" in printed
+    assert "report.html" in printed
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_failed_runs_are_named_with_their_error(sweep):
+    report(sweep)
+    text = (sweep / "report" / "report.md").read_text()
+    assert "1 of 8 runs failed: 7_scaffold_seed1. No mean includes them" in text
+    assert "- 7_scaffold_seed1: failed: a node died" in text
+
+
+@pytest.mark.parametrize(
+    ("most_points", "drawn"),
+    [pytest.param(data_file.MOST_POINTS, True, marks=pytest.mark.flower), (60, False)],
+)
+def test_the_page_is_made_again_from_its_data_file(
+    sweep, tmp_path, monkeypatch, request, most_points, drawn
+):
+    """Also where there are so many rounds that the diagnostics are thinned out."""
+    if not drawn:
+        request.getfixturevalue("no_pictures")
+    monkeypatch.setattr(data_file, "MOST_POINTS", most_points)
+    report(sweep, "--targets", "0.4", "--title", "A title")
+    first = written(sweep / "report")
+    moved = tmp_path / "elsewhere.json"
+    shutil.move(sweep / "report" / "report.json", moved)
+    shutil.rmtree(sweep)
+    report(moved, "--out", tmp_path / "again")
+    assert written(tmp_path / "again") == first
+    assert b"A title" in first["report.html"]
+    assert b"rounds to 40 %" in first["report.html"]
+
+
+@pytest.mark.slow
+def test_the_page_fetches_nothing_and_is_well_formed_whatever_it_is_called(sweep, tmp_path):
+    report(sweep, "--by", "partition.alpha", "--out", tmp_path / "docs", "--name", "short")
+    assert "short_rounds.png" in written(tmp_path / "docs")
+    assert "](short_rounds.png)" in (tmp_path / "docs" / "short.md").read_text()
+    html = (tmp_path / "docs" / "short.html").read_text()
+    assert not re.search(r"(src|href)\s*=\s*[\"'](?!#|data:)", html)
+    assert "http" not in html
+    assert "@import" not in html
+    assert not re.search(r"url\((?!#)", html)
+    assert "<script" not in html
+    assert 'name="viewport"' in html
+    assert "prefers-color-scheme: dark" in html
+    body = html.partition("<body>")[2].partition("</body>")[0].replace("xlink:href", "href")
+    ElementTree.fromstring(f"<body>{body}</body>")
+    ids = re.findall(r'\bid="([^"]*)"', html)
+    assert set(re.findall(r"(?:url\(|href=\")#([^)\"]*)", html)) <= set(ids)
+
+
+@pytest.mark.flower  # it draws pages
+def test_colours_of_the_page_follow_its_theme_and_those_of_the_files_do_not(sweep):
+    report(sweep)
+    html = (sweep / "report" / "report.html").read_text().partition("</style>")[2]
+    assert "var(--line-0)" in html
+    assert "#0072b2" not in html
+    svg = (sweep / "report" / "report_rounds.svg").read_text()
+    assert "#0072b2" in svg
+    assert "var(" not in svg
+    with Image.open(sweep / "report" / "report_rounds.png") as image:
+        colors = {color for _, color in image.convert("RGB").getcolors(1 << 20)}
+    assert (0x00, 0x72, 0xB2) in colors
+    assert (0x00, 0x9E, 0x73) in colors
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_several_sweeps_on_one_page(sweep, write_run, tmp_path, capsys):
+    for seed in (0, 1):
+        write_run("fedprox", seed, (0.1, 0.2, 0.4 + 0.1 * seed), sweep="other", rounds=2)
+    report(sweep, tmp_path / "other", sweep / "0_fedavg_seed0", "--out", tmp_path / "both")
+    text = (tmp_path / "both" / "report.md").read_text()
+    assert "# Report: sweep, other" in text
+    assert "10 runs, 9 of them completed." in text  # the one named twice counts once
+    assert "other/1_fedprox_seed1" in text
+
+
+def test_sections_for_each_published_table(write_run, tmp_path):
+    def paper(source, published):
+        rows = {"FedAvg": {"runs": {"strategy": "fedavg"}, "published": [published]}}
+        return {"source": source, "unit": "%", "columns": {"digits": {}}, "rows": rows}
+
+    write_run("fedavg", 0, (0.1, 0.5), paper=paper("Table 1", 50.0))
+    write_run("fedavg", 0, (0.1, 0.7), paper=paper("Table 2", 75.0))
+    write_run("scaffold", 0, (0.1, 0.9))
+    report(tmp_path / "sweep")
+    text = (tmp_path / "sweep" / "report" / "report.md").read_text()
+    first, second, third = (text.index(f"\n## {t}\n") for t in ("Table 1", "Table 2", "Methods"))
+    assert "| FedAvg | 50.00<br>paper 50 (+0.0) |" in text[first:second]
+    assert "| FedAvg | 70.00<br>paper 75 (-5.0) |" in text[second:third]
+    assert "| scaffold | 90.00 |" in text[third:]
+    assert (tmp_path / "sweep" / "report" / "report_2_scores.png").exists()
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_a_wrong_description_of_a_table_is_said_and_the_runs_are_shown(write_run, tmp_path):
+    write_run("fedavg", 0, (0.1, 0.5), paper={"source": "Table 1", "metric": "f1"})
+    report(tmp_path / "sweep")
+    text = (tmp_path / "sweep" / "report" / "report.md").read_text()
+    assert "paper.metric=f1 is unknown" in text
+    assert "| fedavg | 50.00 |" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_an_experiment_file_lays_out_other_runs(write_run, tmp_path):
+    write_run("fedavg", 0, (0.1, 0.5), task__name="cifar10", task__model="resnet8")
+    report(tmp_path / "sweep", "--experiment", "fedpvr/table3_cifar10")
+    text = (tmp_path / "sweep" / "report" / "report.md").read_text()
+    assert (
+        "| FedAvg | not run<br>paper 69.3 | not run<br>paper 80.9 | 50.00<br>paper 64.9 (-14.9)"
+        in text
+    )
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_different_code_versions_and_refusals_are_warned_of(write_run, tmp_path):
+    write_run("fedavg", 0)
+    other = {"fedhet": "0.1.0", "torch": "2.16.0"}
+    write_run("fedavg", 1, summary={"versions": other, "failures": 2})
+    write_run("fedavg", 2, summary={"fingerprint": {"recipe": "r", "code": "code2"}})
+    report(tmp_path / "sweep")
+    text = (tmp_path / "sweep" / "report" / "report.md").read_text()
+    assert "different versions of torch: 2.15.0, 2.16.0" in text
+    assert "The runs are not of one version of the code." in text
+    assert "2 replies of clients were refused or missing" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_jobs_that_left_nothing_are_named(sweep):
+    jobs = [
+        {
+            "number": 8,
+            "folder": "8_fedavg",
+            "status": "failed",
+            "error": "unknown key",
+            "figures": {},
+        },
+        {"number": 0, "folder": "0_fedavg_seed0", "status": "completed", "figures": {}},
+    ]
+    words = {"overrides": ["strategy=fedavg,scaffold", "seed=0,1"], "began": "", "status": "failed"}
+    rest = {"ended": None, "resumed": [], "total": 9, "together": 1, "objective": "accuracy"}
+    (sweep / "sweep.json").write_text(json.dumps({**words, **rest, "jobs": jobs}))
+    report(sweep)
+    text = (sweep / "report" / "report.md").read_text()
+    assert "left no results: 8_fedavg: unknown key" in text
+    assert "fedhet -m strategy=fedavg,scaffold seed=0,1" in text
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_without_matplotlib_the_tables_come_and_it_is_said(sweep):
+    report(sweep)
+    assert sorted(written(sweep / "report")) == ["report.html", "report.json", "report.md"]
+    text = (sweep / "report" / "report.md").read_text()
+    assert "matplotlib is missing" in text
+    assert "51.00 ± 1.41" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nowhere"], "nowhere is no folder"),
+        (["."], "holds no run"),
+        (["{sweep}", "--by", "partition.alfa"], "--by partition.alfa is no key of these runs"),
+        (["{sweep}", "--targets", "30"], "30 is no accuracy in (0, 1]; 30 % is 0.3"),
+        (["{sweep}", "--experiment", "fedpvr/x"], "fedpvr/x is unknown; there are: "),
+    ],
+)
+def test_bad_input_ends_with_the_reason(sweep, tmp_path, monkeypatch, capsys, words, message):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(SystemExit) as end:
+        report(*(word.format(sweep=sweep) for word in words))
+    assert end.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_command_does_not_import_torch():
+    code = "import sys, fedhet.report.command; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,192 @@
+"""A published table: selection, differences, and what is wrong with a description."""
+
+import pytest
+
+from fedhet.report.published_tables import PaperError, paper_layout, read_paper
+from fedhet.report.run_data import read_run
+from fedhet.report.statistics import Figure
+from fedhet.report.tables import main_table, target_tables
+
+NODE = {
+    "source": "Somebody et al., Table 1",
+    "metric": "accuracy",
+    "unit": "%",
+    "columns": {"alpha 0.1": {"partition.alpha": 0.1}, "alpha 1": {"partition": {"alpha": 1.0}}},
+    "rows": {
+        "FedAvg": {"runs": {"strategy": "fedavg"}, "published": [49.0, 70.0]},
+        "SCAFFOLD": {"runs": {"strategy": "scaffold"}, "published": [[60.5, 0.2], None]},
+        "FedDyn": {"runs": {"strategy": "feddyn"}, "not_run": "not built", "published": [64, "x"]},
+        "Centralised": {"runs": None, "published": [80, 80]},
+    },
+}
+
+
+def node(**changes):
+    return {**NODE, **changes}
+
+
+@pytest.fixture
+def runs(write_run):
+    """FedAvg at alpha 0.1: finals 0.5, 0.6; SCAFFOLD one seed at each alpha."""
+    folders = [
+        write_run("fedavg", 0, (0.1, 0.5)),
+        write_run("fedavg", 1, (0.1, 0.6)),
+        write_run("scaffold", 0, (0.1, 0.605)),
+        write_run("scaffold", 0, (0.1, 0.9), partition__alpha=1),
+    ]
+    return [read_run(folder, folder.name, 0) for folder in folders]
+
+
+def texts(table):
+    return {row[0].text: [(e.text, e.under) for e in row[1:]] for row in table.rows}
+
+
+def test_ours_beside_the_papers_and_the_difference(runs):
+    """FedAvg: mean 55, sample sd sqrt(2 * 5^2 / 1) = 7.07, difference 55 - 49 = 6."""
+    paper = read_paper(NODE)
+    table = main_table(paper_layout(runs, paper), paper.figure)
+    assert table.head == ["", "alpha 0.1", "alpha 1"]
+    assert texts(table) == {
+        "FedAvg": [("55.00 ± 7.07 (n = 2)", "paper 49 (+6.0)"), ("not run", "paper 70")],
+        "SCAFFOLD": [("60.50 (n = 1)", "paper 60.5 ± 0.2 (+0.0)"), ("90.00 (n = 1)", "")],
+        "FedDyn": [("not run", "paper 64"), ("not run", "paper x")],
+        "Centralised": [("not run", "paper 80"), ("not run", "paper 80")],
+    }
+    assert table.rows[2][0].under == "not built"
+    assert "ours minus it" in table.caption
+
+
+def test_a_difference_below_zero_and_the_same_n_everywhere(runs):
+    paper = read_paper(node(rows={"S": {"runs": {"strategy": "scaffold"}, "published": [61, 95]}}))
+    table = main_table(paper_layout(runs[2:], paper), paper.figure)
+    assert texts(table)["S"] == [("60.50", "paper 61 (-0.5)"), ("90.00", "paper 95 (-5.0)")]
+    assert "n = 1" in table.caption
+
+
+def test_rounds_to_a_target_beside_the_papers(runs):
+    """FedAvg reaches 0.55 in one of two runs: no difference to a bound."""
+    rows = {
+        "FedAvg": {"runs": {"strategy": "fedavg"}, "published": [15, "100+"]},
+        "SCAFFOLD": {"runs": {"strategy": "scaffold"}, "published": [9, None]},
+    }
+    paper = read_paper(node(metric="rounds_to", target=0.55, unit=None, rows=rows))
+    assert paper.targets == (0.55,)
+    layout = paper_layout(runs, paper)
+    assert texts(main_table(layout, paper.figure)) == {
+        "FedAvg": [("> 1 (1 of 2 reached) (n = 2)", "paper 15"), ("not run", "paper 100+")],
+        "SCAFFOLD": [("1 (n = 1)", "paper 9 (-8.0)"), ("1 (n = 1)", "")],
+    }
+    tables = dict(target_tables(layout, paper.targets, None))
+    assert list(tables) == ["alpha 0.1", "alpha 1"]
+    assert tables["alpha 0.1"].head == ["", "rounds to 55 %", "MB to 55 %"]
+    assert texts(tables["alpha 1"]) == {"SCAFFOLD": [("1", ""), ("3", "")]}
+
+
+def test_numbers_to_another_target_have_no_difference(runs):
+    rows = {"FedAvg": {"runs": {"strategy": "fedavg"}, "published": [49, None]}}
+    keys = {"metric": "rounds_to", "target": 0.5, "published_target": 0.66, "rows": rows}
+    paper = read_paper({key: value for key, value in node(**keys).items() if key != "unit"})
+    table = main_table(paper_layout(runs[:2], paper), paper.figure)
+    assert texts(table)["FedAvg"] == [("1.0 ± 0.0", "paper 49 to 66 %"), ("not run", "")]
+
+
+def test_rounds_to_several_targets_beside_the_papers(runs):
+    """FedAvg reaches 0.45 in round 1 with both seeds, and 0.55 with one; the paper never."""
+    rows = {
+        "FedAvg": {"runs": {"strategy": "fedavg"}, "published": [[15, "∞"], [4, None]]},
+        "FedX": {"runs": {"strategy": "fedx"}, "published": [None, [8, 9]]},
+    }
+    paper = read_paper(node(metric="rounds_to", targets=[0.45, 0.55], unit=None, rows=rows))
+    assert paper.targets == (0.45, 0.55)
+    assert paper.rows["FedAvg"].published[0].text == "15 / ∞"
+    table = main_table(paper_layout(runs[:2], paper), paper.figure)
+    assert texts(table) == {
+        "FedAvg to 45 %": [("1.0 ± 0.0", "paper 15 (-14.0)"), ("not run", "paper 4")],
+        "FedX to 45 %": [("not run", ""), ("not run", "paper 8")],
+        "FedAvg to 55 %": [("> 1 (1 of 2 reached)", "paper ∞"), ("not run", "")],
+        "FedX to 55 %": [("not run", ""), ("not run", "paper 9")],
+    }
+    assert table.caption.startswith("Rounds to 45 %, 55 %. Mean")
+
+
+def test_one_target_among_several_has_one_number_a_column():
+    """``targets`` are then those of the page's other table."""
+    rows = {"FedAvg": {"runs": {"strategy": "fedavg"}, "published": [15, "100+"]}}
+    paper = read_paper(node(metric="rounds_to", target=0.5, targets=[0.4, 0.5], rows=rows))
+    assert (paper.figure.target, paper.targets) == (0.5, (0.4, 0.5))
+    assert paper.rows["FedAvg"].published[0].mean == 15
+
+
+def test_targets_are_chosen_for_each_column_and_said(runs):
+    """Best mean at alpha 1 is 0.9: targets 45, 72 and 85 %."""
+    tables = dict(target_tables(paper_layout(runs, read_paper(NODE)), [], None))
+    assert tables["alpha 1"].head[1:4] == ["rounds to 45 %", "rounds to 72 %", "rounds to 85 %"]
+    assert "targets 45 %, 72 %, 85 %: of 50, 80 and 95 %" in tables["alpha 1"].caption
+
+
+def test_what_the_initial_model_reaches_is_no_target(write_run):
+    """Best 0.2: 10, 16 and 19 %, of which the first is where training starts."""
+    folder = write_run("fedavg", 0, (0.1, 0.2))
+    layout = paper_layout([read_run(folder, "a", 0)], read_paper(NODE))
+    ((_, table),) = target_tables(layout, [], None)
+    assert table.head[1:3] == ["rounds to 16 %", "rounds to 19 %"]
+
+
+def test_a_method_that_the_paper_does_not_have_gets_a_row(runs, write_run):
+    folder = write_run("fedadam", 0)
+    layout = paper_layout([*runs, read_run(folder, "extra", 0)], read_paper(NODE))
+    assert layout.lines[-1].label == "fedadam (not in the paper's table)"
+    assert layout.lines[-1].cells[0].published is None
+
+
+def test_runs_outside_all_columns_are_named(runs, write_run):
+    folder = write_run("fedavg", 0, partition__alpha=5.0)
+    layout = paper_layout([*runs, read_run(folder, "lost", 0)], read_paper(NODE))
+    assert layout.notes == ("In no column of the paper's table, and so not shown: lost.",)
+
+
+def test_a_cell_whose_runs_differ_is_split_not_averaged(write_run):
+    folders = [write_run("fedavg", 0, (0.1, 0.5), local__lr=lr) for lr in (0.05, 0.1)]
+    runs = [read_run(folder, folder.name, 0) for folder in folders]
+    paper = read_paper(NODE)
+    layout = paper_layout(runs, paper)
+    shown = texts(main_table(layout, paper.figure))
+    assert list(shown)[:2] == ["FedAvg, lr 0.05", "FedAvg, lr 0.1"]
+    assert shown["FedAvg, lr 0.1"][0] == ("50.00", "paper 49 (+1.0)")
+    assert "local.lr" in layout.notes[0]
+
+
+def test_the_papers_rounds(runs, write_run):
+    paper = read_paper(node(round=1))
+    assert paper.figure == Figure("accuracy", percent=True, last_round=1)
+    assert paper_layout(runs, paper).notes == ()
+    few = paper_layout(runs, read_paper(node(round=80)))
+    assert few.notes == ("The paper's numbers are after 80 rounds; the runs have 3.",)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"metrik": 1}, "paper.metrik is unknown; allowed: source"),
+        ({"metric": "f1"}, "paper.metric=f1 is unknown; allowed: accuracy"),
+        ({"metric": "rounds_to"}, "needs paper.target"),
+        ({"unit": "percent"}, "paper.unit=percent is unknown"),
+        ({"round": 0}, "paper.round=0 must be"),
+        ({"columns": {}}, "paper.columns={} must be a mapping"),
+        ({"rows": {"A": {"published": [1]}}}, "must list 2 numbers, one a column"),
+        ({"rows": {"A": {"published": [1, [2]]}}}, r"has \[2\]: a number, \[mean, spread\]"),
+        ({"rows": {"A": {"run": {}, "published": [1, 2]}}}, "with runs, published, not_run"),
+        (
+            {"metric": "rounds_to", "targets": [0.4, 0.5], "rows": {"A": {"published": [1, 2]}}},
+            "has 1: a list of 2, one a target",
+        ),
+        (
+            {"metric": "rounds_to", "targets": [0.4], "rows": {"A": {"published": [[1, 2], [3]]}}},
+            r"has \[1, 2\]: a list of 1, one a target",
+        ),
+        ({"metric": "rounds_to", "target": 40, "targets": [0.4]}, "needs paper.target"),
+    ],
+)
+def test_what_is_wrong_with_a_description_is_said(changes, message):
+    with pytest.raises(PaperError, match=message):
+        read_paper(node(**changes))

@@ -1,0 +1,89 @@
+"""Figures, means and spreads, worked out by hand."""
+
+import pytest
+
+from fedhet.report.run_data import read_run
+from fedhet.report.statistics import Figure, estimate, percent, sensible_targets
+
+
+@pytest.fixture
+def runs(write_run):
+    """Three seeds: final 0.5, 0.6, 0.7; best 0.6, 0.6, 0.7; to 0.6 in rounds 2, 3, 1."""
+    curves = [(0.1, 0.3, 0.6, 0.5), (0.1, 0.2, 0.3, 0.6), (0.1, 0.65, 0.6, 0.7)]
+    folders = [write_run(seed=seed, accuracies=curve) for seed, curve in enumerate(curves)]
+    return [read_run(folder, folder.name, 0) for folder in folders]
+
+
+def test_final_accuracy_and_its_sample_standard_deviation(runs):
+    """Mean of .5, .6, .7 is .6; deviations -.1, 0, .1: sqrt(.02 / 2) = .1."""
+    found = estimate(Figure("accuracy"), runs)
+    assert (found.mean, found.spread, found.count) == (pytest.approx(0.6), pytest.approx(0.1), 3)
+    assert estimate(Figure("accuracy", percent=True), runs).text(2) == "60.00 ± 10.00"
+
+
+def test_best_and_late_accuracy(runs):
+    assert estimate(Figure("best_accuracy"), runs).mean == pytest.approx((0.6 + 0.6 + 0.7) / 3)
+    one = estimate(Figure("late_accuracy"), runs[:1])
+    assert one.mean == pytest.approx((0.3 + 0.6 + 0.5) / 3)  # three of five; not the untrained one
+    assert one.spread is None
+    assert one.text(3) == "0.467"
+
+
+def test_late_accuracy_is_of_the_last_five(write_run):
+    run = read_run(write_run(accuracies=(0.0, 0.9, 0.1, 0.2, 0.3, 0.4, 0.5)), "a", 0)
+    assert estimate(Figure("late_accuracy"), [run]).mean == pytest.approx(0.3)
+
+
+def test_rounds_and_megabytes_to_a_target(runs):
+    """Rounds 2, 3, 1 of 3 MB each: mean 2 and 6 MB, deviations 1 and 3."""
+    rounds = estimate(Figure("rounds_to", 0.6), runs)
+    assert (rounds.mean, rounds.spread) == (2, 1)
+    assert rounds.text(1) == "2.0 ± 1.0"
+    assert estimate(Figure("bytes_to", 0.6), runs).text(1) == "6.0 ± 3.0"
+    assert estimate(Figure("rounds_to", 0.6), runs[:1]).text(1) == "2"
+
+
+def test_a_target_that_not_all_runs_reach_is_a_bound(runs):
+    found = estimate(Figure("rounds_to", 0.65), runs)
+    assert not found.complete
+    assert found.text(1) == "> 3 (1 of 3 reached)"
+    assert estimate(Figure("bytes_to", 0.65), runs).text(1) == "> 9 (1 of 3 reached)"
+
+
+def test_the_bound_is_that_of_the_run_that_gave_up_first(write_run):
+    runs = [
+        read_run(write_run(seed=seed, accuracies=[0.1] * length), str(seed), 0)
+        for seed, length in enumerate((4, 9))
+    ]
+    assert estimate(Figure("rounds_to", 0.5), runs).text(1) == "> 3 (0 of 2 reached)"
+
+
+def test_rounds_after_the_last_one_are_left_out(runs):
+    early = Figure("accuracy", last_round=2)
+    assert [early.of(run).number for run in runs] == [0.6, 0.3, 0.6]
+    assert estimate(Figure("rounds_to", 0.6, last_round=2), runs).text(1) == "> 2 (2 of 3 reached)"
+
+
+def test_no_evaluation_no_figure(write_run):
+    folder = write_run()
+    (folder / "metrics.jsonl").write_text('{"round": 0, "loss": 1.0}\n')
+    assert estimate(Figure("accuracy"), [read_run(folder, "a", 0)]) is None
+    assert estimate(Figure("accuracy"), []) is None
+
+
+@pytest.mark.parametrize(
+    ("bests", "targets"),
+    [
+        ([0.5, 0.8], [0.4, 0.64, 0.76]),  # 50, 80 and 95 % of 0.8
+        ([0.34], [0.17, 0.27, 0.32]),  # 0.272 and 0.323, rounded down
+        ([0.02], [0.01, 0.016, 0.019]),  # in steps of a thousandth
+        ([0.0], []),
+        ([], []),
+    ],
+)
+def test_sensible_targets(bests, targets):
+    assert sensible_targets(bests) == targets
+
+
+def test_percent():
+    assert [percent(share) for share in (0.66, 0.5, 0.275)] == ["66 %", "50 %", "27.5 %"]

@@ -1,0 +1,50 @@
+"""ClientApps for the engine's tests; workers import them by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@app.query()
+def count(message: Message, context: Context) -> Message:
+    """Say how many examples the client has: 10 x (its id + 1)."""
+    client = int(context.node_config["partition-id"])
+    node_info = ConfigRecord({"num-examples": 10 * (client + 1)})
+    return Message(RecordDict({"client": node_info}), reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """Do what the config asks for, and count the visits in the Context's state."""
+    client = int(context.node_config["partition-id"])
+    asked = message.content.config_records["config"].get(f"client-{client}", "")
+    if asked == "fail":
+        raise ValueError("this client cannot")
+    if asked == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if asked == "sleep":
+        time.sleep(60)
+    seen = context.state.config_records.get("visits", ConfigRecord({"count": 0}))
+    context.state["visits"] = ConfigRecord({"count": int(str(seen["count"])) + 1})
+    values = message.content.array_records["params"]["x"].numpy() + client
+    content = {
+        "update": ArrayRecord({"x": Array(values)}),
+        "metrics": MetricRecord(
+            {
+                "pid": os.getpid(),
+                "visits": int(str(context.state.config_records["visits"]["count"])),
+                "own": float(np.sum(message.content.array_records["own"]["y"].numpy())),
+                "num-partitions": int(context.node_config["num-partitions"]),
+                "began": time.monotonic(),
+            }
+        ),
+    }
+    return Message(RecordDict(content), reply_to=message)

@@ -1,0 +1,161 @@
+"""The grid over forked processes: what a strategy sees of it, and what happens when one is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
+
+from fedhet.runtimes.local.forked_workers import ForkedWorkers
+from fedhet.runtimes.local.protocol import Federation
+from fedhet.runtimes.local.worker_grid import WorkerGrid
+
+APP = "tests.fedhet.runtimes.apps:app"
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Iterator[WorkerGrid]:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    before = set(psutil.Process().children())
+    grid = WorkerGrid(ForkedWorkers(2, folder), Federation(APP, {}, num_clients=5))
+    assert len(set(psutil.Process().children()) - before) == 2
+    yield grid
+    grid.close()
+    names = [process.cmdline() for process in set(psutil.Process().children()) - before]
+    assert not [name for name in names if not any("resource_tracker" in word for word in name)]
+
+
+def messages(params: np.ndarray, clients: list[int], **asked: str) -> list[Message]:
+    shared = ArrayRecord({"x": Array(params)})
+    config = ConfigRecord({name.replace("_", "-"): value for name, value in asked.items()})
+    return [
+        Message(
+            RecordDict(
+                {
+                    "params": shared,
+                    "own": ArrayRecord({"y": Array(np.full(3, client, np.float32))}),
+                    "config": config,
+                }
+            ),
+            message_type=MessageType.TRAIN,
+            dst_node_id=client + 1,
+        )
+        for client in clients
+    ]
+
+
+def by_client(replies) -> dict[int, Message]:
+    return {reply.metadata.src_node_id - 1: reply for reply in replies}
+
+
+@pytest.mark.parametrize("size", [4, 100_000])  # through the pipe, through a file
+def test_every_client_gets_its_own_and_the_shared_records(grid, size, tmp_path):
+    params = np.arange(size, dtype=np.float32)
+    for visit in (1, 2):
+        replies = by_client(grid.send_and_receive(messages(params, [0, 1, 2, 3, 4])))
+        assert sorted(replies) == [0, 1, 2, 3, 4]
+        for client, reply in replies.items():
+            values = reply.content.array_records["update"]["x"].numpy()
+            assert np.array_equal(values, params + client)
+            metrics = reply.content.metric_records["metrics"]
+            assert metrics["own"] == 3 * client
+            assert metrics["visits"] == visit  # Context.state follows the client to any worker
+            assert metrics["num-partitions"] == 5
+    pids = {r.content.metric_records["metrics"]["pid"] for r in replies.values()}
+    assert os.getpid() not in pids
+    # written over in every push: no more files than records and two answers a worker at once
+    assert len(list((tmp_path / "shared").iterdir())) <= 1 + 2 * 2
+
+
+def test_a_record_that_all_share_is_placed_once(grid, monkeypatch):
+    placed = []
+    place = grid._workers.place
+    monkeypatch.setattr(grid._workers, "place", lambda r: (placed.append(r), place(r))[1])
+    list(grid.send_and_receive(messages(np.zeros(2, np.float32), [0, 1, 2])))
+    assert len(placed) == 1  # "params"; what only one client gets is small, and in its message
+
+
+def test_clients_with_more_examples_go_first(grid):
+    questions = [
+        Message(RecordDict(), message_type=MessageType.QUERY, dst_node_id=client + 1)
+        for client in range(5)
+    ]
+    assert len(list(grid.send_and_receive(questions))) == 5
+    sent = []
+    send = grid._workers.send
+    grid._workers.send = lambda worker, task: (
+        sent.append(task.message.metadata.dst_node_id - 1),
+        send(worker, task),
+    )
+    list(grid.send_and_receive(messages(np.zeros(2, np.float32), [1, 4, 0, 3, 2])))
+    assert sent == [4, 3, 2, 1, 0]
+
+
+def test_a_client_that_raises_gives_an_error_reply(grid):
+    asked = messages(np.zeros(2, np.float32), [0, 1, 2], client_1="fail")
+    replies = by_client(grid.send_and_receive(asked))
+    assert replies[1].error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert replies[1].error.reason == "ValueError: this client cannot"
+    assert replies[0].has_content()
+    assert replies[2].has_content()
+
+
+@pytest.mark.flower  # a fresh interpreter imports torch: seconds
+def test_a_worker_that_dies_costs_its_client_and_is_replaced(grid):
+    asked = messages(np.zeros(2, np.float32), [0, 1, 2, 3, 4], client_2="die")
+    replies = by_client(grid.send_and_receive(asked))
+    assert sorted(replies) == [0, 1, 2, 3, 4]
+    assert replies[2].error.code == ErrorCode.CLIENT_APP_CRASHED
+    assert "exit code -9" in str(replies[2].error.reason)
+    again = by_client(grid.send_and_receive(messages(np.zeros(2, np.float32), [0, 1, 2, 3])))
+    assert all(reply.has_content() for reply in again.values())
+    assert len({r.content.metric_records["metrics"]["pid"] for r in again.values()}) == 2
+
+
+@pytest.mark.flower
+def test_what_takes_too_long_is_given_up(grid):
+    asked = messages(np.zeros(2, np.float32), [0, 1, 2, 3], client_3="sleep")
+    began = time.monotonic()
+    replies = by_client(grid.send_and_receive(asked, timeout=1.0))
+    assert sorted(replies) == [0, 1, 2]
+    assert time.monotonic() - began < 20
+    again = by_client(grid.send_and_receive(messages(np.zeros(2, np.float32), [3, 0])))
+    assert sorted(again) == [0, 3]
+    assert again[3].content.metric_records["metrics"]["visits"] == 1
+
+
+def test_push_and_pull(grid):
+    ids = list(grid.push_messages(messages(np.zeros(2, np.float32), [0, 1])))
+    replies = []
+    while len(replies) < 2:
+        replies += grid.pull_messages(ids)
+    assert sorted(r.metadata.reply_to_message_id for r in replies) == sorted(ids)
+    assert grid.pull_messages(ids) == []
+
+
+def test_an_unknown_node_is_refused(grid):
+    with pytest.raises(ValueError, match=r"node 9 is not one of 1\.\.5"):
+        grid.push_messages(messages(np.zeros(2, np.float32), [8]))
+
+
+@pytest.mark.flower  # an interpreter of its own: nothing may have been computed before the fork
+def test_the_example_of_the_docs_runs(tmp_path):
+    text = (Path(__file__).parents[3] / "docs" / "runtimes.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    code += "\nassert result.train_metrics_clientapp[5]['num-examples'] == 1437\nprint('done')\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"

@@ -1,0 +1,228 @@
+"""One job of a sweep, with a run that only pretends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_module
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import setup_globals
+from omegaconf import DictConfig, open_dict
+
+from common.results import totals
+from conf import fingerprint
+from fedhet.runtimes.flower_install import LaunchError
+from fedhet.sweep.job import run_job
+from fedhet.sweep.optuna_search import FIGURES
+from fedhet.sweep.sweep_folder import Sweep, SweepFolder
+
+BEGAN = "2026-01-01T00:00:00+0000"
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[SweepFolder]:
+    folder = SweepFolder(tmp_path / "sweep")
+    folder.path.mkdir()
+    folder.write(Sweep(overrides=(), began=BEGAN))
+    yield folder
+    HydraConfig.instance().cfg = None
+
+
+def job_of(
+    sweep: SweepFolder, number: int = 0, *words: str, folder_name: str | None = None
+) -> DictConfig:
+    """Return a job's recipe, and let Hydra's configuration be that of the job."""
+    setup_globals()
+    settings = [f"hydra.sweep.dir={sweep.path}", "hydra.sweep.subdir=${hydra.job.num}_job"]
+    with initialize_config_module("conf", version_base="1.3"):
+        config = compose("config", overrides=[*words, *settings], return_hydra_config=True)
+    folder = sweep.path / (folder_name or f"{number}_job")
+    folder.mkdir(exist_ok=True)
+    with open_dict(config):
+        config.hydra.job.num = number
+        config.hydra.runtime.output_dir = str(folder)
+        config.hydra.overrides.task = list(words)
+    HydraConfig.instance().set_config(config)
+    recipe = config.copy()
+    with open_dict(recipe):
+        del recipe["hydra"]
+    return recipe
+
+
+def finish(recipe: DictConfig, **figures: float) -> None:
+    summary = {"status": "completed", "fingerprint": fingerprint(recipe), **figures}
+    (Path(recipe.results_dir) / "summary.json").write_text(json.dumps(summary))
+
+
+def summary_of(sweep: SweepFolder, number: int = 0) -> dict[str, Any]:
+    found = json.loads((sweep.path / f"{number}_job" / "summary.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_job_returns_the_objective_and_reports(sweep: SweepFolder) -> None:
+    sweep.write(Sweep(overrides=(), began=BEGAN, objective="loss"))
+    seen = []
+
+    def run(recipe: DictConfig) -> None:
+        seen.append((recipe.results_dir, recipe.resume, sweep.reports()[0].status))
+        finish(recipe, accuracy=0.5, loss=1.5, clients=10)
+
+    assert run_job(job_of(sweep, 3, "seed=7"), run) == 1.5
+    assert seen == [(str(sweep.path / "3_job"), False, "running")]
+    [report] = sweep.reports()
+    assert (report.number, report.folder, report.status) == (3, "3_job", "completed")
+    assert report.overrides == ["seed=7"]
+    assert report.figures == {"accuracy": 0.5, "loss": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (LaunchError("the run failed: no data\nits log: x/log.txt"), "the run failed: no data"),
+        (ValueError("clients=0 is too few"), "ValueError: clients=0 is too few"),
+        (OSError("disk full"), "OSError: disk full"),
+    ],
+)
+def test_a_failed_job_says_why_and_is_a_failed_trial(
+    sweep: SweepFolder, error: Exception, reason: str
+) -> None:
+    def run(recipe: DictConfig) -> None:
+        print("what the run had to say")
+        raise error
+
+    assert run_job(job_of(sweep), run) is None
+    [report] = sweep.reports()
+    assert (report.status, report.error) == ("failed", reason)
+    summary = summary_of(sweep)
+    assert (summary["status"], summary["error"]) == ("failed", reason)
+    assert (summary["strategy"], summary["task"], summary["seed"]) == ("fedavg", "digits", 0)
+
+
+def test_what_the_server_app_wrote_about_a_failure_stays(sweep: SweepFolder) -> None:
+    def run(recipe: DictConfig) -> None:
+        words = {"status": "failed", "error": "its own", "rounds": 3}
+        (Path(recipe.results_dir) / "summary.json").write_text(json.dumps(words))
+        raise LaunchError("the run failed: its own")
+
+    run_job(job_of(sweep), run)
+    assert summary_of(sweep) == {"status": "failed", "error": "its own", "rounds": 3}
+
+
+@pytest.mark.parametrize("figures", [{}, {"accuracy": float("nan")}, {"accuracy": None}])
+def test_an_objective_that_was_not_measured_is_a_failed_trial(
+    sweep: SweepFolder, figures: dict[str, Any]
+) -> None:
+    assert run_job(job_of(sweep), lambda recipe: finish(recipe, **figures)) is None
+    assert sweep.reports()[0].status == "completed"
+
+
+def test_figures_are_those_of_a_summary() -> None:
+    row = {"round": 1, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "failures": []}
+    row |= {"client_accuracy": 0.5, "client_loss": 1.0}
+    assert set(FIGURES) == {*totals([row]), "wall_seconds"}
+
+
+def test_all_words_of_a_job_go_to_its_log(
+    sweep: SweepFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(recipe: DictConfig) -> None:
+        os.write(1, b"straight to stdout\n")
+        subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
+        raise OSError("disk full")
+
+    with capfd.disabled():  # it puts an object of its own in the place of sys.stderr
+        run_job(job_of(sweep), run)
+    log = (sweep.path / "0_job" / "log.txt").read_text()
+    assert all(words in log for words in ("straight to stdout", "a child", "OSError: disk full"))
+
+
+def test_a_resumed_sweep_skips_what_is_done(sweep: SweepFolder) -> None:
+    run_job(job_of(sweep), lambda recipe: finish(recipe, accuracy=0.75))
+    sweep.clear()
+    sweep.write(Sweep(overrides=(), began=BEGAN, resumed=(BEGAN,)))
+    assert run_job(job_of(sweep), lambda recipe: pytest.fail("was run again")) == 0.75
+    [report] = sweep.reports()
+    assert (report.status, report.skipped) == ("completed", True)
+
+
+def test_a_resumed_job_is_told_so_and_so_are_the_apps(
+    sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedhet.sweep.resume._last_checkpoint", _checkpoint_of(sweep))
+    sweep.write(Sweep(overrides=(), began=BEGAN, resumed=(BEGAN,)))
+    seen = []
+
+    def run(recipe: DictConfig) -> None:
+        seen.append((recipe.resume, list(HydraConfig.get().overrides.task)))
+
+    run_job(job_of(sweep, 0, "seed=7"), run)
+    assert seen == [(True, ["seed=7", "resume=true"])]
+
+
+def _checkpoint_of(sweep: SweepFolder) -> Any:
+    from conf import resume_fingerprint
+
+    about = {"round": 1, "recipe": resume_fingerprint(job_of(sweep, 0, "seed=7"))}
+    return lambda folder: about
+
+
+def test_a_job_that_a_cluster_starts_again_goes_on(sweep: SweepFolder) -> None:
+    def die(recipe: DictConfig) -> None:
+        (Path(recipe.results_dir) / "metrics.jsonl").write_text("round 0")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_job(job_of(sweep), die)
+    assert sweep.reports()[0].status == "stopped"
+    assert run_job(job_of(sweep), lambda recipe: finish(recipe, accuracy=0.5)) == 0.5
+    assert not (sweep.path / "0_job" / "metrics.jsonl").exists()  # no checkpoint: afresh
+
+
+def test_two_jobs_do_not_share_a_folder(sweep: SweepFolder) -> None:
+    run_job(job_of(sweep, 0), lambda recipe: finish(recipe, accuracy=0.5))
+    second = job_of(sweep, 1, folder_name="0_job")
+    assert run_job(second, lambda recipe: pytest.fail("was run")) is None
+    assert "hydra.sweep.subdir" in sweep.reports()[1].error
+    assert summary_of(sweep)["status"] == "completed"  # the first job's
+
+
+def test_a_folder_with_another_content_is_not_written_to(sweep: SweepFolder) -> None:
+    recipe = job_of(sweep)
+    (sweep.path / "0_job" / "thesis.tex").touch()
+    assert run_job(recipe, lambda recipe: pytest.fail("was run")) is None
+    assert "is not empty" in sweep.reports()[0].error
+    assert [path.name for path in (sweep.path / "0_job").iterdir()] == ["thesis.tex"]
+
+
+def test_no_job_begins_once_the_sweep_is_stopping(sweep: SweepFolder) -> None:
+    sweep.ask_to_stop()
+    assert run_job(job_of(sweep), lambda recipe: pytest.fail("was run")) is None
+    assert sweep.reports() == []
+
+
+def test_a_worker_that_is_asked_to_end_cleans_up_first(sweep: SweepFolder) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    cleaned = []
+
+    def run(recipe: DictConfig) -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.sigtimedwait([], 5.0)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)  # once more, in the middle of it
+            cleaned.append(True)
+
+    with pytest.raises(SystemExit) as ended:
+        run_job(job_of(sweep), run)
+    assert (ended.value.code, cleaned) == (143, [True])
+    assert sweep.reports()[0].status == "stopped"
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,87 @@
+"""The command up to the start of Flower: what it refuses, and where results go."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedhet.runtimes import flower_install
+from fedhet.runtimes.flower_install import LaunchError, check_flower
+
+pytestmark = pytest.mark.flower
+
+ROOT = Path(__file__).parents[2]
+
+
+def fedhet(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [Path(sys.executable).with_name("fedhet"), *words],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_an_unknown_option_lists_the_options(tmp_path: Path) -> None:
+    done = fedhet(tmp_path, "strategy=fedavgg")
+    assert done.returncode == 1
+    assert "fedavgg" in done.stderr
+    assert "scaffold" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_unknown_key_is_named(tmp_path: Path) -> None:
+    done = fedhet(tmp_path, "roundz=3")
+    assert done.returncode == 1
+    assert "roundz" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_help_lists_the_methods_without_a_trace(tmp_path: Path) -> None:
+    done = fedhet(tmp_path, "--help")
+    assert done.returncode == 0
+    assert "strategy: " in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["results_dir=full"], "full is not empty: .* resume=true"),
+        (["results_dir=full/file"], "is a file"),
+        (["resume=true"], "results_dir="),
+        (["clients=0"], "clients=0"),
+        (["runtime.name=moon"], "runtime=moon"),
+    ],
+)
+def test_what_cannot_start_is_refused_in_one_line(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    done = fedhet(tmp_path, *words)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(message, done.stderr)
+
+
+def test_another_flower_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flower_install.importlib.metadata, "version", lambda _: "1.41.0")
+    with pytest.raises(LaunchError, match=r"flwr 1\.41\.0 is installed.*1\.39"):
+        check_flower()
+
+
+def test_the_launched_app_is_the_one_of_pyproject() -> None:
+    launched = tomllib.loads(flower_install._APP.format(version="1"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for part in ("publisher", "components"):
+        assert launched["tool"]["flwr"]["app"][part] == project["tool"]["flwr"]["app"][part]
+    assert launched["project"]["name"] == project["project"]["name"]

@@ -1,0 +1,98 @@
+"""fedhet-conformal on finished runs."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fedhet.report.blocks import Table
+from fedhet.report.layout import automatic_layout
+from fedhet.report.run_data import Run
+from fedhet.tools.conformal import page as module
+from fedhet.tools.conformal.command import main
+from fedhet.tools.conformal.measure import Options, RunSets
+from fedhet.tools.conformal.page import page, size_covering
+from fedhet.tools.conformal.splits import Measured
+from tests.recipes import TINY, run_recipe
+
+LEVELS = [0.1, 0.2, 0.3]
+
+
+def measured(coverage, size, calibration=400):
+    return Measured(LEVELS, coverage, size, 1.25, calibration, 500)
+
+
+def sets_of(shift=0.0):
+    coverage = [[0.9 + shift, 0.8, 0.7], [0.92 + shift, 0.82, 0.72]]
+    one = measured(coverage, [[3.0, 2.0, 1.0], [3.2, 2.2, 1.2]])
+    both = {"APS": one, "RAPS": one}
+    return RunSets(0.72, both, both, both)
+
+
+def run(method, seed=0):
+    return Run(f"{method}{seed}", 0, method, seed, "completed", settings={"seed": seed})
+
+
+def test_the_size_that_covers_as_much_is_between_two_levels():
+    found = sets_of().centralised["APS"]  # means .71, .81, .91 at sizes 1.1, 2.1, 3.1
+    assert size_covering(0.81, found) == pytest.approx(2.1)
+    assert size_covering(0.86, found) == pytest.approx(2.6)
+    assert size_covering(0.5, found) is None
+    assert size_covering(0.95, found) is None
+
+
+def test_tables_have_the_mean_and_spread_over_the_splits(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "can_plot", lambda: False)
+    runs = [run("fedavg"), run("fedpvr")]
+    found = {id(one): sets_of() for one in runs}
+    options = Options(splits=2, federated=True)
+    blocks = page(automatic_layout(runs), found, options, 0.81, tmp_path / "conformal")
+    main_table, federated = [block for block in blocks if isinstance(block, Table)]
+    texts = [entry.text for entry in main_table.rows[0]]
+    assert texts == ["fedavg", "72.0", "1.25", *["91.0 ± 1.4", "3.10 ± 0.14"] * 2, "2.10"]
+    assert "400 scores, 500 examples" in main_table.caption
+    assert federated.rows[1][1].text == "400"
+    assert "4,972 bytes" in federated.caption  # 121 doubles and 1001 counts of four bytes
+
+
+@pytest.mark.flower
+def test_of_finished_runs_it_writes_table_picture_and_data(tmp_path, capsys):
+    whole = ["task.train_size=null", "task.test_size=null"]  # coverage is of hundreds of scores
+    words = [*TINY, *whole, "partition.holdout=0.2", "partition=iid"]
+    for number in range(2):
+        run_recipe(tmp_path / "sweep" / f"{number}_fedavg", *words, f"seed={number}")
+    main([str(tmp_path / "sweep"), "--splits", "5", "--federated", "--reference", "0.95"])
+    folder = tmp_path / "sweep" / "conformal"
+    assert {path.name for path in folder.iterdir()} >= {
+        "conformal.json",
+        "conformal.md",
+        "conformal_coverage.png",
+        "conformal_coverage.svg",
+    }
+    content = json.loads((folder / "conformal.json").read_text())
+    assert content["options"]["reference"] == 0.95
+    assert [run["seed"] for run in content["runs"]] == [0, 1]
+    first = content["runs"][0]["centralised"]["APS"]
+    place = first["levels"].index(0.1)
+    assert np.mean([row[place] for row in first["coverage"]]) == pytest.approx(0.9, abs=0.05)
+    at_clients = content["runs"][0]["sketched"]["RAPS"]
+    assert at_clients["calibration"] > 150
+    assert "coverage" in capsys.readouterr().out
+
+
+@pytest.mark.flower
+@pytest.mark.parametrize(
+    ("words", "options", "message"),
+    [
+        ([], ["--federated"], "hold out nothing (partition.holdout=0.0)"),
+        (["strategy=fedper"], [], "is not the task's whole model"),
+    ],
+)
+def test_runs_without_what_it_needs_are_refused(words, options, message, tmp_path, capsys):
+    run_recipe(tmp_path / "run", *TINY, "rounds=1", *words)
+    with pytest.raises(SystemExit) as ended:
+        main([str(tmp_path / "run"), *options])
+    assert ended.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())

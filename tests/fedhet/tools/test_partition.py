@@ -1,0 +1,65 @@
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedhet.tools import partition
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def command(*words):
+        monkeypatch.setattr(sys, "argv", ["fedhet-partition", *words])
+        partition.main()
+        return capsys.readouterr().out
+
+    return command
+
+
+@pytest.mark.slow
+def test_prints_the_table_and_saves_the_picture(run, tmp_path):
+    printed = run("task=digits", "partition=pathological", "clients=4", "seed=3")
+    assert "digits, pathological: clients=4 classes=2 seed=3" in printed
+    assert "examples a client: 359 to 359" in printed
+    assert "classes a client: 2 to 2" in printed
+    assert "repeated:" in printed
+    path = tmp_path / "results/partitions/digits-pathological-clients4-classes2-seed3.png"
+    assert str(path) in printed
+    pixels = np.asarray(Image.open(path).convert("RGB"))
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
+
+
+@pytest.mark.slow
+def test_many_clients_and_many_classes(tmp_path):
+    counts = np.random.default_rng(0).poisson(0.5, (300, 200))
+    names = tuple(f"class {label}" for label in range(200))
+    partition.draw(counts, names, "many", tmp_path / "many.png")
+    assert (tmp_path / "many.png").stat().st_size > 10_000
+    table = partition._table(counts, names, "many", width=100)
+    assert table.row_count == partition.MAX_TABLE_CLIENTS + 1
+    assert [column.header for column in table.columns] == ["client", "total", "classes", "largest"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["partition=dirichlett"], "class_prior_dirichlet"),
+        (["partition.alpha=-1"], "partition.alpha=-1 must be > 0"),
+        (["task=digits", "clients=5000"], "more than the 1437 training examples"),
+        (["clients=0"], "here, set clients"),
+        (["partition=site"], "data-folder"),
+    ],
+)
+def test_bad_input_ends_with_the_reason(run, capsys, words, message):
+    with pytest.raises(SystemExit) as end:
+        run(*words)
+    assert end.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_help(run):
+    assert "fedhet-partition task=cifar10" in run("--help")

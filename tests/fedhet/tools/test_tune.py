@@ -1,0 +1,178 @@
+"""fedhet-tune: the choice by the held-out score, and a run that says so."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+
+from conf import compose, fingerprint
+from fedhet.sweep.sweep_folder import Sweep, SweepFolder
+from fedhet.tools import tune as module
+from fedhet.tools.tune import (
+    CHOICES,
+    Candidate,
+    Search,
+    cell_name,
+    chosen,
+    expanded,
+    main,
+    read_candidates,
+    tune,
+)
+
+GRID = ["local.lr=0.1,0.2", "schedule=constant,cosine"]
+
+
+def test_words_are_expanded_in_order():
+    assert expanded(GRID) == [
+        ["local.lr=0.1", "schedule=constant"],
+        ["local.lr=0.1", "schedule=cosine"],
+        ["local.lr=0.2", "schedule=constant"],
+        ["local.lr=0.2", "schedule=cosine"],
+    ]
+    assert expanded(["+experiment=fedpvr/reduced"]) == [["+experiment=fedpvr/reduced"]]
+
+
+def test_a_cell_is_named_by_what_differs():
+    cells = expanded(["strategy=fedavg,[moon,feddw]", "rounds=3"])
+    assert [cell_name(n, cell, cells) for n, cell in enumerate(cells)] == [
+        "0_fedavg",
+        "1_-moon-feddw-",
+    ]
+    assert cell_name(0, ["rounds=3"], [["rounds=3"]]) == "0"
+
+
+def test_the_highest_accuracy_is_chosen_and_of_equal_ones_the_lowest_loss():
+    points = [
+        Candidate(["a"], 0.5, 1.0),
+        Candidate(["b"], 0.6, 2.0),
+        Candidate(["c"], 0.6, 1.5),
+        Candidate(["d"]),
+    ]
+    assert chosen(points).words == ["c"]
+    assert chosen(points[3:]) is None
+
+
+@pytest.fixture
+def launched(monkeypatch, tmp_path):
+    """Let no run start: the search's jobs report, the later the better but for a failed last."""
+    calls = []
+
+    def launch(words):
+        calls.append(words)
+        if words[0] == "-m":
+            folder = tmp_path / "search" / "0"
+            folder.mkdir(parents=True, exist_ok=True)
+            jobs = [
+                {
+                    "status": "failed" if n == 3 else "completed",
+                    "overrides": ["task=digits", *point, "rounds=2"],
+                    "figures": {"accuracy": 1 - n / 10, "client_accuracy": 0.4 + n / 10},
+                }
+                for n, point in enumerate(expanded(GRID))
+            ]
+            typed = [word for word in words[1:] if not word.startswith("hydra.sweep.dir")]
+            if words[1] != "--resume":
+                SweepFolder(folder).write(Sweep(typed, began="now", total=4))
+            index = json.loads((folder / "sweep.json").read_text())
+            (folder / "sweep.json").write_text(json.dumps(index | {"jobs": jobs}))
+        return 0
+
+    monkeypatch.setattr(module, "_launch", launch)
+    return calls
+
+
+def test_it_searches_chooses_logs_and_runs(tmp_path, launched):
+    tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
+    search, run = launched
+    assert search[:4] == ["-m", "task=digits", *GRID]
+    assert "rounds=2" in search
+    assert "hydra.sweeper.params=null" in search
+    assert "evaluation.clients=true" in search
+    assert run[:3] == ["task=digits", "local.lr=0.2", "schedule=constant"]
+    said = "local.lr=0.2 schedule=constant, by 0.6000 on held-out examples after round 2"
+    assert said in run[3]
+    logged = json.loads((tmp_path / CHOICES).read_text())["0"]
+    assert logged["chosen"] == ["local.lr=0.2", "schedule=constant"]
+    assert [one["accuracy"] for one in logged["candidates"]] == [0.4, 0.5, 0.4 + 2 / 10, None]
+    assert logged["words"].endswith("the best of 3")
+
+
+def test_again_it_goes_on(tmp_path, launched):
+    tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
+    completed(tmp_path / "runs" / "0", "local.lr=0.2", "schedule=constant")
+    tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
+    assert launched[2:] == [["-m", "--resume", str(tmp_path / "search" / "0")]]
+
+
+def completed(run, *words):
+    recipe = compose({"overrides": json.dumps(["task=digits", *words])})
+    run.mkdir(parents=True, exist_ok=True)
+    summary = {"status": "completed", "fingerprint": fingerprint(recipe)}
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_a_run_with_another_choice_is_set_aside(tmp_path, launched):
+    completed(tmp_path / "runs" / "0", "local.lr=0.1", "schedule=constant")
+    tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
+    assert launched[1][:3] == ["task=digits", "local.lr=0.2", "schedule=constant"]
+    assert (tmp_path / "runs" / "replaced" / "0_1" / "summary.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("cell", "grid", "rounds"),
+    [
+        (["task=mnist"], GRID, 2),
+        (["task=digits"], ["local.lr=0.1,0.2"], 2),
+        (["task=digits"], GRID, 3),
+    ],
+    ids=["recipe", "grid", "rounds"],
+)
+def test_another_search_in_the_same_folder_is_refused(cell, grid, rounds, tmp_path, launched):
+    tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
+    before = (tmp_path / CHOICES).read_text()
+    with pytest.raises(ValueError, match=r"holds another search \(task=digits .*another folder"):
+        tune(cell, "0", expanded(grid), Search(grid, rounds, tmp_path))
+    assert len(launched) == 2
+    assert (tmp_path / CHOICES).read_text() == before
+
+
+def test_without_a_score_nothing_is_run(tmp_path, launched):
+    with pytest.raises(ValueError, match="no candidate of 0 has a score"):
+        tune(["task=digits"], "0", expanded(["local.lr=7,8"]), Search(GRID, 2, tmp_path))
+    assert len(launched) == 1
+    with pytest.raises(ValueError, match=r"no readable sweep\.json"):
+        read_candidates(tmp_path / "nowhere", [])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["task=digits"], r"partition.holdout=0.0: the choice is by"),
+        (["task=digits", "partition.holdout=0.1", "nothing=1"], "nothing"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused_before_anything_runs(
+    words, message, tmp_path, launched, capsys
+):
+    with pytest.raises(SystemExit) as ended:
+        main([*words, "--out", str(tmp_path)])
+    assert ended.value.code == 1
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert launched == []
+
+
+@pytest.mark.flower
+def test_with_real_runs_the_choice_is_in_config_yaml(tmp_path):
+    words = ["task=digits", "clients=3", "local.epochs=1", "partition.holdout=0.2", "runtime=local"]
+    grid = ["--grid", "local.lr=0.0001,0.2", "--rounds", "1", "--out", str(tmp_path)]
+    main([*words, "rounds=2", *grid])
+    config = yaml.safe_load((tmp_path / "runs" / "0" / "config.yaml").read_text())
+    assert config["local"]["lr"] == 0.2
+    assert config["choice"].startswith("local.lr=0.2, by 0.")
+    assert config["rounds"] == 2
+    assert not config["evaluation"]["clients"]
+    logged = json.loads((tmp_path / CHOICES).read_text())["0"]["candidates"]
+    assert logged[0]["accuracy"] < logged[1]["accuracy"]

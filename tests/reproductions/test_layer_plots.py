@@ -1,0 +1,150 @@
+"""Figures of the layers: from a run's files onto the page, and through the data file."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fedhet.report.blocks import Gallery, Heading, Table
+from fedhet.report.colors import keys_of
+from fedhet.report.data_file import ReportData, parse, to_text
+from fedhet.report.layout import automatic_layout
+from fedhet.report.run_data import Run
+from reproductions.fedpvr import layer_plots as module
+from reproductions.fedpvr.layer_data import LAYERS, MOST_ROUNDS, SIMILARITY, read_layers
+from reproductions.fedpvr.layer_plots import layers
+
+SHAPES = {"a.weight": [4, 3], "a.bias": [4], "head.weight": [2, 4]}
+
+
+def write(folder, rounds=3, factor=1.0):
+    """Diversity of a.weight is the round, of the head twice that; the bias's updates cancel."""
+    rows = [{"round": 0, "shapes": SHAPES}]
+    for t in range(1, rounds + 1):
+        diversity = {"a.weight": factor * t, "head.weight": 2.0 * factor * t}
+        rows.append(
+            {"round": t, "drift_diversity": diversity, "update_norm": dict.fromkeys(SHAPES, 0.5)}
+        )
+    alike = [
+        {
+            "round": t,
+            "clients": [0, 1, 2],
+            "cka": {"a": [[1, 0.9, 0.6], [0.9, 1, None], [0.6, None, 1]], "head": [[1, 0.2]] * 3},
+        }
+        for t in (1, rounds)
+    ]
+    for name, lines in ((LAYERS, rows), (SIMILARITY, alike)):
+        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def run(figures, method="fedavg", seed=0, alpha=0.1):
+    settings = {"partition.alpha": alpha, "seed": seed}
+    columns = {"round": [0, 1]}
+    return Run(
+        f"{method}{seed}{alpha}",
+        0,
+        method,
+        seed,
+        "completed",
+        settings=settings,
+        columns=columns,
+        layers=figures,
+    )
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    found = {}
+
+    def keep(panels, caption, stem, kind, abreast, small=False):
+        found[kind] = panels
+        return Gallery([], [], caption, [f"{stem.name}_{kind}"])
+
+    monkeypatch.setattr(module, "gallery", keep)
+    return found
+
+
+def blocks_of(runs, path):
+    layout = automatic_layout(runs)
+    keys = keys_of([(line.label, line.method) for line in layout.lines])
+    return layers(layout, keys, path / "report")
+
+
+def test_figures_are_read_from_the_files(tmp_path):
+    write(tmp_path, rounds=3)
+    found = read_layers(tmp_path, late_rounds=2)
+    assert found.tensors == list(SHAPES)
+    assert found.matrices == [0, 2]
+    assert found.rounds == [1, 2, 3]
+    assert found.diversity == [[1, None, 2], [2, None, 4], [3, None, 6]]
+    assert found.late == [2.5, None, 5.0]
+    assert found.norms == [0.5, 0.5, 0.5]
+    assert found.layers == ["a", "head"]
+    assert found.compared == [1, 3]
+    assert found.similarity[-1] == [0.75, 0.2]
+
+
+def test_of_many_rounds_some_are_kept_and_the_mean_is_of_all_late_ones(tmp_path):
+    write(tmp_path, rounds=100)
+    found = read_layers(tmp_path, late_rounds=10)
+    assert len(found.rounds) <= MOST_ROUNDS
+    assert found.rounds[0] == 1
+    assert found.rounds[-1] == 100
+    assert found.late[0] == 95.5
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"round": 1}\n', "{", '{"round": 1, "drift_diversity": 3}\n']
+)
+def test_files_that_are_missing_or_broken_are_no_figures(text, tmp_path):
+    assert read_layers(tmp_path, 10) is None
+    (tmp_path / LAYERS).write_text(text)
+    assert read_layers(tmp_path, 10) is None
+
+
+def test_the_page_has_layers_rounds_and_similarity(tmp_path, drawn):
+    write(tmp_path)
+    found = read_layers(tmp_path, 10)
+    runs = [run(found), run(found, "fedpvr"), run(found, alpha=100.0), run(None, "moon")]
+    blocks = blocks_of(runs, tmp_path)
+    assert blocks[0] == Heading(3, "Layers")
+    profile = drawn["layers"]
+    assert [panel.title for panel in profile] == ["alpha 0.1", "alpha 100"]
+    assert [line.key.label for line in profile[0].curves] == ["fedavg", "fedpvr"]
+    assert profile[0].curves[0].x == [0.0, 2.0]
+    assert profile[0].curves[0].mean == [2.0, 4.0]
+    assert profile[0].log
+    assert [panel.y_label for panel in drawn["layers_rounds"]] == ["a.weight"] * 2 + [
+        "head.weight"
+    ] * 2
+    assert drawn["layers_rounds"][2].curves[0].mean == [2.0, 4.0, 6.0]
+    assert drawn["similarity"][0].curves[0].mean == [0.75, 0.2]
+    diversity, norms, alike = [block for block in blocks if isinstance(block, Table)]
+    row = next(row for row in diversity.rows if row[1].text == "fedpvr")
+    assert [entry.text for entry in row[2:]] == ["2.000", "4.000"]
+    assert norms.rows[0][2].text == "0.500"
+    assert [entry.text for entry in alike.rows[0][2:]] == ["0.750", "0.200"]
+
+
+def test_seeds_are_averaged(tmp_path, drawn):
+    figures = []
+    for factor in (1.0, 3.0):
+        write(tmp_path, factor=factor)
+        figures.append(read_layers(tmp_path, 10))
+    blocks_of([run(found, seed=seed) for seed, found in enumerate(figures)], tmp_path)
+    (line,) = drawn["layers"][0].curves
+    assert (line.mean, line.low, line.high) == ([4.0, 8.0], [2.0, 4.0], [6.0, 12.0])
+
+
+def test_they_go_through_the_data_file(tmp_path):
+    write(tmp_path)
+    found = read_layers(tmp_path, 10)
+    runs = [run(found), run(found, seed=1), run(None, "moon")]
+    data = parse(to_text(ReportData(runs)), "it")
+    assert [r.layers for r in data.runs] == [found, found, None]
+    assert parse(to_text(data), "again") == data
+
+
+def test_runs_without_them_have_no_section(tmp_path):
+    assert blocks_of([run(None)], tmp_path) == []
+    assert blocks_of([replace(run(None), layers=None)], tmp_path) == []

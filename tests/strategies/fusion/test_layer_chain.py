@@ -1,0 +1,165 @@
+"""Which networks' neurons may change places, and that a network computes what it did."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from common.errors import ConfigError
+from strategies.components.local_optimizers import SGD
+from strategies.fusion.layer_chain import Chain, read_chain, reordered
+from tasks.models import build_model
+from tasks.models.model import Model
+from tests.strategies.fusion.test_projections import draw
+from tests.strategies.sides import check_side
+
+IMAGES = {"input_shape": (3, 32, 32), "num_classes": 10}
+CHAINS = ["mlp", "fedavg_cnn", "feddw_cnn", "vgg11"]
+
+
+def normalised() -> Model:
+    """Convolutions with what normalises channel by channel, or over all channels."""
+    body = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8, track_running_stats=False),
+        nn.ReLU(),
+        nn.Conv2d(8, 6, 3, stride=2, padding=1),
+        nn.GroupNorm(1, 6),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(6, 4, 3, padding=1),
+        nn.GroupNorm(4, 4),
+        nn.Flatten(),
+        nn.Linear(4 * 8 * 8, 5),
+        nn.Tanh(),
+    )
+    model = Model(body, 5, 10, head_bias=True)
+    with torch.no_grad():
+        for index, value in enumerate(model.parameters()):
+            value += 0.1 * draw(*value.shape, seed=index)  # norms that are not all 1 and 0
+    return model
+
+
+def tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def any_orders(params: dict[str, torch.Tensor], seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = read_chain(params)[:-1]
+    return [torch.randperm(len(params[link.weight]), generator=generator) for link in hidden]
+
+
+@pytest.mark.parametrize("name", [*CHAINS, "normalised"])
+def test_neurons_in_another_order_compute_the_same(name):
+    model = normalised() if name == "normalised" else build_model(name, **IMAGES, seed=1)
+    model = model.eval()
+    check_side(Chain(), model, SGD())
+    params, inputs = tensors(model), draw(3, 3, 32, 32)
+    _, before = model(inputs)
+    moved = reordered(read_chain(params), params, any_orders(params))
+    assert any(not torch.equal(moved[n], params[n]) for n in params)
+    model.load_state_dict(moved)
+    features, after = model(inputs)
+    torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
+    last = any_orders(params)[-1]
+    model.load_state_dict(params)
+    torch.testing.assert_close(features, model(inputs)[0][:, last], atol=1e-4, rtol=1e-4)
+
+
+def test_a_chain_is_read_off_names_and_shapes():
+    links = read_chain(tensors(normalised()))
+    assert [link.block for link in links] == [0, 9, 9, 64, 1]
+    assert [link.has_bias for link in links] == [False, True, True, True, True]
+    assert [len(link.followers) for link in links] == [2, 2, 2, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("resnet8", "2 groups of channels"),
+        ("gn_cnn", "2 groups of channels"),
+        ("resnet18_bn", "running statistics"),
+        ("feddw_shufflenet", "running statistics"),
+    ],
+)
+def test_other_networks_are_refused(name, why):
+    with pytest.raises(ConfigError, match=rf"{why}.*choose a task.model"):
+        check_side(Chain(), build_model(name, **IMAGES, seed=0), SGD())
+
+
+class Shortcut(nn.Module):
+    """Of shapes that a chain might have, too."""
+
+    def __init__(self, *, add: bool = True, swap: bool = False, softmax: bool = False) -> None:
+        super().__init__()
+        self.add, self.swap, self.softmax = add, swap, softmax
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, inputs):
+        one, two = (self.second, self.first) if self.swap else (self.first, self.second)
+        before = torch.relu(one(inputs))
+        after = torch.relu(two(before))
+        features = before + after if self.add else after
+        features = features.softmax(1) if self.softmax else features
+        return features, self.head(features)
+
+
+class Undecided(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, inputs):
+        features = inputs if inputs.sum() > 0 else -inputs
+        return features, self.head(features)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (Shortcut(), "add has 2 inputs"),
+        (Shortcut(add=False, swap=True), "used in the order"),
+        (Shortcut(add=False, softmax=True), "softmax may not treat"),
+        (Undecided(), "cannot be followed"),
+        (Model(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), 4, 2, head_bias=True), "2 groups"),
+        (Model(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), 4, 2, head_bias=True), "LayerNorm"),
+    ],
+)
+def test_what_ties_neurons_is_named(model, why):
+    with pytest.raises(ConfigError, match=why):
+        check_side(Chain(), model, SGD())
+
+
+def test_a_plain_body_passes():
+    check_side(Chain(), Shortcut(add=False), SGD())
+
+
+def test_of_a_model_without_classifier_the_part_that_is_fused_is_the_chain():
+    """A CVAE's decoder: its pixels keep their places, and its encoder stays with its client."""
+    model = build_model("cvae", input_shape=(1, 6, 6), num_classes=3, seed=1)
+    check_side(Chain(), model, SGD())
+    decoder = {n: v for n, v in tensors(model).items() if n.startswith("decoder.")}
+    assert [link.weight for link in read_chain(decoder)] == [
+        *("decoder.0.weight", "decoder.2.weight", "decoder.4.weight")
+    ]
+    latents, classes = draw(5, 20), torch.eye(3)[[0, 1, 2, 1, 0]]
+    before = model.decode(latents, classes)
+    moved = reordered(read_chain(decoder), decoder, any_orders(decoder))
+    assert not torch.equal(moved["decoder.4.weight"], decoder["decoder.4.weight"])
+    model.load_state_dict(moved, strict=False)
+    torch.testing.assert_close(model.decode(latents, classes), before, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ConfigError, match=r"decoder\.0\.weight has 23 inputs"):
+        read_chain(tensors(model))  # as if the encoder travelled, too
+
+
+@pytest.mark.parametrize(
+    ("drop", "why"),
+    [("head.weight", "its last layer is not head.weight"), ("body.3.weight", "10 inputs|400")],
+)
+def test_tensors_that_form_no_chain_are_refused(drop, why):
+    params = tensors(build_model("mlp", input_shape=(1, 8, 8), num_classes=10, seed=0))
+    with pytest.raises(ConfigError, match=why):
+        read_chain({name: value for name, value in params.items() if name != drop})

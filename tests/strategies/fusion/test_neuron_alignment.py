@@ -1,0 +1,219 @@
+"""OT alignment: permuted clients are put back, and whatever aggregates gives what it gave."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from importlib import util
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import nn
+
+from common.errors import ConfigError
+from strategies.average import MaskedMean
+from strategies.base import Reply
+from strategies.fusion.layer_chain import read_chain, reordered
+from strategies.fusion.neuron_alignment import Alignment, transport
+from strategies.fusion.projections import ProjectionClient
+from strategies.maecho import HarmonizedOptima, Released
+from strategies.otfusion import OTFusion
+from strategies.regmean import RegressionMean
+from tasks.models import build_model
+from tests.strategies.fusion.test_layer_chain import any_orders, normalised, tensors
+from tests.strategies.fusion.test_projections import draw, sent_by
+
+INPUTS = {"mlp": (1, 6, 6), "feddw_cnn": (3, 20, 20), "normalised": (3, 32, 32)}
+FUSIONS = [
+    MaskedMean(),
+    HarmonizedOptima(iterations=20),
+    HarmonizedOptima(Released(0.05, normalise=True), iterations=20),
+    RegressionMean(),
+]
+
+
+def model_of(kind: str, seed: int) -> nn.Module:
+    if kind == "normalised":
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return normalised()
+    return build_model(kind, input_shape=INPUTS[kind], num_classes=10, head_bias=True, seed=seed)
+
+
+def permuted(model: nn.Module, seed: int) -> nn.Module:
+    """Put the model's neurons into another order, in place."""
+    params = tensors(model)
+    model.load_state_dict(reordered(read_chain(params), params, any_orders(params, seed)))
+    return model
+
+
+def replies_of(kind: str, models: list[nn.Module], side: ProjectionClient) -> tuple[dict, list]:
+    """Clients with these models and examples of their own; x is drawn."""
+    x = {n: 0.1 * draw(*v.shape, seed=5) for n, v in tensors(models[0]).items()}
+    replies = []
+    for i, model in enumerate(models):
+        payloads = sent_by(side, model, draw(12, *INPUTS[kind], seed=10 + i))
+        counts = {"class_counts": {"counts": torch.tensor([3.0, 9.0 * (i % 2), *[0.0, 2.0] * 4])}}
+        update = {name: value - x[name] for name, value in tensors(model).items()}
+        replies.append(Reply(i, 12, 1, 0.1, update, {**payloads, **counts}))
+    return x, replies
+
+
+def fused(aggregator, x: dict, replies: list) -> dict[str, torch.Tensor]:
+    delta = aggregator(x, replies)
+    return {name: x[name] + delta[name] for name in x}
+
+
+def difference(left: dict, right: dict) -> float:
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+# ---- the transport -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_transport_is_the_best_of_all_permutations(seed):
+    rows, anchor = draw(5, 3, seed=seed).double(), draw(5, 3, seed=seed + 50).double()
+    unit, other = rows / rows.norm(dim=1, keepdim=True), anchor / anchor.norm(dim=1, keepdim=True)
+
+    def cost(order):
+        return sum(float((unit[j] - other[k]).norm()) for k, j in enumerate(order))
+
+    assert transport(rows, anchor).tolist() == list(min(itertools.permutations(range(5)), key=cost))
+
+
+def test_distances_are_those_of_directions_and_not_squared():
+    """At 0 and +-66.7 degrees: staying costs 0 + 1.84, changing 1.1 + 1.1, squared 3.4 and 2.4."""
+
+    def at(*degrees):
+        angles = [math.radians(degree) for degree in degrees]
+        return torch.tensor([[math.cos(angle), math.sin(angle)] for angle in angles])
+
+    rows, anchor = at(0, -66.7), at(0, 66.7)
+    assert transport(torch.tensor([[7.0], [0.2]]) * rows, anchor).tolist() == [0, 1]
+    assert transport(rows.flip(0), torch.tensor([[0.3], [5.0]]) * anchor).tolist() == [1, 0]
+
+
+def test_large_layers_are_solved_to_the_end():
+    """POT's own limit of iterations is no bound here."""
+    rows, anchor = draw(600, 5), draw(600, 5, seed=1)
+    distances = torch.cdist(
+        *(m.double() / m.double().norm(dim=1, keepdim=True) for m in (rows, anchor))
+    )
+    left, right = linear_sum_assignment(distances.numpy())
+    order = transport(rows, anchor)
+    expected = float(distances[left, right].sum())
+    assert float(distances[order, torch.arange(600)].sum()) == pytest.approx(expected)
+
+
+def test_rows_are_at_home_with_themselves():
+    rows = draw(50, 8)
+    assert transport(rows, rows).tolist() == list(range(50))
+
+
+def test_a_bias_tells_rows_apart():
+    """All weights are alike, so only the biases say which neuron is which."""
+    params = {
+        "body.0.weight": torch.ones(4, 2),
+        "body.0.bias": torch.tensor([-2.0, -0.5, 0.5, 2.0]),
+        "head.weight": draw(3, 4),
+    }
+    order = torch.tensor([2, 0, 3, 1])
+    moved = reordered(read_chain(params), params, [order])
+    assert moved["body.0.bias"].tolist() == [0.5, -2.0, 2.0, -0.5]
+    replies = [Reply(i, 1, 1, 0.1, update) for i, update in enumerate((params, moved))]
+    zero = {name: torch.zeros_like(value) for name, value in params.items()}
+    assert difference(Alignment()(zero, replies)[1].update, params) == 0
+
+
+# ---- invariance ----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fusion", FUSIONS, ids=["OT", "MA-Echo", "Norm", "RegMean"])
+@pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
+def test_permuting_a_client_s_neurons_changes_nothing(kind, fusion):
+    """Each permuted client trains, so to say, anew: its projections are its own network's."""
+    side = ProjectionClient(rank=8)
+    x, replies = replies_of(kind, [model_of(kind, seed) for seed in (1, 2, 3)], side)
+    expected = fused(fusion, x, Alignment()(x, replies))
+    others = [permuted(model_of(kind, seed), seed) for seed in (2, 3)]
+    _, moved = replies_of(kind, [model_of(kind, 1), *others], side)
+    rounding = 2e-4 if isinstance(fusion, RegressionMean) else 1e-5  # it inverts small eigenvalues
+    assert difference(fused(fusion, x, Alignment()(x, moved)), expected) < rounding
+    assert difference(fused(fusion, x, moved), expected) > 1e-3  # but for the alignment it does
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fusion", FUSIONS[:2], ids=["OT", "MA-Echo"])
+@pytest.mark.parametrize("kind", ["mlp", "feddw_cnn", "normalised"])
+def test_permuting_the_first_client_permutes_the_result(kind, fusion):
+    """What comes out computes the same."""
+    side, inputs = ProjectionClient(rank=8), draw(4, *INPUTS[kind], seed=99)
+    answers = []
+    for seeds in ((), (7, 8, 9)):
+        models = [model_of(kind, seed) for seed in (1, 2, 3)]
+        for model, seed in zip(models, seeds, strict=False):
+            permuted(model, seed)
+        x, replies = replies_of(kind, models, side)
+        model = models[0].eval()
+        model.load_state_dict(fused(fusion, x, Alignment()(x, replies)))
+        answers.append(model(inputs)[1])
+    torch.testing.assert_close(*answers, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("fusion", FUSIONS[:2], ids=["OT", "MA-Echo"])
+def test_one_network_in_three_orders_comes_out_as_it_is(fusion):
+    """In each class one client at least holds it, so the classifier is the common one, too."""
+    models = [model_of("mlp", 1), *(permuted(model_of("mlp", 1), seed) for seed in (2, 3))]
+    x, replies = replies_of("mlp", models, ProjectionClient(rank=400))
+    for i, reply in enumerate(replies):
+        reply.payloads["class_counts"]["counts"] = torch.full((10,), 2.0 + i)
+    aligned = Alignment()(x, replies)
+    assert max(difference(reply.update, replies[0].update) for reply in aligned) < 1e-6
+    assert difference(fused(fusion, x, aligned), tensors(model_of("mlp", 1))) < 2e-4
+
+
+# ---- projections ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
+@pytest.mark.parametrize("dense", [False, True])
+def test_projections_are_those_of_the_aligned_network(kind, dense):
+    """P' = T^T P T is what a pass of the client's data through its aligned network would give."""
+    side = ProjectionClient(rank=None if dense else 8, dense=dense, z=3.0)
+    models = [model_of(kind, seed) for seed in (1, 2)]
+    x, replies = replies_of(kind, models, side)
+    aligned = Alignment(dense)(x, replies)
+    update = aligned[1].update
+    models[1].load_state_dict({name: x[name] + update[name] for name in x})
+    again = sent_by(side, models[1], draw(12, *INPUTS[kind], seed=11))["projections"]
+    for name, values in aligned[1].payloads["projections"].items():
+        full, expected = (p if dense else p @ p.T for p in (values, again[name]))
+        torch.testing.assert_close(full, expected, atol=2e-5, rtol=0)
+    assert aligned[0] is replies[0]
+    assert aligned[1].payloads["class_counts"] is replies[1].payloads["class_counts"]
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def test_payloads_by_parameter_are_refused():
+    params = tensors(model_of("mlp", 1))
+    reply = Reply(0, 1, 1, 0.1, params, {"control_variate_delta": params})
+    with pytest.raises(ConfigError, match="control_variate_delta for each parameter"):
+        Alignment()(params, [reply, reply])
+
+
+def test_without_pot_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install '\.\[fusion\]'"):
+        Alignment()
+
+
+def test_the_flower_strategy_is_the_recipe():
+    strategy = OTFusion(local_lr=0.01)
+    assert isinstance(strategy.server_step.aggregator, MaskedMean)
+    assert [type(part) for part in strategy.server_step.transforms] == [Alignment]
+    assert set(strategy.client_sides) == {"chain", "class_counts"}

@@ -1,0 +1,349 @@
+"""Projections against their definitions, and what the server refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from common.errors import ConfigError
+from strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
+from strategies.components.local_optimizers import SGD
+from strategies.fusion.projected_layers import (
+    ProjectionServer,
+    spectrum_of_factor,
+    spectrum_of_matrix,
+)
+from strategies.fusion.projections import (
+    DampedProjector,
+    ProjectionClient,
+    SecondMoment,
+    SketchedMoment,
+    factor,
+    mean_rows,
+    rows_of,
+)
+from tests.federation import TensorBatches
+from tests.strategies.sides import check_side
+
+SUMMARY = LocalSummary(num_examples=1, num_steps=1, lr_sum=0.1)
+
+
+def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+class Small(nn.Module):
+    """A convolution with bias, a linear layer without, and a head with."""
+
+    def __init__(self, bias: bool = True) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=bias),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(27, 4, bias=False),
+        )
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        features = self.body(inputs)
+        return features, self.head(features)
+
+
+def sent_by(side: ProjectionClient, model: nn.Module, inputs: torch.Tensor):
+    """Return what a client of these examples sends."""
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    labels = torch.arange(len(inputs)) % 3
+    data = TensorBatches(inputs, labels, num_classes=3)
+    context = LocalContext(model, state, state, {}, {}, data, F.cross_entropy, 1, 4)
+    context.generator.manual_seed(0)
+    return side.end(context, SUMMARY)
+
+
+# ---- rows ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("how", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}])
+def test_rows_times_weight_is_the_layer(bias, how):
+    """For a convolution with its stride, padding and dilation, and with its bias as [W | b]."""
+    layer, inputs = nn.Conv2d(2, 3, 3, bias=bias, **how), draw(4, 2, 8, 8)
+    weight = layer.weight.flatten(1)
+    if bias:
+        weight = torch.cat([weight, layer.bias[:, None]], dim=1)
+    rows = rows_of(layer, inputs) @ weight.T
+    expected = layer(inputs).flatten(2).transpose(1, 2).flatten(0, 1)
+    torch.testing.assert_close(rows, expected)
+
+
+def test_rows_of_a_linear_layer_on_sequences():
+    layer, inputs = nn.Linear(5, 3), draw(2, 7, 5)
+    weight = torch.cat([layer.weight, layer.bias[:, None]], dim=1)
+    torch.testing.assert_close(rows_of(layer, inputs) @ weight.T, layer(inputs).flatten(0, 1))
+
+
+def test_mean_rows_are_the_released_code_s():
+    """Patches of the mean image at stride 2, unpadded, whatever the layer has; row by row."""
+    layer, inputs = nn.Conv2d(2, 3, 3, padding=1, bias=False), draw(4, 2, 6, 6)
+    mean = inputs.mean(0)
+    expected = [
+        mean[:, i : i + 3, j : j + 3].flatten() for i in range(0, 4, 2) for j in range(0, 4, 2)
+    ]
+    torch.testing.assert_close(mean_rows(layer, inputs), torch.stack(expected))
+
+
+# ---- the two forms -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("z", [0.1, 1.0, 10.0])
+def test_the_ridge_form_is_its_formula(bias, z):
+    """P = X^T (X X^T + n z m I)^-1 X, m the mean eigenvalue of X^T X / n, for every layer."""
+    model, inputs = Small(bias).eval(), draw(9, 2, 5, 5)
+    found = sent_by(ProjectionClient(z=z), model, inputs)
+    hidden = model.body[:3](inputs)
+    expected = {
+        "body.0.weight": rows_of(model.body[0], inputs),
+        "body.3.weight": hidden,
+        "head.weight": rows_of(model.head, model.body(inputs)),
+    }
+    assert found["projections"].keys() == expected.keys()
+    for name, rows in expected.items():
+        rows = rows.detach().double()
+        scale = z * rows.square().sum() / len(rows) / rows.shape[1]
+        inverse = torch.linalg.inv(rows @ rows.T + len(rows) * scale * torch.eye(len(rows)))
+        factors = found["projections"][name].double()
+        torch.testing.assert_close(factors @ factors.T, rows.T @ inverse @ rows, atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            found["projection_scales"][name].double(), scale, rtol=1e-5, atol=0
+        )
+    assert found["class_counts"]["counts"].tolist() == [3.0, 3.0, 3.0]
+
+
+def test_the_damped_form_without_damping_is_the_ridge_form_over_its_rows():
+    """so = 1: N = I - X^T (X X^T + zeta I)^-1 X (facts 1.2)."""
+    rows = draw(6, 10).double()
+    projector = DampedProjector(10, 1.0, 0.3, torch.device("cpu"))
+    projector.null = projector.null.double()
+    projector.add(rows)
+    expected = rows.T @ torch.linalg.inv(rows @ rows.T + 0.3 * torch.eye(6)) @ rows
+    torch.testing.assert_close(torch.eye(10).double() - projector.null, expected)
+
+
+def test_half_a_step_by_hand():
+    """x = (1, 0), zeta 1, so .5: k = x, N = I - x x^T / 4; then k = .75 x: less .5 .5625 / 1.75."""
+    projector = DampedProjector(2, 0.5, 1.0, torch.device("cpu"))
+    projector.add(torch.tensor([[1.0, 0.0]]))
+    assert projector.null[0, 0].item() == pytest.approx(0.75)
+    projector.add(torch.tensor([[1.0, 0.0]]))
+    assert projector.null[0, 0].item() == pytest.approx(0.75 - 0.5 * 0.5625 / 1.75)
+    assert projector.null[1, 1].item() == 1.0
+
+
+def test_the_damped_form_at_a_client():
+    """One batch of all examples: a step for its mean, for the convolution one for each patch."""
+    model, inputs = Small(bias=False).eval(), draw(9, 2, 5, 5)
+    found = sent_by(ProjectionClient(form="damped"), model, inputs)["projections"]
+    mean = model.body[:3](inputs).mean(0)
+    expected = 0.5 * torch.outer(mean, mean) / (0.01**0.8 + mean @ mean)
+    factors = found["body.3.weight"]
+    torch.testing.assert_close(factors @ factors.T, expected, atol=1e-6, rtol=1e-4)
+    assert factors.shape[1] == 1
+    assert found["body.0.weight"].shape[1] <= 4  # patches of a 5 x 5 image at stride 2
+
+
+# ---- rank ----------------------------------------------------------------------------------------
+
+
+def test_rank_by_energy_by_hand():
+    """Eigenvalues .9, .3, .1: squares .81, .09, .01 of .91; .989 of it are two."""
+    basis = torch.linalg.qr(draw(5, 3).double()).Q
+    found = spectrum_of_matrix(basis @ torch.diag(torch.tensor([0.9, 0.3, 0.1]).double()) @ basis.T)
+    found = type(found)(found.vectors.flip(1), found.values.flip(0))
+    assert [factor(found, None, energy).shape[1] for energy in (0.5, 0.89, 0.98, 0.99, 1.0)] == [
+        1,
+        1,
+        2,
+        3,
+        3,
+    ]
+    two = factor(found, 2, 1.0)
+    assert two.shape == (5, 2)
+    assert two.norm(dim=0).square().tolist() == pytest.approx([0.9, 0.3])
+    assert factor(found, 9, 1.0).shape == (5, 3)
+
+
+def test_a_sketch_of_low_rank_rows_is_exact():
+    """Rank 4 in 50 inputs, a sketch of 10: A and its trace come out."""
+    rows = draw(200, 4) @ draw(4, 50, seed=1)
+    sketched = SketchedMoment(50, 10, torch.Generator().manual_seed(0), torch.device("cpu"))
+    exact = SecondMoment(50, torch.device("cpu"))
+    for part in rows.split(33):
+        sketched.add(part)
+        exact.add(part)
+    found, expected = sketched.spectrum(), exact.spectrum()
+    torch.testing.assert_close(found.values[:4], expected.values[:4], rtol=1e-4, atol=0)
+    assert found.values[4:].max() < 1e-4 * found.values[0]
+    again = (found.vectors * found.values) @ found.vectors.T
+    torch.testing.assert_close(again, exact.sum / 200, rtol=0, atol=1e-3 * float(found.values[0]))
+    assert float(sketched.mean_eigenvalue()) == pytest.approx(float(exact.mean_eigenvalue()), 1e-5)
+
+
+def test_a_sketch_of_decaying_rows_keeps_the_large_part():
+    """Eigenvalues 1 / k^2: the approximation's error is near that of the best of its rank."""
+    scales = 1.0 / torch.arange(1, 61)
+    rows = draw(4000, 60) * scales
+    sketched = SketchedMoment(60, 20, torch.Generator().manual_seed(0), torch.device("cpu"))
+    sketched.add(rows)
+    found = sketched.spectrum()
+    exact = rows.double().T @ rows.double() / 4000
+    kept = factor(found, 10, 1.0).double()
+    best = torch.linalg.eigvalsh(exact)[:-10].norm()
+    assert (exact - kept @ kept.T).norm() < 2 * best
+
+
+def test_wide_layers_are_sketched():
+    model, inputs = Small(), draw(40, 2, 5, 5)
+    wide = sent_by(ProjectionClient(rank=8, sketch_above=20), model, inputs)["projections"]
+    exact = sent_by(ProjectionClient(rank=8), model, inputs)["projections"]
+    assert wide["body.3.weight"].shape == (27, 8)
+    sketched, whole = (f["body.3.weight"] @ f["body.3.weight"].T for f in (wide, exact))
+    assert 0 < (sketched - whole).norm() < 0.5 * whole.norm()
+    assert torch.equal(wide["body.0.weight"], exact["body.0.weight"])  # 19 wide: as it is
+
+
+def test_a_rank_for_each_layer():
+    """In the order of the model; null: by energy."""
+    model, inputs = Small(), draw(40, 2, 5, 5)
+    sent = sent_by(ProjectionClient(rank=[2, None, 3]), model, inputs)
+    widths = {name: values.shape[1] for name, values in sent["projections"].items()}
+    assert widths.pop("body.3.weight") > 3
+    assert widths == {"body.0.weight": 2, "head.weight": 3}
+    check_side(ProjectionClient(rank=[None, 8, None], sketch_above=20), Small(), SGD())
+    with pytest.raises(ConfigError, match=r"body\.3\.weight has 27 inputs"):
+        check_side(ProjectionClient(rank=[8, None, 8], sketch_above=20), Small(), SGD())
+    with pytest.raises(ConfigError, match=r"rank=\[2, 2\] has 2 numbers, but the model 3 layers"):
+        check_side(ProjectionClient(rank=[2, 2]), Small(), SGD())
+
+
+def test_dense_sends_the_matrix():
+    model, inputs = Small(), draw(9, 2, 5, 5)
+    thin = sent_by(ProjectionClient(rank=3), model, inputs)["projections"]
+    dense = sent_by(ProjectionClient(rank=3, dense=True), model, inputs)["projections"]
+    for name, values in thin.items():
+        torch.testing.assert_close(dense[name], values @ values.T)
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def test_what_cannot_be_projected_is_refused_before_round_1():
+    grouped = nn.Sequential(nn.Conv2d(4, 4, 3, groups=2))
+    with pytest.raises(ConfigError, match=r"0\.weight has 2 groups"):
+        check_side(ProjectionClient(), grouped, SGD())
+    with pytest.raises(ConfigError, match=r"strategy\.projections\.rank"):
+        check_side(ProjectionClient(sketch_above=20), Small(), SGD())
+    with pytest.raises(ConfigError, match="form=ridge"):
+        check_side(ProjectionClient(form="damped", rank=2, sketch_above=20), Small(), SGD())
+    check_side(ProjectionClient(rank=2, sketch_above=20), Small(), SGD())
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"form": "exact"},
+        {"z": 0.0},
+        {"damping": 1.1},
+        {"rank": 0},
+        {"rank": [2, 0]},
+        {"energy": 0.0},
+    ],
+)
+def test_values_out_of_range_name_their_key(wrong):
+    with pytest.raises(ConfigError, match=rf"strategy\.projections\.{next(iter(wrong))}"):
+        ProjectionClient(**wrong)
+
+
+def replied(projection: torch.Tensor, counts=(1.0, 2.0)) -> Reply:
+    payloads = {
+        "projections": {"body.weight": projection, "head.weight": torch.eye(3)[:, :1]},
+        "projection_scales": {"body.weight": torch.ones(()), "head.weight": torch.ones(())},
+        "class_counts": {"counts": torch.tensor(counts)},
+    }
+    return Reply(0, 3, 1, 0.1, {}, payloads)
+
+
+def server(dense: bool = False) -> ProjectionServer:
+    found = ProjectionServer(dense)
+    found.init({"body.weight": torch.zeros(3, 4), "head.weight": torch.zeros(2, 3)})
+    return found
+
+
+@pytest.mark.parametrize(
+    ("projection", "why"),
+    [
+        (torch.zeros(5, 2), r"body\.weight is \(5, 2\), expected \(4, r\)"),
+        (torch.zeros(4, 5), r"expected \(4, r\) with r <= 4"),
+        (torch.zeros(4), "expected"),
+        (2 * torch.eye(4)[:, :2], "eigenvalue of 4, above 1"),
+        (torch.ones(4, 2), "eigenvalue of 8, above 1"),
+    ],
+)
+def test_factors_that_are_none_are_refused(projection, why):
+    with pytest.raises(RefusedReplyError, match=why):
+        server().check(replied(projection))
+
+
+def test_matrices_that_are_none_are_refused():
+    dense_head = {"head.weight": torch.eye(3)}
+
+    def check(projection):
+        reply = replied(projection)
+        reply.payloads["projections"].update(dense_head)
+        server(dense=True).check(reply)
+
+    check(0.5 * torch.eye(4))
+    for wrong, why in [
+        (torch.eye(4)[:, :2], "expected"),
+        (torch.triu(torch.ones(4, 4)) * 0.1, "not symmetric"),
+        (torch.diag(torch.tensor([0.5, 0.5, -0.2, 0.1])), "below 0"),
+        (3 * torch.eye(4), "eigenvalue of 3, above 1"),
+    ]:
+        with pytest.raises(RefusedReplyError, match=why):
+            check(wrong)
+
+
+def test_other_layers_and_wrong_counts_are_refused():
+    good = torch.eye(4)[:, :2]
+    server().check(replied(good))
+    reply = replied(good)
+    reply.payloads["projections"]["extra.weight"] = good
+    with pytest.raises(RefusedReplyError, match="extra"):
+        server().check(reply)
+    for counts, why in (
+        ((1.0,), "of 1 classes, not 2"),
+        ((1.0, -2.0), "below 0"),
+        ((3.0, 8.0), "sum to 11, and it has 3"),
+    ):
+        with pytest.raises(RefusedReplyError, match=f"class counts.*{why}"):
+            server().check(replied(good, counts))
+
+
+def test_a_factor_s_spectrum():
+    """With orthogonal columns and without, with zero columns, and of a matrix."""
+    basis = torch.linalg.qr(draw(6, 3)).Q
+    straight = basis * torch.tensor([0.9, 0.5, 0.0]).sqrt()
+    crossed = straight @ torch.linalg.qr(draw(3, 3, seed=1)).Q
+    expected = straight @ straight.T
+    for found in (
+        spectrum_of_factor(straight),
+        spectrum_of_factor(crossed),
+        spectrum_of_matrix(expected),
+    ):
+        torch.testing.assert_close(
+            (found.vectors * found.values) @ found.vectors.T, expected, atol=1e-6, rtol=0
+        )
+        lengths = found.vectors.norm(dim=0)
+        assert ((lengths - 1).abs() < 1e-5)[found.values > 0].all()

@@ -1,0 +1,381 @@
+"""Differential privacy of clients: clipping by hand, noise by its formula, epsilon, refusals."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from common.errors import ConfigError
+from strategies.base import Reply
+from strategies.components.aggregators import NormMean, UniformMean
+from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
+from strategies.fedavg import FedAvg
+from strategies.feddw import FedDWClient
+from strategies.privacy.differential_privacy import (
+    CLIPPING,
+    NORM,
+    NORM_BIT,
+    UNCLIPPED,
+    AdaptiveNorm,
+    CentralPrivacy,
+    ClippingClient,
+    FixedNorm,
+    LocalMechanism,
+    LocalPrivacyClient,
+    LocalPrivacyServer,
+    clipped,
+)
+from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
+from strategies.privacy.secure_aggregation import SecAggPlus
+from strategies.round.federated import FederatedStrategy
+from strategies.statistics.soft_labels import SoftLabelClient, SoftLabelServer
+from tests.strategies.labelled import train
+from tests.strategies.privacy.test_gaussian_mechanism import exact_epsilon
+from tests.strategies.sides import check_side
+
+SEED = np.random.SeedSequence(0)
+
+
+def reply(client: int, *values: float, delta: float = 0.0, counts: float = 7.0) -> Reply:
+    return Reply(
+        client,
+        num_examples=10,
+        num_steps=5,
+        lr_sum=0.5,
+        update={"w": torch.tensor(values)},
+        payloads={"delta": {"w": torch.tensor([delta])}, "counts": {"c": torch.tensor([counts])}},
+        metrics={"partition-id": client, "num-examples": 10, "train-loss": 1.0},
+        per_example=frozenset({"counts"}),
+    )
+
+
+# ---- clipping ------------------------------------------------------------------------------------
+
+
+def test_update_and_payload_are_clipped_as_one_vector():
+    """||(3, 4, 12)|| = 13; counts are not in it."""
+    found, was_longer = clipped(reply(0, 3.0, 4.0, delta=12.0), 6.5)
+    assert was_longer
+    assert found.update["w"].tolist() == [1.5, 2.0]
+    assert found.payloads["delta"]["w"].tolist() == [6.0]
+    assert found.payloads["counts"]["c"].tolist() == [7.0]
+    assert found.update["w"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("values", [(3.0, 4.0), (0.0, 0.0)])
+def test_what_is_short_enough_stays_as_it_is(values):
+    whole = reply(0, *values)
+    assert clipped(whole, 5.0) == (whole, False)
+
+
+def test_a_client_clips_to_the_norm_that_it_is_sent_and_tells_one_bit():
+    received = {CLIPPING: {NORM: torch.tensor(5.0)}}
+    side = ClippingClient(adaptive=True)
+    bits = []
+    for value, expected in ((6.0, 3.0), (1.0, 1.0)):
+        found = side.upload(reply(0, value, value / 0.75), received, SEED)
+        assert found.update["w"][0].item() == pytest.approx(expected)
+        bits.append(found.payloads[NORM_BIT][UNCLIPPED].item())
+    assert bits == [0.0, 1.0]
+    assert NORM_BIT not in ClippingClient().upload(reply(0, 6.0), received, SEED).payloads
+    far = reply(0, 60.0)
+    assert ClippingClient(clipping="server").upload(far, {}, SEED) is far
+
+
+@pytest.mark.parametrize("clipping", ["client", "server"])
+def test_the_mean_of_clipped_parts_stands_for_every_client(clipping):
+    """(3, 4) is halved at C = 2.5, (0, 1) stays: the mean is (.75, 1.5)."""
+    side = CentralPrivacy(0.0, FixedNorm(2.5), clipping)
+    replies = [reply(4, 3.0, 4.0), reply(9, 0.0, 1.0, counts=1.0)]
+    if clipping == "client":
+        received = side.broadcast(4)
+        replies = [ClippingClient().upload(r, received, SEED) for r in replies]
+    found = side.receive({}, replies)
+    assert [r.client_id for r in found] == [4, 9]
+    for r in found:
+        assert r.update["w"].tolist() == [0.75, 1.5]
+        assert r.payloads["counts"]["c"].item() == 4.0
+    assert UniformMean()({}, found)["w"].tolist() == [0.75, 1.5]
+
+
+# ---- noise ---------------------------------------------------------------------------------------
+
+
+def many(client: int, size: int = 40_000) -> Reply:
+    """Return a reply of ones, of which 30,000 are the update's."""
+    ones = torch.ones(size // 4)
+    return Reply(client, 1, 1, 0.1, {"w": torch.ones(3, size // 4)}, {"delta": {"w": ones}})
+
+
+def noise_of(found: Reply, by: Reply) -> torch.Tensor:
+    parts = [found.update["w"] - by.update["w"], found.payloads["delta"]["w"] - 1.0]
+    return torch.cat([part.flatten() for part in parts])
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_central_noise_has_the_standard_deviation_of_the_formula(secret):
+    """z C / |S| = 2 * .5 / 4; of 40,000 numbers the estimate is off by .35 %."""
+    side = CentralPrivacy(2.0, FixedNorm(0.5), secret=secret)
+    replies = [many(client) for client in range(4)]
+    found = side.receive({}, replies)
+    drawn = noise_of(found[0], replies[0])
+    assert drawn.std().item() == pytest.approx(0.25, rel=0.025)
+    assert abs(drawn.mean().item()) < 7 * 0.25 / 200
+    for part in drawn.split(10_000):  # the payload gets as much
+        assert part.std().item() == pytest.approx(0.25, rel=0.05)
+    assert torch.equal(found[0].update["w"], found[3].update["w"])
+    again = CentralPrivacy(2.0, FixedNorm(0.5), secret=secret).receive({}, replies)
+    assert torch.equal(again[0].update["w"], found[0].update["w"]) != secret
+    following = side.receive({}, replies)
+    assert not torch.equal(following[0].update["w"], found[0].update["w"])
+
+
+def test_local_noise_has_the_standard_deviation_of_the_formula():
+    """2 C sqrt(2 ln(1.25 / delta)) / epsilon, on what is clipped to C before."""
+    mechanism = LocalMechanism(clipping_norm=0.5, epsilon=0.5, delta=1e-4)
+    expected = 2 * 0.5 * math.sqrt(2 * math.log(1.25e4)) / 0.5
+    sent = many(0)
+    found = LocalPrivacyClient(mechanism).upload(sent, {}, SEED)
+    clipped_to = 0.5 / 200  # of every one of 40,000 ones
+    drawn = noise_of(found, sent) + 1.0 - clipped_to
+    assert drawn.std().item() == pytest.approx(expected, rel=0.025)
+    assert abs(drawn.mean().item()) < 7 * expected / 200
+    assert mechanism.noise_multiplier == pytest.approx(expected / (2 * 0.5))
+    other = LocalPrivacyClient(mechanism).upload(sent, {}, np.random.SeedSequence(1))
+    assert not torch.equal(other.update["w"], found.update["w"])
+
+
+def test_under_local_privacy_a_client_says_nothing_of_its_losses():
+    found = LocalPrivacyClient().upload(reply(3, 1.0), {}, SEED)
+    assert set(found.metrics) == {"partition-id", "num-examples"}
+
+
+# ---- a norm that adapts --------------------------------------------------------------------------
+
+
+def test_the_norm_finds_the_quantile():
+    """Of norms 1 to 5, one fifth is to stay unclipped: C comes to lie between 1 and 2.
+
+    With the share of the clipped in its place, as in Flower's wrappers, C would run away.
+    """
+    norm = AdaptiveNorm(value=40.0, quantile=0.3, lr=0.3)
+    side = CentralPrivacy(0.0, norm, "server")
+    replies = [reply(client, float(client + 1)) for client in range(5)]
+    for _ in range(200):
+        side.receive({}, replies)
+    assert 0.9 < norm.value < 2.1
+
+
+def test_a_step_of_the_norm_by_hand():
+    """Two of four are short enough at C = 2: C <- 2 exp(-.5 (2 / 4 - .9))."""
+    norm = AdaptiveNorm(value=2.0, quantile=0.9, lr=0.5)
+    CentralPrivacy(0.0, norm, "server").receive({}, [reply(i, 0.9 * (i + 1)) for i in range(4)])
+    assert norm.value == pytest.approx(2.0 * math.exp(0.2))
+
+
+def test_client_and_server_clipping_move_the_norm_alike():
+    values = (0.5, 1.0, 3.0, 9.0)
+    norms = []
+    for clipping in ("client", "server"):
+        side = CentralPrivacy(0.1, AdaptiveNorm(value=2.0), clipping, seed=3)
+        client = ClippingClient(clipping, adaptive=True)
+        received = side.broadcast(0)
+        replies = [client.upload(reply(i, v), received, SEED) for i, v in enumerate(values)]
+        found = side.receive({}, replies)
+        norms.append((side.norm.value, found[0].update["w"].item()))
+    assert norms[0] == pytest.approx(norms[1])
+
+
+def test_a_lost_reply_does_not_change_the_noise_on_the_count():
+    """s = 11 / 20 is just enough for z = 1; that of 10 clients would not be."""
+    privacy = CentralPrivacy(1.0, AdaptiveNorm(), clients=11)
+    assert privacy.norm.count_stddev == pytest.approx(0.55)
+    assert privacy.norm.noise_multiplier(1.0, 10) == privacy.norm.noise_multiplier(1.0, 11)
+    with pytest.raises(ConfigError, match=r"count_stddev=0\.5"):
+        CentralPrivacy(1.0, AdaptiveNorm(), clients=10)
+
+
+def test_mean_and_count_share_the_noise_multiplier():
+    """z^-2 = z_v^-2 + (2 s)^-2: 3-4-5 in reciprocals, 1 / 2.4^2 = 1 / 4^2 + 1 / 3^2."""
+    norm = AdaptiveNorm(count_stddev=1.5)
+    assert norm.noise_multiplier(2.4, 10) == pytest.approx(4.0)
+    assert AdaptiveNorm().noise_multiplier(2.4, 30) == pytest.approx(4.0)  # s = 30 / 20
+    with pytest.raises(ConfigError, match=r"count_stddev=0\.5, must be above 0\.6"):
+        CentralPrivacy(1.2, AdaptiveNorm(), clients=20, participation=0.5)
+
+
+def test_the_count_has_its_noise():
+    moves = []
+    for seed in range(150):
+        norm = AdaptiveNorm(value=1.0, quantile=0.0, lr=1.0, count_stddev=2.0)
+        CentralPrivacy(1.0, norm, "server", seed=seed).receive({}, [reply(0, 0.1)] * 4)
+        moves.append(-4 * math.log(norm.value))  # the noised count of 4
+    assert np.mean(moves) == pytest.approx(4.0, abs=0.6)
+    assert np.std(moves) == pytest.approx(2.0, rel=0.2)
+
+
+# ---- epsilon -------------------------------------------------------------------------------------
+
+
+def test_epsilon_is_of_the_client_that_was_asked_most_often():
+    central, local = CentralPrivacy(4.0), LocalPrivacyServer(LocalMechanism(epsilon=1.2))
+    for side in (central, local):
+        side.init({})
+        for client in (0, 1, 1, 2, 1):
+            side.broadcast(client)
+    z = math.sqrt(2 * math.log(1.25e5)) / 1.2
+    for side, multiplier in ((central, 4.0), (local, z)):
+        exact = exact_epsilon(multiplier, 3)
+        assert exact <= side.metrics()["dp-epsilon"] <= exact + 0.05
+    assert "dp-epsilon" not in CentralPrivacy(0.0).metrics()
+
+
+def test_epsilon_under_poisson_sampling_is_that_of_the_literature():
+    """q = .01, z = 4, 10,000 steps, delta 1e-5.
+
+    Abadi et al. 2016, Section 5.1, bound it by 1.26. The limit of many steps is a Gaussian
+    mechanism of mu = q sqrt(T (e^(1 / z^2) - 1)) (Bu et al., https://arxiv.org/abs/1911.11607).
+    """
+    found = epsilon_of(4.0, 10_000, 1e-5, "", rate=0.01)
+    mu = 0.01 * math.sqrt(10_000 * math.expm1(1 / 16))
+    assert found == pytest.approx(exact_epsilon(1 / mu, 1), rel=0.05)
+    assert found < 1.26
+
+
+@pytest.mark.parametrize(
+    ("sampler", "clients", "participation", "claimed"),
+    [
+        (BernoulliSampler, 400, 0.1, True),
+        (BernoulliSampler, 40, 0.1, False),  # nobody drawn happens, and the sampler takes one
+        (BernoulliSampler, 400, 1.0, False),
+        (FixedSizeSampler, 400, 0.1, False),
+    ],
+)
+def test_amplification_is_claimed_where_clients_are_drawn_one_by_one(
+    sampler, clients, participation, claimed
+):
+    side = CentralPrivacy(
+        1.0, sampler=sampler, clients=clients, participation=participation, delta=1e-5
+    )
+    side.broadcast(0)
+    side.receive({}, [reply(0, 1.0)])
+    found = side.metrics()
+    assert ("dp-epsilon-sampled" in found) == claimed
+    if claimed:
+        assert found["dp-epsilon-sampled"] < 0.5 * found["dp-epsilon"]
+
+
+def test_state_goes_on():
+    """Two rounds, a restart, a third: as three rounds."""
+    whole, cut, resumed = (
+        CentralPrivacy(1.0, AdaptiveNorm(count_stddev=3.0), "server", seed=1) for _ in range(3)
+    )
+    replies = [reply(i, float(i)) for i in range(4)]
+    for side, rounds in ((whole, 2), (cut, 2)):
+        for _ in range(rounds):
+            side.broadcast(1)
+            side.receive({}, replies)
+    resumed.init({})
+    resumed.load_state_dict(cut.state_dict())
+    found = [side.receive({}, replies)[0].update["w"].item() for side in (whole, resumed)]
+    assert found[0] == found[1]
+    assert resumed.metrics() == whole.metrics()
+    assert resumed.uploads == {1: 2}
+
+
+# ---- in a round ----------------------------------------------------------------------------------
+
+
+def central(z: float, *, adaptive: bool = False, **slots) -> FederatedStrategy:
+    norm = AdaptiveNorm(0.3, count_stddev=3.0) if adaptive else FixedNorm(0.3)
+    return FederatedStrategy(
+        client_sides={"differential_privacy": ClippingClient(adaptive=adaptive)},
+        server_sides={"differential_privacy": CentralPrivacy(z, norm)},
+        aggregator=UniformMean(),
+        local_lr=0.1,
+        **slots,
+    )
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_with_secure_aggregation_it_is_the_same_round(adaptive):
+    """Clipping at the clients, the norm bit among what is summed, the noise on the sum."""
+    expected, reports = train(central(0.5, adaptive=adaptive), rounds=1)
+    secure = SecAggPlus(max_examples=50)
+    found, secured = train(central(0.5, adaptive=adaptive, secure_aggregation=secure), rounds=1)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6)
+    for name in ("clipping-norm", "dp-epsilon", "step_norm"):
+        assert secured[-1].metrics[name] == pytest.approx(reports[-1].metrics[name], rel=1e-4)
+    assert "update_norm" not in reports[-1].metrics
+
+
+def test_a_norm_that_clips_nobody_and_no_noise_is_the_plain_round():
+    side = {"differential_privacy": CentralPrivacy(0.0, FixedNorm(1e6))}
+    clients = {"differential_privacy": ClippingClient()}
+    slots = {"aggregator": UniformMean(), "local_lr": 0.1}
+    found, _ = train(FederatedStrategy(client_sides=clients, server_sides=side, **slots), rounds=1)
+    expected, _ = train(FedAvg(**slots), rounds=1)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-7)
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def private(aggregator, *, clipping="client", clients=None, servers=None, **slots):
+    return FederatedStrategy(
+        client_sides={"differential_privacy": ClippingClient(clipping), **(clients or {})},
+        server_sides={
+            "differential_privacy": CentralPrivacy(clipping=clipping),
+            **(servers or {}),
+        },
+        aggregator=aggregator,
+        **slots,
+    )
+
+
+def test_what_it_cannot_cover_is_refused():
+    with pytest.raises(ConfigError, match="uniform_mean"):
+        private(None)
+    with pytest.raises(ConfigError, match="NormMean: it needs the norm"):
+        private(NormMean())
+    with pytest.raises(ConfigError, match=r"CentralPrivacy: it clips single replies.*=client"):
+        private(UniformMean(), clipping="server", secure_aggregation=SecAggPlus())
+    private(UniformMean(), clipping="server")
+    with pytest.raises(ConfigError, match=r"running statistics|running_mean"):
+        check_side(ClippingClient(), nn.Sequential(nn.BatchNorm1d(3)), None)
+    check_side(ClippingClient(), nn.Sequential(nn.GroupNorm(1, 3)), None)
+
+
+@pytest.mark.parametrize("noise", [0.0, 2.0])
+def test_soft_labels_need_a_mechanism_of_their_own(noise):
+    mechanism = GaussianMechanism(noise)
+    clients = {"feddw": FedDWClient(0.1), "soft_labels": SoftLabelClient(mechanism)}
+    servers = {"soft_labels": SoftLabelServer(mechanism=mechanism)}
+    if noise:
+        private(UniformMean(), clients=clients, servers=servers)
+        return
+    with pytest.raises(ConfigError, match=r"soft_label_sums.*soft_labels\.noise_multiplier"):
+        private(UniformMean(), clients=clients, servers=servers)
+
+
+@pytest.mark.parametrize(
+    ("build", "key"),
+    [
+        (lambda: CentralPrivacy(-1.0), "noise_multiplier=-1"),
+        (lambda: CentralPrivacy(delta=0.0), "delta=0"),
+        (lambda: CentralPrivacy(clipping="both"), "clipping='both'"),
+        (lambda: FixedNorm(0.0), "clipping_norm=0"),
+        (lambda: AdaptiveNorm(0.0), "initial_clipping_norm=0"),
+        (lambda: AdaptiveNorm(quantile=1.5), r"target_quantile=1\.5"),
+        (lambda: LocalMechanism(epsilon=0.0), "epsilon=0"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_by_its_key(build, key):
+    with pytest.raises(ConfigError, match=rf"strategy\.differential_privacy\.{key}"):
+        build()

@@ -1,0 +1,228 @@
+"""Soft labels by class: what a client sends, and what the server makes of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from common.errors import ConfigError
+from strategies.base import Cohort, LocalSummary
+from strategies.components.samplers import FixedSizeSampler
+from strategies.fedavg import FedAvg
+from strategies.feddw import FedDW
+from strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_sums
+from strategies.statistics.soft_labels import (
+    SOFT_LABEL_SUMS,
+    SOFT_LABELS,
+    SoftLabelClient,
+    SoftLabelServer,
+)
+from tests.federation import TensorBatches
+from tests.strategies.labelled import Biasless, PassThrough, context_of, train, upload
+from tests.strategies.test_reductions import blobs
+
+COHORT = Cohort(round=1, size=1, num_clients=1)
+HEADER = 128  # bytes before the numbers of every array
+
+
+def server(classes: int = 2, **options) -> SoftLabelServer:
+    side = SoftLabelServer(**options)
+    side.init({"head.weight": torch.zeros(classes, 5)})
+    return side
+
+
+def matrix(side: SoftLabelServer) -> Tensor:
+    return side.broadcast(0)[SOFT_LABELS][MEANS]
+
+
+# ---- the client ----------------------------------------------------------------------------------
+
+
+class Unaugmented(TensorBatches):
+    """Refuses to augment."""
+
+    def batches(self, batch_size, *, generator, train, drop_last=False):
+        assert not train
+        assert not drop_last
+        return super().batches(batch_size, generator=generator, train=train)
+
+
+def test_a_client_sends_what_adding_up_one_example_at_a_time_gives():
+    """More examples than go through at once, a class that it has not, dropout switched off."""
+    generator = torch.Generator().manual_seed(0)
+    labels = 2 * torch.randint(0, 2, (1203,), generator=generator)
+    data = Unaugmented(torch.randn(1203, 4, generator=generator), labels, num_classes=3)
+    model = Biasless()
+    model.train()
+    context = context_of(model, data)
+    sent = SoftLabelClient().end(context, LocalSummary(1203, 1, 0.1))[SOFT_LABEL_SUMS]
+
+    hidden = model.body[0].double()(data.inputs.double()).clamp_min(0)
+    exponentials = (hidden @ model.head.weight.double().T).exp().tolist()
+    sums, counts = [[0.0] * 3] * 3, [0, 0, 0]
+    for row, label in zip(exponentials, labels.tolist(), strict=True):
+        sums[label] = [old + new / sum(row) for old, new in zip(sums[label], row, strict=True)]
+        counts[label] += 1
+    assert sent[COUNTS].tolist() == counts
+    assert counts[1] == 0
+    expected = torch.tensor(sums, dtype=torch.float64)
+    torch.testing.assert_close(sent[SUMS].double(), expected, atol=1e-3, rtol=1e-6)
+
+
+def test_sums_are_of_features_or_logits_as_asked_for():
+    inputs = torch.tensor([[1.0, 2.0], [4.0, 8.0], [16.0, 32.0]])
+    data = TensorBatches(inputs, torch.tensor([1, 0, 1]))
+    found = class_sums(context_of(PassThrough(), data), lambda features, logits: features)
+    assert found[SUMS].tolist() == [[4.0, 8.0], [17.0, 34.0]]
+    assert found[COUNTS].tolist() == [1.0, 2.0]
+
+
+# ---- the server ----------------------------------------------------------------------------------
+
+
+def test_the_mean_is_over_all_clients_examples():
+    """Eq. 7 against a sum over all examples of all clients, and not the mean of clients' means."""
+    side, datasets, model = server(3), blobs(), Biasless().eval()
+    replies = []
+    for i, data in enumerate(datasets):
+        sent = SoftLabelClient().end(context_of(model, data), LocalSummary(len(data), 1, 0.1))
+        replies.append(
+            upload(i, *(sent[SOFT_LABEL_SUMS][name].tolist() for name in (SUMS, COUNTS)))
+        )
+    side.reduce(replies, {}, COHORT)
+
+    inputs = torch.cat([data.inputs for data in datasets])
+    labels = torch.cat([data.labels for data in datasets])
+    with torch.no_grad():
+        soft = torch.softmax(model(inputs)[1], dim=1)
+    expected = torch.stack([soft[labels == c].mean(0) for c in range(3)])
+    torch.testing.assert_close(matrix(side), expected, atol=1e-6, rtol=0)
+
+
+# Class 0: 2 + 1 examples in round 1, none in 2, 1 in 3. Class 1: none, 2, none.
+ROUNDS = [
+    [
+        upload(0, [[1.6, 0.4], [0.0, 0.0]], [2.0, 0.0]),
+        upload(1, [[0.2, 0.8], [0.0, 0.0]], [1.0, 0.0]),
+    ],
+    [upload(1, [[0.0, 0.0], [0.5, 1.5]], [0.0, 2.0])],
+    [upload(0, [[0.3, 0.7], [0.0, 0.0]], [1.0, 0.0])],
+]
+KEEP = [[[0.6, 0.4], [0, 1]], [[0.6, 0.4], [0.25, 0.75]], [[0.3, 0.7], [0.25, 0.75]]]
+BY_HAND = [
+    ({}, KEEP),
+    (
+        {"absent": "identity"},
+        [[[0.6, 0.4], [0, 1]], [[1, 0], [0.25, 0.75]], [[0.3, 0.7], [0, 1]]],
+    ),
+    (
+        {"history": "all"},  # row 0 of round 3: (1.8 + .3, 1.2 + .7) / 4
+        [KEEP[0], KEEP[1], [[0.525, 0.475], [0.25, 0.75]]],
+    ),
+    (
+        {"smoothing": 0.5},
+        [[[0.8, 0.2], [0, 1]], [[0.8, 0.2], [0.125, 0.875]], [[0.55, 0.45], [0.125, 0.875]]],
+    ),
+    (
+        {"smoothing": 0.5, "history": "all", "absent": "identity"},  # the released code
+        [[[0.8, 0.2], [0, 1]], [[0.7, 0.3], [0.125, 0.875]], [[0.6125, 0.3875], [0.1875, 0.8125]]],
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "expected"), BY_HAND, ids=lambda value: str(value)[:60])
+def test_three_rounds_by_hand(options, expected):
+    side = server(**options)
+    assert torch.equal(matrix(side), torch.eye(2))
+    for replies, after in zip(ROUNDS, expected, strict=True):
+        side.reduce(replies, {}, COHORT)
+        torch.testing.assert_close(matrix(side), torch.tensor(after, dtype=torch.float32))
+
+
+def test_the_order_of_the_clients_does_not_matter():
+    """Numbers that floats add exactly, in every order of three clients."""
+    replies = [
+        upload(0, [[0.5, 1.5], [0.25, 0.75]], [2.0, 1.0]),
+        upload(1, [[2.125, 0.875], [0.0, 0.0]], [3.0, 0.0]),
+        upload(2, [[0.0, 0.0], [1.5, 3.5]], [0.0, 5.0]),
+    ]
+    found = []
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0], [2, 1, 0]):
+        side = server()
+        side.reduce([replies[i] for i in order], {}, COHORT)
+        found.append(matrix(side))
+    assert torch.equal(
+        found[0], torch.tensor([[2.625, 2.375], [1.75, 4.25]]) / torch.tensor([[5.0], [6.0]])
+    )
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
+@pytest.mark.parametrize("options", [options for options, _ in BY_HAND], ids=str)
+def test_a_server_that_was_restored_goes_on_as_the_first_would(options):
+    first, second = server(**options), server(**options)
+    for replies in ROUNDS[:2]:
+        first.broadcast(0)
+        first.broadcast(7)
+        first.reduce(replies, {}, COHORT)
+    first.broadcast(7)
+    copied = {
+        group: {name: value.clone() for name, value in tensors.items()}
+        for group, tensors in first.state_dict().items()
+    }
+    second.load_state_dict(copied)
+    assert second.uploads == {0: 2, 7: 3}
+    for side in (first, second):
+        side.reduce(ROUNDS[2], {}, COHORT)
+    assert torch.equal(matrix(first), matrix(second))
+    assert not torch.equal(matrix(first), torch.eye(2))
+
+
+def test_all_clients_of_a_round_get_one_object():
+    """It is serialised once."""
+    side = server()
+    assert side.broadcast(0)[SOFT_LABELS] is side.broadcast(1)[SOFT_LABELS]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"history": "every"}, r"strategy\.soft_labels\.history='every'.*round, all"),
+        ({"absent": "zero"}, r"strategy\.soft_labels\.absent='zero'.*keep, identity"),
+        ({"smoothing": 1.5}, r"strategy\.soft_labels\.smoothing=1\.5"),
+    ],
+)
+def test_an_unknown_option_is_refused_by_its_key(options, message):
+    with pytest.raises(ConfigError, match=message):
+        SoftLabelServer(**options)
+
+
+def test_a_head_that_stays_at_the_clients_is_refused():
+    with pytest.raises(ConfigError, match=r"'head\.weight'.*strategy\.personal"):
+        SoftLabelServer().init({"body.weight": torch.zeros(3, 2)})
+
+
+# ---- on the wire ---------------------------------------------------------------------------------
+
+
+def test_the_bytes_beyond_fedavg_are_the_matrix_down_and_sums_and_counts_up():
+    """C = 3: C^2 floats down, C^2 + C up, per client and round."""
+    sampler = FixedSizeSampler(0.5, seed=2)
+    _, with_labels = train(FedDW(sampler=sampler))
+    _, without = train(FedAvg(sampler=sampler))
+    assert sum(len(report.clients) for report in with_labels) == 8
+    for ours, plain in zip(with_labels[1:], without[1:], strict=True):
+        down = (ours.bytes_down - plain.bytes_down) / len(ours.clients)
+        up = (ours.bytes_up - plain.bytes_up) / len(ours.clients)
+        assert down == 4 * 3**2 + HEADER
+        assert up == 4 * (3**2 + 3) + 2 * HEADER
+
+
+def test_soft_labels_travel_in_a_federation():
+    """After training on blobs every class' soft label is largest at the class itself."""
+    strategy = FedDW(mu=0.1, local_lr=0.1)
+    train(strategy, rounds=8)
+    labels = matrix(strategy.server_sides["soft_labels"])
+    torch.testing.assert_close(labels.sum(1), torch.ones(3))
+    assert labels.argmax(1).tolist() == [0, 1, 2]
+    assert not torch.equal(labels, torch.eye(3))
