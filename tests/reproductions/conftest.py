@@ -1,0 +1,3 @@
+"""The report's fixtures: finished runs."""
+
+from tests.fedhet.report.conftest import *  # noqa: F403
