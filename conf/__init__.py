@@ -25,6 +25,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError
 
+from common.errors import ConfigError
+from conf.renamed import refuse_old_keys
+
 FOLDER = Path(__file__).resolve().parent
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
 # Where a run happens and what it leaves there is each site's own business, not the recipe's.
@@ -81,6 +84,7 @@ def compose(run_config: RunConfig) -> DictConfig:
 @lru_cache(maxsize=8)  # a simulation's worker composes once, not once a message
 def compose_overrides(overrides: tuple[str, ...]) -> DictConfig:
     """Compose the recipe of these Hydra overrides; shared by all callers, so not to be edited."""
+    refuse_old_keys(overrides)
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
         return hydra_compose(config_name="config", overrides=list(overrides))

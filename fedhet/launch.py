@@ -22,8 +22,10 @@ from omegaconf import DictConfig
 from rich.console import Console
 from rich.text import Text
 
+from common.errors import ConfigError
 from common.results import ResultsFollower, read_rows
 from conf import method_name
+from conf.renamed import refuse_old_keys
 from fedhet.plot import can_plot, plot_run
 from fedhet.progress import Display, closing_panel, display_for
 from fedhet.runtimes.flower_install import LaunchError
@@ -46,6 +48,7 @@ def main() -> None:
     _answer_signals()
     try:
         sys.argv[1:] = take_resume(sys.argv[1:])
+        refuse_old_keys(sys.argv[1:])
         set_defaults()
         try:
             _hydra_main()
@@ -55,7 +58,7 @@ def main() -> None:
     except KeyboardInterrupt as interrupt:
         _complain(str(interrupt) or NOTHING_LEFT)
         sys.exit(_INTERRUPTED)
-    except SweepRefused as error:
+    except (ConfigError, SweepRefused) as error:
         _complain(str(error))
         sys.exit(1)
 

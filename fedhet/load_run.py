@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from client_app.client import PERSONAL
 from common.errors import ConfigError
+from conf.renamed import upgrade_config
 from strategies.components.tensor_selection import TensorSelector, personal_names
 from tasks import Task, build_task, pick_device
 from tasks.evaluation import classifies
@@ -22,7 +23,7 @@ MODEL = "model.safetensors"
 
 
 def recipe_of(folder: Path) -> DictConfig:
-    """Return the recipe that a run has written.
+    """Return the recipe that a run has written, with the keys of today.
 
     Raises:
         ConfigError: if there is none.
@@ -30,9 +31,9 @@ def recipe_of(folder: Path) -> DictConfig:
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder} is no run's results directory: it has no config.yaml")
-    recipe = OmegaConf.load(path)
-    assert isinstance(recipe, DictConfig)
-    return recipe
+    plain = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(plain, dict)
+    return OmegaConf.create(upgrade_config({str(key): value for key, value in plain.items()}))
 
 
 def task_of(recipe: DictConfig, classes: Sequence[str] | None = None) -> Task:
