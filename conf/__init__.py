@@ -107,13 +107,13 @@ def check_slots(recipe: DictConfig) -> None:
     """Refuse two methods that replace the same slot: the order of their names would decide.
 
     Raises:
-        ValueError: naming the slot and the methods.
+        ConfigError: naming the slot and the methods.
     """
     owners: dict[str, str] = {}
     for method, slots in sorted(recipe.strategy.methods.items()):
         for slot in slots:
             if slot in owners:
-                raise ValueError(
+                raise ConfigError(
                     f"strategy=[{owners[slot]},{method}]: both replace the {slot}, and there is "
                     "one; drop one of them"
                 )
@@ -124,12 +124,12 @@ def check_requirements(recipe: DictConfig) -> None:
     """Refuse settings that a method of the recipe cannot have.
 
     Raises:
-        ValueError: naming the key, its value, and what it must be.
+        ConfigError: naming the key, its value, and what it must be.
     """
     for key, needed in recipe.strategy.requires.items():
         found = OmegaConf.select(recipe, str(key))
         if found != needed:
-            raise ValueError(
+            raise ConfigError(
                 f"{key}={found}, and strategy={method_name(recipe)} needs {key}={needed}: set it so"
             )
 
@@ -138,12 +138,12 @@ def check_switches(recipe: DictConfig) -> None:
     """Refuse yes, no, on and off: the command line takes them for words, and a word is true.
 
     Raises:
-        ValueError: naming the key, and what to write.
+        ConfigError: naming the key, and what to write.
     """
     for key, value in _leaves(OmegaConf.to_container(recipe)):
         if isinstance(value, str) and value.lower() in SWITCHES:
             meant = SWITCHES[value.lower()]
-            raise ValueError(f"{key}={value} is not allowed: write {key}={str(meant).lower()}")
+            raise ConfigError(f"{key}={value} is not allowed: write {key}={str(meant).lower()}")
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -165,13 +165,13 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
             to it as ``${task.classifier_tensors}``.
 
     Raises:
-        ValueError: naming the key, what is wrong with it, and what is allowed.
+        ConfigError: naming the key, what is wrong with it, and what is allowed.
     """
     try:
         with _model_known(recipe, classifier_tensors):
             part = instantiate(OmegaConf.select(recipe, key), _convert_="all")
     except InterpolationKeyError as error:
-        raise ValueError(
+        raise ConfigError(
             f"{key} refers to keys of a method that strategy={method_name(recipe)} does not have: "
             f"{error}. (A part such as strategy/aggregator=maecho goes with strategy=maecho.)"
         ) from None
@@ -179,7 +179,7 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
         if isinstance(error.__cause__, ValueError):  # ours: it names the key and what is allowed
             raise error.__cause__ from None
         if isinstance(error.__cause__, TypeError):
-            raise ValueError(
+            raise ConfigError(
                 f"{key} has a key that it does not know: {error.__cause__}. (strategy=[METHOD,"
                 "aggregator/OTHER] adds OTHER's keys to those of METHOD's own aggregator; "
                 "strategy=METHOD strategy/aggregator=OTHER replaces it.)"
@@ -193,18 +193,18 @@ def build_local_optimizer(recipe: DictConfig, classifier_tensors: int) -> Any:
     """Instantiate the local optimizer that ``local.optimizer`` names.
 
     Raises:
-        ValueError: for an unknown name (lists the options), or a setting that it does not have.
+        ConfigError: for an unknown name (lists the options), or a setting that it does not have.
     """
     options = sorted(str(name) for name in recipe.local.optimizers)
     if recipe.local.optimizer not in options:
-        raise ValueError(
+        raise ConfigError(
             f"local.optimizer={recipe.local.optimizer!r} is unknown; allowed: {options}"
         )
     name = recipe.local.optimizer
     own = recipe.local.optimizers[name]
     for setting in ("momentum", "weight_decay"):
         if recipe.local[setting] and setting not in own:
-            raise ValueError(
+            raise ConfigError(
                 f"local.{setting}={recipe.local[setting]}, but local.optimizer={name} has none: "
                 f"set local.{setting}=0, or one of local.optimizers.{name} "
                 f"({', '.join(sorted(str(key) for key in own if key != '_target_'))})"

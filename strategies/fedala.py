@@ -2,32 +2,28 @@
 
 Zhang, Hua, Wang, Song, Xue, Ma, Guan. AAAI 2023. https://arxiv.org/abs/2212.01197
 
-Server and local training are FedAvg's; a client starts elsewhere. Into the selected tensors, the
-last ones, it takes of the global model what lowers its own loss (Algorithm 1), element by element,
-with A the mixing weights:
+FedAvg's server and training, with another start: into the selected tensors, the last ones, a client
+mixes, element by element, as much of the global model as lowers its own loss (Algorithm 1):
 
     w_start = w_local + (w_global - w_local) A                      w_local: after its last training
     A <- clip(A - eta dL(w_start)/dw (w_global - w_local), 0, 1)               once a mini-batch
 
-A is 1 at first and is kept from round to round. The other tensors, and buffers, are the global
-ones. In a client's first round there is no w_local, and all is FedAvg; eta = 0 is FedAvg for ever.
+A starts at 1 and is kept from round to round. The other tensors, and buffers, are the global ones.
+In a client's first round there is no w_local; that round, and eta = 0, are FedAvg. A is learnt with
+the task's loss, without augmentation, by the model in eval mode, as in both released codes.
 
-A is learnt on examples as they are, not augmented, and by the model in eval mode: in both released
-codes it is, since each round ends with an evaluation. The loss is the task's, without penalties.
+The trained model travels, as in FedAvg; w_local and A stay. The clients' own models are evaluated
+(``evaluation.model=clients``). SCAFFOLD's c_i counts from w_start on; FedCM's momentum contains
+w_start - x, too.
 
-What leaves the client is its trained model, as in FedAvg; w_local and A stay. The model that counts
-is the client's own (``evaluation.model=clients``). SCAFFOLD reads a gradient off the steps from
-w_start on; FedCM's momentum has the start's distance from x in it, too.
+The authors' code learns A on 80 % of the examples, and in the second round repeats the pass until
+the standard deviation of the last 10 passes' losses is below .1 (``until_std=0.1``, off by default;
+it stops after 100 passes). FedDW's code takes all examples (``data_share=1``) and always one pass;
+a client whose first round comes late mixes with the initial model; and BatchNorm's statistics stay
+at the client.
 
-The authors' code takes 80 % of the examples, and in the second round repeats the pass until the
-standard deviation of the last 10 passes' losses is below .1: ``until_std=0.1``. It is off by
-default, since nothing says that it ends (here it does, after 100 passes), and later rounds go on
-learning A anyway. FedDW's code takes all examples (``data_share=1``; it declares the 80 % without
-using them) and always one pass; a client whose first round comes late mixes with the initial model;
-and BatchNorm's statistics stay at the client.
-
-The 2 last tensors of both codes are ``head.*``, weight and bias. ``last:2`` would, of a head
-without a bias, also select a tensor of the body. Where the head is personal (FedPer), name others.
+The 2 last tensors of both codes are ``head.*``, weight and bias. Where the head is personal
+(FedPer), name others.
 """
 
 from __future__ import annotations

@@ -1,26 +1,25 @@
-"""FedAvg: communication-efficient learning of deep networks from decentralized data.
+"""FedAvg, FedAvg with other server optimizers, and the baselines Local and Centralised.
 
-McMahan, Moore, Ramage, Hampson, Agüera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas. Communication-efficient learning of deep networks
+from decentralized data. AISTATS 2017. https://arxiv.org/abs/1602.05629
 
     y_i: E epochs of SGD from x on client i;   x <- x + eta_g sum_i (n_i / sum_j n_j) (y_i - x)
 
-eta_g = 1 is the paper's method (the average of the models). FedAvgM (server momentum) and the
-adaptive server optimisers change only the server optimiser: see server_optimizers.py.
+eta_g = 1 is the paper's method (the average of the models). FedAvgM, FedAdagrad, FedAdam and
+FedYogi change only the server optimizer: see server_optimizers.py.
 """
 
 from __future__ import annotations
 
-from typing import Unpack
+from typing import ClassVar, Unpack
 
 from strategies.components import server_optimizers
+from strategies.components.tensor_selection import TensorSelector
 from strategies.round.federated import FederatedStrategy, Slots
 
 
 class FedAvg(FederatedStrategy):
     """Every slot at its default: weighted mean, server SGD with eta_g = 1."""
-
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        super().__init__(**slots)
 
 
 class FedAvgM(FederatedStrategy):
@@ -52,4 +51,25 @@ class FedYogi(FederatedStrategy):
 
     def __init__(self, lr: float = 0.03, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
         slots["server_optimizer"] = server_optimizers.Yogi(lr, tau=tau)
+        super().__init__(**slots)
+
+
+class Local(FederatedStrategy):
+    """Baseline without federation: every client trains its own model on its own examples.
+
+    All tensors are personal (``FederatedClient(personal=Local.personal)``), so only metrics travel.
+    The optimizer starts afresh every round: R rounds of E epochs of Adam are not R E epochs.
+    """
+
+    personal: ClassVar[TensorSelector] = TensorSelector("all")
+
+
+class Centralised(FederatedStrategy):
+    """Upper-bound baseline: centralised training, that is FedAvg with one client (``clients=1``).
+
+    With plain SGD, R rounds of E epochs are R E epochs.
+    """
+
+    def __init__(self, **slots: Unpack[Slots]) -> None:
+        slots.setdefault("num_clients", 1)
         super().__init__(**slots)

@@ -8,20 +8,19 @@ only the body is trained and averaged (Algorithm 1):
     b_i: E epochs on the body alone, from b, at the initial head
     b <- b + eta_g sum_i (n_i / sum_j n_j) (b_i - b)
 
-The head does not travel: server and clients initialise it from the run's seed. So the global model
-exists, and is evaluated as it is. The paper personalises it afterwards by a few epochs on the whole
-model at every client (its code: 5): ``evaluation.clients=true evaluation.finetune_epochs=5``.
-
-FedDW's released code is without that fine-tuning, as the recipe is. It sends the head, too.
+The head does not travel: server and clients initialise it from the run's seed, so the global model
+exists and is evaluated. The paper then personalises it by a few epochs on the whole model at every
+client (its code: 5): ``evaluation.clients=true evaluation.finetune_epochs=5``.
+FedDW's released code has no such fine-tuning, like the recipe. It sends the head, too.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
 from strategies.components.local_training_config import Phase
-from strategies.components.tensor_selection import TensorSelector, named
-from strategies.round.federated import FederatedStrategy, Slots
+from strategies.components.tensor_selection import TensorSelector
+from strategies.round.federated import FederatedStrategy
 
 
 class FedBABU(FederatedStrategy):
@@ -35,8 +34,5 @@ class FedBABU(FederatedStrategy):
         phases: all epochs for the body.
     """
 
-    personal: ClassVar[TensorSelector] = named("head.*")
-    phases: ClassVar[tuple[Phase, ...]] = (Phase(named("body.*")),)
-
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        super().__init__(**slots)
+    personal: ClassVar[TensorSelector] = TensorSelector("head.*")
+    phases: ClassVar[tuple[Phase, ...]] = (Phase(TensorSelector("body.*")),)

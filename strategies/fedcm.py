@@ -2,8 +2,8 @@
 
 Xu, Wang, Wang, Yao. 2021. https://arxiv.org/abs/2106.10874
 
-A client's step goes along a mean of its own gradient and the direction in which everybody moved in
-the round before (Algorithm 2):
+A client's step mixes its own gradient with the direction in which all moved in the last round
+(Algorithm 2):
 
     v <- alpha g(y) + (1 - alpha) m
     y <- y - eta_l v
@@ -12,16 +12,14 @@ m is the size of a gradient: the server takes it from the aggregate Delta of the
 
     m <- - Delta / mean_i lr_sum_i
 
-where ``lr_sum``, the sum of the step sizes that client i really took, stands for K eta_l. It is
-that of the round that made Delta: under a schedule the next round's is another. m starts at zero,
-so the steps of round 1 are alpha times FedAvg's. alpha = 1 is FedAvg (with a plain mean).
+where ``lr_sum``, the sum of the step sizes that client i really took in that round, stands for
+K eta_l. m starts at zero, so the steps of round 1 are alpha times FedAvg's. alpha = 1 is FedAvg
+(with a plain mean); the paper has alpha = .1. m travels down (d numbers).
 
-alpha multiplies the fresh gradient of the whole local objective, penalties of other methods
-included; the paper has alpha = .1. Clipping sees v, weight decay comes after it and is not
-multiplied, as in FL-Simulator's code. What travels beside the model is m, down (d numbers).
-
+alpha multiplies the gradient of the whole local objective, penalties of other methods included.
+Clipping sees v; weight decay comes after it and is not multiplied, as in FL-Simulator's code.
 A local optimizer with momentum, or Adam, is refused: its displacement is no mean of gradients, and
-m would be too long (1 / (1 - momentum) times), which is a feedback above 1 for FedCM's own .9.
+m would be 1 / (1 - momentum) times too long.
 """
 
 from __future__ import annotations

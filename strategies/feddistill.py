@@ -2,24 +2,19 @@
 
 Jeong, Oh, Kim, Park, Bennis, Kim. 2018. https://arxiv.org/abs/1811.11479 (federated distillation)
 
-As table IV of FedDW has it (Liu et al. 2024, https://arxiv.org/abs/2412.04521): the models are
-averaged as in FedAvg, and what everybody's models say of a class teaches every client:
+As in table IV of FedDW (Liu et al. 2024, https://arxiv.org/abs/2412.04521): the models are averaged
+as in FedAvg, and the mean soft label of an example's class teaches every client:
 
     L(y) = CE(y) + lambda mean over the batch of KL(SL[label] || softmax(logits))
 
-SL (C, C) is the mean soft label by class over all clients' examples (soft_labels.py).
-lambda = 1; 0 is FedAvg. Original federated distillation shares no parameters: its clients exchange
-the mean output by class alone, the "+" adds FedAvg.
+SL (C, C) is the mean soft label by class over all clients' examples (soft_labels.py; options
+strategy.soft_labels.*); strategy=[feddistill,feddw] sends it once. lambda = 1; 0 is FedAvg.
+Original federated distillation shares no parameters; the "+" adds FedAvg.
+SL starts as the identity, for which KL is the cross-entropy: in round 1, and for a class that
+nobody has held yet, the loss is (1 + lambda) CE.
 
-SL starts as the identity, and so stays the row of a class that nobody has held yet. KL against a
-row of the identity is the cross-entropy: for such a class, and in round 1 for all, the loss is
-(1 + lambda) CE. What the clients then learn of each other's models softens the second part.
-
-SL and its uploads are FedDW's own: strategy=[feddistill,feddw] sends them once. Its options are
-strategy.soft_labels.*, off by default, as the released code of FedDW has them on.
-
-Where that code differs: it gives its KL probabilities where log probabilities belong, so that the
-term is sum q (log q - p), which is linear in p.
+Where FedDW's released code differs: it gives its KL probabilities where log probabilities belong,
+so that the term is sum q (log q - p), which is linear in p.
 """
 
 from __future__ import annotations
@@ -64,7 +59,7 @@ class FedDistill(FederatedStrategy):
     Args:
         coefficient: lambda, at the clients.
         soft_labels: SoftLabelServer's options, such as ``{"smoothing": 0.5}``.
-        mechanism: clipping and noise of what clients say of their soft labels.
+        mechanism: clipping and noise of the clients' soft labels.
         slots: see :class:`FederatedStrategy`.
     """
 

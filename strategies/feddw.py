@@ -2,9 +2,9 @@
 
 Liu, Wang, Wang, Yang, Tao. 2024. https://arxiv.org/abs/2412.04521
 
-With W (C, d) the weight of a classifier without bias, two matrices say how classes relate: CR, the
-row softmax of W W^T, and SL, the mean soft label by class (soft_labels.py, eq. 4 to 7).
-On IID data they agree; a client is held to that with everybody's SL:
+Two matrices say how classes relate: CR, the row softmax of W W^T, with W (C, d) the weight of a
+classifier without bias, and SL, the mean soft label by class (soft_labels.py, eq. 4 to 7). On IID
+data they agree; a client's CR is drawn to everybody's SL:
 
     L(y) = CE(y) + mu mean over the C^2 entries of (SL - softmax_rows(W W^T))^2        (eq. 10, 11)
 
@@ -12,9 +12,9 @@ SL is a constant, so the gradient reaches W alone, and is the same for every bat
 in (0, 2 / C) (eq. 18). mu = 0 is FedAvg with a classifier without bias. The paper tunes mu in
 {.01, .1, 1, 10, 100}: .1 for CIFAR-10, 10 for CIFAR-100.
 
-``linearised_every=n`` is the convex variant, eq. 26 to 30. The paper's text is not of one piece:
-eq. 23 has A for softmax(W W^T), and what follows it A^T A for what the term holds to SL. Here A is
-read as W^T, without softmax. With a reference W_0, taken again every n steps, the term is
+``linearised_every=n`` is the convex variant, eq. 26 to 30. The paper contradicts itself: eq. 23 has
+A for softmax(W W^T), and what follows it A^T A. Here A is W^T, without softmax. With a reference
+W_0, taken again every n steps, the term is
 
     mu mean over the C^2 entries of (SL - (W_0 W^T + W W_0^T - W_0 W_0^T))^2
 
@@ -22,11 +22,11 @@ a convex quadratic in W with the value and the gradient of (SL - W W^T)^2 at W =
 over the entries; the mean makes mu comparable with eq. 11's.)
 
 Where the paper's text differs: eq. 13 has theta_{t+1} for theta_t. Where the released code differs:
-it keeps the classifier's bias (here one is refused) unless its ``init_align`` is set, which holds
-it at 0 and lets the weight start with rows of length 1, spread on the sphere (here
-``task.head_init=orthogonal``); mu is divided by 10 at the start of rounds 9, 18, 27 and so on
-(``decay=0.1 decay_every=9``, off by default); and what soft_labels.py says of SL. It has
-the term from round 1 on, against the identity, as here.
+it keeps the classifier's bias (refused here) unless its ``init_align`` is set, which holds it at 0
+and starts the weight with rows of length 1, spread on the sphere (``task.head_init=orthogonal``);
+it divides mu by 10 at the start of rounds 9, 18, 27 and so on (``decay=0.1 decay_every=9``, off by
+default); and what soft_labels.py says of SL. As there, the term acts from round 1 on, against the
+identity.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class FedDW(FederatedStrategy):
     Args:
         mu: weight of the term at the clients.
         soft_labels: SoftLabelServer's options, such as ``{"smoothing": 0.5}``.
-        mechanism: clipping and noise of what clients say of their soft labels.
+        mechanism: clipping and noise of the clients' soft labels.
         slots: see :class:`FederatedStrategy`.
     """
 

@@ -2,7 +2,7 @@
 
 Acar, Zhao, Matas Navarro, Mattina, Whatmough, Saligrama. ICLR 2021. https://arxiv.org/abs/2111.04263
 
-A client's objective changes from round to round so that it has its minimum where the global one has
+A client's objective changes from round to round so that its minimum moves to the global one
 (Algorithm 1). With h_i the sum of client i's updates y_i - x over the rounds that it took part in:
 
     local objective     f_i(y) + (alpha / 2) ||y - x||^2 + alpha <h_i, y - x>
@@ -10,24 +10,19 @@ A client's objective changes from round to round so that it has its minimum wher
     server              H <- H + (|S| / N) Delta         Delta = (1 / |S|) sum_{i in S} (y_i - x)
                         x <- x + Delta + H
 
-so H is the mean of h_i over all N clients, those of other rounds with the h_i they had. The paper
-keeps -alpha h_i, which is the gradient of f_i at y_i where local training reaches the minimum, and
--alpha H, which the server divides by alpha; the released code keeps h_i, as here. All h_i and H
-start at zero. Nothing travels beside the model; h_i (d numbers) stays at the client, H at the
-server. The paper has <h_i, y>, which has the same gradient; from x on, its value means something.
+so H is the mean of h_i over all N clients. h_i and H start at zero; h_i (d numbers) stays at the
+client, H at the server, and nothing travels beside the model. The paper keeps -alpha h_i (the
+gradient of f_i at y_i where local training reaches the minimum) and <h_i, y>; the released code
+keeps h_i, as here.
 
-alpha = 0 is FedAvg with the plain mean: no term, no h_i, no H. That is a convention and no limit:
-the method divides by alpha, and however small alpha > 0 is, H moves the model as far.
+alpha = 0 is FedAvg with the plain mean, by convention and not as a limit: H moves the model as far
+however small alpha > 0 is. ``server.lr`` must be 1: another one would scale x's step, but not H.
+By default the participants' mean x + Delta is evaluated, as in the released code, and not the x
+that is sent next (``strategy/output=latest``). Where that code differs: it divides alpha by
+n_i / mean_j n_j, and puts alpha y into the weight decay, so that clipping does not see that term.
 
-The released code evaluates the participants' mean x + Delta, not the x that is sent next, and so
-does the recipe (``strategy/output=latest`` for the latter). ``server.lr`` must be 1: another one
-would move x, but not H. Every client counts the same, whatever its size. Where the code differs: it
-divides alpha by n_i / mean_j n_j, which is not done here; and it puts alpha y into the optimiser's
-weight decay, so that clipping sees the other terms only, where here it sees all of them.
-
-A lost or refused reply leaves h_i as it was (client_app/state.py), and H has not heard of it. A
-client that loses its h_i starts at zero again, with a warning, while H keeps what it gave.
-Defaults: FedPVR's code and FedDyn's CIFAR-10 example have alpha .01, FL-Simulator .1.
+A lost or refused reply leaves h_i as it was. A client that loses its h_i starts at zero again, with
+a warning. FedPVR's code and FedDyn's CIFAR-10 example have alpha .01, FL-Simulator .1.
 """
 
 from __future__ import annotations

@@ -2,24 +2,22 @@
 
 Jhunjhunwala, Wang, Joshi. ICLR 2023. https://arxiv.org/abs/2301.09604
 
-FedAvg's clients; the server goes further along the mean update the less the updates agree. With
-D_i = y_i - x the updates of the round's M clients, over all trainable shared tensors as one vector:
+FedAvg's clients; the less their updates agree, the further the server goes along the mean update.
+With D_i = y_i - x the updates of the round's M clients, over all trainable shared tensors:
 
     Dbar  = (1 / M) sum_i D_i
     eta_g = max(1, sum_i ||D_i||^2 / (2 M (||Dbar||^2 + eps)))
     x <- x + eta_g Dbar
 
-eta_g = 1 is FedAvg with the plain mean: for one client, for equal updates, for updates of zero, for
-eps large. M orthogonal updates of one length have eta_g = max(1, M / 2) at eps = 0. What the rule
-calls Delta here is eta_g Dbar, so ``server.lr`` multiplies eta_g: leave it at 1. A row of
-metrics.jsonl has eta_g as step_norm / (norm_ratio * update_norm).
+eta_g = 1 is FedAvg with the plain mean: for one client, for equal or zero updates, for a large eps.
+M orthogonal updates of one length have eta_g = max(1, M / 2) at eps = 0. ``server.lr`` multiplies
+eta_g: leave it at 1. In metrics.jsonl eta_g is step_norm / (norm_ratio * update_norm).
 
-eps is measured in squared updates. The released code has .001 on CIFAR-10 and CIFAR-100, and .1 on
-EMNIST. Where it differs: it weighs clients by n_i, in both sums; its eps is M times this one and
-shrinks by the square of the step size's decay every round; and it evaluates the mean of the last
-two server models, from its second round on. Here that is ``strategy/output=last_two``, from round 1
-on; by default x is evaluated. Its own fedhet have eta_l .01 (EMNIST .1), decayed by .998 a
-round, 20 local steps, weight decay 1e-4 and clip 10.
+eps has the unit of squared updates. The released code has .001 on CIFAR-10 and CIFAR-100, and .1 on
+EMNIST. Where it differs: it weighs clients by n_i in both sums; its eps is M times this one and
+shrinks with the squared step size; and from round 2 on it evaluates the mean of the last two server
+models (``strategy/output=last_two``, from round 1 on). It has eta_l .01 (EMNIST .1), decayed by
+.998 a round, 20 local steps, weight decay 1e-4 and clip 10.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ class ExtrapolatedMean:
         eps: added to the squared norm of the mean, > 0.
     """
 
-    individual = "it needs the squared norm of every update; strategy=fedavg goes by the mean alone"
+    individual = "it needs the squared norm of every update; take strategy=fedavg"
 
     def __init__(self, eps: float = 0.001) -> None:
         self.eps = require_range("strategy.fedexp.eps", eps, open_low=True)

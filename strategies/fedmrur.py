@@ -2,49 +2,41 @@
 
 An, Shen, Hu, Luo. NeurIPS 2023. https://arxiv.org/abs/2311.05851
 
-On top of MoFedSAM, a client holds its representations to the global model's in the Lorentz model of
-hyperbolic space, and the server gives the mean update the clients' mean norm.
+MoFedSAM whose clients keep their representations close to the global model's in the Lorentz model
+of hyperbolic space, and whose server gives the mean update the clients' mean norm.
 
-Local objective (eq. 2, 3, 5), z and z_g (B, d) what the local model and the model as received make
-of a batch before their classifiers:
+Local objective (eq. 2, 3, 5), z and z_g (B, d) the inputs of the classifier in the local model and
+in the model as received:
 
     F(y)     = CE(y) + gamma R,     R = mean over the batch of exp(D2 / sigma)
     L(z)     = (sqrt(beta + ||z||^2), z)                          on the hyperboloid <L, L> = -beta
     <L, L'>  = - l_0 l'_0 + sum_i l_i l'_i                                                   (eq. 4)
     D2       = -2 beta - 2 <L(z), L(z_g)> = ||z - z_g||^2 - (l_0 - l'_0)^2  >= 0
 
-A step is SAM's (strategies/fedsam.py) with F in both passes and z_g computed once, the momentum
-FedCM's (strategies/fedcm.py), the aggregate that of line 15 (strategies/components/aggregators.py):
+A step is SAM's (fedsam.py) with F in both passes, the momentum FedCM's (fedcm.py), the aggregate
+that of line 15 (components/aggregators.py):
 
     e = rho grad F(y) / ||grad F(y)||;   v = alpha grad F(y + e) + (1 - alpha) m;   y <- y - eta_l v
     Delta = (mean_p ||D_p||) sum_p D_p / ||sum_p D_p||,   D_p = y_p - x;    x <- x + eta_g Delta
     m     = - Delta / (mean lr_sum of the round that made Delta)
 
-The paper's Algorithm 1 as printed does not work. Line 13's Delta points along the displacement, so
-line 10 adds it where a gradient belongs, and line 16 goes up. With the sign turned, m is as long as
-K eta_l gradients: a feedback of (1 - alpha) K eta_l = 1.35 a round with the paper's numbers, which
-diverges. Divided by K eta_l everywhere, as in Lemma 7, the server's step with eta_g = 1 would
-be .67 of the clients' in round 1 and 16 times theirs in round 1600. So two quantities are kept,
-Delta and m, as in FL-Simulator's FedCM and MoFedSAM, on which the paper builds.
-
-Which lift L is, the paper does not print; eq. 3, beta and its reference (Law et al., ICML 2019) are
-those of the direct one above. (The exponential map's D2 would overflow where features are some 14
-apart.) How R is reduced over a batch it does not say: here exp by example, then the mean. From
-D2 / sigma = 20 on, exp goes on as its tangent: features however large give a finite gradient.
-
 gamma = 0 leaves MoFedSAM with line 15, the paper's FedMRUR-N; a plain mean leaves FedMRUR-H; both,
 MoFedSAM; rho = 0 and alpha = 1 besides, FedAvg (with a plain mean). R >= 1, so gamma R adds gamma
-to the reported loss. The gradient of the term is gamma / sigma = 5e-7 a unit of D2: with the
-paper's numbers it is next to nothing unless features are large. ``lorentz_distance`` (mean D2) and
-``penalty_share`` of every round say what it is.
+to the reported loss. ``space=euclidean`` has D2 = ||z - z_g||^2 (Table 8). ``lifts=data`` is our
+reading of Table 9's "original data", which the paper does not define: the example is lifted with
+its representation, L(x, z), so beta + ||x||^2 takes the place of beta.
 
-``space=euclidean`` has D2 = ||z - z_g||^2 (Table 8). ``lifts=data`` is our reading of Table 9's
-"original data", which the paper does not define (both models see the same data, whose distance is
-zero): the example is lifted together with its representation, L(x, z), d2 as above with
-beta + ||x||^2 for beta.
+Where the paper's Algorithm 1 differs: line 13's Delta points along the displacement, so line 10
+adds it where a gradient belongs; with the sign turned, m is as long as K eta_l gradients, and the
+feedback (1 - alpha) K eta_l = 1.35 a round diverges; divided by K eta_l everywhere (Lemma 7), the
+server's step would vary with eta_l. So Delta and m are kept apart, as in FL-Simulator's FedCM and
+MoFedSAM, on which the paper builds. The paper does not print the lift; eq. 3, beta and its
+reference (Law et al., ICML 2019) are those of the one above. Nor does it say how R is reduced: here
+exp by example, then the mean. From D2 / sigma = 20 on, exp goes on as its tangent, so that large
+features give a finite gradient.
 
-The paper: alpha .1, rho .5, gamma .005, sigma 1e4, beta 1, eta_l .1 x .998 a round. For a small
-network rho = .5 is far too much (docs/results/fedmrur.md).
+The paper: alpha .1, rho .5, gamma .005, sigma 1e4, beta 1, eta_l .1 x .998 a round. The term's
+gradient is then gamma / sigma = 5e-7 a unit of D2.
 """
 
 from __future__ import annotations

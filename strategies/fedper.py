@@ -7,22 +7,20 @@ A model is a body and a head. The body is FedAvg's; the head is a client's own (
     (b_i, h_i): E epochs of the local optimizer from (b, h_i), on both together
     b <- b + eta_g sum_i (n_i / sum_j n_j) (b_i - b)
 
-The head never leaves the client; the body travels, its BatchNorm statistics with it, and so a bit
-less than in FedAvg. There is no global model, so that the clients' own are evaluated
-(``evaluation.model=clients``), each as it was after its last training. Without personal tensors
-(``strategy.personal=none``) it is FedAvg, with all of them Local.
+The body travels, with its BatchNorm statistics. There is no global model, so the clients' own
+models are evaluated (``evaluation.model=clients``), each after its last training.
+``strategy.personal=none`` is FedAvg, ``all`` is Local.
 
-FedDW's released code keeps the whole last local model and overwrites its body, which is the same.
-It averages heads, too, and nobody reads them. It scores the mean of all clients' models on the
-global test set, with those that have not trained yet; here they do not count.
+FedDW's released code also averages the heads, which nothing reads, and it scores the mean of all
+clients' models, including clients that have not trained yet; here they do not count.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Unpack
+from typing import ClassVar
 
-from strategies.components.tensor_selection import TensorSelector, named
-from strategies.round.federated import FederatedStrategy, Slots
+from strategies.components.tensor_selection import TensorSelector
+from strategies.round.federated import FederatedStrategy
 
 
 class FedPer(FederatedStrategy):
@@ -32,7 +30,4 @@ class FedPer(FederatedStrategy):
         personal: the tensors that stay at a client.
     """
 
-    personal: ClassVar[TensorSelector] = named("head.*")
-
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        super().__init__(**slots)
+    personal: ClassVar[TensorSelector] = TensorSelector("head.*")

@@ -2,29 +2,23 @@
 
 Tan, Long, Liu, Zhou, Lu, Jiang, Zhang. AAAI 2022. https://arxiv.org/abs/2105.00243
 
-Clients share no parameters, only what their features look like by class. With z the features of an
-example, a client trains (eq. 7, 8, per example as the released code has it)
+Clients share no parameters, only their mean features by class, the prototypes P (C, d). With z the
+features of an example, the input of the classifier (eq. 7, 8, by example as in the released code):
 
     L(y) = CE(y) + lambda mean over the batch of ||z - P[label]||^2 / d        lambda = 1
 
-and sends, by class, the sum of its examples' features and how many they are (eq. 3). The server
-makes the prototypes P (C, d) of them, the mean over everybody's examples of a class (eq. 6, without
-its further 1 / |N_j|, which would shrink P by the number of clients; the paper's code takes the
-plain mean of the clients' means). In round 1 nothing is known and there is no term. An example of a
-class without a prototype yet adds 0 to it; a class nobody in the round holds keeps its prototype.
+A client sends, by class, the sum of its examples' features and their number (eq. 3). P[c] is the
+mean over everybody's examples of class c (eq. 6 without its further 1 / |N_j|, which would shrink
+P; the released code takes the plain mean of the clients' means). In round 1 there is no term. A
+class without a prototype adds 0; a class that nobody in the round holds keeps its prototype.
 
-The recipe keeps all tensors at the clients (strategy.personal=all) and scores the clients' models.
-Where parameters are shared, lambda = 0 is FedAvg; as it stands, lambda = 0 is local training.
+The recipe keeps all tensors at the clients (strategy.personal=all) and scores the clients' models;
+lambda = 0 is then local training, and FedAvg where parameters are shared. C d floats go down,
+C d + C up: the server learns a client's class counts and mean features. The paper predicts by the
+nearest prototype (eq. 4); here, as in FedDW's comparison, a model predicts by its logits.
 
-Bytes: C d floats down, C d + C up. Says of a client how many examples of each class it holds, and
-their mean features.
-
-z is the input of the classifier, the paper's embedding. FedDW's comparison takes the extractor's
-output, two layers earlier; it averages all uploads since round 1, because a list is never cleared;
-and from round 2 on it draws a class without a prototype to zero. These are no options: together
-they moved its accuracy on CIFAR-10 by less than a point (docs/results/feddw.md), as FedProto itself
-moved that of local training. Like it, and unlike the paper, which asks for the nearest prototype
-(eq. 4), a model answers by its logits here.
+Where FedDW's comparison differs: its z is the extractor's output, two layers earlier; it averages
+all uploads since round 1; and from round 2 on a class without a prototype has a prototype of zeros.
 """
 
 from __future__ import annotations

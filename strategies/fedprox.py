@@ -7,8 +7,8 @@ Local objective (eq. 2), x the model as received:
     L(y) = CE(y) + (mu / 2) ||y - x||^2
 
 mu = 0 is FedAvg. The norm is squared and taken over all trainable shared tensors; clipping sees
-the whole gradient (public code that folds mu into weight decay lets it see only a part).
-Defaults of the papers here: FedDW .01, FedPVR's code .01, MA-Echo .1; the class has none.
+the whole gradient (in public code that puts mu into the weight decay it sees only a part).
+mu in the papers here: FedDW .01, FedPVR's code .01, MA-Echo .1.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class FedProxClient(ClientSide):
     """Adds (mu / 2) ||y - x||^2 to the local objective."""
 
     def __init__(self, mu: float) -> None:
-        self.mu = require_range("strategy.client_sides.fedprox.mu", mu)
+        self.mu = require_range("strategy.fedprox.mu", mu)
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return (mu / 2) ||y - x||^2, a scalar; None at mu = 0."""

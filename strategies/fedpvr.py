@@ -13,12 +13,11 @@ S_svr = every tensor is SCAFFOLD, S_svr = {} is FedAvg. Only the selected tensor
 travel: 2 + 2 v / d models a round and client, v = |S_svr| numbers of d.
 
 Where the paper's text differs: eq. 8 / line 14 lacks an eta_g; the printed S_svr := {j: p_j = 0}
-reads p_j = 1; eq. 9 (c = mean c_i) equals the incremental form only with full participation and
-zero start. Where the released code differs: it counts ``start_layer`` over named_parameters (16 for
-VGG-11: the 6 tensors of its fully connected layers; 27 for ResNet-8: the classifier's 2) but its
-script passes 16 for any network; and it gives momentum .9 to the uncorrected tensors of FedPVR
-alone, which the paper does not mention. Here momentum is 0 for all unless local.momentum and
-local.momentum_layers say otherwise.
+reads p_j = 1; eq. 9 (c = mean c_i) equals line 15 only with full participation and zero start.
+Where the released code differs: its ``start_layer`` counts named_parameters (16 for VGG-11: the 6
+tensors of its classifier; 27 for ResNet-8: the classifier's 2), but its script passes 16 for any
+network; and the uncorrected tensors of FedPVR alone have momentum .9, which the paper does not
+mention (here local.momentum and local.momentum_layers).
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class FedPVR(FederatedStrategy):
     """SCAFFOLD's two halves on a layer selector.
 
     Args:
-        layers: S_svr, e.g. ``last_tensors(6)`` for VGG-11, ``last_tensors(2)`` for ResNet-8.
+        layers: S_svr, e.g. ``"last:6"`` for VGG-11, ``"last:2"`` for ResNet-8.
         option: how c_i is estimated, see :mod:`strategies.scaffold`.
         slots: see :class:`FederatedStrategy`.
     """
@@ -48,7 +47,7 @@ class FedPVR(FederatedStrategy):
     ) -> None:
         slots.setdefault("aggregator", UniformMean())
         super().__init__(
-            client_sides={"fedpvr": ControlVariateClient(layers, option)},
-            server_sides={"fedpvr": ControlVariateServer(layers)},
+            client_sides={"fedpvr": ControlVariateClient(layers, option, "fedpvr")},
+            server_sides={"fedpvr": ControlVariateServer(layers, "fedpvr")},
             **slots,
         )

@@ -2,21 +2,20 @@
 
 Qu, Li, Duan, Liu, Tang, Lu. ICML 2022. https://arxiv.org/abs/2206.02618
 
-A local step goes down the gradient not where the model is but where, within a ball of radius rho,
-the loss is steepest to first order (Foret et al., ICLR 2021, https://arxiv.org/abs/2010.01412):
+A local step takes the gradient where, within a ball of radius rho, the loss is highest to first
+order (Foret et al., ICLR 2021, https://arxiv.org/abs/2010.01412):
 
     e  = rho grad F(y) / ||grad F(y)||          over all trained tensors as one vector
     y <- y - eta_l grad F(y + e)                on the same mini-batch
 
 F is the whole local objective, with the penalties of other methods, in both passes. Corrections
-(momentum, control variates), clipping and weight decay act on the second gradient, with y back
-where it was. rho = 0 is FedAvg, with one pass. MoFedSAM puts FedCM's client momentum
-(strategies/fedcm.py) on top: v = alpha grad F(y + e) + (1 - alpha) m.
+(momentum, control variates), clipping and weight decay act on the second gradient, at y. rho = 0 is
+FedAvg, with one pass. MoFedSAM adds FedCM's client momentum (fedcm.py):
+v = alpha grad F(y + e) + (1 - alpha) m.
 
-Dropout draws a mask in each pass, and BatchNorm's running statistics see both: FL-Simulator's code,
-which this follows, is made for networks without either. It restores y by subtracting e; here a copy
-is put back, so that no rounding is left. rho is .1 there; FedMRUR's paper has .5, which a small
-network does not learn with: tune it (see docs/results/fedmrur.md).
+Dropout draws a mask in each pass, and BatchNorm's statistics see both. Where FL-Simulator's code
+differs: it restores y by subtracting e, which leaves rounding; here a copy is put back. rho is .1
+there and .5 in FedMRUR's paper, too large for a small network: tune it.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ class SAM:
 
     Args:
         rho: how far away that is, in L2 norm over all trained tensors.
-        momentum: as of :class:`strategies.components.local_optimizers.SGD`, which takes the step.
-        weight_decay: the same; the perturbation does not see it.
-        momentum_layers: the same.
+        momentum: of :class:`strategies.components.local_optimizers.SGD`, which takes the step.
+        weight_decay: of the same; the perturbation does not see it.
+        momentum_layers: of the same.
     """
 
     def __init__(
@@ -103,9 +102,6 @@ class SAM:
 
 class FedSAM(FederatedStrategy):
     """FedAvg's server. Its clients take :class:`SAM` for their local optimizer."""
-
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        super().__init__(**slots)
 
 
 class MoFedSAM(FederatedStrategy):

@@ -2,24 +2,22 @@
 
 Son, Kim, Chung, Huang, Liu. CVPR 2024. https://arxiv.org/abs/2402.18372
 
-Two terms make local training behave as though the client's data were IID, whatever they are:
+Two terms make local training behave as though the client's data were IID:
 
     L(y) = CE(y) + lambda_V V + lambda_U U
     V = mean over classes of max(0, gamma - std over the batch of the softmax outputs)
     U = mean over pairs i < j of exp(-||z_i - z_j||^2 / sigma)
 
-V wants every class's probability to vary over a batch as it would if the batch held each class once
-and the classifier were sure: gamma is the standard deviation (unbiased) of a column of the identity
-(C, C), in closed form 1 / sqrt(C). U spreads the features z; sigma is the median of the batch's
-squared distances that are not zero, with a gradient of its own (so U does not change with the scale
-of z). Of an even number the median is the lower of the middle two, as torch.median has it.
+gamma = 1 / sqrt(C) is the (unbiased) standard deviation of a column of the identity (C, C): of a
+batch that holds each class once, classified with certainty. U spreads the features z; sigma is the
+median of the batch's nonzero squared distances, with a gradient of its own, so U does not change
+with the scale of z. Of an even number it is the lower of the middle two, as in torch.median.
 
-Coefficients: the released code's, 2.5 and .5, as in FedDW's comparison. Both 0 is FedAvg. Nothing
-travels beside the model and nothing is kept.
+Coefficients as in the released code, 2.5 and .5. Both 0 is FedAvg. Nothing travels beside the model
+and nothing is kept.
 
-A batch of one example has neither pairs nor a standard deviation, and gets no penalty; the released
-code gets NaN from it, which ends the run (FedDW's table II has no number for FedUV with 100
-clients). It also gets NaN where all features of a batch are equal; U is 1 there, without gradient.
+A batch of one example has neither pairs nor a standard deviation, and gets no penalty. Where all
+features of a batch are equal, U is 1, without gradient. (The released code gets NaN in both cases.)
 """
 
 from __future__ import annotations

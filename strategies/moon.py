@@ -2,27 +2,23 @@
 
 Li, He, Song. CVPR 2021. https://arxiv.org/abs/2103.16257
 
-z is what the local model makes of an example before its classifier, z_glob what the model as
-received makes of it, z_prev what the client's own model of an earlier round does. Training draws z
-to the first and away from the second (eq. 3, 4), sim being the cosine:
+z are the features of an example in the local model, z_glob in the model as received, z_prev in the
+client's own model of an earlier round. Training draws z to z_glob and away from z_prev (eq. 3, 4):
 
     L(y) = CE(y) + mu mean over the batch of - log(g / (g + p))
-    g = exp(sim(z, z_glob) / tau),   p = exp(sim(z, z_prev) / tau), summed over the previous models
+    g = exp(cos(z, z_glob) / tau),   p = exp(cos(z, z_prev) / tau), summed over the previous models
 
-Both other models are frozen and in eval mode. mu = 0 is FedAvg: no forward pass more, nothing kept.
-The paper tunes mu in {.1, 1, 5, 10}: 5 for CIFAR-10, 1 for CIFAR-100; tau = .5 and one previous
-model. FedDW's comparison has mu 5 throughout.
+The other models are frozen and in eval mode. mu = 0 is FedAvg. The paper tunes mu in {.1, 1, 5, 10}
+(5 for CIFAR-10, 1 for CIFAR-100), with tau = .5 and one previous model.
 
-Nothing travels beside the model. After each participation a client keeps its whole model, buffers
-and personal parts too, as the previous one of its next; the oldest of more than ``previous`` goes.
-Until a client has one there is no term, so its first round is FedAvg's. (The released code takes
-the initial model. That is the same in round 1 where all models start alike: then sim(z, z_prev) =
-sim(z, z_glob), and the term is log 2 with gradient 0. It is not for a client whose first round
-comes later, nor with a network of its own for each client.)
+Nothing travels beside the model. A client keeps its whole trained model, buffers and personal parts
+too, as a previous one of its next participation; the oldest of more than ``previous`` goes. Its
+first round has no term. (The released code contrasts with the initial model then, which is the same
+only in round 1, where the term is log 2 with gradient 0.)
 
-The paper puts a projection of 256 values between encoder and classifier and takes z there. Here z
-is the model's features, the 128-dimensional mapping of FedDW's models, as in FedDW's code. Of the
-released code's settings SGD with lr .01, momentum .9 and weight decay 1e-5 are local.* keys.
+The paper takes z from a projection of 256 values between encoder and classifier; here z is the
+model's features, as in FedDW's code. The released code has SGD with lr .01, momentum .9 and weight
+decay 1e-5.
 """
 
 from __future__ import annotations

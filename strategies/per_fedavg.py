@@ -2,9 +2,8 @@
 
 Fallah, Mokhtari, Ozdaglar. NeurIPS 2020. https://arxiv.org/abs/2002.07948
 
-The global model is to be a good start: one gradient step away from a model for each client. A
-client's objective is its loss f after that step, and local steps go down it, each gradient on a
-mini-batch of its own, D, D' and D'' (Algorithm 1):
+The global model is trained to be good after one gradient step at a client: its objective F is its
+loss f after that step. Each gradient is on a mini-batch of its own, D, D' and D'' (Algorithm 1):
 
     F(w) = f(w - alpha grad f(w))
     w'   = w - alpha grad f(w; D)
@@ -15,40 +14,36 @@ mini-batch of its own, D, D' and D'' (Algorithm 1):
 
     hess f(w; D'') v  ~  (grad f(w + delta v; D'') - grad f(w - delta v; D'')) / (2 delta)
 
-beta is ``local.lr``. The step along g is plain SGD: no momentum, no weight decay. alpha = 0 is
-FedAvg that trains on every second mini-batch. f is the local objective, penalties of other methods
-included; their corrections, and clipping, act on g. As the moves are plain steps along that,
-SCAFFOLD's option II may read the mean g off them.
+beta is ``local.lr``. alpha = 0 is FedAvg that trains on every second mini-batch. f has the
+penalties of other methods; their corrections, and clipping, act on g. The step along g is plain
+SGD, so SCAFFOLD's option II may take the mean g from the displacement.
 
 num_steps counts moves: an epoch has half or a third of FedAvg's, and mini-batches left over at the
-end of local training, or of a phase of it, are not used. A client that has too few for one step
-says so and is left out: raise local.epochs, or lower local.batch_size.
+end of training, or of a phase, are not used. A client with too few for one step is left out with an
+error: raise local.epochs, or lower local.batch_size.
 
-What travels is what FedAvg sends. The global model is evaluated as it is, without adaptation, as
-FedDW's paper does. ``evaluation.clients=true evaluation.finetune_epochs=1`` gives its accuracy at
-the clients after an epoch there, of these same steps.
+Nothing travels beside the model. The global model is evaluated without adaptation, as in FedDW's
+paper; ``evaluation.clients=true evaluation.finetune_epochs=1`` adds its accuracy after an epoch of
+these steps at every client. Where alpha is too large for a model, f can grow while F
+(``train_loss``) stays small.
 
-Going down F says nothing of f: where alpha is large for the model, f can grow while F
-(``train_loss``) stays small, and the global model as it is falls to chance. With alpha .01 FedDW's
-CNN does so on CIFAR-10 within ten rounds (docs/results/feddw.md).
-
-FedDW's released code computes both gradients on the same mini-batch (``same_batch=true``), with
-alpha .01 and beta .001 (``local.lr=0.001``), and all passes in a copy of the model that it throws
-away, BatchNorm's statistics with it: those of its ResNet never move. Here they do, in every pass.
+FedDW's released code takes both gradients on the same mini-batch (``same_batch=true``), with alpha
+.01 and beta .001, in a copy of the model that it throws away, BatchNorm's statistics with it: those
+of its ResNet never move. Here they do, in every pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, Unpack
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, require_range
+from common.errors import require_choice, require_range
 from strategies.base import Batch, Tensors
 from strategies.components.local_optimizers import SGD
-from strategies.round.federated import FederatedStrategy, Slots
+from strategies.round.federated import FederatedStrategy
 
 Backward = Callable[[Batch], Tensor]
 Grads = Sequence[Tensor | None]  # by param; None where a batch gives none
@@ -71,13 +66,8 @@ class PerFedAvgOptimizer:
         delta: float = 0.001,
         same_batch: bool = False,
     ) -> None:
-        if order not in ("first", "hessian_free"):
-            raise ConfigError(
-                f"strategy.per_fedavg.order={order!r} is not allowed: it must be first or "
-                "hessian_free"
-            )
         self.alpha = require_range("strategy.per_fedavg.alpha", alpha)
-        self.order = order
+        self.order = require_choice("strategy.per_fedavg.order", order, ("first", "hessian_free"))
         self.delta = require_range("strategy.per_fedavg.delta", delta, open_low=True)
         self.same_batch = same_batch
         self.outer = SGD()
@@ -156,6 +146,3 @@ def _plus(values: Grads, direction: Grads, factor: float) -> list[Tensor | None]
 
 class PerFedAvg(FederatedStrategy):
     """FedAvg's server. Its clients take :class:`PerFedAvgOptimizer` for their local optimizer."""
-
-    def __init__(self, **slots: Unpack[Slots]) -> None:
-        super().__init__(**slots)

@@ -6,21 +6,21 @@ Local step (eq. 3):      y <- y - eta_l (g(y) - c_i + c)
 After K steps (eq. 4):   option I   c_i+ = g_i(x), the gradient of the local loss at the received x
                          option II  c_i+ = c_i - c + (y_0 - y_K) / (K eta_l),   y_0 = x
 Server (eq. 5):          x <- x + eta_g / |S| sum_{i in S} (y_i - x)
-                         c <- c + (1 / N) sum_{i in S} (c_i+ - c_i),   N the num_clients, not |S|
+                         c <- c + (1 / N) sum_{i in S} (c_i+ - c_i),   N all clients, not |S|
 
-c and all c_i start at zero, and again at zero when a client has lost its c_i, which would stay in c
-for good. What travels: c down (d numbers), c_i+ - c_i up (d), c_i stays.
-``lr_sum``, the sum of the step sizes that a tensor has really taken, stands for K eta_l: right
-under schedules, partial epochs and phases that leave tensors out (public code divides by an
-undecayed, or already decayed, rate). y_0 is not x where another method starts elsewhere (FedALA).
-The control variates live on a layer selector: all tensors here, the last ones in FedPVR, none is
-FedAvg.
-Option II reads the mean gradient off the displacement, which only plain SGD steps allow: momentum
-or Adam on a corrected tensor is refused. Ours, option II-momentum: with momentum m the j-th
-gradient moves a tensor by eta_l (1 + m + ... + m^(K-j)), so the displacement over the sum of these
-is still a weighted mean of gradients; at m = 0 it is option II. Weight decay and other methods'
-penalties are in option II's c_i; option I's is the gradient of the task loss alone, in train mode,
-on examples as they are. Gradient clipping acts on the corrected gradient.
+c and all c_i start at zero, and start again when a client has lost its c_i. c travels down (d
+numbers), c_i+ - c_i up (d), c_i stays. Corrected are all tensors here, the last ones in FedPVR; no
+tensor is FedAvg.
+
+``lr_sum``, the sum of the step sizes that a tensor really took, stands for K eta_l: it is right
+under schedules, partial epochs and phases. y_0 is not x where another method moves the start
+(FedALA).
+Option II takes the mean gradient from the displacement, so it needs plain SGD: momentum or Adam on
+a corrected tensor is refused. Ours, option II-momentum: with momentum m the j-th gradient moves a
+tensor by eta_l (1 + m + ... + m^(K-j)), so the displacement over the sum of these is a weighted
+mean of gradients; m = 0 is option II. Weight decay and penalties of other methods are in option
+II's c_i; option I's is the gradient of the task loss alone, in train mode, without augmentation.
+Clipping acts on the corrected gradient.
 """
 
 from __future__ import annotations
@@ -63,14 +63,20 @@ class ControlVariateClient(ClientSide):
         layers: the tensors that are corrected.
         option: "II" (displacement), "II-momentum" (the same where gradients go on moving tensors),
             or "I" (gradient at x: one more pass over the data).
+        method: whose keys the errors name, "scaffold" or "fedpvr".
     """
 
     needs, sends = frozenset({CONTROL_VARIATE}), frozenset({DELTA})
 
-    def __init__(self, layers: TensorSelector | str = "all", option: Option = "II") -> None:
-        require_choice("strategy.option", option, get_args(Option))
-        self.layers = as_selector(layers)
-        self.option = option
+    def __init__(
+        self,
+        layers: TensorSelector | str = "all",
+        option: Option = "II",
+        method: str = "scaffold",
+    ) -> None:
+        self.key = f"strategy.{method}.option"
+        self.option = require_choice(self.key, option, get_args(Option))
+        self.layers = as_selector(layers, f"strategy.{method}.layers")
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse personal tensors, and under option II momentum or Adam on corrected ones."""
@@ -87,10 +93,10 @@ class ControlVariateClient(ClientSide):
         summed = self.option == "II-momentum" and optimizer.momentum is not None
         if self.option != "I" and stateful and not summed:
             raise ConfigError(
-                f"option {self.option} of SCAFFOLD reads the gradient off SGD steps, but the local "
+                f"{self.key}={self.option} reads the gradient off SGD steps, but the local "
                 f"optimizer takes others on {stateful}: set local.optimizer=sgd, local.momentum=0 "
                 "(or local.momentum_layers to tensors that are not corrected), or "
-                "strategy.option=I, or with momentum II-momentum"
+                f"{self.key}=I, or with momentum II-momentum"
             )
 
     def begin(self, context: LocalContext) -> None:
@@ -147,8 +153,8 @@ class ControlVariateServer(ServerSide):
     coupled_state = frozenset({CONTROL_VARIATE})
     additive_payloads = frozenset({DELTA})
 
-    def __init__(self, layers: TensorSelector | str = "all") -> None:
-        self.layers = as_selector(layers)
+    def __init__(self, layers: TensorSelector | str = "all", method: str = "scaffold") -> None:
+        self.layers = as_selector(layers, f"strategy.{method}.layers")
         self.control_variate: dict[str, Tensor] = {}
 
     def init(self, params: Tensors) -> None:

@@ -124,7 +124,7 @@ def flower_home(tmp_path):
 def test_plain_flwr_run(flower_home, tmp_path):
     """As the README has it: no file of the clone changes, nothing is installed, results appear."""
     before = (ROOT / "pyproject.toml").read_text()
-    config = 'strategy="fedpvr" rounds=2 local.epochs=1 overrides="strategy.layers=last:1"'
+    config = 'strategy="fedpvr" rounds=2 local.epochs=1 overrides="strategy.fedpvr.layers=last:1"'
     done = subprocess.run(
         [str(BIN / "flwr"), "run", str(ROOT), "--stream", "--run-config", config],
         cwd=tmp_path,

@@ -34,6 +34,7 @@ REFUSED = {  # by a word of the recipe, what the refusal says
     "norm_mean": "needs the norm of every update.*uniform_mean",
     "fedmrur": "needs the norm of every update",
     "fedexp": "needs the squared norm of every update",
+    "fednova": "divides every client's update by the steps behind it",
     "strategy=average": "class_counts is read client by client",
     "maecho": "projections is read client by client",
     "regmean": "projections is read client by client",

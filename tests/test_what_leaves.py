@@ -71,7 +71,7 @@ def test_the_page_names_no_method_that_is_none():
     "words",
     [
         ["strategy=fedrep", "evaluation.model=both", "partition.holdout=0.2"],
-        ["strategy=[feddw,scaffold]", "strategy.option=I"],
+        ["strategy=[feddw,scaffold]", "strategy.scaffold.option=I"],
     ],
     ids=name_of,
 )

@@ -1,4 +1,4 @@
-"""Aggregators: (x, replies) -> Delta. Replies come sorted by client id, so sums are repeatable."""
+"""Aggregators: (x, replies) -> Delta. Replies are sorted by client id: sums are repeatable."""
 
 from __future__ import annotations
 
@@ -48,15 +48,11 @@ class NormMean:
 
         (mean_i ||D_i||) sum_i D_i / ||sum_i D_i||
 
-    Every client counts the same. Updates that cancel leave no direction but that of rounding: they
-    give zero, as updates of zero do. (Fig. 2's caption has the sum of the norms; Algorithm 1, the
-    text and Lemma 7 have the mean.)
+    Every client counts the same. Updates that cancel give zero: their sum is only rounding.
+    (Fig. 2's caption has the sum of the norms; Algorithm 1, the text and Lemma 7 have the mean.)
     """
 
-    individual = (
-        "it needs the norm of every update, which could be had as a sum, too, if every client sent "
-        "its own as one more number; as it is, take strategy/aggregator=uniform_mean"
-    )
+    individual = "it needs the norm of every update; take strategy/aggregator=uniform_mean"
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the aggregate."""

@@ -1,4 +1,4 @@
-"""Local optimizers: how a client takes a step. Fresh each round: no optimiser state survives."""
+"""Local optimizers: how a client takes a step. Each round starts a fresh one, without state."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reach(num_steps: int, momentum: float) -> float:
 
 
 class _OneGradient:
-    """A optimizer whose step is one gradient and one move along it."""
+    """An optimizer whose step is one gradient and one move along it."""
 
     def move(self) -> None:
         """Move the params along their gradients."""
@@ -62,7 +62,7 @@ class SGD(_OneGradient):
     ) -> None:
         self.momentum = require_range("local.momentum", momentum, high=1.0)
         self.weight_decay = require_range("local.weight_decay", weight_decay)
-        self.momentum_layers = as_selector(momentum_layers)
+        self.momentum_layers = as_selector(momentum_layers, "local.momentum_layers")
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""
@@ -102,7 +102,7 @@ class SGD(_OneGradient):
 
 
 class Adam(_OneGradient):
-    """Adam with PyTorch's defaults; FedDW's local optimiser (lr 1e-3)."""
+    """Adam with PyTorch's defaults; FedDW's local optimizer (lr 1e-3)."""
 
     momentum = None
 

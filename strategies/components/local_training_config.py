@@ -1,4 +1,4 @@
-"""How long and how a client trains: checked at the server before round 1, used at the client."""
+"""Local training: epochs, batches, phases; checked at the server before round 1."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ class LocalTrainingConfig:
     Attributes:
         batch_size: examples per mini-batch.
         epochs: passes over the client's data; None when ``steps`` is given.
-        steps: optimiser steps; None when ``epochs`` is given.
+        steps: optimizer steps; None when ``epochs`` is given.
         drop_last: leave out a last, smaller batch (FedPVR's released loaders do).
         clip: maximum L2 norm of the corrected gradient; None does not clip.
         autocast: compute the forward pass in bfloat16.
         initial: where round 1 starts: the model as "received", or random numbers of the client's
             "own" (one-shot methods).
         reuse_training: the folder of a run of the same training that kept its clients' models:
-            they are taken as they are in place of training.
-        phases: train some tensors, then others; empty: all the time all of them.
+            they take the place of training.
+        phases: train some tensors, then others; empty: all tensors all the time.
     """
 
     batch_size: int = 32
@@ -107,5 +107,8 @@ def local_training_config(
 ) -> LocalTrainingConfig:
     """Return the options that the recipe's ``local`` and ``strategy.phases`` hold, checked."""
     values = {f.name: local[f.name] for f in fields(LocalTrainingConfig) if f.name != "phases"}
-    parsed = tuple(Phase(TensorSelector(phase["layers"]), phase.get("epochs")) for phase in phases)
+    parsed = tuple(
+        Phase(TensorSelector(phase["layers"], "strategy.phases"), phase.get("epochs"))
+        for phase in phases
+    )
     return LocalTrainingConfig(**values, phases=parsed)

@@ -1,17 +1,11 @@
-"""Outputs: which model a round gives out. Clients go on training from x whichever it is.
+"""Model outputs: which model a round evaluates, and the run stores as model.safetensors.
 
 An output is a pure function (x_t as sent, Delta, x_{t+1}, replies) -> tensors, over the trainable
-shared tensors; buffers are those of x_{t+1}. What it gives is
+shared tensors; buffers are those of x_{t+1}. Clients go on training from x whichever it is. Round 0
+gives the initial model; after a round with too few replies the last output stays.
 
-    evaluated at the server, and at the clients where ``evaluation.clients`` asks for it
-    stored as model.safetensors at the end
-
-while x is what travels, what the clients say of the model they received, and what a checkpoint goes
-on from. Round 0 gives out the initial model. After a round with too few replies what was given out
-last stays; it is in the checkpoint for that reason, one more model, unless it is x itself.
-
-An output may give out another network than the task's (server_network.py), as the ensemble of
-the clients' models is (strategies/ensemble.py): then its tensors are all there is of it.
+An output may give another network than the task's (round/server_network.py), such as the ensemble
+of the clients' models (strategies/ensemble.py).
 """
 
 from __future__ import annotations
@@ -51,7 +45,7 @@ class LastTwo:
 class Participants:
     """x_t + Delta, the mean of the participants' models where Delta is a mean of updates.
 
-    Where the server optimiser takes x there, too, it is what :class:`Latest` gives.
+    Equals :class:`Latest` where the server optimizer adds nothing to Delta.
     """
 
     reads_no_reply: Literal[True] = True

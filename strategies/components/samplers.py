@@ -9,16 +9,17 @@ from common.errors import require_range
 _STREAM = 0x5A  # keeps cohorts independent of every other use of the run's seed
 
 
-def _generator(seed: int, round: int) -> np.random.Generator:
-    return np.random.default_rng([_STREAM, seed, round])
-
-
-class FixedSizeSampler:
-    """max(round(participation * N), 1) clients, uniformly without replacement."""
-
+class _Sampler:
     def __init__(self, participation: float = 1.0, seed: int = 0) -> None:
         self.participation = require_range("participation", participation, high=1.0, open_low=True)
         self.seed = seed
+
+    def _generator(self, round: int) -> np.random.Generator:
+        return np.random.default_rng([_STREAM, self.seed, round])
+
+
+class FixedSizeSampler(_Sampler):
+    """max(round(participation * N), 1) clients, uniformly without replacement."""
 
     def size(self, num_clients: int) -> int:
         """Return |S|."""
@@ -27,20 +28,16 @@ class FixedSizeSampler:
     def sample(self, round: int, num_clients: int) -> list[int]:
         """Return the sorted client ids of a round's cohort."""
         size = self.size(num_clients)
-        chosen = _generator(self.seed, round).choice(num_clients, size=size, replace=False)
+        chosen = self._generator(round).choice(num_clients, size=size, replace=False)
         return sorted(int(client) for client in chosen)
 
 
-class BernoulliSampler:
+class BernoulliSampler(_Sampler):
     """Each client independently with probability ``participation``; at least one."""
-
-    def __init__(self, participation: float = 1.0, seed: int = 0) -> None:
-        self.participation = require_range("participation", participation, high=1.0, open_low=True)
-        self.seed = seed
 
     def sample(self, round: int, num_clients: int) -> list[int]:
         """Return the sorted client ids of a round's cohort."""
-        draws = _generator(self.seed, round).random(num_clients)
+        draws = self._generator(round).random(num_clients)
         chosen = np.flatnonzero(draws < self.participation)
         if chosen.size == 0:
             chosen = np.array([draws.argmin()])

@@ -1,4 +1,4 @@
-"""Server optimisers: x <- step(x, Delta).
+"""Server optimizers: x <- step(x, Delta).
 
 SGD with momentum is FedAvgM (Hsu, Qi, Brown 2019, https://arxiv.org/abs/1909.06335), with Delta
 the mean update (not its negative):

@@ -1,4 +1,4 @@
-"""Selectors of parameter tensors by name, for partial methods and personal parts."""
+"""Tensor selection by name: `all`, `last:2`, `head.*`; for partial methods and personal parts."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class TensorSelector:
     """
 
     spec: str
-    key: str = "strategy.layers"
+    key: str = "layers"
 
     def __post_init__(self) -> None:
         """Refuse a malformed count."""
         kind, _, count = self.spec.partition(":")
         if kind in ("last", "first") and not (count.isdigit() and int(count) > 0):
-            raise ConfigError(f"{self.key}={self.spec!r} is no selector; allowed: {_SYNTAX}")
+            raise ConfigError(f"{self.key}={self.spec!r} is not allowed: it must be {_SYNTAX}")
 
     def select(self, names: Iterable[str]) -> list[str]:
         """Return the selected names in the given order.
@@ -72,24 +72,9 @@ class TensorSelector:
         return ordered[-count:] if kind == "last" else ordered[:count]
 
 
-def as_selector(layers: TensorSelector | str, key: str = "strategy.layers") -> TensorSelector:
+def as_selector(layers: TensorSelector | str, key: str) -> TensorSelector:
     """Return ``layers`` as a selector; a string is the spec of this key."""
     return layers if isinstance(layers, TensorSelector) else TensorSelector(layers, key)
-
-
-def all_tensors() -> TensorSelector:
-    """Select every trainable tensor."""
-    return TensorSelector("all")
-
-
-def last_tensors(count: int) -> TensorSelector:
-    """Select the last ``count`` trainable tensors."""
-    return TensorSelector(f"last:{count}")
-
-
-def named(*patterns: str) -> TensorSelector:
-    """Select the tensors whose names match any of the shell patterns."""
-    return TensorSelector(",".join(patterns))
 
 
 def trainable_shared(model: nn.Module, personal: TensorSelector) -> list[str]:

@@ -1,7 +1,7 @@
-"""How many examples of each class every client holds, for the recipes that weigh models by it.
+"""Class counts: how many examples of each class a client holds, to weigh models by class.
 
-Beside the model a client sends C numbers. ProjectionClient (projections.py) sends the
-same payload, beside its projections.
+Beside the model a client sends C numbers. ProjectionClient (fusion/projections.py) sends the same
+payload beside its projections.
 """
 
 from __future__ import annotations
@@ -40,13 +40,11 @@ class ClassCountsClient(ClientSide):
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Return the counts (C,)."""
-        if not self.sends:
-            return {}
-        return counted(context)
+        return counted(context) if self.sends else {}
 
 
 class ClassCountsServer(ServerSide):
-    """Refuses what are no class counts.
+    """Refuses class counts that cannot be right.
 
     Args:
         sent: False: the clients send none.
@@ -78,9 +76,8 @@ class ClassCountsServer(ServerSide):
         Raises:
             RefusedReplyError: saying what they are.
         """
-        if not self.needs:
-            return
-        check_class_counts(reply, self.classes)
+        if self.needs:
+            check_class_counts(reply, self.classes)
 
 
 def counted(context: LocalContext) -> Payloads:
@@ -100,7 +97,7 @@ def check_class_counts(reply: Reply, classes: int | None) -> None:
     """
     counts = reply.payloads[CLASS_COUNTS].get(COUNTS)
     if counts is None or counts.dim() != 1:
-        raise RefusedReplyError("its class counts are no list of numbers")
+        raise RefusedReplyError("its class counts are not a vector")
     if classes is not None and len(counts) != classes:
         raise RefusedReplyError(f"its class counts are of {len(counts)} classes, not {classes}")
     if (counts < 0).any():

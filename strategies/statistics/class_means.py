@@ -1,11 +1,11 @@
-"""Means by class over all clients' examples: what FedDW, FedDistill+ and FedProto share.
+"""Class means over all clients' examples: what FedDW, FedDistill+ and FedProto share.
 
-A client sends, of its own examples, the sum of a vector by class and how many there were; the
-server makes of them the mean of each class over everybody's examples (FedDW eq. 7, FedProto eq. 6):
+A client sends, by class, the sum of a vector over its examples and their number; the server takes
+the mean of each class over everybody's examples (FedDW eq. 7, FedProto eq. 6):
 
     M[c] = sum_i S_i[c] / sum_i n_i[c]         over the replies of the round
 
-A class that nobody holds has no mean: what stands in its row is the method's choice.
+The method chooses the row of a class that nobody holds.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
-"""How alike the clients' models represent the same examples: linear CKA, layer by layer.
+"""Linear CKA: how alike the clients' models represent the same examples, layer by layer.
 
 Kornblith, Norouzi, Lee, Hinton: Similarity of neural network representations revisited. ICML 2019.
 https://arxiv.org/abs/1905.00414 . FedPVR's Figure 2 has it between the models y_i of clients.
 
-With X_i (n, p) the features that model i makes of n examples, its columns centred:
+With X_i (n, p) the features of n examples in model i, its columns centred:
 
     CKA(i, j) = ||X_i' X_j||_F^2 / (||X_i' X_i||_F ||X_j' X_j||_F)
 
-in [0, 1]; 1 where X_j is X_i rotated and scaled. It is exact whatever the batches are: kept are
-sums over examples, of X and of X_i' X_j for all pairs, from which the centred products follow. (A
-mean of the CKA of mini-batches would be another, biased figure.) The memory does not grow with n:
-N^2 p^2 numbers a layer. Of a map (C, H, W) the mean over its positions is taken, so p = C; what
-FedPVR took is not said.
+in [0, 1]; 1 where X_j is X_i rotated and scaled. The batches do not change it: what is kept are
+sums over examples, of X and of X_i' X_j for all pairs: N^2 p^2 numbers a layer. Of a map (C, H, W)
+the mean over its positions is taken, so p = C; FedPVR does not say what it took.
 """
 
 from __future__ import annotations

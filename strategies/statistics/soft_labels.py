@@ -7,21 +7,18 @@ passes its training examples through its model, in eval mode and without augment
     SL[c] <- sum_i S_i[c] / sum_i n_i[c]                                              (eq. 7)
 
 and the server sends SL, the global soft-label matrix (C, C), with the next model. It starts as the
-identity (the paper leaves it open; the released code has that). A class that nobody in the round
-holds keeps its row (eq. 7 is undefined there).
-
-Bytes: |C|^2 floats down and |C|^2 + |C| up. The paper says 2 (|C| + |C|^2), but counts need not go
-down.
+identity (as in the released code; the paper leaves it open). A class that nobody in the round holds
+keeps its row. C^2 floats go down and C^2 + C up (the paper counts 2 (C + C^2)).
 
 Where the released code differs, as options, off by default: SL <- .5 new + .5 old
-(``smoothing=0.5``); the uploads of all rounds are summed, since a list is never cleared
-(``history=all``); a class without examples gets the identity's row (``absent=identity``). It
-computes S_i on augmented images, which is not an option here.
+(``smoothing=0.5``); the uploads of all rounds are summed (``history=all``); a class without
+examples gets the identity's row (``absent=identity``). It computes S_i on augmented images, which
+is not an option here.
 
-What it says about a client: how many examples of each class it holds, and how its model mixes the
-classes up. ``mechanism`` clips and adds noise: see gaussian_mechanism.py. Under noise a count
-within four standard deviations of zero is taken as nobody's; of a row the negative entries are cut
-off and the rest scaled to sum 1, and a row of which nothing is left counts as nobody's too.
+The server learns a client's class counts, and which classes its model mixes up. ``mechanism`` clips
+and adds noise: see privacy/gaussian_mechanism.py. Under noise a count within four standard
+deviations of zero is taken as zero; of a row the negative entries are cut off and the rest scaled
+to sum 1, and a row of which nothing is left counts as nobody's.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softmax
 
-from common.errors import ConfigError, require_range
+from common.errors import ConfigError, require_choice, require_range
 from strategies.base import (
     ClientSide,
     Cohort,
@@ -101,8 +98,8 @@ class SoftLabelServer(ServerSide):
         mechanism: GaussianMechanism | None = None,
     ) -> None:
         self.smoothing = require_range("strategy.soft_labels.smoothing", smoothing, high=1.0)
-        self.history = _one_of("history", history, ("round", "all"))
-        self.absent = _one_of("absent", absent, ("keep", "identity"))
+        self.history = require_choice("strategy.soft_labels.history", history, ("round", "all"))
+        self.absent = require_choice("strategy.soft_labels.absent", absent, ("keep", "identity"))
         self.mechanism = mechanism or GaussianMechanism()
         self._epsilons: dict[int, float] = {}
 
@@ -115,7 +112,7 @@ class SoftLabelServer(ServerSide):
             )
         classes = params[HEAD].shape[0]
         if self.mechanism.active:
-            self.mechanism.epsilon(1)  # what the accountant lacks is said now
+            self.mechanism.epsilon(1)  # raises now if the accountant is missing
         # one object for all clients of a round: it is serialised once
         self.sent = {MEANS: torch.eye(classes)}
         self.sums, self.counts = torch.zeros(classes, classes), torch.zeros(classes)
@@ -181,12 +178,3 @@ def _on_simplex(rows: Tensor, otherwise: Tensor) -> Tensor:
     positive = rows.clamp_min(0.0)
     totals = positive.sum(1, keepdim=True)
     return torch.where(totals > 0, positive / totals, otherwise)
-
-
-def _one_of(key: str, value: str, allowed: Sequence[str]) -> str:
-    if value not in allowed:
-        raise ConfigError(
-            f"strategy.soft_labels.{key}={value!r} is not allowed: it must be one of "
-            f"{', '.join(allowed)}"
-        )
-    return value

@@ -1,4 +1,4 @@
-"""How far the clients' updates agree: scalars of every round, for every method.
+"""Update diagnostics: how far the clients' updates agree, as scalars of every round.
 
 With D_i = y_i - x the update of client i in S, over all trainable shared tensors as one vector:
 
@@ -8,12 +8,11 @@ With D_i = y_i - x the update of client i in S, over all trainable shared tensor
     drift_diversity  sum_i ||D_i||^2 / ||sum_i D_i||^2 (FedPVR, Definition 1): 1 / |S| where all are
                      equal, 1 where they are orthogonal
     update_norm      mean_i ||D_i||
-    step_norm        ||Delta||, of what the aggregator made of them
+    step_norm        ||Delta||, of the aggregate
 
-:func:`diagnose_layers` has the third and fourth of each tensor on its own (FedPVR, Figures 2, 4).
-
-All means are plain. A figure that is not defined is left out: the cosine of a single client, what
-would divide by a zero norm.
+All means are plain. An undefined figure is left out: the cosine of a single client, a quotient by
+a zero norm. :func:`diagnose_layers` has drift_diversity and update_norm by tensor (FedPVR, Figures
+2, 4).
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def alone(tmp_path_factory):
 
 
 BESIDE = [
-    ("fedprox", "strategy.client_sides.fedprox.mu"),
+    ("fedprox", "strategy.fedprox.mu"),
     ("feddw", "strategy.feddw.mu"),
 ]
 

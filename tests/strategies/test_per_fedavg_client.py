@@ -12,7 +12,7 @@ from client_app.client import FederatedClient
 from client_app.state import ContextStateStore
 from conf import build_local_optimizer, compose
 from strategies.components.local_training_config import LocalTrainingConfig, Phase
-from strategies.components.tensor_selection import named
+from strategies.components.tensor_selection import TensorSelector
 from strategies.per_fedavg import PerFedAvg, PerFedAvgOptimizer
 from strategies.scaffold import SCAFFOLD, ControlVariateClient
 from tests.federation import Regression, TensorBatches, federate
@@ -70,7 +70,7 @@ def test_batchnorm_statistics_move_in_every_pass(how, passes):
 @pytest.mark.parametrize("order", ["first", "hessian_free"])
 def test_what_a_phase_freezes_stays_where_it_is(order):
     model = Classifier()
-    phases = (Phase(named("head.*")),)
+    phases = (Phase(TensorSelector("head.*")),)
     fit(
         model, blobs(1)[0], LocalTrainingConfig(batch_size=4, phases=phases), order=order, alpha=0.1
     )

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from client_app.state import ContextStateStore
 from conf import compose
 from server_app.assembly import check_recipe
-from strategies.centralised import Centralised
 from strategies.components.local_optimizers import SGD, Adam
 from strategies.components.local_training_config import (
     LocalTrainingConfig,
@@ -23,16 +22,13 @@ from strategies.components.local_training_config import (
 )
 from strategies.components.tensor_selection import (
     TensorSelector,
-    all_tensors,
-    named,
     personal_names,
     shared_names,
 )
-from strategies.fedavg import FedAvg
+from strategies.fedavg import Centralised, FedAvg, Local
 from strategies.fedbabu import FedBABU
 from strategies.fedper import FedPer
 from strategies.fedrep import FedRep
-from strategies.local import Local
 from strategies.round.federated import FederatedStrategy
 from tests.federation import TensorBatches, federate
 from tests.recipes import overrides
@@ -226,9 +222,9 @@ def fedavg() -> State:
     [
         (FedPer, ()),
         (Local, ()),
-        (FedRep, (Phase(all_tensors()),)),
-        (FedRep, (Phase(all_tensors(), 1), Phase(all_tensors()))),
-        (FedRep, (Phase(named("head.*", "body.*"), 2), Phase(all_tensors(), 1))),
+        (FedRep, (Phase(TensorSelector("all")),)),
+        (FedRep, (Phase(TensorSelector("all"), 1), Phase(TensorSelector("all")))),
+        (FedRep, (Phase(TensorSelector("head.*,body.*"), 2), Phase(TensorSelector("all"), 1))),
     ],
 )
 def test_without_personal_tensors_and_with_phases_of_all_it_is_fedavg(strategy, phases, fedavg):

@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from strategies.base import ClientSide
 from strategies.components.local_optimizers import SGD, Adam
 from strategies.components.local_training_config import LocalTrainingConfig, Phase
-from strategies.components.tensor_selection import all_tensors, named
+from strategies.components.tensor_selection import TensorSelector
 from strategies.fedbabu import FedBABU
 from strategies.fedrep import FedRep
 from strategies.per_fedavg import PerFedAvgOptimizer
@@ -57,7 +57,7 @@ def fit(model: nn.Module, options: LocalTrainingConfig, **how) -> dict:
 def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, optimizer, sides, clip):
     model = Classifier()
     options = LocalTrainingConfig(
-        batch_size=8, epochs=2, clip=clip, phases=(Phase(named(f"{moved}.*")),)
+        batch_size=8, epochs=2, clip=clip, phases=(Phase(TensorSelector(f"{moved}.*")),)
     )
     fit(model, options, optimizer=optimizer, sides=sides)
     start = Classifier().state_dict()
@@ -112,7 +112,7 @@ def test_an_error_in_a_phase_leaves_nothing_frozen():
     [((), [5]), ((None,), [5]), ((1, None), [1, 4]), ((None, 2), [3, 2]), ((2, 3), [2, 3])],
 )
 def test_the_null_phase_gets_the_rest(lengths, filled):
-    phases = tuple(Phase(all_tensors(), length) for length in lengths)
+    phases = tuple(Phase(TensorSelector("all"), length) for length in lengths)
     assert [
         phase.epochs for phase in LocalTrainingConfig(epochs=5, phases=phases).schedule()
     ] == filled
@@ -132,7 +132,7 @@ def test_the_null_phase_gets_the_rest(lengths, filled):
     ],
 )
 def test_phases_that_do_not_fit_are_refused(length, lengths, message):
-    phases = tuple(Phase(all_tensors(), epochs) for epochs in lengths)
+    phases = tuple(Phase(TensorSelector("all"), epochs) for epochs in lengths)
     with pytest.raises(ConfigError, match=message):
         LocalTrainingConfig(**length, phases=phases)
 
@@ -153,7 +153,7 @@ def test_one_phase_may_count_in_steps():
 
 def test_a_phase_that_selects_nothing_is_refused_at_once():
     with pytest.raises(ConfigError, match="selects none"):
-        fit(Classifier(), options_with(Phase(named("fc3.*"))))
+        fit(Classifier(), options_with(Phase(TensorSelector("fc3.*"))))
 
 
 @pytest.mark.parametrize("phases", [(), FedRep.phases])

@@ -69,7 +69,7 @@ def test_folders_of_data_and_of_trained_models_are_no_settings(read):
 
 
 def test_a_key_of_the_method_makes_rows_and_is_not_averaged_over(read):
-    key = "strategy__client_sides__fedprox__mu"
+    key = "strategy__fedprox__mu"
     runs = [read("fedprox", seed, **{key: mu}) for mu in (0.1, 0.01) for seed in (0, 1)]
     layout = automatic_layout([read("fedavg", 0), *runs])
     assert shape(layout) == {
@@ -77,7 +77,7 @@ def test_a_key_of_the_method_makes_rows_and_is_not_averaged_over(read):
         "fedprox, mu 0.01": [[0, 1]],
         "fedprox, mu 0.1": [[0, 1]],
     }
-    assert "strategy.client_sides.fedprox.mu" in layout.notes[0]
+    assert "strategy.fedprox.mu" in layout.notes[0]
 
 
 def test_keys_that_follow_from_others_are_left_out_of_the_label(read):
@@ -95,7 +95,7 @@ def test_the_key_that_was_typed_names_the_rows_not_those_that_refer_to_it(read):
     ]
     layout = automatic_layout(runs)
     assert [line.label for line in layout.lines] == ["fedpvr, layers last:2", "fedpvr, layers none"]
-    assert "differ in strategy.layers." in layout.notes[0]
+    assert "differ in strategy.fedpvr.layers." in layout.notes[0]
 
 
 def test_two_keys_make_a_column_each_combination(read):

@@ -13,7 +13,7 @@ from strategies.components.aggregators import UniformMean, WeightedMean
 from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from strategies.components.schedules import Constant, Cosine, ExponentialDecay, MultiStep
 from strategies.components.server_optimizers import SGD, Adagrad, Adam, Yogi
-from strategies.components.tensor_selection import TensorSelector, all_tensors, last_tensors, named
+from strategies.components.tensor_selection import TensorSelector
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
 
@@ -125,10 +125,10 @@ NAMES = ["body.0.weight", "body.0.bias", "head.weight", "head.bias"]
 
 
 def test_layer_selectors():
-    assert last_tensors(2).select(NAMES) == NAMES[2:]
+    assert TensorSelector("last:2").select(NAMES) == NAMES[2:]
     assert TensorSelector("first:1").select(NAMES) == NAMES[:1]
-    assert named("head.*", "*.0.bias").select(NAMES) == NAMES[1:]
-    assert all_tensors().select(NAMES) == NAMES
+    assert TensorSelector("head.*,*.0.bias").select(NAMES) == NAMES[1:]
+    assert TensorSelector("all").select(NAMES) == NAMES
     assert TensorSelector("none").select(NAMES) == []
 
 

@@ -1,0 +1,88 @@
+"""FedNova: tackling the objective inconsistency problem in heterogeneous federated optimization.
+
+Wang, Liu, Liang, Joshi, Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
+
+FedAvg weighs a client by n_i and, unasked, by the steps that it takes: with different K_i it
+converges to the optimum of another objective. FedNova averages directions of one length (eq. 9):
+
+    y_i - x = - eta_l sum_k a_ik g_ik            |a_i|: the sum of the weights a_ik
+    Delta   = tau_eff sum_i p_i (y_i - x) / |a_i|,      p_i = n_i / sum_j n_j,
+              tau_eff = sum_i p_i |a_i|
+
+|a_i| = K_i for plain SGD; with local momentum m, (K_i - m (1 - m^K_i) / (1 - m)) / (1 - m)
+(section 4). With equal |a_i| this is FedAvg. Adam is refused: its step is no sum of gradients.
+
+A client sends eta_l |a_i|, one number for each shared tensor: phases of training and
+local.momentum_layers make them differ. (eta_l cancels; a tensor that nobody moved stays.)
+Where the paper differs: FedProx's proximal term, and weight decay, are in a_ik there; here they
+are part of g_ik. Its released code takes tau_eff = sum_i p_i K_i beside the proximal term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from common.errors import ConfigError
+from strategies.base import (
+    ClientSide,
+    LocalContext,
+    LocalOptimizer,
+    LocalSummary,
+    Payloads,
+    Reply,
+    Tensors,
+)
+from strategies.round.federated import FederatedStrategy, Slots
+
+REACH = "fednova_reach"
+
+
+class FedNovaClient(ClientSide):
+    """Sends eta_l |a_i| of every shared tensor, in alphabetical order of their names."""
+
+    sends = frozenset({REACH})
+
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
+        """Refuse Adam."""
+        if optimizer.momentum is None:
+            raise ConfigError(
+                "FedNova divides updates by the weights of their gradients, and Adam's steps have "
+                "none: set local.optimizer=sgd"
+            )
+
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Send them (number of tensors,)."""
+        reaches = [summary.reach_of(name) for name in sorted(context.anchor)]
+        return {REACH: {"reach": torch.tensor(reaches, dtype=torch.float64)}}
+
+
+class NormalizedMean:
+    """The mean of updates, each divided by its |a_i|, times tau_eff."""
+
+    individual = "it divides every client's update by the steps behind it"
+
+    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
+        """Return the aggregate."""
+        examples = torch.tensor([float(reply.num_examples) for reply in replies])
+        shares = (examples / examples.sum()).double()
+        reaches = torch.stack([reply.payloads[REACH]["reach"].double() for reply in replies])
+        effective = shares @ reaches  # tau_eff by tensor
+        factors = shares[:, None] * effective / torch.where(reaches > 0, reaches, torch.inf)
+        return {
+            name: torch.stack(
+                [float(c) * r.update[name] for c, r in zip(column, replies, strict=True)]
+            ).sum(0)
+            for name, column in zip(sorted(params), factors.T, strict=True)
+        }
+
+
+class FedNova(FederatedStrategy):
+    """FedAvg with :class:`NormalizedMean`."""
+
+    def __init__(self, **slots: Unpack[Slots]) -> None:
+        slots["aggregator"] = NormalizedMean()
+        super().__init__(client_sides={"fednova": FedNovaClient()}, **slots)
