@@ -1,7 +1,7 @@
 """The recipe: Hydra's composition of conf/, the same on the server and on every client.
 
-The run config that Flower ships carries what the user asked for; both apps compose the recipe from
-it and compare the hashes of what came out, and of the code, before round 1.
+Flower's run config carries the user's overrides; both apps compose the recipe from it, and compare
+hashes of the recipe and of the code before round 1.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from conf.renamed import refuse_old_keys
 
 FOLDER = Path(__file__).resolve().parent
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
-# Where a run happens and what it leaves there is each site's own business, not the recipe's.
+# Where a run happens and what it writes: each site's own, not part of the recipe.
 SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger")
-# What is said about a run, and changes nothing in it.
+# Notes on a run, which change nothing in it.
 NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
-# Folders of each machine: what is in them, examples and trained models, is of the recipe.
+# Folders of each machine, whose content belongs to the recipe.
 FOLDER_KEYS = ("task.path", "local.reuse_training")
-# What a resumed run may have otherwise than the run that it goes on with.
+# What a resumed run may change.
 LONGER = ("rounds", "target_accuracy", "evaluation")
 SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
 
@@ -46,8 +46,8 @@ RunConfig = Mapping[str, bool | float | int | str]
 def overrides_of(run_config: RunConfig) -> list[str]:
     """Return the Hydra overrides that a Flower run config stands for.
 
-    Every key but ``overrides`` is a recipe key; "" leaves it as the recipe has it. ``overrides``
-    holds any further ones: a JSON list of strings, or words as in a shell.
+    Every key but ``overrides`` is a recipe key; "" keeps the recipe's value. ``overrides`` holds
+    further ones: a JSON list of strings, or words as in a shell.
     """
     words = []
     for key, value in run_config.items():
@@ -66,8 +66,7 @@ def _quote(value: bool | float | int | str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return text as Hydra's grammar takes it literally, whatever characters are in it."""
-    # In its strings a backslash is one, except before a quote.
+    """Return text quoted for Hydra's grammar: a backslash is literal, except before a quote."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
     return f"'{escaped}'"
 
@@ -130,12 +129,12 @@ def check_requirements(recipe: DictConfig) -> None:
         found = OmegaConf.select(recipe, str(key))
         if found != needed:
             raise ConfigError(
-                f"{key}={found}, and strategy={method_name(recipe)} needs {key}={needed}: set it so"
+                f"{key}={found}, and strategy={method_name(recipe)} needs {key}={needed}"
             )
 
 
 def check_switches(recipe: DictConfig) -> None:
-    """Refuse yes, no, on and off: the command line takes them for words, and a word is true.
+    """Refuse yes, no, on and off: Hydra reads them as strings, and a string is true.
 
     Raises:
         ConfigError: naming the key, and what to write.
@@ -180,9 +179,9 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
             raise error.__cause__ from None
         if isinstance(error.__cause__, TypeError):
             raise ConfigError(
-                f"{key} has a key that it does not know: {error.__cause__}. (strategy=[METHOD,"
-                "aggregator/OTHER] adds OTHER's keys to those of METHOD's own aggregator; "
-                "strategy=METHOD strategy/aggregator=OTHER replaces it.)"
+                f"{key} has an unknown key: {error.__cause__}. (strategy=[METHOD,aggregator/OTHER] "
+                "adds OTHER's keys to those of METHOD's own aggregator; strategy=METHOD "
+                "strategy/aggregator=OTHER replaces it.)"
             ) from None
         raise
     # sums over sides must not depend on the order in which strategy=[...] names the methods
@@ -229,7 +228,7 @@ def config_yaml(recipe: DictConfig, classifier_tensors: int) -> str:
 def _model_known(recipe: DictConfig, classifier_tensors: int) -> Iterator[None]:
     """Let recipes refer to ``${task.classifier_tensors}`` inside the block.
 
-    A copy of the recipe would do, too, but it takes 20 ms, and a run has a dozen parts.
+    It edits the recipe, since a copy takes 20 ms, and a run has a dozen parts.
     """
     with open_dict(recipe.task):
         recipe.task.classifier_tensors = classifier_tensors

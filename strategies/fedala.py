@@ -157,15 +157,7 @@ def _mixed(context: LocalContext, mixing: Tensors) -> dict[str, Tensor]:
 
 
 class FedALA(FederatedStrategy):
-    """FedAvg's server, with clients that mix their last model with the global one.
-
-    Args:
-        layers: the tensors that are mixed.
-        eta: step size of the mixing weights.
-        data_share: the share of a client's examples that they are learnt on.
-        until_std: see :class:`FedALAClient`.
-        slots: see :class:`FederatedStrategy`.
-    """
+    """FedAvg's server with :class:`FedALAClient` at the clients."""
 
     def __init__(
         self,

@@ -57,10 +57,8 @@ class FedDistill(FederatedStrategy):
     """FedDistill+: FedAvg's server with the mean soft label by class beside it.
 
     Args:
-        coefficient: lambda, at the clients.
         soft_labels: SoftLabelServer's options, such as ``{"smoothing": 0.5}``.
         mechanism: clipping and noise of the clients' soft labels.
-        slots: see :class:`FederatedStrategy`.
     """
 
     def __init__(

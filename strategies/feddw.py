@@ -116,10 +116,8 @@ class FedDW(FederatedStrategy):
     """FedAvg's server with the mean soft label by class beside it.
 
     Args:
-        mu: weight of the term at the clients.
         soft_labels: SoftLabelServer's options, such as ``{"smoothing": 0.5}``.
         mechanism: clipping and noise of the clients' soft labels.
-        slots: see :class:`FederatedStrategy`.
     """
 
     def __init__(

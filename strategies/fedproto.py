@@ -139,21 +139,14 @@ class PrototypeServer(ServerSide):
 
 
 def _check_shapes(replies: Sequence[Reply]) -> None:
-    """Refuse features of different sizes: in the first round nobody has said which is right."""
-    first, *others = replies
-    for reply in others:
-        shapes, expected = _shapes(reply), _shapes(first)
-        if shapes != expected:
+    """Refuse features of different sizes: in round 1 ``expected`` does not know the right one."""
+    first, *others = ((r.client_id, r.payloads[PROTOTYPE_SUMS][SUMS].shape) for r in replies)
+    for client, shape in others:
+        if shape != first[1]:
             raise ValueError(
-                f"client {reply.client_id} sent prototypes of shapes {shapes} and client "
-                f"{first.client_id} of {expected}: they must be the same at all clients; give all "
-                "sites the same task.model and classes"
+                f"client {client} sent prototypes of shape {tuple(shape)} and client {first[0]} of "
+                f"{tuple(first[1])}: give all sites the same task.model and classes"
             )
-
-
-def _shapes(reply: Reply) -> dict[str, tuple[int, ...]]:
-    sent = reply.payloads[PROTOTYPE_SUMS]
-    return {name: tuple(value.shape) for name, value in sorted(sent.items())}
 
 
 class FedProto(FederatedStrategy):

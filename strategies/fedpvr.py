@@ -36,7 +36,6 @@ class FedPVR(FederatedStrategy):
     Args:
         layers: S_svr, e.g. ``"last:6"`` for VGG-11, ``"last:2"`` for ResNet-8.
         option: how c_i is estimated, see :mod:`strategies.scaffold`.
-        slots: see :class:`FederatedStrategy`.
     """
 
     def __init__(

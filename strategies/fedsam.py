@@ -21,18 +21,16 @@ there and .5 in FedMRUR's paper, too large for a small network: tune it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Unpack
 
 import torch
 from torch import Tensor
 
 from common.errors import require_range
 from strategies.base import Batch, Tensors
-from strategies.components.aggregators import UniformMean
 from strategies.components.local_optimizers import SGD
 from strategies.components.tensor_selection import TensorSelector
-from strategies.fedcm import ClientMomentum, ClientMomentumServer
-from strategies.round.federated import FederatedStrategy, Slots
+from strategies.fedcm import FedCM
+from strategies.round.federated import FederatedStrategy
 
 _LEAST_NORM = 1e-7
 
@@ -104,13 +102,5 @@ class FedSAM(FederatedStrategy):
     """FedAvg's server. Its clients take :class:`SAM` for their local optimizer."""
 
 
-class MoFedSAM(FederatedStrategy):
+class MoFedSAM(FedCM):
     """FedCM's server. Its clients take :class:`SAM` for their local optimizer."""
-
-    def __init__(self, alpha: float = 0.1, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("aggregator", UniformMean())
-        super().__init__(
-            client_sides={"client_momentum": ClientMomentum(alpha)},
-            server_sides={"client_momentum": ClientMomentumServer()},
-            **slots,
-        )
