@@ -1,4 +1,4 @@
-"""Two least-squares clients whose common optimum is known in closed form."""
+"""Least-squares clients whose common optimum is known: SCAFFOLD, FedProx, FedNova, FedDyn."""
 
 from __future__ import annotations
 
@@ -7,24 +7,46 @@ from functools import partial
 import pytest
 import torch
 from flwr.app import RecordDict
-from torch import nn
+from torch import Tensor, nn
 
 from client_app.state import ContextStateStore
 from client_app.training import train_locally
 from common.errors import ConfigError
-from strategies.base import LocalContext
+from strategies.base import LocalContext, LocalSummary, Reply
 from strategies.components.local_optimizers import SGD, Adam, reach
 from strategies.components.local_training_config import LocalTrainingConfig, Phase
 from strategies.components.samplers import FixedSizeSampler
 from strategies.components.schedules import ExponentialDecay, MultiStep
 from strategies.components.tensor_selection import TensorSelector
 from strategies.fedavg import FedAvg
+from strategies.feddyn import FedDyn
+from strategies.fednova import REACH, FedNova, FedNovaClient, NormalizedMean
 from strategies.fedprox import FedProx
 from strategies.scaffold import SCAFFOLD, ControlVariateClient
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
 from tests.strategies.sides import check_side
 
 STEPS = LocalTrainingConfig(batch_size=100, epochs=5)
+
+
+class Listed:
+    """A sampler: the given cohorts, from round 1 on, then everybody."""
+
+    def __init__(self, *cohorts: list[int]) -> None:
+        self.cohorts = cohorts
+
+    def sample(self, round: int, num_clients: int) -> list[int]:
+        """Return the round's cohort."""
+        listed = round <= len(self.cohorts)
+        return self.cohorts[round - 1] if listed else list(range(num_clients))
+
+
+def scalars(sizes: tuple[int, int] = (1, 1)) -> list[TensorBatches]:
+    """Return f_i = (a_i w - b_i)^2 / 2 with a = (1, 2), b = (1, 4)."""
+    return [
+        TensorBatches(torch.full((n, 1), a).double(), torch.full((n,), b).double())
+        for n, a, b in zip(sizes, (1.0, 2.0), (1.0, 4.0), strict=True)
+    ]
 
 
 def clients() -> list[TensorBatches]:
@@ -40,11 +62,19 @@ def clients() -> list[TensorBatches]:
     return datasets
 
 
-def optimum(datasets: list[TensorBatches]) -> torch.Tensor:
+def stores(count: int = 2) -> dict[int, ContextStateStore]:
+    return {i: ContextStateStore(RecordDict()) for i in range(count)}
+
+
+def optimum(datasets: list[TensorBatches]) -> Tensor:
     """Return argmin of the mean of the clients' objectives, by the normal equations."""
     gram = sum(d.inputs.T @ d.inputs / len(d) for d in datasets)
     moment = sum(d.inputs.T @ d.labels / len(d) for d in datasets)
     return torch.linalg.solve(gram, moment)
+
+
+def gradient(data: TensorBatches, weight: Tensor) -> Tensor:
+    return data.inputs.T @ (data.inputs @ weight - data.labels) / len(data)
 
 
 def distance(strategy, rounds: int, **how) -> float:
@@ -56,65 +86,106 @@ def distance(strategy, rounds: int, **how) -> float:
     return float((params["head.weight"][0] - optimum(datasets)).norm())
 
 
-def test_fedavg_stalls_where_scaffold_reaches_the_optimum():
-    """Drift keeps FedAvg off the optimum; control variates cancel it."""
-    assert distance(FedAvg(local_lr=0.05), 50) > 0.1
-    assert distance(SCAFFOLD(local_lr=0.05), 50) < 1e-10
+HEAVY = partial(SGD, 0.9)
+HALF = FixedSizeSampler(0.5, seed=1)
+REACHED = {
+    "scaffold": (lambda: SCAFFOLD(local_lr=0.05), 50, 1e-10, {}),
+    # one of two clients a round: c moves by 1/N, a client's c_i waits for its next turn
+    "scaffold I, half": (lambda: SCAFFOLD("I", local_lr=0.04, sampler=HALF), 400, 1e-9, {}),
+    "scaffold II, half": (lambda: SCAFFOLD("II", local_lr=0.04, sampler=HALF), 100, 1e-9, {}),
+    # lr_sum is the round's own: a decayed rate leaves c_i a gradient
+    "scaffold decay": (
+        lambda: SCAFFOLD(local_lr=0.05, schedule=ExponentialDecay(0.99)),
+        *(60, 1e-6, {}),
+    ),
+    "scaffold milestones": (
+        lambda: SCAFFOLD(local_lr=0.05, schedule=MultiStep((0.3, 0.6), 0.5)),
+        *(60, 1e-6, {}),
+    ),
+    "scaffold momentum": (
+        lambda: SCAFFOLD("II-momentum", local_lr=0.02),
+        *(200, 1e-9, {"optimizer": HEAVY}),
+    ),
+    "feddyn": (lambda: FedDyn(1.5, local_lr=0.1), 50, 1e-10, {}),
+    "feddyn half": (lambda: FedDyn(1.5, local_lr=0.1, sampler=HALF), 110, 1e-10, {}),
+    # h_i is a sum of displacements that no learning rate divides
+    "feddyn decay": (
+        lambda: FedDyn(1.5, local_lr=0.1, schedule=ExponentialDecay(0.99)),
+        *(50, 1e-8, {}),
+    ),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("option", "rounds"), [("I", 400), ("II", 100)])
-def test_scaffold_under_partial_participation(option, rounds):
-    """One of two clients a round: c moves by 1/N, and a client's c_i waits for its next turn."""
-    strategy = SCAFFOLD(option, local_lr=0.04, sampler=FixedSizeSampler(0.5, seed=1))
-    assert distance(strategy, rounds) < 1e-9
+@pytest.mark.parametrize(("strategy", "rounds", "within", "how"), REACHED.values(), ids=REACHED)
+def test_it_reaches_the_optimum(strategy, rounds, within, how):
+    assert distance(strategy(), rounds, **how) < within
 
 
-@pytest.mark.parametrize("schedule", [ExponentialDecay(0.99), MultiStep((0.3, 0.6), 0.5)])
-def test_scaffold_under_a_schedule(schedule):
-    """lr_sum is the round's own: a decayed rate leaves c_i a gradient."""
-    assert distance(SCAFFOLD(local_lr=0.05, schedule=schedule), 60) < 1e-6
+@pytest.mark.slow
+def test_fedavg_stalls_short_of_the_optimum():
+    """Drift keeps FedAvg off it, with momentum and with half the clients, too."""
+    assert distance(FedAvg(local_lr=0.05), 50) > 0.1
+    assert distance(FedAvg(local_lr=0.1, sampler=HALF), 40) > 0.1
+    assert distance(FedAvg(local_lr=0.01), 100, optimizer=HEAVY) > 0.05
 
 
+# ---- SCAFFOLD ------------------------------------------------------------------------------------
+
+EXAMPLES, EPOCHS, START = 3, 2, 0.5
+COHORTS = [0], [1], [0], [0, 1], [1]
+
+
+class Halving:
+    """A schedule: 1, 1/2, 1/4, ..."""
+
+    def __call__(self, round: int, num_rounds: int) -> float:
+        return 0.5 ** (round - 1)
+
+
+def by_the_equations() -> float:
+    """Equations 3 to 5 with option II, full batches, K = EPOCHS."""
+    x, c, local = START, 0.0, [0.0, 0.0]
+    for t, cohort in enumerate(COHORTS):
+        lr = 0.1 * 0.5**t
+        updates, deltas = [], []
+        for i in cohort:
+            y, (a, b) = x, ((1.0, 1.0), (2.0, 4.0))[i]
+            for _ in range(EPOCHS):
+                y -= lr * (a * (a * y - b) - local[i] + c)
+            new = local[i] - c + (x - y) / (EPOCHS * lr)
+            updates.append(y - x)
+            deltas.append(new - local[i])
+            local[i] = new
+        x += sum(updates) / len(cohort)
+        c += sum(deltas) / 2
+    return x
+
+
+def test_scaffold_follows_its_equations():
+    """No fixed point shows a wrong K, rate, or |S| for N in c: they only damp or shift c."""
+    params, _ = federate(
+        SCAFFOLD(local_lr=0.1, schedule=Halving(), sampler=Listed(*COHORTS)),
+        scalars((EXAMPLES, EXAMPLES)),
+        model=lambda: Regression(1),
+        rounds=5,
+        options=LocalTrainingConfig(batch_size=100, epochs=EPOCHS),
+        initial={"head.weight": torch.tensor([[START]], dtype=torch.float64)},
+    )
+    assert float(params["head.weight"]) == pytest.approx(by_the_equations(), abs=1e-12)
+
+
+@pytest.mark.slow
 def test_scaffold_control_variates_are_the_clients_gradients():
     """At the optimum c_i is the gradient of client i's objective there, and c their mean, zero."""
-    datasets = clients()
-    stores = {i: ContextStateStore(RecordDict()) for i in range(2)}
-    strategy = SCAFFOLD(local_lr=0.05)
-    federate(
-        strategy,
-        datasets,
-        model=lambda: Regression(2),
-        rounds=60,
-        options=STEPS,
-        stores=stores,
-    )
-    best = optimum(datasets)
+    datasets, kept, strategy = clients(), stores(), SCAFFOLD(local_lr=0.05)
+    how = {"model": lambda: Regression(2), "rounds": 60, "options": STEPS, "stores": kept}
+    federate(strategy, datasets, **how)
     for i, data in enumerate(datasets):
-        residual = data.inputs @ best - data.labels
-        gradient = data.inputs.T @ residual / len(data)
-        kept = stores[i].load(strategy.state.experiment, 60)["control_variate"]["head.weight"][0]
-        torch.testing.assert_close(kept, gradient, atol=1e-8, rtol=0)
+        own = kept[i].load(strategy.state.experiment, 60)["control_variate"]["head.weight"][0]
+        torch.testing.assert_close(own, gradient(data, optimum(datasets)), atol=1e-8, rtol=0)
     c = strategy.server_sides["scaffold"].control_variate["head.weight"]
     torch.testing.assert_close(c, torch.zeros_like(c), atol=1e-8, rtol=0)
-
-
-def test_scaffold_by_hand():
-    """One scalar weight, f_i = (a_i w - b_i)^2 / 2, eta_l = .1, K = 1, two rounds.
-
-    a = (1, 2), b = (1, 4), x = 0. Round 1: g = (-1, -8), y = (.1, .8), x = .45,
-    c_i = (x - y_i) / .1 = (-1, -8), c = -4.5.
-    Round 2: g = (.45 - 1, .9 * 2 - 8) = (-.55, -6.2); with c - c_i = (-3.5, 3.5):
-    y = (.45 + .405, .45 + .27) = (.855, .72), x = .7875.
-    """
-    datasets = [
-        TensorBatches(
-            torch.tensor([[a]], dtype=torch.float64), torch.tensor([b], dtype=torch.float64)
-        )
-        for a, b in ((1.0, 1.0), (2.0, 4.0))
-    ]
-    params, _ = federate(SCAFFOLD(local_lr=0.1), datasets, model=lambda: Regression(1), rounds=2)
-    assert float(params["head.weight"]) == pytest.approx(0.7875, abs=1e-12)
 
 
 class Shifted(Regression):
@@ -130,17 +201,28 @@ class Shifted(Regression):
         return features, found + self.shift
 
 
-def control_variate_after(
-    options=STEPS, moved=0.0, optimizer=None, option="II"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return c_i+ of one round of steps so small that it is c_i's gradient, and that gradient.
+def options_of(*phases: tuple[str, int]) -> LocalTrainingConfig:
+    parts = tuple(Phase(TensorSelector(layers), epochs) for layers, epochs in phases)
+    return LocalTrainingConfig(batch_size=100, epochs=5, phases=parts)
 
-    Args:
-        options: how long.
-        moved: how far from x training starts.
-        optimizer: SGD where None.
-        option: of SCAFFOLD.
-    """
+
+@pytest.mark.parametrize(
+    ("options", "moved", "momentum", "option"),
+    [
+        (STEPS, 0.0, 0.0, "II"),
+        (STEPS, 3.0, 0.0, "II"),  # FedALA starts elsewhere than at x
+        (options_of(("head.*", 1), ("shift", 4)), 0.0, 0.0, "II"),  # as in FedRep's phases
+        (options_of(("head.*", 4), ("shift", 1)), 0.0, 0.0, "II"),
+        (STEPS, 0.0, 0.0, "II-momentum"),
+        (STEPS, 0.0, 0.5, "II-momentum"),
+        (STEPS, 0.0, 0.9, "II-momentum"),
+        (options_of(("shift", 5)), 0.0, 0.0, "untrained"),
+    ],
+)
+def test_a_control_variate_is_the_gradient_along_the_steps_that_its_tensor_took(
+    options, moved, momentum, option
+):
+    """Steps so small that all have one gradient; a tensor that is never trained keeps its c_i."""
     data, _ = clients()
     model = Shifted(2)
     context = LocalContext(
@@ -154,64 +236,38 @@ def control_variate_after(
         round=1,
         batch_size=100,
     )
-    side = ControlVariateClient("all", option)
+    side = ControlVariateClient("all", "II" if option == "untrained" else option)
     side.begin(context)
     with torch.no_grad():
         model.head.weight += moved
     context.start_here()
-    gradient = data.inputs.T @ (data.inputs @ model.head.weight[0] - data.labels) / len(data)
+    expected = gradient(data, model.head.weight[0]).detach() * (option != "untrained")
     generator = torch.Generator().manual_seed(0)
-    summary, _ = train_locally(context, [side], optimizer or SGD(), options, 1e-9, generator)
+    summary, _ = train_locally(context, [side], SGD(momentum), options, 1e-9, generator)
     side.end(context, summary)
-    return context.state["control_variate"]["head.weight"][0], gradient.detach()
-
-
-def test_a_control_variate_counts_the_steps_from_where_they_start():
-    """FedALA starts elsewhere than at x: the way there is no sum of gradients."""
-    for moved in (0.0, 3.0):
-        found, gradient = control_variate_after(moved=moved)
-        torch.testing.assert_close(found, gradient, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("epochs", [1, 4])
-def test_a_control_variate_counts_the_steps_that_its_tensor_takes(epochs):
-    """Of 5 epochs the tensor is trained in some only, as in FedRep's phases."""
-    phases = (Phase(TensorSelector("head.*"), epochs), Phase(TensorSelector("shift"), 5 - epochs))
-    found, gradient = control_variate_after(
-        LocalTrainingConfig(batch_size=100, epochs=5, phases=phases)
-    )
-    torch.testing.assert_close(found, gradient, atol=1e-5, rtol=0)
+    found = context.state["control_variate"]["head.weight"][0]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 def test_how_far_gradients_reach_by_hand():
     """m = .5, three steps: 1 + .5 + .25, 1 + .5 and 1; m = 1: 3 + 2 + 1."""
-    assert reach(3, 0.5) == pytest.approx(4.25)
-    assert reach(3, 0.0) == 3
-    assert reach(3, 1.0) == 6
+    assert [reach(3, m) for m in (0.5, 0.0, 1.0)] == pytest.approx([4.25, 3, 6])
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
-def test_a_control_variate_under_momentum_is_the_gradient(momentum):
-    found, gradient = control_variate_after(optimizer=SGD(momentum), option="II-momentum")
-    torch.testing.assert_close(found, gradient, atol=1e-5, rtol=0)
+def test_momentum_with_option_two_is_refused():
+    """Option II reads the gradient off plain SGD steps; option I does not."""
+    heavy = SGD(momentum=0.9)
+    for option, optimizer in (("II", heavy), ("II", Adam()), ("II-momentum", Adam())):
+        with pytest.raises(ConfigError, match=rf"fedpvr\.option={option} .*local\.optimizer=sgd"):
+            check_side(ControlVariateClient("all", option, "fedpvr"), Regression(1), optimizer)
+    for layers, option in (("all", "II-momentum"), ("all", "I"), ("none", "II")):
+        check_side(ControlVariateClient(layers, option), Regression(1), heavy)
+
+
+# ---- FedProx -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_scaffold_reaches_the_optimum_under_momentum():
-    """FedAvg stalls as without."""
-    heavy = partial(SGD, 0.9)
-    assert distance(FedAvg(local_lr=0.01), 100, optimizer=heavy) > 0.05
-    assert distance(SCAFFOLD("II-momentum", local_lr=0.01), 400, optimizer=heavy) < 1e-9
-
-
-def test_a_tensor_that_is_never_trained_keeps_its_control_variate():
-    never = LocalTrainingConfig(
-        batch_size=100, epochs=5, phases=(Phase(TensorSelector("shift"), 5),)
-    )
-    found, _ = control_variate_after(never)
-    assert torch.equal(found, torch.zeros_like(found))
-
-
 def test_fedprox_fixed_point_of_one_client():
     """Minimising CE + mu/2 ||y - x||^2 exactly: (H + mu I) y = H w* + mu x, in one round."""
     (data, _) = clients()
@@ -228,14 +284,69 @@ def test_fedprox_fixed_point_of_one_client():
     torch.testing.assert_close(params["head.weight"][0], expected, atol=1e-9, rtol=0)
 
 
-def test_momentum_with_option_two_is_refused():
-    """Option II reads the gradient off plain SGD steps; option I does not."""
-    with pytest.raises(ConfigError, match=r"local\.momentum=0"):
-        check_side(ControlVariateClient("all", "II"), Regression(1), SGD(momentum=0.9))
+# ---- FedNova -------------------------------------------------------------------------------------
+
+
+def trained(strategy, sizes, rounds=1, batch_size=1, optimizer=SGD, **options) -> float:
+    params, _ = federate(
+        strategy,
+        scalars(sizes),
+        model=lambda: Regression(1),
+        rounds=rounds,
+        optimizer=optimizer,
+        options=LocalTrainingConfig(batch_size=batch_size, **options),
+    )
+    return float(params["head.weight"])
+
+
+@pytest.mark.slow
+def test_fednova_reaches_the_optimum_where_fedavg_counts_steps_twice():
+    """Client 1 has 3 examples of 4 and, in batches of one, 3 steps for client 0's one.
+
+    FedNova: (w - 1) + 3 s 4 (w - 2) = 0, where s is the mean decay of client 1's gradient over its
+    steps, 1 for small eta_l: the optimum of (f_0 + 3 f_1) / 4. FedAvg: 9 s in place of 3 s.
+    """
+    lr = 0.02
+    s = (1 - (1 - 4 * lr) ** 3) / (12 * lr)
+    nova, average = (trained(method(local_lr=lr), (1, 3), 150) for method in (FedNova, FedAvg))
+    assert nova == pytest.approx((1 + 24 * s) / (1 + 12 * s), abs=1e-9)
+    assert average == pytest.approx((1 + 72 * s) / (1 + 36 * s), abs=1e-9)
+    assert abs(nova - 25 / 13) < 0.01 < 0.04 < abs(average - 25 / 13)
+
+
+def test_fednova_with_equal_steps_is_fedavg():
+    for optimizer in (SGD, HEAVY):
+        how = {"batch_size": 10, "epochs": 4, "optimizer": optimizer, "rounds": 3}
+        found, plain = (trained(s(local_lr=0.05), (1, 3), **how) for s in (FedNova, FedAvg))
+        assert found == pytest.approx(plain, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "reaches"), [(0.0, (1.0, 3.0)), (0.5, (1.0, 4.25)), (1.0, (1.0, 6.0))]
+)
+def test_fednova_by_hand(momentum, reaches):
+    """Steps so small that client i moves by -eta_l |a_i| g_i, g = (-1, -8): p = (1/4, 3/4)."""
+    lr = 1e-7
+    found = trained(FedNova(local_lr=lr), (1, 3), optimizer=partial(SGD, momentum)) / lr
+    effective = 0.25 * reaches[0] + 0.75 * reaches[1]
+    assert found == pytest.approx(effective * (0.25 * 1 + 0.75 * 8), rel=1e-5)
+
+
+def test_fednova_counts_each_tensors_own_steps_and_leaves_untrained_ones():
+    """Names in alphabetical order: a (1 and 3 steps), b (none and 2)."""
+
+    def reply(client, reached, update):
+        payloads = {REACH: {"reach": torch.tensor(reached, dtype=torch.float64)}}
+        moved = {"b": torch.tensor([update[1]]), "a": torch.tensor([update[0]])}
+        return Reply(client, 1, 1, 0.1, moved, payloads)
+
+    replies = [reply(0, [1.0, 0.0], (4.0, 0.0)), reply(1, [3.0, 2.0], (6.0, 8.0))]
+    delta = NormalizedMean()({name: torch.zeros(1) for name in "ba"}, replies)
+    assert delta["a"].item() == pytest.approx(2.0 * (0.5 * 4 / 1 + 0.5 * 6 / 3))
+    assert delta["b"].item() == pytest.approx(1.0 * 0.5 * 8 / 2)
+    summary = LocalSummary(1, 3, 0.3, reaches={"a": 0.7})
+    context = LocalContext(None, {}, dict.fromkeys("ba"), {}, {}, None, None, 1, 1)
+    sent = FedNovaClient().end(context, summary)[REACH]["reach"]
+    assert sent.tolist() == pytest.approx([0.7, 0.3])
     with pytest.raises(ConfigError, match=r"local\.optimizer=sgd"):
-        check_side(ControlVariateClient("all", "II"), Regression(1), Adam())
-    with pytest.raises(ConfigError, match=r"option II-momentum .*local\.optimizer=sgd"):
-        check_side(ControlVariateClient("all", "II-momentum"), Regression(1), Adam())
-    check_side(ControlVariateClient("all", "II-momentum"), Regression(1), SGD(momentum=0.9))
-    check_side(ControlVariateClient("all", "I"), Regression(1), SGD(momentum=0.9))
-    check_side(ControlVariateClient("none", "II"), Regression(1), SGD(momentum=0.9))
+        check_side(FedNovaClient(), Regression(1), Adam())

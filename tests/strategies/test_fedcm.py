@@ -14,18 +14,12 @@ from strategies.components.local_optimizers import SGD, Adam
 from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.components.samplers import FixedSizeSampler
 from strategies.components.schedules import ExponentialDecay
-from strategies.fedavg import FedAvg
-from strategies.fedcm import ClientMomentum, ClientMomentumServer, FedCM
+from strategies.fedcm import ClientMomentum, FedCM
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.sides import check_side
-from tests.strategies.test_closed_forms import clients
-from tests.strategies.test_reductions import assert_same, run, uniform
+from tests.strategies.test_closed_forms import clients, gradient
 
 ROUNDS, EPOCHS, ALPHA, LR, DECAY = 4, 3, 0.3, 0.05, 0.9
-
-
-def gradient(data: TensorBatches, weight: torch.Tensor) -> torch.Tensor:
-    return data.inputs.T @ (data.inputs @ weight - data.labels) / len(data)
 
 
 def plain_loop(datasets, stretch=None, clip=None, weight_decay=0.0) -> torch.Tensor:
@@ -89,25 +83,6 @@ def test_clients_of_unequal_length_count_by_their_mean_lr_sum():
     torch.testing.assert_close(sent, -params["head.weight"] / 0.4)
 
 
-def test_alpha_one_is_fedavg():
-    assert_same(run(FedCM(1.0, local_lr=0.1)), run(uniform(FedAvg)))
-
-
-def test_alpha_below_one_is_not():
-    left, right = run(FedCM(0.9, local_lr=0.1)), run(uniform(FedAvg))
-    assert not torch.equal(left["head.weight"], right["head.weight"])
-
-
-def test_momentum_survives_a_restart():
-    server = ClientMomentumServer()
-    server.init({"w": torch.zeros(2)})
-    server.momentum = {"w": torch.tensor([1.0, -2.0])}
-    other = ClientMomentumServer()
-    other.init({"w": torch.zeros(2)})
-    other.load_state_dict(server.state_dict())
-    assert torch.equal(other.broadcast(0)["momentum"]["w"], torch.tensor([1.0, -2.0]))
-
-
 def test_a_client_outside_the_cohort_gets_the_same_momentum():
     """Nothing is kept at a client: one that joins late is like the others."""
     stores = {i: ContextStateStore(RecordDict()) for i in range(2)}
@@ -121,9 +96,3 @@ def test_other_steps_than_plain_ones_are_refused(optimizer):
     with pytest.raises(ConfigError, match=r"local\.momentum=0"):
         check_side(ClientMomentum(), nn.Linear(2, 1), optimizer)
     check_side(ClientMomentum(), nn.Linear(2, 1), SGD(weight_decay=0.1))
-
-
-@pytest.mark.parametrize("alpha", [0.0, -0.1, 1.1])
-def test_alpha_out_of_range_names_its_key(alpha):
-    with pytest.raises(ConfigError, match=r"strategy\.client_momentum\.alpha"):
-        ClientMomentum(alpha)

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common.errors import ConfigError
 from conf import build_part, compose
 from strategies.base import Step
 from strategies.components.local_training_config import LocalTrainingConfig
@@ -21,7 +20,7 @@ from strategies.statistics.class_means import MEANS
 from strategies.statistics.soft_labels import SOFT_LABELS
 from tests.federation import TensorBatches, federate
 from tests.recipes import overrides
-from tests.strategies.test_reductions import Classifier, assert_same, blobs, run
+from tests.strategies.test_reductions import Classifier, assert_same, blobs
 
 
 def penalty(logits, labels, soft_labels, coefficient=1.0):
@@ -31,16 +30,6 @@ def penalty(logits, labels, soft_labels, coefficient=1.0):
 
 
 # ---- the term ------------------------------------------------------------------------------------
-
-
-def test_the_gradient_of_feddistill():
-    """Soft labels with a zero, too."""
-    soft_labels = torch.tensor([[0.7, 0.3, 0.0], [0.2, 0.5, 0.3], [0.0, 0.0, 1.0]]).double()
-    logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
-    labels = torch.tensor([0, 1, 1, 2])
-    assert torch.autograd.gradcheck(
-        lambda scores: penalty(scores, labels, soft_labels), logits.requires_grad_()
-    )
 
 
 def test_feddistill_by_hand():
@@ -68,12 +57,6 @@ def after(strategy, datasets, rounds=1, model=Classifier):
     return federate(
         strategy, datasets, model=model, loss=F.cross_entropy, rounds=rounds, options=options
     )
-
-
-def test_feddistill_at_zero_is_fedavg():
-    assert_same(run(FedDistill(0.0, local_lr=0.1)), run(FedAvg(local_lr=0.1)))
-    other = run(FedDistill(1.0, local_lr=0.1))["head.weight"]
-    assert not torch.equal(other, run(FedAvg(local_lr=0.1))["head.weight"])
 
 
 def test_the_first_round_has_the_loss_twice():
@@ -134,8 +117,3 @@ def test_with_feddw_in_either_order_and_nothing_is_sent_twice():
         assert [r.bytes_down for r in reports] == [2 * (model + 128 + 4 * 9)] * 2
         assert [r.bytes_up for r in reports] == [2 * (model + 128 + 4 * 9 + 128 + 4 * 3)] * 2
     assert_same(*params)
-
-
-def test_values_out_of_range_name_their_key():
-    with pytest.raises(ConfigError, match=r"strategy\.feddistill\.coefficient=-1"):
-        FedDistillClient(-1.0)

@@ -14,16 +14,14 @@ from common.results import read_rows
 from conf import build_part, compose
 from strategies.base import Step
 from strategies.components.local_optimizers import SGD
-from strategies.components.samplers import FixedSizeSampler
-from strategies.fedavg import FedAvg
-from strategies.feddw import FedDW, FedDWClient
+from strategies.feddw import FedDWClient
 from strategies.privacy.gaussian_mechanism import GaussianMechanism
 from strategies.statistics.class_means import MEANS
 from strategies.statistics.soft_labels import SOFT_LABELS
 from tests.recipes import overrides, run_recipe
-from tests.strategies.labelled import QUICK, Biasless, train
+from tests.strategies.labelled import QUICK, Biasless
 from tests.strategies.sides import check_side
-from tests.strategies.test_reductions import Classifier, assert_same
+from tests.strategies.test_reductions import Classifier
 
 
 def step_of(
@@ -77,13 +75,8 @@ def test_the_term_lies_between_zero_and_two_over_the_classes(classes, scale):
         weight = draw(classes, 8, seed=seed, scale=scale)
         value = begun(mu=1.0).penalty(step_of(weight, labels_of(classes, seed + 100)))
         assert 0 < value < 2 / classes
-
-
-def test_the_upper_bound_is_approached():
-    """Every class is sure of itself, and its soft label of another class."""
-    weight, labels = 5 * torch.eye(4), torch.eye(4).roll(1, dims=0)
-    value = begun(mu=1.0).penalty(step_of(weight, labels)).item()
-    assert value == pytest.approx(2 / 4, rel=1e-6)
+    sure, other = 5 * torch.eye(classes), torch.eye(classes).roll(1, dims=0)  # sure of the wrong
+    assert begun(mu=1.0).penalty(step_of(sure, other)).item() == pytest.approx(2 / classes, 1e-6)
 
 
 @pytest.mark.parametrize("linearised_every", [0, 3])
@@ -97,12 +90,6 @@ def test_the_gradient_reaches_the_head_alone(linearised_every):
     reached = [name for name, grad in zip(params, grads, strict=True) if grad is not None]
     assert reached == ["head.weight"]
     assert all(grad is None or grad.abs().max() > 0 for grad in grads)
-
-
-def test_the_gradient_is_that_of_finite_differences():
-    side, labels = begun(mu=0.7), labels_of(4)
-    weight = draw(4, 3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda w: side.penalty(step_of(w, labels)), weight)
 
 
 @pytest.mark.parametrize("linearised_every", [0, 3])
@@ -135,11 +122,6 @@ def test_at_its_reference_it_has_the_value_and_gradient_of_the_quadratic():
     (gradient,) = torch.autograd.grad(found, weight)
     torch.testing.assert_close(gradient, torch.autograd.grad(expected, weight)[0])
     assert gradient.abs().max() > 0
-
-
-def test_away_from_its_reference_the_gradient_is_that_of_finite_differences():
-    term = about(draw(4, 3, seed=2), labels_of(4), mu=0.7)
-    assert torch.autograd.gradcheck(term, draw(4, 3, seed=3).requires_grad_())
 
 
 def eigenvalues(function, weight: Tensor) -> Tensor:
@@ -191,29 +173,14 @@ def test_mu_decays_at_the_start_of_every_ninth_round(round, factor):
     torch.testing.assert_close(decayed, factor * plain)
 
 
-def test_mu_zero_is_fedavg_to_the_last_bit():
-    sampler = FixedSizeSampler(0.5, seed=2)
-    plain, _ = train(FedAvg(sampler=sampler, local_lr=0.1))
-    zero, _ = train(FedDW(0.0, sampler=sampler, local_lr=0.1))
-    one, _ = train(FedDW(1.0, sampler=sampler, local_lr=0.1))
-    assert_same(zero, plain)
-    assert not torch.equal(one["head.weight"], plain["head.weight"])
-
-
 def test_the_recipe_at_mu_zero_is_fedavg_without_head_bias(tmp_path):
     zero = run_recipe(tmp_path / "zero", *QUICK, "strategy=feddw", "strategy.feddw.mu=0")
     plain = run_recipe(tmp_path / "plain", *QUICK, "strategy=fedavg", "task.head_bias=false")
-    assert zero["parameters_sha256"] == plain["parameters_sha256"]
+    other = run_recipe(tmp_path / "other", *QUICK, "strategy=feddw", "strategy.feddw.mu=1")
+    assert zero["parameters_sha256"] == plain["parameters_sha256"] != other["parameters_sha256"]
 
 
 # ---- what it is used with ------------------------------------------------------------------------
-
-
-def test_the_order_in_a_composition_does_not_matter(tmp_path):
-    one = run_recipe(tmp_path / "one", *QUICK, "strategy=[feddw,fedprox]")
-    other = run_recipe(tmp_path / "other", *QUICK, "strategy=[fedprox,feddw]")
-    assert one["parameters_sha256"] == other["parameters_sha256"]
-    assert one["strategy"] == "feddw+fedprox"
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,12 @@ import math
 import pytest
 import torch
 
-from common.errors import ConfigError
 from conf import compose
 from server_app.assembly import check_recipe
 from strategies.base import Reply
-from strategies.components.aggregators import UniformMean
-from strategies.fedavg import FedAvg
-from strategies.fedexp import ExtrapolatedMean, FedExP
+from strategies.fedexp import ExtrapolatedMean
 from strategies.statistics.update_diagnostics import diagnose
 from tests.recipes import overrides
-from tests.strategies.test_reductions import assert_same, run
 
 
 def replies(*updates: list[float], num_examples: int = 1) -> list[Reply]:
@@ -100,18 +96,6 @@ def test_the_step_size_can_be_read_off_a_row():
     received = replies([1.0, 0.0], [-0.6, 0.8])
     row = diagnose(received, ExtrapolatedMean(0.05)({}, received))
     assert row["step_norm"] / (row["norm_ratio"] * row["update_norm"]) == pytest.approx(2.0)
-
-
-def test_fedexp_with_a_large_eps_is_fedavg():
-    """eta_g = 1 is FedAvg with the plain mean to the last bit; at a small eps it is not."""
-    fedavg = run(FedAvg(aggregator=UniformMean(), local_lr=0.1))
-    assert_same(run(FedExP(1e9, local_lr=0.1)), fedavg)
-
-
-@pytest.mark.parametrize("eps", [0.0, -1.0])
-def test_eps_must_be_positive(eps):
-    with pytest.raises(ConfigError, match=r"strategy\.fedexp\.eps=.* \(0\.0"):
-        FedExP(eps)
 
 
 def test_it_combines_with_scaffold_and_says_so_where_the_other_mean_has_won():

@@ -7,14 +7,9 @@ import itertools
 import pytest
 import torch
 
-from common.errors import ConfigError
-from strategies.components.aggregators import UniformMean
 from strategies.components.local_optimizers import SGD
-from strategies.fedavg import FedAvg
-from strategies.fedcm import FedCM
-from strategies.fedsam import SAM, FedSAM, MoFedSAM
+from strategies.fedsam import SAM
 from tests.strategies.test_per_fedavg import drive, quadratic, quadratics
-from tests.strategies.test_reductions import assert_same, run, uniform
 
 
 def test_a_step_by_hand():
@@ -126,23 +121,3 @@ def test_rho_zero_is_sgd_with_one_pass():
     ]
     assert torch.equal(*ends)
     assert len(passes) == 6
-
-
-def test_rho_zero_reduces():
-    flat = {"optimizer": lambda: SAM(rho=0.0)}
-    assert_same(run(FedSAM(local_lr=0.1), **flat), run(FedAvg(local_lr=0.1)))
-    assert_same(run(MoFedSAM(0.3, local_lr=0.1), **flat), run(FedCM(0.3, local_lr=0.1)))
-    assert_same(run(MoFedSAM(1.0, local_lr=0.1), **flat), run(uniform(FedAvg)))
-
-
-def test_alpha_one_is_fedsam():
-    steps = {"optimizer": lambda: SAM(rho=0.2)}
-    plain = FedSAM(local_lr=0.1, aggregator=UniformMean())
-    assert_same(run(MoFedSAM(1.0, local_lr=0.1), **steps), run(plain, **steps))
-    left = run(MoFedSAM(1.0, local_lr=0.1), **steps)
-    assert not torch.equal(left["head.weight"], run(uniform(FedAvg))["head.weight"])
-
-
-def test_a_negative_radius_names_its_key():
-    with pytest.raises(ConfigError, match=r"strategy\.sam\.rho"):
-        SAM(rho=-0.1)

@@ -9,53 +9,78 @@ import torch
 
 from strategies.base import Step
 from strategies.feddistill import FedDistillClient
+from strategies.feddw import FedDWClient
 from strategies.feddyn import DRIFT_SUM, FedDynClient
+from strategies.fedmrur import ManifoldRegularizer
 from strategies.fedproto import PrototypeClient
 from strategies.fedprox import FedProxClient
 from strategies.feduv import FedUVClient
-
-PENALTIES = [
-    FedProxClient(0.7),
-    FedUVClient(),
-    FedDistillClient(0.7),
-    PrototypeClient(0.7),
-    FedDynClient(0.7),
-]
+from strategies.moon import contrastive_loss
 
 
-@pytest.mark.parametrize("side", PENALTIES, ids=lambda side: type(side).__name__)
-def test_penalty_gradients(side):
+class Contrastive:
+    """MOON's term, against two previous models."""
+
+    def penalty(self, step):
+        others = [step.features.detach() + shift for shift in (0.3, -0.7)]
+        fixed = [torch.linspace(-1, 1, other.numel()).view(other.shape) for other in others]
+        return contrastive_loss(step.features, [fixed[0].double(), fixed[1].double() ** 2], tau=0.5)
+
+
+def manifold(space, lifts):
+    return ManifoldRegularizer(gamma=0.7, sigma=3.0, space=space, lifts=lifts)
+
+
+PENALTIES = {
+    "fedprox": FedProxClient(0.7),
+    "feduv": FedUVClient(),
+    "feddistill": FedDistillClient(0.7),
+    "fedproto": PrototypeClient(0.7),
+    "feddyn": FedDynClient(0.7),
+    "feddw": FedDWClient(0.7),
+    "feddw linearised": FedDWClient(0.7, linearised_every=10),
+    "moon": Contrastive(),
+    "fedmrur": manifold("lorentz", "representation"),
+    "fedmrur euclidean": manifold("euclidean", "representation"),
+    "fedmrur data": manifold("lorentz", "data"),
+}
+
+
+@pytest.mark.parametrize("side", PENALTIES.values(), ids=PENALTIES)
+def test_penalty_gradients(side, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape):
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    anchor = {"body.weight": draw(3, 2), "head.weight": draw(2, 3)}
-    received = {
-        "soft_labels": {"means": draw(2, 2).softmax(dim=1)},
-        "prototypes": {"means": draw(2, 3)},
-    }
-    state = {DRIFT_SUM: {"body.weight": draw(3, 2), "head.weight": draw(2, 3)}}
+    soft_labels = torch.tensor([[1.0, 0.0], [0.3, 0.7]], dtype=torch.float64)
+    received_features = draw(4, 3)
+    context = SimpleNamespace(
+        anchor={"body.weight": draw(3, 2), "head.weight": draw(2, 3)},
+        received={"soft_labels": {"means": soft_labels}, "prototypes": {"means": draw(2, 3)}},
+        state={DRIFT_SUM: {"body.weight": draw(3, 2), "head.weight": draw(2, 3)}},
+        received_features=lambda inputs: received_features,
+        measure=lambda name, value: None,
+        round=1,
+        num_steps=0,
+        first_pass=True,
+    )
     inputs, labels = draw(4, 2), torch.tensor([0, 1, 1, 0])
 
     def penalty(body, head):
         params = {"body.weight": body, "head.weight": head}
         features = inputs @ body.T
-        context = SimpleNamespace(anchor=anchor, received=received, state=state)
         return side.penalty(Step(params, inputs, labels, features, features @ head.T, context))
 
     params = [draw(3, 2).requires_grad_(), draw(2, 3).requires_grad_()]
+    penalty(*params)  # FedDW takes its reference here
+    context.first_pass = False
     assert torch.autograd.gradcheck(penalty, params)
 
 
 def test_fedprox_by_hand():
     """mu / 2 (1^2 + 2^2) = 3.5 for mu 1.4."""
-    step = Step(
-        {"w": torch.tensor([1.0, 2.0])},
-        None,
-        None,
-        None,
-        None,
-        SimpleNamespace(anchor={"w": torch.zeros(2)}),
-    )
+    context = SimpleNamespace(anchor={"w": torch.zeros(2)})
+    step = Step({"w": torch.tensor([1.0, 2.0])}, None, None, None, None, context)
     assert FedProxClient(1.4).penalty(step).item() == pytest.approx(3.5)

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.errors import ConfigError
 from strategies.components.local_optimizers import SGD
 from strategies.per_fedavg import PerFedAvgOptimizer
 
@@ -204,19 +203,3 @@ def test_it_reaches_the_minimum_of_the_loss_after_adaptation():
             w = torch.stack(moved).mean(0)
         torch.testing.assert_close(w, optimum(power), atol=1e-6, rtol=1e-6)
     assert (optimum(2) - optimum(1)).norm() > 0.1
-
-
-# ---- bad input -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"alpha": -1.0}, r"per_fedavg\.alpha=-1\.0"),
-        ({"order": "second"}, r"per_fedavg\.order='second'"),
-        ({"delta": 0.0}, r"per_fedavg\.delta=0\.0"),
-    ],
-)
-def test_options_out_of_range(options, message):
-    with pytest.raises(ConfigError, match=message):
-        PerFedAvgOptimizer(**options)

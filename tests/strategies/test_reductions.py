@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from strategies.components.aggregators import UniformMean
 from strategies.components.local_optimizers import SGD
 from strategies.components.local_training_config import LocalTrainingConfig
+from strategies.components.model_outputs import Latest, Participants
 from strategies.components.samplers import FixedSizeSampler
+from strategies.fedala import FedALA
 from strategies.fedavg import FedAvg, FedAvgM
+from strategies.fedcm import FedCM
+from strategies.feddistill import FedDistill
+from strategies.feddyn import FedDyn
+from strategies.fedexp import FedExP
+from strategies.fedmrur import FedMRUR
+from strategies.fedproto import FedProto
 from strategies.fedprox import FedProx
 from strategies.fedpvr import FedPVR
+from strategies.fedsam import SAM, FedSAM, MoFedSAM
+from strategies.feduv import FedUV
+from strategies.moon import MOON
 from strategies.round.federated import FederatedStrategy
 from strategies.scaffold import SCAFFOLD
 from tests.federation import TensorBatches, federate
@@ -31,6 +45,14 @@ class Classifier(nn.Module):
     def forward(self, inputs):
         features = self.body(inputs)
         return features, self.head(features)
+
+
+class WithoutDropout(Classifier):
+    """The small network without dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body[2] = nn.Identity()
 
 
 def blobs(num_clients: int = 4) -> list[TensorBatches]:
@@ -67,80 +89,126 @@ def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -
         assert torch.equal(left[name], right[name]), name
 
 
-def uniform(strategy_class, *args) -> FederatedStrategy:
-    from strategies.components.aggregators import UniformMean
-
-    return strategy_class(*args, aggregator=UniformMean(), local_lr=0.1)
-
-
-def test_fedprox_at_zero_is_fedavg():
-    assert_same(run(FedProx(0.0, local_lr=0.1)), run(FedAvg(local_lr=0.1)))
+LR = {"local_lr": 0.1}
+PLAIN_MEAN = {"aggregator": UniformMean(), **LR}
+FLAT = {"optimizer": lambda: SAM(rho=0.0)}
+SHARP = {"optimizer": lambda: SAM(rho=0.2)}
 
 
-def test_fedprox_is_not_fedavg():
-    assert not torch.equal(
-        run(FedProx(1.0, local_lr=0.1))["head.weight"], run(FedAvg(local_lr=0.1))["head.weight"]
-    )
+@cache
+def fedavg() -> dict[str, torch.Tensor]:
+    return run(FedAvg(**LR))
 
 
-def test_fedpvr_with_an_empty_mask_is_fedavg():
-    assert_same(run(uniform(FedPVR, "none")), run(uniform(FedAvg)))
+@cache
+def plain_mean() -> dict[str, torch.Tensor]:
+    """Return what FedAvg with the plain mean trains."""
+    return run(FedAvg(**PLAIN_MEAN))
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_fedpvr_with_a_full_mask_is_scaffold(option):
-    assert_same(run(FedPVR("all", option, local_lr=0.1)), run(SCAFFOLD(option, local_lr=0.1)))
+SAME = {
+    "fedprox mu=0": (lambda: run(FedProx(0.0, **LR)), fedavg),
+    "fedavgm momentum=0": (lambda: run(FedAvgM(momentum=0.0, lr=1.0, **LR)), fedavg),
+    "feddistill coefficient=0": (lambda: run(FedDistill(0.0, **LR)), fedavg),
+    "fedproto coefficient=0": (lambda: run(FedProto(0.0, **LR)), fedavg),
+    "fedala eta=0": (lambda: run(FedALA(eta=0.0, **LR)), fedavg),
+    "feduv both 0": (lambda: run(FedUV(0.0, 0.0, **LR)), fedavg),
+    "moon mu=0": (lambda: run(MOON(0.0, **LR)), fedavg),
+    "fedsam rho=0": (lambda: run(FedSAM(**LR), **FLAT), fedavg),
+    "fedpvr none": (lambda: run(FedPVR("none", **LR)), plain_mean),
+    "fedpvr all I": (
+        lambda: run(FedPVR("all", "I", **LR)),
+        lambda: run(SCAFFOLD("I", **LR)),
+    ),
+    "fedpvr all II": (lambda: run(FedPVR("all", **LR)), lambda: run(SCAFFOLD(**LR))),
+    "feddyn alpha=0": (lambda: run(FedDyn(0.0, output=Latest(), **LR)), plain_mean),
+    "feddyn participants": (lambda: run(FedDyn(0.0, output=Participants(), **LR)), plain_mean),
+    "fedexp large eps": (lambda: run(FedExP(1e9, **LR)), plain_mean),
+    "fedcm alpha=1": (lambda: run(FedCM(1.0, **LR)), plain_mean),
+    "mofedsam rho=0": (
+        lambda: run(MoFedSAM(0.3, **LR), **FLAT),
+        lambda: run(FedCM(0.3, **LR)),
+    ),
+    "mofedsam rho=0 alpha=1": (lambda: run(MoFedSAM(1.0, **LR), **FLAT), plain_mean),
+    "mofedsam alpha=1": (
+        lambda: run(MoFedSAM(1.0, **LR), **SHARP),
+        lambda: run(FedSAM(**PLAIN_MEAN), **SHARP),
+    ),
+    "fedmrur gamma=0, plain mean": (
+        lambda: run(FedMRUR(0.0, **PLAIN_MEAN), **SHARP),
+        lambda: run(MoFedSAM(**LR), **SHARP),
+    ),
+    "fedmrur all 0": (lambda: run(FedMRUR(0.0, alpha=1.0, **PLAIN_MEAN), **FLAT), plain_mean),
+    "momentum on no tensor": (
+        lambda: run(FedAvg(**PLAIN_MEAN), optimizer=lambda: SGD(0.9, momentum_layers="none")),
+        plain_mean,
+    ),
+    "the same seed, replies in another order": (
+        lambda: run(SCAFFOLD(**LR)),
+        lambda: run(SCAFFOLD(**LR)),
+    ),
+}
+DIFFERENT = {
+    "fedprox": (lambda: run(FedProx(1.0, **LR)), fedavg),
+    "feddistill": (lambda: run(FedDistill(1.0, **LR)), fedavg),
+    "feduv, last batches of one": (lambda: run(FedUV(**LR)), fedavg),
+    "fedcm": (lambda: run(FedCM(0.9, **LR)), plain_mean),
+    "feddyn": (lambda: run(FedDyn(0.01, output=Latest(), **LR)), plain_mean),
+    "mofedsam": (lambda: run(MoFedSAM(1.0, **LR), **SHARP), plain_mean),
+    "fedmrur gamma": (
+        lambda: run(FedMRUR(0.1, sigma=10.0, alpha=1.0, **PLAIN_MEAN), **FLAT),
+        plain_mean,
+    ),
+    "fedmrur alpha": (lambda: run(FedMRUR(0.0, alpha=0.9, **PLAIN_MEAN), **FLAT), plain_mean),
+    "fedmrur rho": (lambda: run(FedMRUR(0.0, alpha=1.0, **PLAIN_MEAN), **SHARP), plain_mean),
+    "fedmrur norm mean": (lambda: run(FedMRUR(0.0, alpha=1.0, **LR), **FLAT), plain_mean),
+    "momentum on some tensors": (
+        lambda: run(FedAvg(**PLAIN_MEAN), optimizer=lambda: SGD(0.9, momentum_layers="last:2")),
+        plain_mean,
+    ),
+    "another seed": (lambda: run(FedAvg(**LR), seed=1), fedavg),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "base"), SAME.values(), ids=SAME)
+def test_at_its_neutral_setting_a_method_is_its_base(method, base):
+    assert_same(method(), base())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "base"), DIFFERENT.values(), ids=DIFFERENT)
+def test_at_another_setting_it_is_not(method, base):
+    params = method()
+    assert all(value.isfinite().all() for value in params.values())
+    assert not torch.equal(params["head.weight"], base()["head.weight"])
 
 
 def test_fedpvr_corrects_only_its_tensors():
-    strategy = FedPVR("last:2", local_lr=0.1)
+    strategy = FedPVR("last:2", **LR)
     run(strategy)
     control = strategy.server_sides["fedpvr"].control_variate
     assert list(control) == ["head.weight", "head.bias"]
     assert all(value.abs().max() > 0 for value in control.values())
 
 
-def test_server_momentum_zero_is_fedavg():
-    assert_same(run(FedAvgM(momentum=0.0, lr=1.0, local_lr=0.1)), run(FedAvg(local_lr=0.1)))
-
-
 def test_one_client_is_centralised_sgd():
     """K steps of one client a round, R rounds, equal K * R steps of plain SGD on its data."""
     data = blobs(1)[0]
     params, _ = federate(
-        FedAvg(local_lr=0.1),
+        FedAvg(**LR),
         [data],
-        model=lambda: _without_dropout(),
+        model=WithoutDropout,
         loss=F.cross_entropy,
         rounds=3,
         options=LocalTrainingConfig(batch_size=100, epochs=2),
     )
-    model = _without_dropout()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    model = WithoutDropout()
     for _ in range(6):
-        optimizer.zero_grad()
-        F.cross_entropy(model(data.inputs)[1], data.labels).backward()
-        optimizer.step()
+        loss = F.cross_entropy(model(data.inputs)[1], data.labels)
+        grads = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for param, grad in zip(model.parameters(), grads, strict=True):
+                param -= 0.1 * grad
     for name, value in model.named_parameters():
         torch.testing.assert_close(params[name], value.detach(), atol=1e-6, rtol=1e-5)
-
-
-def _without_dropout() -> nn.Module:
-    model = Classifier()
-    model.body[2] = nn.Identity()
-    return model
-
-
-def test_momentum_layers_leave_the_others_plain():
-    """Momentum on no tensor equals no momentum; on all, it does not."""
-    plain = run(uniform(FedAvg), optimizer=SGD)
-    assert_same(run(uniform(FedAvg), optimizer=lambda: SGD(0.9, momentum_layers="none")), plain)
-    some = run(uniform(FedAvg), optimizer=lambda: SGD(0.9, momentum_layers="last:2"))
-    assert not torch.equal(some["head.weight"], plain["head.weight"])
-
-
-def test_seed_decides_everything():
-    """Twice the same seed: the same bits, though replies arrive in another order each round."""
-    assert_same(run(SCAFFOLD(local_lr=0.1)), run(SCAFFOLD(local_lr=0.1)))
-    other = run(SCAFFOLD(local_lr=0.1), seed=1)
-    assert not torch.equal(other["head.weight"], run(SCAFFOLD(local_lr=0.1))["head.weight"])

@@ -184,19 +184,6 @@ def test_all_clients_of_a_round_get_one_object():
     assert side.broadcast(0)[SOFT_LABELS] is side.broadcast(1)[SOFT_LABELS]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"history": "every"}, r"strategy\.soft_labels\.history='every'.*round, all"),
-        ({"absent": "zero"}, r"strategy\.soft_labels\.absent='zero'.*keep, identity"),
-        ({"smoothing": 1.5}, r"strategy\.soft_labels\.smoothing=1\.5"),
-    ],
-)
-def test_an_unknown_option_is_refused_by_its_key(options, message):
-    with pytest.raises(ConfigError, match=message):
-        SoftLabelServer(**options)
-
-
 def test_a_head_that_stays_at_the_clients_is_refused():
     with pytest.raises(ConfigError, match=r"'head\.weight'.*strategy\.personal"):
         SoftLabelServer().init({"body.weight": torch.zeros(3, 2)})

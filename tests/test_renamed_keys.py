@@ -1,0 +1,104 @@
+"""Keys of before: refused on the command line with today's name, and converted in old configs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from common.errors import ConfigError
+from conf import compose
+from conf.renamed import upgrade_config
+from tests.recipes import overrides
+
+OLD = [
+    ("strategy.client_sides.fedprox.mu=0.1", r"write strategy\.fedprox\.mu=0\.1$"),
+    ("strategy.option=I", r"strategy\.scaffold\.option=I or strategy\.fedpvr\.option=I$"),
+    ("strategy.layers=last:2", r"write strategy\.fedpvr\.layers=last:2$"),
+    ("local.solver=adam", r"local\.solver has been renamed: write local\.optimizer=adam$"),
+    ("+local.solvers.adam.eps=1", r"write local\.optimizers\.adam\.eps=1$"),
+    ("local.trained_by=/a/b", r"write local\.reuse_training=/a/b$"),
+]
+
+
+@pytest.mark.parametrize(("word", "message"), OLD)
+def test_an_old_key_is_refused_with_its_new_name(word, message):
+    with pytest.raises(ConfigError, match=message):
+        compose(overrides("strategy=fedprox", word))
+
+
+@pytest.mark.slow
+def test_the_command_refuses_it_in_one_line():
+    command = [sys.executable, "-c", "from fedhet.launch import main; main()"]
+    done = subprocess.run([*command, "local.solver=adam"], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "write local.optimizer=adam" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def nested(**strategy) -> dict:
+    """Return a part of a config of format 1, as runs of before have written it."""
+    return {
+        "rounds": 1,
+        "strategy": {
+            "aggregator": {"_target_": "strategies.aggregators.UniformMean"},
+            "transforms": {},
+            **strategy,
+        },
+        "local": {"solver": "sam", "solvers": {"sam": {"_target_": "strategies.solvers.SGD"}}},
+    }
+
+
+def test_an_old_config_gets_the_names_of_today():
+    sides = {"scaffold": {"_target_": "strategies.scaffold.ControlVariateClient", "option": "II"}}
+    old = nested(
+        methods={"fedsam": ["solver"], "scaffold": []},
+        requires={"local.solver": "sam"},
+        client_sides=sides,
+        option="II",
+    )
+    new = upgrade_config(old)
+    assert new == {
+        "rounds": 1,
+        "strategy": {
+            "aggregator": {"_target_": "strategies.components.aggregators.UniformMean"},
+            "transforms": {},
+            "methods": {"fedsam": ["optimizer"], "scaffold": []},
+            "requires": {"local.optimizer": "sam"},
+            "client_sides": sides,
+            "scaffold": {"option": "II"},
+        },
+        "local": {
+            "optimizer": "sam",
+            "optimizers": {"sam": {"_target_": "strategies.components.local_optimizers.SGD"}},
+        },
+    }
+    assert upgrade_config(new) == new
+
+
+def test_fedprox_keeps_its_mu_at_the_side_and_gets_a_key_of_its_own():
+    old = nested(client_sides={"fedprox": {"mu": 0.3}})
+    strategy = upgrade_config(old)["strategy"]
+    assert strategy["fedprox"] == strategy["client_sides"]["fedprox"] == {"mu": 0.3}
+
+
+def test_flat_settings_are_converted_as_nested_ones():
+    flat = {
+        "strategy.client_sides.fedpvr.option": "I",
+        "strategy.option": "I",
+        "strategy.layers": "last:2",
+        "strategy.methods.fedsam": ["solver"],
+        "strategy.requires.local.solver": "sam",
+        "schedule._target_": "strategies.schedules.Cosine",
+        "local.trained_by": None,
+    }
+    assert upgrade_config(flat) == {
+        "strategy.client_sides.fedpvr.option": "I",
+        "strategy.fedpvr.option": "I",
+        "strategy.fedpvr.layers": "last:2",
+        "strategy.methods.fedsam": ["optimizer"],
+        "strategy.requires.local.optimizer": "sam",
+        "schedule._target_": "strategies.components.schedules.Cosine",
+        "local.reuse_training": None,
+    }
