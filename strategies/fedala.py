@@ -82,7 +82,7 @@ class FedALAClient(ClientSide):
         self.until_std = until_std
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Refuse a selector that selects nothing of what is shared."""
+        """Refuse a selector that matches no shared tensor."""
         self.layers.select(shared)
 
     @torch.no_grad()

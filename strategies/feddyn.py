@@ -90,7 +90,7 @@ class FedDynClient(ClientSide):
 
 
 class FedDynServer:
-    """The server half, an optimiser: x <- x + Delta + H, where Delta is the plain mean.
+    """The server half, a server optimizer: x <- x + Delta + H, where Delta is the plain mean.
 
     Args:
         alpha: the clients'; only whether it is 0 (no H) matters here.
@@ -125,7 +125,7 @@ class FedDynServer:
 
 
 class FedDyn(FederatedStrategy):
-    """Dynamic regularisation, plain mean of updates, gives out the participants' mean."""
+    """Dynamic regularisation, plain mean of updates; evaluates the participants' mean."""
 
     def __init__(self, alpha: float = 0.01, **slots: Unpack[Slots]) -> None:
         slots.setdefault("aggregator", UniformMean())

@@ -69,8 +69,7 @@ class Method:
             return own
         targets, slots = self.recipe.targets, self.recipe.slots
         places = {"optimizer": f"local.optimizers.{self.recipe.composed.local.optimizer}"}
-        keys = [places.get(slot, f"strategy.{slot}") for slot in slots]
-        replaced = [targets[key] for key in keys if key in targets]
+        replaced = [targets[places.get(slot, f"strategy.{slot}")] for slot in slots]
         added = [target for key, target in targets.items() if "_sides." in key]
         return next((_file_of(target) for target in [*replaced, *added]), None)
 
@@ -158,7 +157,7 @@ class Method:
         own = [
             p.name if p.default is p.empty else f"{p.name}={p.default!r}"
             for p in parameters
-            if p.kind is p.POSITIONAL_OR_KEYWORD and p.name not in Slots.__annotations__
+            if p.kind is not p.VAR_KEYWORD and p.name not in Slots.__annotations__
         ]
         return f"{self.strategy.__name__}({', '.join(own)})"
 

@@ -18,7 +18,7 @@ is not an option here.
 The server learns a client's class counts, and which classes its model mixes up. ``mechanism`` clips
 and adds noise: see privacy/gaussian_mechanism.py. Under noise a count within four standard
 deviations of zero is taken as zero; of a row the negative entries are cut off and the rest scaled
-to sum 1, and a row of which nothing is left counts as nobody's.
+to sum 1, and a row without a positive entry counts as nobody's.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def test_scaffold_sends_and_keeps_a_model_more():
 
 
 def test_option_one_is_one_more_pass_over_the_data():
-    cost = measure("strategy=scaffold", "strategy.scaffold.option=I")
+    cost = measure("strategy=scaffold", "strategy.option=I")
     assert (cost.forward, cost.backward) == (2.0, 2.0)
 
 
@@ -147,8 +147,7 @@ def test_options_are_the_keys_with_a_comment():
             "server.lr", "0.1", "eta_g; the steady step is eta_g / (1 - momentum), here FedAvg's"
         ),
     ]
-    options = methods()["scaffold"].recipe.options
-    assert [option.key for option in options] == ["strategy.scaffold.option"]
+    assert [option.key for option in methods()["scaffold"].recipe.options] == ["strategy.option"]
     adam = {option.key: option.default for option in methods()["fedadam"].recipe.options}
     assert adam["strategy.server_optimizer.beta2"] == "0.99"
 

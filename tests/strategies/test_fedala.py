@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from client_app.state import ContextStateStore
-from common.errors import ConfigError
 from strategies.base import LocalContext, LocalSummary
-from strategies.components.local_optimizers import SGD
 from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.fedala import LOCAL, MIXING, FedALA, FedALAClient
 from strategies.fedavg import FedAvg
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
-from tests.strategies.sides import check_side
 from tests.strategies.test_reductions import Classifier, blobs
 
 HEAD = ["head.weight", "head.bias"]
@@ -185,23 +180,6 @@ def test_the_first_round_is_fedavg(rounds, same):
     assert torch.equal(mixed["head.weight"], plain["head.weight"]) == same
 
 
-def test_a_client_keeps_the_selected_tensors_alone():
-    stores = {i: ContextStateStore(RecordDict()) for i in range(4)}
-    strategy = FedALA(local_lr=0.1)
-    seen = []
-    for rounds in (1, 2):
-        run_ = {"model": Classifier, "loss": F.cross_entropy, "rounds": rounds, "stores": stores}
-        federate(strategy, blobs(), **run_)
-        seen.append(stores[0].load(strategy.state.experiment, rounds))
-    assert {name: list(tensors) for name, tensors in seen[0].items()} == {LOCAL: HEAD}
-    assert {name: sorted(tensors) for name, tensors in seen[1].items()} == {
-        LOCAL: sorted(HEAD),
-        MIXING: sorted(HEAD),
-    }
-    assert 0.0 <= seen[1][MIXING]["head.weight"].min() < 1.0
-    assert seen[1][MIXING]["head.weight"].max() <= 1.0
-
-
 def test_what_is_kept_is_the_model_after_training():
     model, data, state = line(1)
     side, context = FedALAClient(), context_of(model, data, state)
@@ -213,19 +191,3 @@ def test_what_is_kept_is_the_model_after_training():
     with torch.no_grad():
         model.head.weight.zero_()
     assert state[LOCAL]["head.weight"].tolist() == [[9.0, 9.0]]
-
-
-@pytest.mark.parametrize(
-    ("options", "names"),
-    [({}, ["head.weight"]), ({"layers": "last:2"}, ["body.0.bias", "head.weight"])],
-)
-def test_of_a_head_without_bias_the_default_takes_no_tensor_of_the_body(options, names):
-    model = Classifier()
-    model.head = nn.Linear(8, 3, bias=False)
-    side = FedALAClient(**options)
-    context = context_of(model, blobs(1)[0], {}, F.cross_entropy)
-    side.begin(context)
-    side.end(context, LocalSummary(1, 1, 0.1))
-    assert list(context.state[LOCAL]) == names
-    with pytest.raises(ConfigError, match="selects none"):
-        check_side(FedALAClient(layers="fc3.*"), model, SGD())

@@ -92,15 +92,6 @@ def test_the_gradient_reaches_the_head_alone(linearised_every):
     assert all(grad is None or grad.abs().max() > 0 for grad in grads)
 
 
-@pytest.mark.parametrize("linearised_every", [0, 3])
-def test_the_term_has_its_precision_under_autocast(linearised_every):
-    side = begun(mu=1.0, linearised_every=linearised_every)
-    step = step_of(draw(4, 3).float(), labels_of(4).float())
-    with torch.autocast("cpu", torch.bfloat16):
-        found = side.penalty(step)
-    assert torch.equal(found, side.penalty(step))
-
-
 # ---- the linearised variant, eq. 30 --------------------------------------------------------------
 
 

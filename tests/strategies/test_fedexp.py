@@ -38,22 +38,23 @@ def delta(*updates: list[float], eps: float = 1e-12) -> list[float]:
     return [*aggregate["a"].tolist(), *aggregate["b"].tolist()]
 
 
-def test_two_updates_by_hand():
-    """(1, 0), (-.6, .8): mean (.2, .4), squares .2 and 1 + 1; 2 / (2 * 2 * (.2 + .05)) = 2."""
-    assert delta([1.0, 0.0], [-0.6, 0.8], eps=0.05) == pytest.approx([0.4, 0.8])
+SIX = [[5.0 * (row == column) for column in range(6)] for row in range(6)]
 
 
-def test_orthogonal_updates_by_hand():
-    """M of length r, mean's square r^2 / M: M r^2 / (2 M r^2 / M) = M / 2. Two: 1; six: 3."""
-    assert delta([3.0, 0.0], [0.0, 3.0]) == pytest.approx([1.5, 1.5])
-    six = delta(*[[5.0 * (row == column) for column in range(6)] for row in range(6)])
-    assert six == pytest.approx([3.0 * 5.0 / 6.0] * 6)
-
-
-def test_eps_is_not_multiplied_by_the_number_of_clients():
-    """Six of length 1, eps 1 / 12: 6 / (12 (1 / 6 + 1 / 12)) = 2. (The code's eps: 6 / 8, so 1.)"""
-    updates = [[float(row == column) for column in range(6)] for row in range(6)]
-    assert delta(*updates, eps=1 / 12) == pytest.approx([2 / 6] * 6)
+@pytest.mark.parametrize(
+    ("updates", "eps", "expected"),
+    [
+        # mean (.2, .4), squares .2 and 1 + 1: 2 / (2 * 2 * (.2 + .05)) = 2
+        ([[1.0, 0.0], [-0.6, 0.8]], 0.05, [0.4, 0.8]),
+        # M orthogonal ones of one length: M / 2
+        ([[3.0, 0.0], [0.0, 3.0]], 1e-12, [1.5, 1.5]),
+        (SIX, 1e-12, [3.0 * 5.0 / 6.0] * 6),
+        # 6 * 25 / (12 (25 / 6 + 25 / 12)) = 2; with the released code's 6 eps it would be 1
+        (SIX, 25 / 12, [2.0 * 5.0 / 6.0] * 6),
+    ],
+)
+def test_updates_by_hand(updates, eps, expected):
+    assert delta(*updates, eps=eps) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(

@@ -99,16 +99,6 @@ def test_a_class_that_nobody_in_the_round_holds_keeps_its_prototype():
     assert server.sent[MEANS].tolist() == [[4.0, 4.0], [3.0, 3.0], [0.0, 0.0]]
 
 
-def test_the_server_goes_on_from_its_state():
-    server, again = PrototypeServer(), PrototypeServer()
-    again.init({})
-    again.load_state_dict(server.state_dict())  # before the first round
-    assert again.broadcast(0) == {PROTOTYPES: {}}
-    server.reduce([reply(0, torch.ones(2, 3), torch.tensor([1.0, 4.0]))], {}, COHORT)
-    again.load_state_dict(server.state_dict())
-    assert torch.equal(again.broadcast(0)[PROTOTYPES][MEANS], server.sent[MEANS])
-
-
 def test_features_of_another_size_are_refused_by_name():
     """In the first round by an error; then the shapes are known, and the reply alone is refused."""
     server, counts = PrototypeServer(), torch.ones(2)

@@ -13,24 +13,19 @@ from torch.nn import functional as F
 
 from client_app.state import ContextStateStore
 from strategies.base import LocalSummary
-from strategies.components.local_training_config import LocalTrainingConfig, Phase
-from strategies.components.tensor_selection import TensorSelector
+from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.fedavg import FedAvg
 from strategies.moon import MOON, MOONClient, contrastive_loss
 from tests.federation import federate
-from tests.strategies.test_reductions import Classifier, assert_same, blobs
+from tests.strategies.test_reductions import Classifier, WithoutDropout, assert_same, blobs
 
 SUMMARY = LocalSummary(num_examples=1, num_steps=1, lr_sum=0.1)
 
 
-class Plain(Classifier):
+class Plain(WithoutDropout):
     """The small network without dropout; it counts its forward passes."""
 
     passes = 0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body[2] = nn.Identity()
 
     def forward(self, inputs):
         Plain.passes += 1
@@ -171,28 +166,3 @@ def test_the_first_round_of_moon_is_fedavgs_and_the_second_is_not():
     assert_same(*first)
     second = [federated(s, 2, model=Classifier)["head.weight"] for s in (MOON(), FedAvg())]
     assert not torch.equal(*second)
-
-
-@pytest.mark.parametrize("personal", ["none", "head.*"])
-def test_moon_with_phases_and_a_personal_head(personal):
-    """In the phase of the head the features have no gradient, and the term changes nothing."""
-    phases = tuple(Phase(TensorSelector(layers), epochs=1) for layers in ("head.*", "body.*"))
-    how = {
-        "personal": personal,
-        "options": LocalTrainingConfig(batch_size=100, epochs=2, phases=phases),
-    }
-    params, plain = federated(MOON(), 2, **how), federated(FedAvg(), 2, **how)
-    assert all(value.isfinite().all() for value in params.values())
-    assert not torch.equal(params["body.0.weight"], plain["body.0.weight"])
-    if personal == "none":
-        assert torch.equal(params["head.weight"], plain["head.weight"])
-
-
-def test_where_nothing_is_shared_moon_is_local_training():
-    """Global and previous model are then one, and their pulls cancel."""
-    kept = []
-    for strategy in (MOON(), FedAvg()):
-        stores = {i: ContextStateStore(RecordDict()) for i in range(2)}
-        federated(strategy, rounds=3, personal="all", stores=stores)
-        kept.append(stores[0].load(strategy.state.experiment, 3)["personal"])
-    assert_same(*kept)

@@ -7,11 +7,21 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
+from flwr.app import RecordDict
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from client_app.client import FederatedClient
+from client_app.state import ContextStateStore
+from conf import build_local_optimizer, compose
 from strategies.components.local_optimizers import SGD
+from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.per_fedavg import PerFedAvgOptimizer
+from strategies.scaffold import SCAFFOLD, ControlVariateClient
+from tests.federation import Regression, TensorBatches, federate
+from tests.recipes import overrides
+from tests.strategies.sides import check_side
+from tests.strategies.test_reductions import Classifier, blobs
 
 Quadratic = tuple[Tensor, Tensor]  # curvature H (d, d) and minimum m (d,): (w - m)^T H (w - m) / 2
 
@@ -203,3 +213,69 @@ def test_it_reaches_the_minimum_of_the_loss_after_adaptation():
             w = torch.stack(moved).mean(0)
         torch.testing.assert_close(w, optimum(power), atol=1e-6, rtol=1e-6)
     assert (optimum(2) - optimum(1)).norm() > 0.1
+
+
+# ---- in a client ---------------------------------------------------------------------------------
+
+
+def fit(model: nn.Module, data: TensorBatches, options: LocalTrainingConfig, **how) -> dict:
+    client = FederatedClient(
+        client_id=0,
+        model=model,
+        data=data,
+        loss=F.cross_entropy,
+        optimizer=PerFedAvgOptimizer(**how),
+        options=options,
+        store=ContextStateStore(RecordDict()),
+    )
+    return client.fit(client.get_parameters({}), {"round": 1, "lr": 0.1})[2]
+
+
+@pytest.mark.parametrize(
+    ("how", "steps"),
+    [({}, 3), ({"order": "hessian_free"}, 2), ({"same_batch": True}, 6)],
+)
+def test_steps_are_counted_as_moves(how, steps):
+    """17 examples in batches of 8, two epochs: six mini-batches."""
+    metrics = fit(Classifier(), blobs(1)[0], LocalTrainingConfig(batch_size=8, epochs=2), **how)
+    assert (metrics["num-steps"], metrics["lr-sum"]) == (steps, pytest.approx(0.1 * steps))
+
+
+def test_scaffolds_control_variate_is_the_mean_gradient_used():
+    """x = (3, 4), target -10, w = 0: g = 10 x, w' = -.01 * 10 x, f's gradient there is 7.5 x."""
+    optimizer = PerFedAvgOptimizer(alpha=0.01)
+    check_side(ControlVariateClient(), Regression(2), optimizer)  # its moves are plain
+    inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64).repeat(2, 1)
+    store = ContextStateStore(RecordDict())
+    strategy = SCAFFOLD(local_lr=0.1)
+    params, _ = federate(
+        strategy,
+        [TensorBatches(inputs, torch.full((2,), -10.0, dtype=torch.float64))],
+        model=lambda: Regression(2),
+        rounds=1,
+        options=LocalTrainingConfig(batch_size=1),
+        optimizer=lambda: optimizer,
+        stores={0: store},
+    )
+    kept = store.load(strategy.state.experiment, 1)["control_variate"]["head.weight"]
+    torch.testing.assert_close(kept, torch.tensor([[22.5, 30.0]], dtype=torch.float64))
+    torch.testing.assert_close(params["head.weight"], -0.1 * kept)
+
+
+# ---- the recipe ----------------------------------------------------------------------------------
+
+
+def test_the_recipes_optimizer():
+    words = ["strategy=per_fedavg", "strategy.per_fedavg.alpha=0.2"]
+    words += ["strategy.per_fedavg.order=hessian_free", "strategy.per_fedavg.same_batch=true"]
+    optimizer = build_local_optimizer(compose(overrides(*words, "local=adam")), 1)
+    assert isinstance(optimizer, PerFedAvgOptimizer)
+    assert (optimizer.alpha, optimizer.order, optimizer.same_batch) == (0.2, "hessian_free", True)
+    assert optimizer.stateful(["w"]) == []
+
+
+@pytest.mark.parametrize("setting", ["momentum", "weight_decay"])
+def test_what_its_plain_steps_lack_is_refused(setting):
+    recipe = compose(overrides("strategy=per_fedavg", f"local.{setting}=0.5"))
+    with pytest.raises(ValueError, match=rf"local\.{setting}=0\.5"):
+        build_local_optimizer(recipe, 1)

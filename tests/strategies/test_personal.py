@@ -136,17 +136,22 @@ def by_hand(
     return body, local
 
 
-SOLVERS = [
+OPTIMIZERS = [
     (lambda: SGD(momentum=0.9), lambda p, lr: torch.optim.SGD(p, lr=lr, momentum=0.9)),
     (Adam, torch.optim.Adam),
 ]
 
 
-@pytest.mark.parametrize(("ours", "theirs"), SOLVERS)
-def test_fedper_by_hand(ours, theirs):
-    """Three rounds of two epochs of both parts; bodies are averaged by examples, heads stay."""
-    params, own, _ = run(FedPer(local_lr=0.1), optimizer=ours)
-    body, local = by_hand(3, [(2, BODY + HEAD)], theirs)
+@pytest.mark.parametrize(("ours", "theirs"), OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("strategy", "phases", "epochs"),
+    [(FedPer, (), [(3, BODY + HEAD)]), (FedRep, FedRep.phases, [(1, HEAD), (2, BODY)])],
+)
+def test_fedper_and_fedrep_by_hand(strategy, phases, epochs, ours, theirs):
+    """Three rounds; bodies are averaged by examples, heads stay; FedRep trains the head first."""
+    options = LocalTrainingConfig(batch_size=WHOLE, epochs=3, phases=phases)
+    params, own, _ = run(strategy(local_lr=0.1), optimizer=ours, options=options)
+    body, local = by_hand(3, epochs, theirs)
     assert list(params) == BODY
     assert_close(params, body, BODY)
     for mine, expected in zip(own, local, strict=True):
@@ -155,18 +160,7 @@ def test_fedper_by_hand(ours, theirs):
     assert (own[0]["head.weight"] - own[1]["head.weight"]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize(("ours", "theirs"), SOLVERS)
-def test_fedrep_by_hand(ours, theirs):
-    """One epoch of the head at the received body, then two of the body at that head."""
-    options = LocalTrainingConfig(batch_size=WHOLE, epochs=3, phases=FedRep.phases)
-    params, own, _ = run(FedRep(local_lr=0.1), optimizer=ours, options=options)
-    body, local = by_hand(3, [(1, HEAD), (2, BODY)], theirs)
-    assert_close(params, body, BODY)
-    for mine, expected in zip(own, local, strict=True):
-        assert_close(mine, expected, HEAD)
-
-
-@pytest.mark.parametrize(("ours", "theirs"), SOLVERS)
+@pytest.mark.parametrize(("ours", "theirs"), OPTIMIZERS)
 def test_fedbabus_head_never_changes_and_never_travels(ours, theirs):
     options = LocalTrainingConfig(batch_size=WHOLE, epochs=2, phases=FedBABU.phases)
     params, own, reports = run(FedBABU(local_lr=0.1), optimizer=ours, options=options)
@@ -188,13 +182,13 @@ def test_local_is_a_training_of_its_own_at_every_client():
         assert_close(mine, train(exact(), data, [(6, BODY + HEAD)]), BODY + HEAD)
 
 
-def test_local_starts_its_solver_afresh_every_round():
+def test_local_starts_its_optimizer_afresh_every_round():
     """With momentum three rounds of two epochs are three trainings, one after the other."""
-    _, own, _ = run(Local(local_lr=0.1), optimizer=SOLVERS[0][0])
+    _, own, _ = run(Local(local_lr=0.1), optimizer=OPTIMIZERS[0][0])
     for mine, data in zip(own, exact_blobs(2), strict=True):
         model = exact()
         for _ in range(3):
-            trained = train(model, data, [(2, BODY + HEAD)], SOLVERS[0][1])
+            trained = train(model, data, [(2, BODY + HEAD)], OPTIMIZERS[0][1])
         assert_close(mine, trained, BODY + HEAD)
 
 

@@ -51,7 +51,8 @@ def fit(model: nn.Module, options: LocalTrainingConfig, **how) -> dict:
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("sides", [{}, {"shift": Shift()}])
 @pytest.mark.parametrize(
-    "optimizer", [SGD(momentum=0.9), SGD(weight_decay=0.1), Adam(), Adam(weight_decay=0.1)]
+    "optimizer",
+    [SGD(0.9, 0.1), Adam(weight_decay=0.1), PerFedAvgOptimizer(0.1, "hessian_free")],
 )
 @pytest.mark.parametrize("moved", ["head", "body"])
 def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, optimizer, sides, clip):

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from strategies.components.aggregators import UniformMean
 from strategies.components.local_optimizers import SGD
 from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.model_outputs import Latest, Participants
+from strategies.components.model_outputs import Latest
 from strategies.components.samplers import FixedSizeSampler
 from strategies.fedala import FedALA
 from strategies.fedavg import FedAvg, FedAvgM
@@ -106,80 +106,67 @@ def plain_mean() -> dict[str, torch.Tensor]:
     return run(FedAvg(**PLAIN_MEAN))
 
 
+def heavy(layers: str) -> dict:
+    return {"optimizer": lambda: SGD(0.9, momentum_layers=layers)}
+
+
+# a strategy, what it runs with, and the base that it equals
 SAME = {
-    "fedprox mu=0": (lambda: run(FedProx(0.0, **LR)), fedavg),
-    "fedavgm momentum=0": (lambda: run(FedAvgM(momentum=0.0, lr=1.0, **LR)), fedavg),
-    "feddistill coefficient=0": (lambda: run(FedDistill(0.0, **LR)), fedavg),
-    "fedproto coefficient=0": (lambda: run(FedProto(0.0, **LR)), fedavg),
-    "fedala eta=0": (lambda: run(FedALA(eta=0.0, **LR)), fedavg),
-    "feduv both 0": (lambda: run(FedUV(0.0, 0.0, **LR)), fedavg),
-    "moon mu=0": (lambda: run(MOON(0.0, **LR)), fedavg),
-    "fedsam rho=0": (lambda: run(FedSAM(**LR), **FLAT), fedavg),
-    "fedpvr none": (lambda: run(FedPVR("none", **LR)), plain_mean),
-    "fedpvr all I": (
-        lambda: run(FedPVR("all", "I", **LR)),
-        lambda: run(SCAFFOLD("I", **LR)),
-    ),
-    "fedpvr all II": (lambda: run(FedPVR("all", **LR)), lambda: run(SCAFFOLD(**LR))),
-    "feddyn alpha=0": (lambda: run(FedDyn(0.0, output=Latest(), **LR)), plain_mean),
-    "feddyn participants": (lambda: run(FedDyn(0.0, output=Participants(), **LR)), plain_mean),
-    "fedexp large eps": (lambda: run(FedExP(1e9, **LR)), plain_mean),
-    "fedcm alpha=1": (lambda: run(FedCM(1.0, **LR)), plain_mean),
-    "mofedsam rho=0": (
-        lambda: run(MoFedSAM(0.3, **LR), **FLAT),
-        lambda: run(FedCM(0.3, **LR)),
-    ),
-    "mofedsam rho=0 alpha=1": (lambda: run(MoFedSAM(1.0, **LR), **FLAT), plain_mean),
+    "fedprox mu=0": (FedProx(0.0, **LR), {}, fedavg),
+    "fedavgm momentum=0": (FedAvgM(momentum=0.0, lr=1.0, **LR), {}, fedavg),
+    "feddistill coefficient=0": (FedDistill(0.0, **LR), {}, fedavg),
+    "fedproto coefficient=0": (FedProto(0.0, **LR), {}, fedavg),
+    "fedala eta=0": (FedALA(eta=0.0, **LR), {}, fedavg),
+    "feduv both 0": (FedUV(0.0, 0.0, **LR), {}, fedavg),
+    "moon mu=0": (MOON(0.0, **LR), {}, fedavg),
+    "fedsam rho=0": (FedSAM(**LR), FLAT, fedavg),
+    "fedpvr none": (FedPVR("none", **LR), {}, plain_mean),
+    "fedpvr all, I": (FedPVR("all", "I", **LR), {}, lambda: run(SCAFFOLD("I", **LR))),
+    "fedpvr all, II": (FedPVR("all", **LR), {}, lambda: run(SCAFFOLD(**LR))),
+    "feddyn alpha=0": (FedDyn(0.0, output=Latest(), **LR), {}, plain_mean),
+    "feddyn alpha=0, participants": (FedDyn(0.0, **LR), {}, plain_mean),
+    "fedexp large eps": (FedExP(1e9, **LR), {}, plain_mean),
+    "fedcm alpha=1": (FedCM(1.0, **LR), {}, plain_mean),
+    "mofedsam rho=0": (MoFedSAM(0.3, **LR), FLAT, lambda: run(FedCM(0.3, **LR))),
+    "mofedsam rho=0 alpha=1": (MoFedSAM(1.0, **LR), FLAT, plain_mean),
     "mofedsam alpha=1": (
-        lambda: run(MoFedSAM(1.0, **LR), **SHARP),
-        lambda: run(FedSAM(**PLAIN_MEAN), **SHARP),
+        MoFedSAM(1.0, **LR),
+        *(SHARP, lambda: run(FedSAM(**PLAIN_MEAN), **SHARP)),
     ),
     "fedmrur gamma=0, plain mean": (
-        lambda: run(FedMRUR(0.0, **PLAIN_MEAN), **SHARP),
-        lambda: run(MoFedSAM(**LR), **SHARP),
+        FedMRUR(0.0, **PLAIN_MEAN),
+        *(SHARP, lambda: run(MoFedSAM(**LR), **SHARP)),
     ),
-    "fedmrur all 0": (lambda: run(FedMRUR(0.0, alpha=1.0, **PLAIN_MEAN), **FLAT), plain_mean),
-    "momentum on no tensor": (
-        lambda: run(FedAvg(**PLAIN_MEAN), optimizer=lambda: SGD(0.9, momentum_layers="none")),
-        plain_mean,
-    ),
-    "the same seed, replies in another order": (
-        lambda: run(SCAFFOLD(**LR)),
-        lambda: run(SCAFFOLD(**LR)),
-    ),
+    "fedmrur all 0": (FedMRUR(0.0, alpha=1.0, **PLAIN_MEAN), FLAT, plain_mean),
+    "momentum on no tensor": (FedAvg(**PLAIN_MEAN), heavy("none"), plain_mean),
+    "one seed, replies in another order": (SCAFFOLD(**LR), {}, lambda: run(SCAFFOLD(**LR))),
 }
 DIFFERENT = {
-    "fedprox": (lambda: run(FedProx(1.0, **LR)), fedavg),
-    "feddistill": (lambda: run(FedDistill(1.0, **LR)), fedavg),
-    "feduv, last batches of one": (lambda: run(FedUV(**LR)), fedavg),
-    "fedcm": (lambda: run(FedCM(0.9, **LR)), plain_mean),
-    "feddyn": (lambda: run(FedDyn(0.01, output=Latest(), **LR)), plain_mean),
-    "mofedsam": (lambda: run(MoFedSAM(1.0, **LR), **SHARP), plain_mean),
-    "fedmrur gamma": (
-        lambda: run(FedMRUR(0.1, sigma=10.0, alpha=1.0, **PLAIN_MEAN), **FLAT),
-        plain_mean,
-    ),
-    "fedmrur alpha": (lambda: run(FedMRUR(0.0, alpha=0.9, **PLAIN_MEAN), **FLAT), plain_mean),
-    "fedmrur rho": (lambda: run(FedMRUR(0.0, alpha=1.0, **PLAIN_MEAN), **SHARP), plain_mean),
-    "fedmrur norm mean": (lambda: run(FedMRUR(0.0, alpha=1.0, **LR), **FLAT), plain_mean),
-    "momentum on some tensors": (
-        lambda: run(FedAvg(**PLAIN_MEAN), optimizer=lambda: SGD(0.9, momentum_layers="last:2")),
-        plain_mean,
-    ),
-    "another seed": (lambda: run(FedAvg(**LR), seed=1), fedavg),
+    "fedprox": (FedProx(1.0, **LR), {}, fedavg),
+    "feddistill": (FedDistill(1.0, **LR), {}, fedavg),
+    "feduv, last batches of one": (FedUV(**LR), {}, fedavg),
+    "fedcm": (FedCM(0.9, **LR), {}, plain_mean),
+    "feddyn": (FedDyn(0.01, output=Latest(), **LR), {}, plain_mean),
+    "mofedsam": (MoFedSAM(1.0, **LR), SHARP, plain_mean),
+    "fedmrur gamma": (FedMRUR(0.1, sigma=10.0, alpha=1.0, **PLAIN_MEAN), FLAT, plain_mean),
+    "fedmrur alpha": (FedMRUR(0.0, alpha=0.9, **PLAIN_MEAN), FLAT, plain_mean),
+    "fedmrur rho": (FedMRUR(0.0, alpha=1.0, **PLAIN_MEAN), SHARP, plain_mean),
+    "fedmrur norm mean": (FedMRUR(0.0, alpha=1.0, **LR), FLAT, plain_mean),
+    "momentum on some tensors": (FedAvg(**PLAIN_MEAN), heavy("last:2"), plain_mean),
+    "another seed": (FedAvg(**LR), {"seed": 1}, fedavg),
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "base"), SAME.values(), ids=SAME)
-def test_at_its_neutral_setting_a_method_is_its_base(method, base):
-    assert_same(method(), base())
+@pytest.mark.parametrize(("method", "how", "base"), SAME.values(), ids=SAME)
+def test_at_its_neutral_setting_a_method_is_its_base(method, how, base):
+    assert_same(run(method, **how), base())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("method", "base"), DIFFERENT.values(), ids=DIFFERENT)
-def test_at_another_setting_it_is_not(method, base):
-    params = method()
+@pytest.mark.parametrize(("method", "how", "base"), DIFFERENT.values(), ids=DIFFERENT)
+def test_at_another_setting_it_is_not(method, how, base):
+    params = run(method, **how)
     assert all(value.isfinite().all() for value in params.values())
     assert not torch.equal(params["head.weight"], base()["head.weight"])
 

@@ -125,18 +125,6 @@ def test_each_tensor_has_its_own_figures():
     assert diagnose_layers(replies, ["b"])["update_norm"] == {"b": 1.5}
 
 
-def test_all_tensors_as_one_have_the_whole_models_figures():
-    replies = replies_of([3.0, 2.0, 0.5], [-1.0, 0.3, 1.0], [0.2, 0.1, 0.7])
-    whole = [
-        Reply(r.client_id, 1, 1, 0.1, {"all": torch.cat([r.update["a"], r.update["b"]])})
-        for r in replies
-    ]
-    figures = diagnose(replies, UniformMean()({}, replies))
-    found = diagnose_layers(whole, ["all"])
-    assert found["drift_diversity"]["all"] == pytest.approx(figures["drift_diversity"])
-    assert found["update_norm"]["all"] == pytest.approx(figures["update_norm"])
-
-
 def test_a_tensor_whose_updates_cancel_has_no_diversity():
     replies = replies_of([1.0, 1.0], [-1.0, 1.0])
     figures = diagnose_layers(replies, ["a", "b"])
