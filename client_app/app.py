@@ -244,7 +244,7 @@ def _build_runtime(overrides: tuple[str, ...], device: str, num_partitions: int)
         optimizer=build_local_optimizer(recipe, tensors),
         sides=build_part(recipe, "strategy.client_sides", tensors),
         options=local_training_config(recipe.local, recipe.strategy.phases),
-        personal=TensorSelector(recipe.strategy.personal, "strategy.personal"),
+        personal=TensorSelector(recipe.strategy.personal),
         num_clients=num_clients,
         seed=seed,
         evaluation=recipe.evaluation,

@@ -134,7 +134,7 @@ class Run:
         self.model = self.task.build_model(int(recipe.seed)).to(self.device)
         if channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
-        self.personal = TensorSelector(recipe.strategy.personal, "strategy.personal")
+        self.personal = TensorSelector(recipe.strategy.personal)
         self.names = shared_names(self.model, self.personal)
         self.network = network_of(self.task, self.model)
         kept = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []

@@ -118,7 +118,7 @@ def build_strategy(
     model, tensors = network.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
     optimizer = build_local_optimizer(recipe, tensors)
-    shared = trainable_shared(model, TensorSelector(recipe.strategy.personal, "strategy.personal"))
+    shared = trainable_shared(model, TensorSelector(recipe.strategy.personal))
     for side in client_sides.values():
         side.check(model, optimizer, shared)
     for phase in local_training_config(recipe.local, recipe.strategy.phases).phases:

@@ -165,7 +165,7 @@ def observers_of(
     options, found = recipe.diagnostics, list[Recorder]()
     shapes = {name: value.shape for name, value in network.model.named_parameters()}
     names = list(shapes)
-    kept = TensorSelector(recipe.strategy.personal, "strategy.personal").select(names)
+    kept = TensorSelector(recipe.strategy.personal).select(names)
     shared = [name for name in names if name not in kept]
     if layers := TensorSelector(options.layers, "diagnostics.layers").select(shared):
         found.append(LayerFigures(folder / LAYERS, {n: shapes[n] for n in layers}))

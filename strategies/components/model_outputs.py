@@ -4,7 +4,7 @@ An output is a pure function (x_t as sent, Delta, x_{t+1}, replies) -> tensors, 
 shared tensors; buffers are those of x_{t+1}. Clients go on training from x whichever it is. Round 0
 gives the initial model; after a round with too few replies the last output stays.
 
-An output may give another network than the task's (round/server_network.py), such as the ensemble
+An output may give another network than the task's (round/server_model.py), such as the ensemble
 of the clients' models (strategies/ensemble.py).
 """
 

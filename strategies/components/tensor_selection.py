@@ -24,7 +24,7 @@ class TensorSelector:
     """
 
     spec: str
-    key: str = "layers"
+    key: str = "strategy.personal"
 
     def __post_init__(self) -> None:
         """Refuse a malformed count."""
