@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -24,7 +24,7 @@ class TensorSelector:
     """
 
     spec: str
-    key: str = "strategy.personal"
+    key: str = field(default="strategy.personal", compare=False)
 
     def __post_init__(self) -> None:
         """Refuse a malformed count."""

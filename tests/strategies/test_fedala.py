@@ -167,6 +167,7 @@ def test_until_std_stops_when_the_last_ten_losses_are_alike(loss_of_pass, count)
 # ---- FedAvg, and what is kept --------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "same"), [(1, True), (2, False)])
 def test_the_first_round_is_fedavg(rounds, same):
     how = {

@@ -88,6 +88,7 @@ def soft_label_lines(method):
     return [place.soft_labels for place in places if "soft_labels" in place]
 
 
+@pytest.mark.slow
 def test_the_recipes_say_the_same_of_soft_labels():
     assert len(soft_label_lines("feddw")) == 3
     assert soft_label_lines("feddistill") == soft_label_lines("feddw")
@@ -102,6 +103,7 @@ class WithoutBias(Classifier):
         nn.init.eye_(self.head.weight)
 
 
+@pytest.mark.slow
 def test_with_feddw_in_either_order_and_nothing_is_sent_twice():
     """An array is its data and 128 bytes: SL (3, 3) down, sums (3, 3) and counts (3,) up."""
     params = []

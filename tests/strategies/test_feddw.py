@@ -164,6 +164,7 @@ def test_mu_decays_at_the_start_of_every_ninth_round(round, factor):
     torch.testing.assert_close(decayed, factor * plain)
 
 
+@pytest.mark.slow
 def test_the_recipe_at_mu_zero_is_fedavg_without_head_bias(tmp_path):
     zero = run_recipe(tmp_path / "zero", *QUICK, "strategy=feddw", "strategy.feddw.mu=0")
     plain = run_recipe(tmp_path / "plain", *QUICK, "strategy=fedavg", "task.head_bias=false")
@@ -174,6 +175,7 @@ def test_the_recipe_at_mu_zero_is_fedavg_without_head_bias(tmp_path):
 # ---- what it is used with ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -198,6 +200,7 @@ def test_a_head_with_bias_or_none_by_its_name_is_refused_at_the_client():
     check_side(FedDWClient(), Biasless(), SGD())
 
 
+@pytest.mark.slow
 def test_the_recipes_options_arrive():
     words = ["feddw.mu=3", "feddw.decay=0.1", "feddw.decay_every=4", "feddw.linearised_every=5"]
     words += ["soft_labels.smoothing=0.5", "soft_labels.history=all", "soft_labels.absent=identity"]

@@ -142,6 +142,7 @@ def test_at_alpha_zero_nothing_is_kept():
     assert not any(strategy.server_step.optimizer.state_dict().values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

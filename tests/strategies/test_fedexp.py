@@ -99,6 +99,7 @@ def test_the_step_size_can_be_read_off_a_row():
     assert row["step_norm"] / (row["norm_ratio"] * row["update_norm"]) == pytest.approx(2.0)
 
 
+@pytest.mark.slow
 def test_it_combines_with_scaffold_and_says_so_where_the_other_mean_has_won():
     """Both recipes choose an aggregator, and Hydra takes that of the one named last."""
     recipe = compose(overrides("strategy=[scaffold,fedexp]"))

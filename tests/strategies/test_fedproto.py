@@ -71,6 +71,7 @@ def test_fedproto_by_hand():
 # ---- the prototypes ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_prototypes_are_the_means_over_all_examples():
     strategy = FedProto(local_lr=0.1)
     models, _ = federated(strategy, rounds=2)
@@ -122,6 +123,7 @@ def test_no_parameters_travel():
     assert [report.bytes_up for report in reports[1:]] == [3 * (means + counts)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("coefficient", "rounds", "same"), [(1.0, 1, True), (1.0, 2, False), (0.0, 3, True)]
 )

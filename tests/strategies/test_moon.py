@@ -108,6 +108,7 @@ def test_the_oldest_previous_model_goes():
     assert kept == {"moon-previous-0": 3.0, "moon-previous-1": 2.0}
 
 
+@pytest.mark.slow
 def test_three_rounds_of_moon_against_a_plain_loop():
     """Two clients, all steps on all data; every message builds its client anew."""
     datasets, mu, tau, lr = blobs(2), 3.0, 0.5, 0.2
@@ -147,6 +148,7 @@ def test_three_rounds_of_moon_against_a_plain_loop():
 # ---- where it is another method ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_moon_at_zero_neither_looks_nor_keeps():
     passes = {}
     for name, strategy in {"fedavg": FedAvg(), "off": MOON(0.0), "on": MOON()}.items():
@@ -160,6 +162,7 @@ def test_moon_at_zero_neither_looks_nor_keeps():
     assert passes["on"] == passes["fedavg"] + 2 * 2 * 2  # two steps, two clients, two frozen models
 
 
+@pytest.mark.slow
 def test_the_first_round_of_moon_is_fedavgs_and_the_second_is_not():
     """Dropout draws the same numbers, since the frozen models draw none."""
     first = [federated(s, 1, model=Classifier) for s in (MOON(), FedAvg())]

@@ -265,6 +265,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_used():
 # ---- the recipe ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_recipes_optimizer():
     words = ["strategy=per_fedavg", "strategy.per_fedavg.alpha=0.2"]
     words += ["strategy.per_fedavg.order=hessian_free", "strategy.per_fedavg.same_batch=true"]
@@ -274,6 +275,7 @@ def test_the_recipes_optimizer():
     assert optimizer.stateful(["w"]) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["momentum", "weight_decay"])
 def test_what_its_plain_steps_lack_is_refused(setting):
     recipe = compose(overrides("strategy=per_fedavg", f"local.{setting}=0.5"))

@@ -142,6 +142,7 @@ OPTIMIZERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ours", "theirs"), OPTIMIZERS)
 @pytest.mark.parametrize(
     ("strategy", "phases", "epochs"),
@@ -160,6 +161,7 @@ def test_fedper_and_fedrep_by_hand(strategy, phases, epochs, ours, theirs):
     assert (own[0]["head.weight"] - own[1]["head.weight"]).abs().max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ours", "theirs"), OPTIMIZERS)
 def test_fedbabus_head_never_changes_and_never_travels(ours, theirs):
     options = LocalTrainingConfig(batch_size=WHOLE, epochs=2, phases=FedBABU.phases)
@@ -173,6 +175,7 @@ def test_fedbabus_head_never_changes_and_never_travels(ours, theirs):
     assert [(r.bytes_down, r.bytes_up) for r in reports[1:]] == [(2 * bytes_of_body,) * 2] * 3
 
 
+@pytest.mark.slow
 def test_local_is_a_training_of_its_own_at_every_client():
     """Three rounds of two epochs are six, nothing travels, and a client kept its whole model."""
     params, own, reports = run(Local(local_lr=0.1))
@@ -182,6 +185,7 @@ def test_local_is_a_training_of_its_own_at_every_client():
         assert_close(mine, train(exact(), data, [(6, BODY + HEAD)]), BODY + HEAD)
 
 
+@pytest.mark.slow
 def test_local_starts_its_optimizer_afresh_every_round():
     """With momentum three rounds of two epochs are three trainings, one after the other."""
     _, own, _ = run(Local(local_lr=0.1), optimizer=OPTIMIZERS[0][0])
@@ -192,6 +196,7 @@ def test_local_starts_its_optimizer_afresh_every_round():
         assert_close(mine, trained, BODY + HEAD)
 
 
+@pytest.mark.slow
 def test_centralised_is_a_plain_loop():
     params, _, _ = run(Centralised(local_lr=0.1), clients=1)
     assert_close(params, train(exact(), exact_blobs(1)[0], [(6, BODY + HEAD)]), BODY + HEAD)
@@ -211,6 +216,7 @@ def fedavg() -> State:
     return small(FedAvg(local_lr=0.1))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "phases"),
     [
@@ -227,6 +233,7 @@ def test_without_personal_tensors_and_with_phases_of_all_it_is_fedavg(strategy, 
     assert own == [{}] * 2
 
 
+@pytest.mark.slow
 def test_fedper_with_all_personal_is_local():
     _, own, _ = small(FedPer(local_lr=0.1), personal="all")
     _, expected, _ = small(Local(local_lr=0.1))
@@ -234,6 +241,7 @@ def test_fedper_with_all_personal_is_local():
         assert_same(dict(left), dict(right))
 
 
+@pytest.mark.slow
 def test_fedrep_without_personal_tensors_still_trains_in_phases(fedavg):
     params, _, _ = small(FedRep(local_lr=0.1), *FedRep.phases, personal="none")
     assert not torch.equal(params["head.weight"], fedavg["head.weight"])
@@ -279,6 +287,7 @@ def test_batchnorm_statistics_by_hand(personal):
 # ---- recipes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", [FedPer, FedRep, FedBABU, Local])
 def test_recipe_and_class_say_the_same(strategy):
     recipe = compose(overrides(f"strategy={strategy.__name__.lower()}"))
@@ -287,12 +296,14 @@ def test_recipe_and_class_say_the_same(strategy):
     assert phases == getattr(strategy, "phases", ())
 
 
+@pytest.mark.slow
 def test_fedreps_head_epochs():
     recipe = compose(overrides("strategy=fedrep", "strategy.fedrep.head_epochs=3"))
     options = local_training_config(recipe.local, recipe.strategy.phases)
     assert [phase.epochs for phase in options.schedule()] == [3, 2]
 
 
+@pytest.mark.slow
 def test_centralised_is_for_one_client():
     with pytest.raises(ValueError, match=r"clients=3.*centralised.*clients=1"):
         check_recipe(compose(overrides("strategy=centralised", "clients=3")))

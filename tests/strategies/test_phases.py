@@ -48,6 +48,7 @@ def fit(model: nn.Module, options: LocalTrainingConfig, **how) -> dict:
     return client.fit(client.get_parameters({}), {"round": 1, "lr": 0.1})[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("sides", [{}, {"shift": Shift()}])
 @pytest.mark.parametrize(
@@ -68,6 +69,7 @@ def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, optimizer, sides, cl
         assert name.startswith(moved) or param.grad is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()])
 def test_momentum_of_the_first_phase_moves_nothing_in_the_second(optimizer):
     """After the head's epoch the head is what it was after a training of that epoch alone."""

@@ -22,6 +22,7 @@ def loss_of(params: dict[str, torch.Tensor], inputs: torch.Tensor) -> torch.Tens
     return (hidden @ params["head.weight"].T).square().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 @pytest.mark.parametrize(("momentum", "layers"), [(0.0, "all"), (0.9, "all"), (0.9, "first:3")])
 def test_the_same_bits_as_torch(momentum, layers, weight_decay):

@@ -93,6 +93,7 @@ def lose(rounds: set[int], strategy: FederatedStrategy):
     return tamper
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [set(), {1}, {2}, {2, 3}], ids=str)
 @pytest.mark.parametrize("output", OUTPUTS, ids=name_of)
 def test_the_output_is_evaluated_everywhere_and_returned(output, lost):

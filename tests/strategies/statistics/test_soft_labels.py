@@ -174,6 +174,7 @@ def test_a_head_that_stays_at_the_clients_is_refused():
 # ---- on the wire ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_bytes_beyond_fedavg_are_the_matrix_down_and_sums_and_counts_up():
     """C = 3: C^2 floats down, C^2 + C up, per client and round."""
     sampler = FixedSizeSampler(0.5, seed=2)
