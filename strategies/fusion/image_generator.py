@@ -1,8 +1,9 @@
-"""A generator of images from noise, and random views of images, as DENSE has them."""
+"""DENSE's generator of images from noise, and random views of images."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +11,10 @@ from torch.nn import functional as F
 
 
 class Generator(nn.Module):
-    """Noise (B, z) to images (B, C, H, W) of pixels in [0, 1].
+    """Maps noise (B, z) to images (B, C, H, W) of pixels in [0, 1]; always in training mode.
 
-    DENSE's: a linear layer to a quarter of the size, then twice as large by nearest neighbours and
-    through 3 x 3 convolutions with BatchNorm and leaky ReLU, two times. Always in training mode.
+    A linear layer to a quarter of the size, then twice nearest-neighbour upsampling and a 3 x 3
+    convolution with BatchNorm and leaky ReLU.
 
     Args:
         latent: z.
@@ -42,7 +43,7 @@ class Generator(nn.Module):
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator) -> None:
-        """Draw all weights anew: N(0, .02^2), of BatchNorm N(1, .02^2); every bias is 0."""
+        """Draw all weights anew: N(0, .02^2), of BatchNorm N(1, .02^2); biases are 0."""
         for module in self.modules():
             if not isinstance(module, nn.Linear | nn.Conv2d | nn.BatchNorm2d):
                 continue
@@ -58,14 +59,38 @@ class Generator(nn.Module):
         return images
 
 
+@dataclass(frozen=True)
+class Views:
+    """Turns images of pixels in [0, 1] into inputs: randomly cropped and mirrored, normalised.
+
+    Attributes:
+        black: the input value of a pixel of 0 (C, 1, 1).
+        white: the input value of a pixel of 1.
+        padding: width of the black border that images are cropped from.
+        flip: mirror half of the images.
+        generator: draws crops and mirroring.
+    """
+
+    black: Tensor
+    white: Tensor
+    padding: int
+    flip: bool
+    generator: torch.Generator
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return inputs (B, C, H, W)."""
+        seen = view(images, self.padding, self.flip, self.generator)
+        return self.black + (self.white - self.black) * seen
+
+
 def view(images: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Return every image cut from a copy with a black border, and half of them mirrored.
+    """Return each image cropped from a copy with a black border; half of them mirrored.
 
     Args:
         images: (B, C, H, W), 0 is black; the gradient passes through.
-        padding: width of the border, in pixels; 0: nothing is cut.
-        flip: mirror each left to right with probability 1/2.
-        generator: draws the corners and which are mirrored.
+        padding: width of the border, in pixels; 0: no crop.
+        flip: mirror each image left to right with probability 1/2.
+        generator: draws the corners and which images are mirrored.
     """
     if not padding and not flip:
         return images

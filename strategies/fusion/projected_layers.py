@@ -1,4 +1,4 @@
-"""Layers of many clients with their projections: the server half of projections.py.
+"""Server half of projections.py: the clients' layers as matrices, with their projections.
 
 Weights are matrices (out, d): a convolution's kernels are flattened, a bias is the last column.
 """
@@ -11,13 +11,15 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from common.errors import ConfigError
 from strategies.base import RefusedReplyError, Reply, ServerSide, Tensors
-from strategies.fusion.projections import PROJECTIONS, SCALES, Spectrum, is_layer
+from strategies.fusion.input_statistics import Spectrum
+from strategies.fusion.projections import PROJECTIONS, SCALES, is_layer
 from strategies.statistics.class_counts import CLASS_COUNTS, HEAD, check_class_counts, holder_shares
 
-_ROUNDING = 1e-3  # what a client's float32 may leave of symmetry, and of eigenvalues up to 1
+_ROUNDING = 1e-3  # tolerated in symmetry and in eigenvalues: clients compute in float32
 
 
 # ---- a layer -------------------------------------------------------------------------------------
@@ -30,7 +32,7 @@ class Layer:
     Attributes:
         name: of its weight.
         local: W_i (N, out, d); with a bias, [W | b].
-        bases: U_i (N, d, r), columns of length 1 or 0, padded with zeros to the largest rank.
+        bases: U_i (N, d, r), columns of length 1, padded with zero columns to the largest rank.
         values: p_i (N, r).
         scales: z_i (N,), of the ridge form.
         sizes: n_i (N,).
@@ -47,49 +49,39 @@ class Layer:
 def read_layer(
     name: str, local: Tensors, replies: Sequence[Reply], device: torch.device, *, dense: bool
 ) -> Layer:
-    """Return a layer of all clients.
+    """Return one layer of all clients.
 
     Args:
         name: of its weight.
-        local: the clients' tensors, as of :func:`local_models`.
+        local: the clients' tensors, from :func:`local_models`.
         replies: with projections.
-        device: where the layer goes.
-        dense: they are P (d, d), not F (d, r).
+        device: of the result.
+        dense: projections are P (d, d), not F (d, r).
     """
     read = spectrum_of_matrix if dense else spectrum_of_factor
-    sent = [reply.payloads[PROJECTIONS][name].to(device) for reply in replies]
+    spectra = [read(reply.payloads[PROJECTIONS][name].to(device)) for reply in replies]
     scales = torch.stack([reply.payloads[SCALES][name] for reply in replies])
     return Layer(
         name,
         flattened(name, local, batch=1).to(device),
-        *stack([read(projection) for projection in sent]),
+        pad_sequence(
+            [spectrum.vectors.T for spectrum in spectra], batch_first=True
+        ).mT.contiguous(),
+        pad_sequence([spectrum.values for spectrum in spectra], batch_first=True),
         scales.to(device),
         torch.tensor([float(reply.num_examples) for reply in replies], device=device),
     )
 
 
 def projected_layers(replies: Sequence[Reply]) -> list[str]:
-    """Return the layers that projections were sent of, but for the classifier."""
+    """Return the layers with projections, without the classifier."""
     return [name for name in replies[0].payloads[PROJECTIONS] if not name.startswith(f"{HEAD}.")]
-
-
-def stack(found: Sequence[Spectrum]) -> tuple[Tensor, Tensor]:
-    """Return vectors (N, d, r) and values (N, r), padded with zeros to the largest rank."""
-    rank = max(len(spectrum.values) for spectrum in found)
-    first = found[0].vectors
-    bases = first.new_zeros(len(found), len(first), rank)
-    values = first.new_zeros(len(found), rank)
-    for i, spectrum in enumerate(found):
-        held = len(spectrum.values)
-        bases[i, :, :held], values[i, :held] = spectrum.vectors, spectrum.values
-    return bases, values
 
 
 def spectrum_of_factor(factor: Tensor) -> Spectrum:
     """Return the eigenvectors (d, r) and eigenvalues (r,) of F F^T.
 
-    Clients send factors with orthogonal columns, which are read as they are; of any other the
-    decomposition is computed.
+    Clients send orthogonal columns, so usually they only need scaling to length 1.
     """
     gram = factor.T @ factor
     values = gram.diagonal()
@@ -104,7 +96,7 @@ def spectrum_of_factor(factor: Tensor) -> Spectrum:
 
 
 def spectrum_of_matrix(matrix: Tensor) -> Spectrum:
-    """Return those of P (d, d) that are not rounding."""
+    """Return the eigenvectors and eigenvalues of P (d, d), without those that are rounding."""
     values, vectors = torch.linalg.eigh(matrix.double())
     kept = values > 1e-9
     return Spectrum(vectors[:, kept].to(matrix.dtype), values[kept].to(matrix.dtype))
@@ -119,12 +111,12 @@ def local_models(params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]
 
 
 def flattened(name: str, tensors: Tensors, batch: int = 0) -> Tensor:
-    """Return a layer's weight, and its bias behind it, as a matrix.
+    """Return [W | b] of a layer, or W where it has no bias.
 
     Args:
         name: of the weight.
         tensors: by name.
-        batch: how many dimensions stand before those of the weight.
+        batch: number of leading batch dimensions.
     """
     weight = tensors[name].flatten(batch + 1)
     bias = tensors.get(bias_of(name))
@@ -132,7 +124,7 @@ def flattened(name: str, tensors: Tensors, batch: int = 0) -> Tensor:
 
 
 def unflattened(name: str, matrix: Tensor, like: Tensors) -> dict[str, Tensor]:
-    """Return the weight, and the bias if there is one, that a matrix (out, d) holds."""
+    """Return the weight and, if there is one, the bias from a matrix (out, d)."""
     found = {}
     if bias_of(name) in like:
         matrix, found[bias_of(name)] = matrix[:, :-1], matrix[:, -1]
@@ -148,12 +140,12 @@ def bias_of(name: str) -> str:
 def masked_classifier(
     params: Tensors, replies: Sequence[Reply], absent: Literal["zero", "keep"] = "zero"
 ) -> dict[str, Tensor]:
-    """Return the classifier whose row of a class is the mean over those that hold it.
+    """Return the classifier; its row of a class is the mean over the clients that hold it.
 
     Args:
         params: x.
         replies: with class counts.
-        absent: the row of a class that nobody holds: "zero", or x's ("keep").
+        absent: the row of a class that no client holds: "zero", or x's ("keep").
     """
     shares = holder_shares(replies)
     nobody = shares.sum(0) == 0
@@ -168,10 +160,10 @@ def masked_classifier(
 
 
 class ProjectionServer(ServerSide):
-    """Knows what projections must look like, and refuses others.
+    """Refuses replies whose projections cannot be used.
 
     Args:
-        dense: clients send P (d, d) in place of its factor F (d, r).
+        dense: clients send P (d, d) instead of its factor F (d, r).
     """
 
     needs = frozenset({PROJECTIONS, SCALES, CLASS_COUNTS})
@@ -186,14 +178,14 @@ class ProjectionServer(ServerSide):
         classifier = f"{HEAD}.weight"
         if classifier not in params and any(name.startswith("body.") for name in params):
             raise ConfigError(
-                f"fusion by projections fuses the classifier, too, but {classifier} stays at the "
-                "clients: set strategy.personal so that it is shared (none)"
+                f"fusion by projections needs the classifier, but {classifier} stays at the "
+                "clients: set strategy.personal=none"
             )
         # A model without body and head, such as the CVAE, has no classifier to fuse.
         self.classes = len(params[classifier]) if classifier in params else None
 
     def check(self, reply: Reply) -> None:
-        """Refuse projections of other layers, of a wrong shape, or that are none.
+        """Refuse projections of other layers, of a wrong shape, or with wrong eigenvalues.
 
         Raises:
             RefusedReplyError: naming the layer and what is wrong.
@@ -213,8 +205,8 @@ class ProjectionServer(ServerSide):
         check_class_counts(reply, self.classes)
 
     def _check_values(self, name: str, values: Tensor) -> None:
-        """Refuse what is not symmetric with eigenvalues in [0, 1]; F F^T is symmetric and >= 0."""
-        if not self.dense:
+        """Refuse matrices that are not symmetric with eigenvalues in [0, 1]."""
+        if not self.dense:  # F F^T is symmetric and positive semidefinite
             largest = float(spectrum_of_factor(values).values.max())
         else:
             if (values - values.T).abs().max() > _ROUNDING * values.abs().max().clamp_min(1e-30):
