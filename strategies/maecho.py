@@ -136,7 +136,6 @@ class HarmonizedOptima:
             with the clients' standard deviation, or their "regmean" (strategies/regmean.py).
         tolerance: a layer stops when its step is shorter than this share of it; 0: never.
         absent: the classifier's row of a class that no client holds: "zero", or "keep" x's.
-        dense: the clients send P (d, d) instead of its factor.
         form: of the clients' projections, "ridge" or "damped"; initial="regmean" needs "ridge".
         seed: of random numbers.
         device: where to compute: "cpu", "cuda", or "auto".
@@ -151,7 +150,6 @@ class HarmonizedOptima:
         initial: Initial = "average",
         tolerance: float = 1e-6,
         absent: Literal["zero", "keep"] = "zero",
-        dense: bool = False,
         form: str = "ridge",
         seed: int = 0,
         device: str = "auto",
@@ -165,7 +163,7 @@ class HarmonizedOptima:
         self.absent = require_choice(f"{key}.absent", absent, ("zero", "keep"))
         self.cap = require_range(f"{key}.cap", cap, high=1.0, open_low=True)
         self.tolerance = require_range(f"{key}.tolerance", tolerance)
-        self.dense, self.seed, self.device = dense, seed, device
+        self.seed, self.device = seed, device
         if initial == "regmean" and form != "ridge":
             raise ConfigError(
                 f"{key}.initial=regmean needs the inputs' second moments, which "
@@ -180,7 +178,7 @@ class HarmonizedOptima:
         for name in projected_layers(replies):
             own = {part: params[part] for part in (name, bias_of(name)) if part in params}
             local = local_models(own, replies)  # one layer at a time: N models are large
-            layer = read_layer(name, local, replies, device, dense=self.dense)
+            layer = read_layer(name, local, replies, device)
             fused |= unflattened(name, self._fuse(layer).cpu(), params)
         rest = {name: x for name, x in params.items() if name not in fused}
         fused |= {name: values.mean(0) for name, values in local_models(rest, replies).items()}

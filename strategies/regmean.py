@@ -76,20 +76,17 @@ class RegressionMean:
     Args:
         shrinkage: factor of the off-diagonal entries of A_i, in [0, 1].
         classifier: "fused" like other layers, or "masked" as in MA-Echo.
-        dense: the clients send P (d, d) instead of its factor.
     """
 
     def __init__(
         self,
         shrinkage: float = 0.9,
         classifier: Literal["fused", "masked"] = "fused",
-        dense: bool = False,
     ) -> None:
         self.shrinkage = require_range("strategy.regmean.shrinkage", shrinkage, high=1.0)
         self.classifier = require_choice(
             "strategy.regmean.classifier", classifier, ("fused", "masked")
         )
-        self.dense = dense
 
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
@@ -100,7 +97,7 @@ class RegressionMean:
         if self.classifier == "fused":
             names = list(replies[0].payloads[PROJECTIONS])
         for name in names:
-            layer = read_layer(name, local, replies, torch.device("cpu"), dense=self.dense)
+            layer = read_layer(name, local, replies, torch.device("cpu"))
             fused |= unflattened(name, regression_mean(layer, self.shrinkage), params)
         if self.classifier == "masked":
             fused |= masked_classifier(params, replies)

@@ -117,7 +117,7 @@ class Spectrum:
         return (self.vectors[:, :rank] * self.values[:rank].sqrt()).float()
 
 
-def spectrum_of(matrix: Tensor) -> Spectrum:
+def eigendecomposition(matrix: Tensor) -> Spectrum:
     """Return the eigendecomposition of a symmetric, positive semidefinite matrix."""
     values, vectors = torch.linalg.eigh(matrix)
     return Spectrum(vectors.flip(1), values.flip(0).clamp_min(0.0))
@@ -149,7 +149,7 @@ class SecondMoment:
 
     def spectrum(self) -> Spectrum:
         """Return the eigendecomposition of A."""
-        return spectrum_of(self.sum / self.count)
+        return eigendecomposition(self.sum / self.count)
 
 
 class SketchedMoment:
@@ -219,5 +219,5 @@ class DampedProjector:
     def spectrum(self) -> Spectrum:
         """Return the eigendecomposition of P."""
         projector = torch.eye(len(self.null), device=self.null.device) - self.null
-        found = spectrum_of(projector.double())
+        found = eigendecomposition(projector.double())
         return Spectrum(found.vectors, found.values.clamp_max(1.0))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from strategies.fusion.projected_layers import Layer
-from strategies.fusion.projection_steps import Span, steps_of
+from strategies.fusion.projection_steps import Span, Steps
 from strategies.fusion.quadratic_program import min_norm_weights
 
 
@@ -41,8 +41,10 @@ class Iterate(ABC):
         self.layer, self.start, self.cap = layer, start, cap
         self.span = Span(layer, fold=self.fold)
         self.coordinates = self.span.coordinates(lambda i: start - layer.local[i])
-        self.steps = steps_of(self.span)
-        self.total = self.steps.zero(start)  # how far W has moved
+        self.steps = Steps(self.span)
+        self.weights = start.new_full((len(layer.local),), 1.0 / len(layer.local))
+        # how far W has moved
+        self.total = self.steps.move(torch.zeros_like(self.coordinates), self.weights)
 
     def pulls(self) -> Tensor:
         """Return the coordinates (R, out) of the (W - V_i) P_i."""
@@ -58,12 +60,10 @@ class Iterate(ABC):
 
     def iterate(self, stride: float) -> Tensor:
         """W <- W - stride sum_i alpha_i (W - V_i) P_i, then the V_i; return W's move."""
-        pulls, clients = self.pulls(), len(self.layer.local)
-        if self.cap is None:
-            alpha = pulls.new_full((clients,), 1.0 / clients)
-        else:
-            alpha = min_norm_weights(self.steps.gram(pulls), self.cap)
-        moved = self.steps.move(pulls, -stride * alpha)
+        pulls = self.pulls()
+        if self.cap is not None:
+            self.weights = min_norm_weights(self.steps.gram(pulls), self.cap)
+        moved = self.steps.move(pulls, -stride * self.weights)
         self.steps.update(self.coordinates, moved)
         self.total += moved
         self.follow(moved)
@@ -85,9 +85,7 @@ class Cumulative(Iterate):
     same for all clients.
 
     Args:
-        layer: of all clients.
-        start: W at first.
-        cap: C of eq. 6, or None.
+        layer: as in :class:`Iterate`, with start and cap.
         step: s.
         kappa: 1 in the released loop; mu / (1 + mu) in Algorithm 1.
         mean: return the mean of the V_i.
@@ -131,14 +129,7 @@ class Cumulative(Iterate):
 
 
 class FromLocal(Iterate):
-    """V_i = W_i + (W - W_i) (I - kappa P_i), always from the trained W_i (eq. 11).
-
-    Args:
-        layer: of all clients.
-        start: W at first.
-        cap: C of eq. 6, or None.
-        kappa: mu / (1 + mu).
-    """
+    """V_i = W_i + (W - W_i) (I - kappa P_i), always from the trained W_i (eq. 11)."""
 
     def __init__(self, layer: Layer, start: Tensor, cap: float | None, kappa: float) -> None:
         super().__init__(layer, start, cap)
@@ -155,14 +146,7 @@ class FromLocal(Iterate):
 
 
 class Normalised(Iterate):
-    """The released loop with Norm, which needs W - V_i as matrices (N, out, d).
-
-    Args:
-        layer: of all clients.
-        start: W at first.
-        cap: C of eq. 6, or None.
-        step: s.
-    """
+    """The released loop with Norm and step s, which needs W - V_i as matrices (N, out, d)."""
 
     fold = False
     remaining = 1.0  # increments of a fixed length do not fade

@@ -71,15 +71,11 @@ def orders_of(chain: Sequence[Link], model: Tensors, anchor: Tensors) -> list[Te
 class Alignment:
     """The transform: every reply in the neuron order of the first one, projections included.
 
-    Args:
-        dense: projections are P (d, d), not their factors F (d, r).
-
     Raises:
         ConfigError: if POT is not installed.
     """
 
-    def __init__(self, dense: bool = False) -> None:
-        self.dense = dense
+    def __init__(self) -> None:
         if importlib.util.find_spec("ot") is None:
             raise ConfigError(
                 "alignment needs POT, which is not installed: pip install '.[fusion]', or choose "
@@ -109,16 +105,9 @@ class Alignment:
         orders = orders_of(chain, model, anchor)
         payloads = dict(reply.payloads)
         if PROJECTIONS in payloads:
-            payloads[PROJECTIONS] = self._transported(chain, payloads[PROJECTIONS], orders)
+            payloads[PROJECTIONS] = {
+                link.weight: payloads[PROJECTIONS][link.weight][link.columns(before)]
+                for link, before in zip(chain, [None, *orders], strict=True)
+            }
         update = subtract(reordered(chain, model, orders), params)
         return replace(reply, update=update, payloads=payloads)
-
-    def _transported(
-        self, chain: Sequence[Link], projections: Tensors, orders: Sequence[Tensor]
-    ) -> Tensors:
-        moved = {}
-        for link, before in zip(chain, [None, *orders], strict=True):
-            columns = link.columns(before)
-            values = projections[link.weight][columns]
-            moved[link.weight] = values[:, columns] if self.dense else values
-        return moved

@@ -5,12 +5,8 @@ as ``rows`` (R, d), R = sum_i r_i,
 
     z_i = F_i^T (W - V_i)^T   (r_i, out),        pull_i = z_i^T F_i^T   (out, d)
 
-An iteration moves W along a weighted sum of the pulls and updates z <- z + rows move^T. A move is
-
-    on the inputs   (out, d)                                              4 out R d operations
-    on the rows     (R, out), in units of the rows, with rows rows^T      2 out R R operations
-
-and :func:`steps_of` takes the cheaper form.
+An iteration moves W along a weighted sum of the pulls and updates z <- z + rows move^T: 2 out R R
+operations with rows rows^T (R, R) and the move in units of the rows, 4 out R d with a move (out, d).
 """
 
 from __future__ import annotations
@@ -101,73 +97,41 @@ class Span:
         )
 
 
-class InputSteps:
-    """Moves of W as matrices on the inputs (out, D); z (R, out) are the pulls' coordinates."""
+class Steps:
+    """Computes weighted sums of pulls and their effect; z (R, out) are the pulls' coordinates.
+
+    A move has the form (R, out), in units of the rows, or (D, out), whichever takes fewer
+    operations.
+    """
 
     def __init__(self, span: Span) -> None:
         self.span = span
-
-    def zero(self, like: Tensor) -> Tensor:
-        """Return the zero move of a W (out, d)."""
-        return like.new_zeros(len(like), self.span.rows.shape[1])
+        directions, width = span.rows.shape
+        self.by_row = directions < 2 * width
+        self.basis = span.rows @ span.rows.T if self.by_row else span.rows
 
     def gram(self, z: Tensor) -> Tensor:
         """Return the inner products of the clients' pulls (N, N)."""
+        if self.by_row:
+            products = self.basis * (z @ z.T)
+            sums = torch.stack([products[part].sum(0) for part in self.span.parts])
+            return torch.stack([sums.T[part].sum(0) for part in self.span.parts])
         pulls = torch.stack([z[part].T @ self.span.rows[part] for part in self.span.parts])
         return pulls.flatten(1) @ pulls.flatten(1).T
 
     def move(self, z: Tensor, weights: Tensor) -> Tensor:
         """Return the move sum_i weights_i pull_i."""
-        return (z * weights[self.span.owners, None]).T @ self.span.rows
+        weighted = z * weights[self.span.owners, None]
+        return weighted if self.by_row else (weighted.T @ self.span.rows).T
+
+    def seen(self, move: Tensor) -> Tensor:
+        """Return F_i^T move^T of all clients (R, out)."""
+        return self.basis @ move
 
     def update(self, z: Tensor, move: Tensor) -> None:
-        """Add rows move^T to z, in place."""
-        z.addmm_(self.span.rows, move.T)
+        """Add :meth:`seen` to z, in place."""
+        z.addmm_(self.basis, move)
 
     def on_inputs(self, move: Tensor) -> Tensor:
         """Return a move as a matrix (out, D)."""
-        return move
-
-    def seen(self, move: Tensor) -> Tensor:
-        """Return rows move^T (R, out)."""
-        return self.span.rows @ move.T
-
-
-class RowSteps(InputSteps):
-    """Moves of W in units of the rows (R, out)."""
-
-    def __init__(self, span: Span) -> None:
-        super().__init__(span)
-        self.cross = span.rows @ span.rows.T
-
-    def zero(self, like: Tensor) -> Tensor:
-        """Return the zero move of a W (out, d)."""
-        return like.new_zeros(len(self.cross), len(like))
-
-    def gram(self, z: Tensor) -> Tensor:
-        """Return the inner products of the clients' pulls (N, N): block sums of entries."""
-        products = self.cross * (z @ z.T)
-        sums = torch.stack([products[part].sum(0) for part in self.span.parts])
-        return torch.stack([sums.T[part].sum(0) for part in self.span.parts])
-
-    def move(self, z: Tensor, weights: Tensor) -> Tensor:
-        """Return the move sum_i weights_i pull_i."""
-        return z * weights[self.span.owners, None]
-
-    def update(self, z: Tensor, move: Tensor) -> None:
-        """Add rows rows^T move to z, in place."""
-        z.addmm_(self.cross, move)
-
-    def on_inputs(self, move: Tensor) -> Tensor:
-        """Return a move as a matrix (out, D)."""
-        return move.T @ self.span.rows
-
-    def seen(self, move: Tensor) -> Tensor:
-        """Return rows rows^T move (R, out)."""
-        return self.cross @ move
-
-
-def steps_of(span: Span) -> InputSteps:
-    """Return the form of moves that needs fewer operations."""
-    directions, width = span.rows.shape
-    return RowSteps(span) if directions < 2 * width else InputSteps(span)
+        return move.T @ self.span.rows if self.by_row else move.T

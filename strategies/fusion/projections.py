@@ -60,7 +60,6 @@ class ProjectionClient(ClientSide):
             None: decided by ``energy``.
         energy: share of P's squared eigenvalues to keep, in (0, 1].
         sketch_above: layers with more inputs are sketched; they need a ``rank``.
-        dense: send P (d, d) instead of F.
     """
 
     sends = frozenset({PROJECTIONS, SCALES, CLASS_COUNTS})
@@ -73,7 +72,6 @@ class ProjectionClient(ClientSide):
         rank: int | Sequence[int | None] | None = None,
         energy: float = 1.0,
         sketch_above: int = 2304,
-        dense: bool = False,
     ) -> None:
         key = "strategy.projections"
         self.form = require_choice(f"{key}.form", form, ("ridge", "damped"))
@@ -85,7 +83,6 @@ class ProjectionClient(ClientSide):
         self.rank = rank
         self.energy = require_range(f"{key}.energy", energy, high=1.0, open_low=True)
         self.sketch_above = require_whole(f"{key}.sketch_above", sketch_above, low=1)
-        self.dense = dense
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse embeddings, grouped convolutions, and wide layers that cannot be sketched."""
@@ -148,8 +145,7 @@ class ProjectionClient(ClientSide):
                 context.model(inputs)
         factors, scales = {}, {}
         for name, statistic in statistics.items():
-            factor, scales[name] = self._projection(statistic, ranks[name])
-            factors[name] = factor @ factor.T if self.dense else factor
+            factors[name], scales[name] = self._projection(statistic, ranks[name])
         return {PROJECTIONS: factors, SCALES: scales, **counted(context)}
 
     def _statistic(self, module: nn.Module, rank: int | None, context: LocalContext) -> Statistic:

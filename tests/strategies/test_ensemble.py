@@ -22,7 +22,7 @@ from strategies.statistics.class_counts import (
     ClassCountsServer,
     holder_shares,
 )
-from tasks import build_task
+from tasks import Task, build_task
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
 
@@ -134,19 +134,14 @@ def test_masked_is_rows_zeroed_and_columns_divided():
     torch.testing.assert_close(logits, total / holders)
 
 
-def test_plain_is_the_mean_of_the_models_own_logits():
-    network, replies, models = trained()
+@pytest.mark.parametrize("count", [1, 3])
+def test_plain_is_the_mean_of_the_models_own_logits(count):
+    network, replies, models = trained(count)
     before = {name: value.clone() for name, value in network.model.state_dict().items()}
     wanted = torch.stack([model(INPUTS)[1] for model in models]).mean(0)
     torch.testing.assert_close(mean_logits(network, replies, masked=False)(INPUTS)[1], wanted)
     after = network.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-
-
-def test_a_single_model_is_itself():
-    network, replies, models = trained(count=1)
-    logits = mean_logits(network, replies, masked=False)(INPUTS)[1]
-    torch.testing.assert_close(logits, models[0](INPUTS)[1])
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
@@ -179,41 +174,33 @@ def test_counts_that_cannot_be_are_refused():
         side.check(short)
 
 
-def test_a_classifier_that_stays_at_the_clients_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="personal=none"):
-        run_recipe(tmp_path, *ONE_SHOT, "strategy.personal=head.*")
+def test_a_classifier_that_stays_at_the_clients_is_refused():
     with pytest.raises(ConfigError, match="weight stays at the clients"):
         ClassCountsServer().init({"body.weight": torch.zeros(1)})
 
 
-def test_a_masked_ensemble_without_counts_is_refused():
+def test_networks_without_logits_and_replies_without_class_counts_are_refused():
     network, replies, _ = trained()
     bare = [replace(answer, payloads={}) for answer in replies]
     mean_logits(network, bare, masked=False)
     with pytest.raises(ConfigError, match="needs the clients' class counts"):
         mean_logits(network, bare, masked=True)
-
-
-def test_a_network_without_logits_is_refused():
-    network, _, _ = trained()
     network.model.classifies = False
-    with pytest.raises(ConfigError, match="strategy=ensemble takes means of logits, and Layers"):
+    with pytest.raises(ConfigError, match="strategy=ensemble averages logits, and Layers has none"):
         AllClients().bind(network)
 
 
-# ---- runs ----------------------------------------------------------------------------------------
-
-
-def task_of():
-    recipe = compose(overrides(*ONE_SHOT))
+def task_of(*words: str) -> Task:
+    recipe = compose(overrides(*words))
     return build_task(
         plain_part(recipe, "task"), plain_part(recipe, "partition"), seed=0, num_clients=3
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
-def test_a_runs_accuracy_is_the_ensembles_and_the_file_holds_it(masked, tmp_path):
-    """From the clients' messages, model by model; and from model.safetensors."""
+def test_a_run_evaluates_and_stores_the_ensemble(masked, tmp_path):
+    """The same from the clients' messages, model by model, and from model.safetensors."""
     updates: list[dict] = []
 
     def listen(message):
@@ -225,7 +212,7 @@ def test_a_runs_accuracy_is_the_ensembles_and_the_file_holds_it(masked, tmp_path
     sides: list = []
     words = [*ONE_SHOT, f"strategy.ensemble.masked={str(masked).lower()}"]
     summary = run_recipe(tmp_path, *words, tamper=listen)
-    task = task_of()
+    task = task_of(*words)
     x, test = task.build_model(0).state_dict(), task.test_data(torch.device("cpu"))
     model = task.build_model(3)
     inputs, labels = next(test.batches(len(test), generator=None, train=False))
@@ -273,8 +260,7 @@ def test_after_a_failed_round_the_last_ensemble_stays_resumed_or_not(tmp_path):
     assert resumed["parameters_sha256"] == whole["parameters_sha256"]
 
 
-def test_the_strategy_itself():
-    """Without a recipe it says what it needs; masked or not decides what clients send."""
+def test_the_flower_strategy_sends_class_counts_only_if_masked():
     with pytest.raises(ConfigError, match="output AllClients runs the network"):
         Ensemble()
     network = Network(Layers(), (2,), 3)
