@@ -97,11 +97,7 @@ class Distilled:
         self.flip, self.seed = flip, seed
 
     def bind(self, network: Network) -> None:
-        """Take the network.
-
-        Raises:
-            ConfigError: if its inputs are not images, or it has no logits.
-        """
+        """Take the network; refuse one without logits, or whose inputs are not images."""
         require_logits("strategy=dense", network)
         if network.black is None or network.white is None or len(network.input_shape) != 3:
             raise ConfigError(
@@ -136,9 +132,8 @@ class Distilled:
             images, losses = generate(maker, teacher, student, views, how)
             filled = epoch * how.images
             pool[filled - how.images : filled] = (255 * images).round()
-            figures = losses | distil(
-                student, teacher, pool[:filled], views, optimizer, self.distillation
-            )
+            learning = self.distillation
+            figures = losses | distil(student, teacher, pool[:filled], views, optimizer, learning)
             if epoch % max(1, self.epochs // _LOG_LINES) == 0:
                 text = "  ".join(f"{name} {value:.3f}" for name, value in figures.items())
                 log(INFO, "DENSE: epoch %s of %s: %s", epoch, self.epochs, text)

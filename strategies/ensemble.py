@@ -65,24 +65,14 @@ class MeanLogits(nn.Module):
 
 
 def mean_logits(network: Network, replies: Sequence[Reply], *, masked: bool) -> MeanLogits:
-    """Return the ensemble of the replies' models, in eval mode.
-
-    Args:
-        network: of the task.
-        replies: with class counts if ``masked``.
-        masked: a model has no say in classes that its client does not hold.
-    """
+    """Return the ensemble of the replies' models, in eval mode."""
     shares = class_shares(replies, network.num_classes, masked=masked).to(network.device)
     states = [network.trained(reply) for reply in replies]
     return MeanLogits(network.model, states, shares).eval()
 
 
 def require_logits(what: str, network: Network) -> None:
-    """Refuse a network that does not classify (``classifies`` is False, as of a CVAE).
-
-    Raises:
-        ConfigError: naming ``what`` averages logits.
-    """
+    """Refuse a network that does not classify (``classifies`` is False, as of a CVAE)."""
     if not getattr(network.model, "classifies", True):
         raise ConfigError(
             f"{what} averages logits, and {type(network.model).__name__} has none: choose another "
@@ -119,11 +109,7 @@ class AllClients:
         self.masked = masked
 
     def bind(self, network: Network) -> None:
-        """Take the network.
-
-        Raises:
-            ConfigError: if it has no logits.
-        """
+        """Take the network; refuse one without logits."""
         require_logits("strategy=ensemble", network)
         self._network = network
 
@@ -144,11 +130,9 @@ class AllClients:
 
 
 def ensemble_of(tensors: Tensors, model: nn.Module) -> MeanLogits:
-    """Return the ensemble, in eval mode, of :class:`AllClients`' tensors.
+    """Return the ensemble, in eval mode, of :class:`AllClients`' output or its model.safetensors.
 
-    Args:
-        tensors: its output, or the contents of model.safetensors.
-        model: the task's network, with any weights, on the device to use.
+    ``model`` is the task's network, with any weights, on the device to use.
     """
     device = next(model.parameters()).device
     states: dict[int, dict[str, Tensor]] = {}

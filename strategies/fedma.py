@@ -31,16 +31,7 @@ from strategies.statistics.class_counts import ClassCountsClient, ClassCountsSer
 class MatchedAveraging(GrownNetwork):
     """FedMA's output model; the arguments are those of :class:`GrownNetwork`."""
 
-    def __init__(
-        self,
-        sigma: float = 1.0,
-        sigma0: float = 1.0,
-        gamma: float = 7.0,
-        max_neurons: int = 700,
-        sweeps: int = 5,
-        seed: int = 0,
-    ) -> None:
-        super().__init__("strategy.fedma", sigma, sigma0, gamma, max_neurons, sweeps, seed)
+    key = "strategy.fedma"
 
     def matched(
         self, chain: Sequence[Link], models: Sequence[Tensors], shares: Tensor
@@ -50,19 +41,25 @@ class MatchedAveraging(GrownNetwork):
         below: list[Tensor | None] = [None] * len(models)
         size = models[0][chain[0].weight].shape[1]
         for link in chain[:-1]:
-            weights = _weights(link, models, below, size)
-            rows = [weight.flatten(1) for weight in weights]
+            layer = _weights(link, models, below, size)
+            rows = [weight.flatten(1) for weight in layer]
             width, name = rows[0].shape[1], bias_of(link.weight)
             if link.has_bias:
                 biases = [model[name][:, None] for model in models]
                 rows = [torch.cat(parts, dim=1) for parts in zip(rows, biases, strict=True)]
             scales = shares.new_ones(len(models), rows[0].shape[1])
             labels, neurons = self.match(link, rows, width, scales)
-            found[link.weight] = neurons[:, :width].reshape(len(neurons), *weights[0].shape[1:])
+            found[link.weight] = neurons[:, :width].reshape(len(neurons), *layer[0].shape[1:])
             if link.has_bias:
                 found[name] = neurons[:, width]
             below, size = list(labels), len(neurons)
-        return found | _mean_classifier(chain[-1], models, below, size, shares)
+        head = chain[-1]
+        weights = torch.stack(_weights(head, models, below, size))
+        found[head.weight] = torch.einsum("jc,jcd->cd", shares, weights)
+        if head.has_bias:
+            name = bias_of(head.weight)
+            found[name] = (shares * torch.stack([model[name] for model in models])).sum(0)
+        return found
 
 
 def _weights(
@@ -80,21 +77,6 @@ def _weights(
     return found
 
 
-def _mean_classifier(
-    head: Link,
-    models: Sequence[Tensors],
-    below: Sequence[Tensor | None],
-    size: int,
-    shares: Tensor,
-) -> dict[str, Tensor]:
-    weights = torch.stack(_weights(head, models, below, size))
-    found = {head.weight: torch.einsum("jc,jcd->cd", shares, weights)}
-    if head.has_bias:
-        name = bias_of(head.weight)
-        found[name] = (shares * torch.stack([model[name] for model in models])).sum(0)
-    return found
-
-
 class FedMA(FederatedStrategy):
     """One round whose output is the grown network: ``FedMA(network=Network(...)).start(...)``.
 
@@ -104,7 +86,7 @@ class FedMA(FederatedStrategy):
     """
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("output", MatchedAveraging())
+        slots.setdefault("output", MatchedAveraging(gamma=7.0))
         super().__init__(
             client_sides={"chain": Chain(), "class_counts": ClassCountsClient()},
             server_sides={"class_counts": ClassCountsServer()},

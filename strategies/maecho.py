@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from logging import INFO
-from typing import Literal, Protocol, Unpack
+from typing import Literal, Unpack
 
 import torch
 from flwr.common.logger import log
@@ -58,20 +58,7 @@ from strategies.fusion.projections import ProjectionClient
 from strategies.regmean import regression_mean
 from strategies.round.federated import FederatedStrategy, Slots
 
-Initial = Literal["average", "first", "random", "regmean"]
-
 _CHECK_EVERY = 10  # iterations between tests for convergence, which wait for the GPU
-
-
-class Loop(Protocol):
-    """How W and the V_i follow each other."""
-
-    @property
-    def stride(self) -> float:
-        """Return the length of W's step along - sum_i alpha_i (W - V_i) P_i."""
-
-    def start(self, layer: Layer, model: Tensor, cap: float | None) -> Iterate:
-        """Return the iterate of a layer that starts at ``model`` (out, d)."""
 
 
 class Released:
@@ -88,19 +75,14 @@ class Released:
         self.normalise = normalise
 
     def start(self, layer: Layer, model: Tensor, cap: float | None) -> Iterate:
-        """Return the loop's iterate."""
+        """Return the iterate of a layer that starts at ``model`` (out, d); cap is C of eq. 6."""
         if self.normalise:
             return Normalised(layer, model, cap, self.step)
         return Cumulative(layer, model, cap, self.step, 1.0, mean=True)
 
 
 class Algorithm1:
-    """Algorithm 1 as printed, which forgets the local models.
-
-    Args:
-        eta: half of W's step.
-        mu: how strongly the V_i are held to their last values.
-    """
+    """Algorithm 1 as printed: eta is half of W's step, mu holds the V_i to their last values."""
 
     def __init__(self, eta: float = 0.5, mu: float = 1.0) -> None:
         self.stride = 2.0 * require_range("strategy.maecho.eta", eta, open_low=True)
@@ -112,12 +94,7 @@ class Algorithm1:
 
 
 class Equation11(Algorithm1):
-    """Algorithm 1 with the V_i of eq. 11, which are held to the W_i.
-
-    Args:
-        eta: half of W's step.
-        mu: how strongly the V_i are held to the W_i.
-    """
+    """Algorithm 1 with the V_i of eq. 11, which mu holds to the W_i."""
 
     def start(self, layer: Layer, model: Tensor, cap: float | None) -> Iterate:
         """Return the loop's iterate."""
@@ -143,11 +120,11 @@ class HarmonizedOptima:
 
     def __init__(
         self,
-        loop: Loop | None = None,
+        loop: Released | Algorithm1 | None = None,
         iterations: int = 60,
         weights: Literal["uniform", "program"] = "uniform",
         cap: float = 0.5,
-        initial: Initial = "average",
+        initial: Literal["average", "first", "random", "regmean"] = "average",
         tolerance: float = 1e-6,
         absent: Literal["zero", "keep"] = "zero",
         form: str = "ridge",
@@ -163,7 +140,10 @@ class HarmonizedOptima:
         self.absent = require_choice(f"{key}.absent", absent, ("zero", "keep"))
         self.cap = require_range(f"{key}.cap", cap, high=1.0, open_low=True)
         self.tolerance = require_range(f"{key}.tolerance", tolerance)
-        self.seed, self.device = seed, device
+        self.seed = seed
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = torch.device(device)
         if initial == "regmean" and form != "ridge":
             raise ConfigError(
                 f"{key}.initial=regmean needs the inputs' second moments, which "
@@ -173,12 +153,11 @@ class HarmonizedOptima:
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the change from x to the fused model."""
-        device = compute_device(self.device)
         fused = masked_classifier(params, replies, self.absent)
         for name in projected_layers(replies):
             own = {part: params[part] for part in (name, bias_of(name)) if part in params}
             local = local_models(own, replies)  # one layer at a time: N models are large
-            layer = read_layer(name, local, replies, device)
+            layer = read_layer(name, local, replies, self.device)
             fused |= unflattened(name, self._fuse(layer).cpu(), params)
         rest = {name: x for name, x in params.items() if name not in fused}
         fused |= {name: values.mean(0) for name, values in local_models(rest, replies).items()}
@@ -194,11 +173,8 @@ class HarmonizedOptima:
             if iteration == self.iterations or (self.tolerance and iteration % _CHECK_EVERY == 0):
                 length = iterate.relative_length(moved)
         clients, width, rank = layer.bases.shape
-        log(
-            INFO,
-            "MA-Echo: %s of %s clients, rank %s of %s: %s iterations, the last step %.1e of W",
-            *(layer.name, clients, rank, width, iteration, length),
-        )
+        message = "MA-Echo: %s of %s clients, rank %s of %s: %s iterations, the last step %.1e of W"
+        log(INFO, message, layer.name, clients, rank, width, iteration, length)
         return iterate.result()
 
     def _initial(self, layer: Layer) -> Tensor:
@@ -211,12 +187,6 @@ class HarmonizedOptima:
         if self.initial == "regmean":
             return regression_mean(layer)
         return layer.local.mean(0)
-
-
-def compute_device(name: str) -> torch.device:
-    """Return the device that "cpu", "cuda" or "auto" names."""
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(found if name == "auto" else name)
 
 
 class MAEcho(FederatedStrategy):

@@ -55,16 +55,7 @@ from strategies.statistics.class_counts import ClassCountsClient, ClassCountsSer
 class NeuralMatching(GrownNetwork):
     """PFNM's output model; the arguments are those of :class:`GrownNetwork`."""
 
-    def __init__(
-        self,
-        sigma: float = 1.0,
-        sigma0: float = 1.0,
-        gamma: float = 1.0,
-        max_neurons: int = 700,
-        sweeps: int = 5,
-        seed: int = 0,
-    ) -> None:
-        super().__init__("strategy.pfnm", sigma, sigma0, gamma, max_neurons, sweeps, seed)
+    key = "strategy.pfnm"
 
     def check_layer(self, link: Link, params: Tensors) -> None:
         """Refuse convolutions, too."""
@@ -79,12 +70,19 @@ class NeuralMatching(GrownNetwork):
         self, chain: Sequence[Link], models: Sequence[Tensors], shares: Tensor
     ) -> dict[str, Tensor]:
         """Match from the last hidden layer down to the first."""
-        head = chain[-1]
-        found = self._head_bias(head, models, shares)
+        head, found = chain[-1], {}
+        if head.has_bias:
+            name = bias_of(head.weight)
+            biases = torch.stack([model[name] for model in models])
+            total = (shares * biases).sum(0) / self.sigma + BIAS_MEAN / self.sigma0
+            found[name] = total / (shares.sum(0) / self.sigma + 1.0 / self.sigma0)
         above: list[Tensor | None] = [None] * len(models)
         scales = shares
         for link, upper in reversed(list(itertools.pairwise(chain))):
-            own = [_own_weights(link, model, first=link is chain[0]) for model in models]
+            # a neuron's own numbers: its bias, in the first layer [W | b]
+            own = [flattened(link.weight, model) for model in models]
+            if link is not chain[0]:
+                own = [matrix[:, matrix.shape[1] - link.has_bias :] for matrix in own]
             rows = [
                 torch.cat([mine, spread(model[upper.weight].T, labels, scales.shape[1])], dim=1)
                 for mine, model, labels in zip(own, models, above, strict=True)
@@ -93,33 +91,12 @@ class NeuralMatching(GrownNetwork):
             scales = torch.cat([scales.new_ones(len(models), width), scales], dim=1)
             labels, neurons = self.match(link, rows, width - 1, scales)
             found[upper.weight] = neurons[:, width:].T
-            found |= _own_tensors(link, neurons[:, :width], first=link is chain[0])
+            if link.has_bias:
+                found[bias_of(link.weight)] = neurons[:, width - 1]
+            if link is chain[0]:
+                found[link.weight] = neurons[:, : width - link.has_bias]
             above, scales = list(labels), scales.new_ones(len(models), len(neurons))
         return found
-
-    def _head_bias(
-        self, head: Link, models: Sequence[Tensors], shares: Tensor
-    ) -> dict[str, Tensor]:
-        if not head.has_bias:
-            return {}
-        name = bias_of(head.weight)
-        biases = torch.stack([model[name] for model in models])
-        total = (shares * biases).sum(0) / self.sigma + BIAS_MEAN / self.sigma0
-        return {name: total / (shares.sum(0) / self.sigma + 1.0 / self.sigma0)}
-
-
-def _own_weights(link: Link, model: Tensors, *, first: bool) -> Tensor:
-    """Return the neurons' own numbers (n, ...): the bias; in the first layer [W | b]."""
-    matrix = flattened(link.weight, model)
-    return matrix if first else matrix[:, matrix.shape[1] - link.has_bias :]
-
-
-def _own_tensors(link: Link, own: Tensor, *, first: bool) -> dict[str, Tensor]:
-    """Return the tensors of :func:`_own_weights`."""
-    found = {bias_of(link.weight): own[:, -1]} if link.has_bias else {}
-    if first:
-        found[link.weight] = own[:, : own.shape[1] - link.has_bias]
-    return found
 
 
 class PFNM(FederatedStrategy):

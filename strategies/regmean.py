@@ -42,12 +42,8 @@ from strategies.round.federated import FederatedStrategy, Slots
 def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:
     """Return eq. 2 (out, d), computed in float64.
 
-    Args:
-        layer: of all clients, with the projections' scales.
-        shrinkage: of the off-diagonal entries.
-
     Raises:
-        ValueError: for projections without scales, of the damped form.
+        ValueError: for projections of the damped form, which have no scales.
     """
     if not layer.scales.all():
         raise ValueError(
@@ -84,9 +80,8 @@ class RegressionMean:
         classifier: Literal["fused", "masked"] = "fused",
     ) -> None:
         self.shrinkage = require_range("strategy.regmean.shrinkage", shrinkage, high=1.0)
-        self.classifier = require_choice(
-            "strategy.regmean.classifier", classifier, ("fused", "masked")
-        )
+        parts = ("fused", "masked")
+        self.classifier = require_choice("strategy.regmean.classifier", classifier, parts)
 
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,13 +20,7 @@ LOSSES = ("one_hot", "bn", "adversarial")
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Tensor:
-    """Return tau^2 KL(softmax(teacher / tau) || softmax(student / tau)) of every row (B,).
-
-    Args:
-        student: logits (B, C).
-        teacher: logits (B, C).
-        temperature: tau.
-    """
+    """Return tau^2 KL(softmax(teacher / tau) || softmax(student / tau)) of logits (B, C), (B,)."""
     predicted = F.log_softmax(student / temperature, dim=1)
     # the target as a logarithm: a probability that rounds to 0 would have the gradient NaN
     target = F.log_softmax(teacher / temperature, dim=1)
@@ -34,12 +28,7 @@ def divergence(student: Tensor, teacher: Tensor, temperature: float = 1.0) -> Te
 
 
 def disagreement(student: Tensor, teacher: Tensor) -> Tensor:
-    """Return L_div <= 0: minus the divergence where the predicted classes differ, over all rows.
-
-    Args:
-        student: logits (B, C).
-        teacher: logits (B, C).
-    """
+    """Return L_div <= 0 of logits (B, C): minus the divergence of rows whose classes differ."""
     differ = student.argmax(1) != teacher.argmax(1)
     return -(divergence(student, teacher) * differ).mean()
 
@@ -56,66 +45,42 @@ def statistics_gaps(model: nn.Module) -> Iterator[list[Tensor]]:
         var, mean = torch.var_mean(inputs[0], dim=others, correction=0)
         gaps.append((layer.running_mean - mean).norm() + (layer.running_var - var).norm())
 
-    hooks = [
-        layer.register_forward_hook(note)
-        for layer in model.modules()
-        if isinstance(layer, _BatchNorm) and layer.track_running_stats
-    ]
-    try:
+    with ExitStack() as hooks:
+        for layer in model.modules():
+            if isinstance(layer, _BatchNorm) and layer.track_running_stats:
+                hooks.enter_context(layer.register_forward_hook(note))
         yield gaps
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Settings of an epoch's images.
+    """Settings of an epoch's images."""
 
-    Attributes:
-        steps: of Adam.
-        images: how many.
-        latent: numbers of noise per image.
-        width: of the generator.
-        lr: of Adam, with betas (.5, .999).
-        one_hot: weight of L_CE.
-        bn: weight of L_BN.
-        adversarial: weight of L_div.
-    """
-
-    steps: int = 30
+    steps: int = 30  # of Adam
     images: int = 256
-    latent: int = 256
-    width: int = 64
-    lr: float = 0.001
-    one_hot: float = 1.0
-    bn: float = 1.0
-    adversarial: float = 1.0
+    latent: int = 256  # numbers of noise per image
+    width: int = 64  # of the generator
+    lr: float = 0.001  # of Adam, with betas (.5, .999)
+    one_hot: float = 1.0  # weight of L_CE
+    bn: float = 1.0  # weight of L_BN
+    adversarial: float = 1.0  # weight of L_div
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
-        for name in ("steps", "images", "latent", "width"):
-            require_range(f"strategy.dense.{name}", getattr(self, name), low=1)
+        for name in ("steps", "images", "latent", "width", *LOSSES):
+            low = 0 if name in LOSSES else 1
+            require_range(f"strategy.dense.{name}", getattr(self, name), low=low)
         require_range("strategy.dense.generator_lr", self.lr, open_low=True)
-        for name in LOSSES:
-            require_range(f"strategy.dense.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True)
 class Distillation:
-    """Settings of the student's training.
+    """Settings of the student's training by SGD."""
 
-    Attributes:
-        batch_size: of its passes over the pool.
-        lr: of SGD.
-        momentum: of SGD.
-        temperature: tau.
-    """
-
-    batch_size: int = 256
+    batch_size: int = 256  # of its passes over the pool
     lr: float = 0.005
     momentum: float = 0.9
-    temperature: float = 20.0
+    temperature: float = 20.0  # tau
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
@@ -130,12 +95,8 @@ def generate(
 ) -> tuple[Tensor, dict[str, float]]:
     """Return an epoch's images (images, C, H, W) in [0, 1], and the losses of their step by name.
 
-    Args:
-        maker: reset and trained here.
-        teacher: in eval mode.
-        student: is put in eval mode.
-        views: of the images; its generator also draws weights, noise and labels.
-        how: steps and weights.
+    The generator is reset and trained; the teacher is in eval mode and the student is put in it.
+    The views' generator also draws weights, noise and labels.
     """
     student.eval()
     maker.reset(views.generator)
@@ -177,13 +138,7 @@ def distil(
 ) -> dict[str, float]:
     """Train the student for a pass over the pool; return the mean divergence and agreement.
 
-    Args:
-        student: trained in place, in training mode.
-        teacher: in eval mode.
-        pool: images (n, C, H, W), uint8.
-        views: of the images; its generator also draws the order.
-        optimizer: of the student.
-        how: batch size and temperature.
+    The pool holds images (n, C, H, W) as uint8; the views' generator also draws their order.
     """
     student.train()
     lost, agreed = torch.zeros(2, device=pool.device)

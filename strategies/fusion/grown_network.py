@@ -26,7 +26,6 @@ class GrownNetwork(ABC):
     """The network whose hidden neurons are those of all clients, matched.
 
     Args:
-        key: of the settings.
         sigma: variance of a client's copy about the global weight, > 0.
         sigma0: variance of global weights, > 0.
         gamma: mass of the process, > 0.
@@ -35,16 +34,18 @@ class GrownNetwork(ABC):
         seed: of their order.
     """
 
+    key: str  # of the settings
+
     def __init__(
         self,
-        key: str,
-        sigma: float,
-        sigma0: float,
-        gamma: float,
-        max_neurons: int,
-        sweeps: int,
-        seed: int,
+        sigma: float = 1.0,
+        sigma0: float = 1.0,
+        gamma: float = 1.0,
+        max_neurons: int = 700,
+        sweeps: int = 5,
+        seed: int = 0,
     ) -> None:
+        key = self.key
         self.sigma = require_range(f"{key}.sigma", sigma, open_low=True)
         self.sigma0 = require_range(f"{key}.sigma0", sigma0, open_low=True)
         self.gamma = require_range(f"{key}.gamma", gamma, open_low=True)
@@ -53,11 +54,7 @@ class GrownNetwork(ABC):
         self.seed = seed
 
     def bind(self, network: Network) -> None:
-        """Take the network.
-
-        Raises:
-            ConfigError: if its layers cannot be matched.
-        """
+        """Take the network; refuse one whose layers cannot be matched."""
         params = {name: value.detach() for name, value in network.model.named_parameters()}
         for link in read_chain(params):
             self.check_layer(link, params)
@@ -93,10 +90,7 @@ class GrownNetwork(ABC):
     ) -> dict[str, Tensor]:
         """Return the global network's tensors by name.
 
-        Args:
-            chain: the layers.
-            models: of the clients.
-            shares: each client's share of the examples of each class (J, C).
+        ``shares`` are each client's shares of the examples of each class (J, C).
         """
 
     def network(self, tensors: Tensors) -> nn.Module:
@@ -125,11 +119,9 @@ class GrownNetwork(ABC):
 
 
 def grown_network(tensors: Tensors, model: nn.Module) -> nn.Module:
-    """Return the network, in eval mode, of :class:`GrownNetwork`'s tensors.
+    """Return the network, in eval mode, of :class:`GrownNetwork`'s output or its model.safetensors.
 
-    Args:
-        tensors: its output, or the contents of model.safetensors.
-        model: the task's network, with any weights, on the device to use.
+    ``model`` is the task's network, with any weights, on the device to use.
     """
     grown = copy.deepcopy(model)
     for key, value in tensors.items():
@@ -146,12 +138,9 @@ def grown_network(tensors: Tensors, model: nn.Module) -> nn.Module:
 
 
 def spread(values: Tensor, labels: Tensor | None, size: int) -> Tensor:
-    """Return a client's columns at the positions of the global neurons, 0 where it has none.
+    """Return a client's columns (rows, n, ...) at the positions of the global neurons, else 0.
 
-    Args:
-        values: (rows, n, ...), for each of a client's n neurons.
-        labels: of those neurons (n,); None: they are the global ones.
-        size: number of global neurons.
+    Labels (n,) name the global neuron of each column; None: the columns are the global ones'.
     """
     if labels is None:
         return values

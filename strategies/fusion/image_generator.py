@@ -14,12 +14,7 @@ class Generator(nn.Module):
     """Maps noise (B, z) to images (B, C, H, W) of pixels in [0, 1]; always in training mode.
 
     A linear layer to a quarter of the size, then twice nearest-neighbour upsampling and a 3 x 3
-    convolution with BatchNorm and leaky ReLU.
-
-    Args:
-        latent: z.
-        width: channels before the last convolution; twice as many before them.
-        shape: (C, H, W).
+    convolution with BatchNorm and leaky ReLU; ``width`` channels before the last convolution.
     """
 
     def __init__(self, latent: int, width: int, shape: tuple[int, ...]) -> None:
@@ -61,46 +56,32 @@ class Generator(nn.Module):
 
 @dataclass(frozen=True)
 class Views:
-    """Turns images of pixels in [0, 1] into inputs: randomly cropped and mirrored, normalised.
+    """Turns images of pixels in [0, 1] into inputs: randomly cropped and mirrored, normalised."""
 
-    Attributes:
-        black: the input value of a pixel of 0 (C, 1, 1).
-        white: the input value of a pixel of 1.
-        padding: width of the black border that images are cropped from.
-        flip: mirror half of the images.
-        generator: draws crops and mirroring.
-    """
-
-    black: Tensor
-    white: Tensor
-    padding: int
-    flip: bool
+    black: Tensor  # the input value of a pixel of 0 (C, 1, 1)
+    white: Tensor  # the input value of a pixel of 1
+    padding: int  # width of the black border that images are cropped from; 0: no crop
+    flip: bool  # mirror half of the images
     generator: torch.Generator
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Return inputs (B, C, H, W)."""
-        seen = view(images, self.padding, self.flip, self.generator)
-        return self.black + (self.white - self.black) * seen
+        """Return inputs (B, C, H, W); the gradient passes through."""
+        return self.black + (self.white - self.black) * self.cropped(images)
 
-
-def view(images: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Return each image cropped from a copy with a black border; half of them mirrored.
-
-    Args:
-        images: (B, C, H, W), 0 is black; the gradient passes through.
-        padding: width of the border, in pixels; 0: no crop.
-        flip: mirror each image left to right with probability 1/2.
-        generator: draws the corners and which images are mirrored.
-    """
-    if not padding and not flip:
-        return images
-    count, _, height, width = images.shape
-    corners = torch.randint(2 * padding + 1, (2, count, 1), generator=generator)
-    mirrored = torch.rand(count, 1, generator=generator) < 0.5 if flip else torch.zeros(count, 1)
-    rows = corners[0] + torch.arange(height)  # (B, H)
-    across = torch.arange(width).expand(count, width)
-    columns = corners[1] + torch.where(mirrored.bool(), across.flip(1), across)  # (B, W)
-    images = F.pad(images, (padding,) * 4).permute(0, 2, 3, 1)
-    which = torch.arange(count)[:, None, None].to(images.device)
-    rows, columns = rows.to(images.device), columns.to(images.device)
-    return images[which, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    def cropped(self, images: Tensor) -> Tensor:
+        """Return images cropped from copies with a black border, half of them mirrored."""
+        padding, generator = self.padding, self.generator
+        if not padding and not self.flip:
+            return images
+        count, _, height, width = images.shape
+        corners = torch.randint(2 * padding + 1, (2, count, 1), generator=generator)
+        mirrored = torch.zeros(count, 1)
+        if self.flip:
+            mirrored = torch.rand(count, 1, generator=generator) < 0.5
+        rows = corners[0] + torch.arange(height)  # (B, H)
+        across = torch.arange(width).expand(count, width)
+        columns = corners[1] + torch.where(mirrored.bool(), across.flip(1), across)  # (B, W)
+        images = F.pad(images, (padding,) * 4).permute(0, 2, 3, 1)
+        which = torch.arange(count)[:, None, None].to(images.device)
+        rows, columns = rows.to(images.device), columns.to(images.device)
+        return images[which, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

@@ -6,8 +6,6 @@ convolution, with a 1 appended where the layer has a bias, so that [W | b] is it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +15,6 @@ from torch.nn import functional as F
 from common.errors import ConfigError
 
 _EPS = torch.finfo(torch.float32).eps
-
-
-# ---- rows ----------------------------------------------------------------------------------------
 
 
 def layers_of(model: nn.Module) -> dict[str, nn.Module]:
@@ -50,10 +45,9 @@ def rows_of(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def mean_rows(module: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the rows (m, d) of the mini-batch's mean input, as MA-Echo's released code does.
+    """Return the rows (m, d) of the mini-batch's mean input, as in MA-Echo's released code.
 
-    A linear layer has one. A convolution has the patches of the mean image at stride 2 without
-    padding, whatever its own stride and padding are.
+    A convolution has the patches of the mean image at stride 2, unpadded, whatever its settings.
     """
     mean = inputs.mean(dim=0, keepdim=True)
     if isinstance(module, nn.Conv2d):
@@ -64,36 +58,13 @@ def mean_rows(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def numeric_padding(module: nn.Conv2d) -> tuple[int, ...]:
-    """Return a convolution's padding.
-
-    Raises:
-        ConfigError: where it is given by name ("same").
-    """
+    """Return a convolution's padding; raise ConfigError where it is given by name ("same")."""
     if isinstance(module.padding, str):
         raise ConfigError(
             f"a convolution has padding={module.padding!r}, and projections need it in numbers: "
             "choose another task.model"
         )
     return module.padding
-
-
-@contextmanager
-def recording(
-    layers: Mapping[str, nn.Module], record: Callable[[str, Tensor], None]
-) -> Iterator[None]:
-    """Call ``record(name, inputs)`` whenever a layer is used inside the block."""
-    handles = [
-        module.register_forward_pre_hook(lambda _, inputs, name=name: record(name, inputs[0]))
-        for name, module in layers.items()
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-# ---- spectra -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -104,11 +75,9 @@ class Spectrum:
     values: Tensor
 
     def factor(self, rank: int | None, energy: float) -> Tensor:
-        """Return F (d, r), whose columns are the eigenvectors times the roots of the eigenvalues.
+        """Return F (d, r), the eigenvectors times the roots of the eigenvalues.
 
-        Args:
-            rank: r; None: as many as hold ``energy`` of the sum of the squared eigenvalues.
-            energy: in (0, 1].
+        Without a rank r is what holds ``energy`` of the sum of the squared eigenvalues.
         """
         if rank is None:
             held = self.values.square().cumsum(0)
@@ -123,16 +92,8 @@ def eigendecomposition(matrix: Tensor) -> Spectrum:
     return Spectrum(vectors.flip(1), values.flip(0).clamp_min(0.0))
 
 
-# ---- statistics ----------------------------------------------------------------------------------
-
-
 class SecondMoment:
-    """A = X^T X / n as a matrix (d, d).
-
-    Args:
-        width: d.
-        device: of the matrix.
-    """
+    """A = X^T X / n as a matrix (d, d), d the width."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         self.sum = torch.zeros(width, width, device=device, dtype=torch.float64)
@@ -153,16 +114,10 @@ class SecondMoment:
 
 
 class SketchedMoment:
-    """A = X^T X / n from a sketch Y = A Omega, Omega (d, k) Gaussian and orthonormalised.
+    """A = X^T X / n from a sketch Y = A Omega, Omega (d, k) Gaussian and orthonormalised, k = size.
 
     Tropp, Yurtsever, Udell, Cevher. "Fixed-rank approximation of a positive-semidefinite matrix
     from streaming data". NeurIPS 2017. https://arxiv.org/abs/1706.05736
-
-    Args:
-        width: d.
-        size: k, at most d.
-        generator: draws Omega.
-        device: of the sketch.
     """
 
     def __init__(
@@ -197,13 +152,9 @@ class SketchedMoment:
 
 
 class DampedProjector:
-    """The projector P = I - N of MA-Echo's released code, by its recursion over rows.
+    """The projector P = I - N (d, d) of MA-Echo's released code, by its recursion over rows.
 
-    Args:
-        width: d.
-        step: so, the share of each direction that a step removes, in (0, 1].
-        zeta: added to x k, so that short rows count less.
-        device: of the matrix.
+    ``step`` is so, the share of a direction that a step removes; zeta makes short rows count less.
     """
 
     def __init__(self, width: int, step: float, zeta: float, device: torch.device) -> None:

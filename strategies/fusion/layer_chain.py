@@ -41,19 +41,12 @@ _ALIKE_CALLS = (
 
 @dataclass(frozen=True)
 class Link:
-    """A layer of a chain.
+    """A layer of a chain."""
 
-    Attributes:
-        weight: name of its weight.
-        block: columns for each neuron of the layer before it; 0 for the first layer.
-        has_bias: whether it has a bias.
-        followers: names of other tensors with a number per neuron (normalisation).
-    """
-
-    weight: str
-    block: int
+    weight: str  # its name
+    block: int  # columns for each neuron of the layer before it; 0 for the first layer
     has_bias: bool
-    followers: list[str] = field(default_factory=list)
+    followers: list[str] = field(default_factory=list)  # normalisation: a number per neuron
 
     def columns(self, order: Tensor | None) -> Tensor | slice:
         """Return the order of the columns when the layer before has its neurons in this order."""
@@ -67,8 +60,6 @@ class Link:
 
 def read_chain(params: Tensors) -> list[Link]:
     """Return the layers in order, the classifier last, from names and shapes alone.
-
-    :class:`Chain` checks the model itself.
 
     Raises:
         ConfigError: for tensors that form no chain, or that lack the classifier.
@@ -86,25 +77,20 @@ def read_chain(params: Tensors) -> list[Link]:
             links[-1].followers.append(name)
         else:
             raise _no_chain(f"{name} {tuple(value.shape)} belongs to no layer before it")
-    if not links or links[-1].followers or not _ends(links[-1].weight, params):
+    classified = f"{HEAD}.weight" in params or any(name.startswith("body.") for name in params)
+    last = links[-1] if links else None
+    if last is None or last.followers or (classified and last.weight != f"{HEAD}.weight"):
         raise _no_chain(f"the last shared layer is not {HEAD}.weight (see strategy.personal)")
     return links
-
-
-def _ends(last: str, params: Tensors) -> bool:
-    """Return whether this is the classifier, or the model has none."""
-    return last == f"{HEAD}.weight" or not any(name.startswith("body.") for name in params)
 
 
 def _block(name: str, value: Tensor, links: list[Link], width: int) -> int:
     if not links:
         return 0
     inputs = value.shape[1]
-    fits = inputs == width if value.dim() == 4 else inputs % width == 0
-    if not fits:
-        raise _no_chain(
-            f"{name} has {inputs} inputs and {links[-1].weight} before it {width} outputs"
-        )
+    if inputs != width and (value.dim() == 4 or inputs % width):
+        last = links[-1].weight
+        raise _no_chain(f"{name} has {inputs} inputs and {last} before it {width} outputs")
     return value[0].numel() // width
 
 
@@ -116,13 +102,7 @@ def _no_chain(why: str) -> ConfigError:
 
 
 def reordered(chain: Sequence[Link], model: Tensors, orders: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the model with the neurons of each hidden layer in another order.
-
-    Args:
-        chain: its layers.
-        model: tensors by name.
-        orders: of the neurons (out,) of every layer but the last.
-    """
+    """Return the model with new orders of the neurons (out,) of every layer but the last."""
     found, before = dict(model), None
     for link, order in zip(chain, [*orders, None], strict=True):
         matrix = flattened(link.weight, model)[:, link.columns(before)]
@@ -137,11 +117,7 @@ class Chain(ClientSide):
     """Refuses, before round 1, a model that is not a chain."""
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Trace the model from its inputs to its features and logits.
-
-        Raises:
-            ConfigError: naming the operation that does not treat all neurons alike.
-        """
+        """Refuse an operation that does not treat all neurons alike, by name."""
         part: str = getattr(model, "fused", "")
         network, prefix = model.get_submodule(part), f"{part}." if part else ""
         try:
@@ -170,11 +146,7 @@ class ChainServer(ServerSide):
     """Refuses shared tensors that do not form a chain with the classifier at its end."""
 
     def init(self, params: Tensors) -> None:
-        """Read the chain.
-
-        Raises:
-            ConfigError: for tensors that form none.
-        """
+        """Refuse tensors that form no chain."""
         read_chain(params)
 
 
@@ -186,7 +158,5 @@ def _tie(module: nn.Module) -> str:
         some = 1 < module.num_groups < module.num_channels
         return f"normalises over {module.num_groups} groups of channels" if some else ""
     if isinstance(module, nn.BatchNorm2d):
-        return (
-            "has running statistics, which cannot be matched" if module.track_running_stats else ""
-        )
+        return "has running statistics" if module.track_running_stats else ""
     return "" if isinstance(module, _LAYERS + _ALIKE) else f"is a {type(module).__name__}"

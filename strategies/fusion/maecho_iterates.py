@@ -24,22 +24,19 @@ from strategies.fusion.quadratic_program import min_norm_weights
 class Iterate(ABC):
     """W and the V_i of one layer; V_i = W_i at first.
 
-    Attributes:
-        coordinates: F_i^T (W - V_i)^T, for eq. 11 F_i^T (W - W_i)^T, stacked (R, out).
-        remaining: share of the initial W - V_i that is left where no projection acts.
-
     Args:
         layer: of all clients.
         start: W at first (out, d).
         cap: C of eq. 6; None: uniform weights.
     """
 
-    remaining = 0.0
+    remaining = 0.0  # share of the initial W - V_i that is left where no projection acts
     fold = True
 
     def __init__(self, layer: Layer, start: Tensor, cap: float | None) -> None:
         self.layer, self.start, self.cap = layer, start, cap
         self.span = Span(layer, fold=self.fold)
+        # F_i^T (W - V_i)^T, for eq. 11 F_i^T (W - W_i)^T (R, out)
         self.coordinates = self.span.coordinates(lambda i: start - layer.local[i])
         self.steps = Steps(self.span)
         self.weights = start.new_full((len(layer.local),), 1.0 / len(layer.local))
@@ -82,24 +79,11 @@ class Cumulative(Iterate):
     """V_i <- V_i + s (W - V_i) (I - kappa P_i); the result is the mean of the V_i, or W.
 
     Outside the span of U_i, W - V_i = fading (W - V_i at first) + common, and ``common`` is the
-    same for all clients.
-
-    Args:
-        layer: as in :class:`Iterate`, with start and cap.
-        step: s.
-        kappa: 1 in the released loop; mu / (1 + mu) in Algorithm 1.
-        mean: return the mean of the V_i.
+    same for all clients. kappa is 1 in the released loop, mu / (1 + mu) in Algorithm 1.
     """
 
     def __init__(
-        self,
-        layer: Layer,
-        start: Tensor,
-        cap: float | None,
-        step: float,
-        kappa: float,
-        *,
-        mean: bool,
+        self, layer: Layer, start: Tensor, cap: float | None, step: float, kappa: float, mean: bool
     ) -> None:
         super().__init__(layer, start, cap)
         self.left, self.mean = 1.0 - step, mean

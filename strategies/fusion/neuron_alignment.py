@@ -41,12 +41,7 @@ _ITERATIONS = 10_000_000  # POT's default of 100,000 is too low above a few hund
 
 
 def transport(rows: Tensor, anchor: Tensor) -> Tensor:
-    """Return the optimal order of the rows: ``rows[order]`` matches ``anchor``.
-
-    Args:
-        rows: of a layer (n, d).
-        anchor: rows of the layer to match (n, d).
-    """
+    """Return the optimal order of rows (n, d): ``rows[order]`` matches ``anchor`` (n, d)."""
     import ot
 
     left, right = (F.normalize(matrix.double(), eps=1e-9) for matrix in (rows, anchor))
@@ -69,11 +64,7 @@ def orders_of(chain: Sequence[Link], model: Tensors, anchor: Tensors) -> list[Te
 
 
 class Alignment:
-    """The transform: every reply in the neuron order of the first one, projections included.
-
-    Raises:
-        ConfigError: if POT is not installed.
-    """
+    """The transform: every reply in the neuron order of the first one, projections included."""
 
     def __init__(self) -> None:
         if importlib.util.find_spec("ot") is None:

@@ -12,19 +12,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Neurons:
-    """The clients' neurons as rows of numbers.
+    """The clients' neurons as rows of numbers."""
 
-    Attributes:
-        rows: of each client (n_j, d).
-        precisions: of each client's rows (J, d); 0 where it knows nothing.
-        mean: mu0 (d,).
-        precision: 1 / sigma0 (d,).
-    """
-
-    rows: Sequence[Tensor]
-    precisions: Tensor
-    mean: Tensor
-    precision: Tensor
+    rows: Sequence[Tensor]  # of each client (n_j, d)
+    precisions: Tensor  # of each client's rows (J, d); 0 where it knows nothing
+    mean: Tensor  # mu0 (d,)
+    precision: Tensor  # 1 / sigma0 (d,)
 
     def pooled(self, labels: Mapping[int, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """Return g (L, d), S (L, d) and m (L,) of the global neurons that are labelled 0..L-1."""
@@ -44,12 +37,7 @@ def match(
 ) -> list[Tensor]:
     """Return each client's labels (n_j,): the global neuron of each of its neurons.
 
-    Args:
-        neurons: of all clients.
-        gamma: mass of the process: how readily neurons become new global ones.
-        max_neurons: no neuron becomes a new one from that many on.
-        sweeps: how often all clients are assigned again.
-        generator: draws their order.
+    All clients are assigned again in each of the sweeps, in an order that the generator draws.
     """
     clients = len(neurons.rows)
     by_size = sorted(range(clients), key=lambda j: -len(neurons.rows[j]))
@@ -72,15 +60,7 @@ def _compressed(labels: Mapping[int, Tensor]) -> dict[int, Tensor]:
 def assign(
     neurons: Neurons, j: int, others: Mapping[int, Tensor], gamma: float, max_neurons: int
 ) -> Tensor:
-    """Return the most likely labels of client j (n_j,), given the others' labels.
-
-    Args:
-        neurons: of all clients.
-        j: the client.
-        others: the other clients' labels, 0..L-1 without gaps.
-        gamma: mass of the process.
-        max_neurons: global neurons, at most.
-    """
+    """Return the most likely labels of client j (n_j,), given the others', 0..L-1 without gaps."""
     sums, totals, counts = neurons.pooled(others)
     clients, size = len(neurons.rows), len(sums)
     precision = neurons.precisions[j]

@@ -22,39 +22,20 @@ from strategies.statistics.class_counts import CLASS_COUNTS, HEAD, check_class_c
 _ROUNDING = 1e-3  # tolerated in eigenvalues: clients compute in float32
 
 
-# ---- a layer -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Layer:
-    """One layer of all clients.
+    """One layer of all clients."""
 
-    Attributes:
-        name: of its weight.
-        local: W_i (N, out, d); with a bias, [W | b].
-        bases: U_i (N, d, r), columns of length 1, padded with zero columns to the largest rank.
-        values: p_i (N, r).
-        scales: z_i (N,), of the ridge form.
-        sizes: n_i (N,).
-    """
-
-    name: str
-    local: Tensor
-    bases: Tensor
-    values: Tensor
-    scales: Tensor
-    sizes: Tensor
+    name: str  # of its weight
+    local: Tensor  # W_i (N, out, d); with a bias, [W | b]
+    bases: Tensor  # U_i (N, d, r), padded with zero columns to the largest rank
+    values: Tensor  # p_i (N, r)
+    scales: Tensor  # z_i (N,), of the ridge form
+    sizes: Tensor  # n_i (N,)
 
 
 def read_layer(name: str, local: Tensors, replies: Sequence[Reply], device: torch.device) -> Layer:
-    """Return one layer of all clients.
-
-    Args:
-        name: of its weight.
-        local: the clients' tensors, from :func:`local_models`.
-        replies: with projections.
-        device: of the result.
-    """
+    """Return the layer of that weight, of :func:`local_models` and the replies' projections."""
     spectra = [spectrum_of(reply.payloads[PROJECTIONS][name].to(device)) for reply in replies]
     scales = torch.stack([reply.payloads[SCALES][name] for reply in replies])
     return Layer(
@@ -100,12 +81,9 @@ def local_models(params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]
 
 
 def flattened(name: str, tensors: Tensors, batch: int = 0) -> Tensor:
-    """Return [W | b] of a layer, or W where it has no bias.
+    """Return [W | b] of the layer of that weight, or W where it has no bias.
 
-    Args:
-        name: of the weight.
-        tensors: by name.
-        batch: number of leading batch dimensions.
+    With ``batch`` leading dimensions the result has them, too.
     """
     weight = tensors[name].flatten(batch + 1)
     bias = tensors.get(bias_of(name))
@@ -131,10 +109,7 @@ def masked_classifier(
 ) -> dict[str, Tensor]:
     """Return the classifier; its row of a class is the mean over the clients that hold it.
 
-    Args:
-        params: x.
-        replies: with class counts.
-        absent: the row of a class that no client holds: "zero", or x's ("keep").
+    The row of a class that no client holds is 0, or with absent="keep" that of x, ``params``.
     """
     shares = holder_shares(replies)
     nobody = shares.sum(0) == 0

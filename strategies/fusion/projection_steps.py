@@ -6,7 +6,7 @@ as ``rows`` (R, d), R = sum_i r_i,
     z_i = F_i^T (W - V_i)^T   (r_i, out),        pull_i = z_i^T F_i^T   (out, d)
 
 An iteration moves W along a weighted sum of the pulls and updates z <- z + rows move^T: 2 out R R
-operations with rows rows^T (R, R) and the move in units of the rows, 4 out R d with a move (out, d).
+operations with rows rows^T (R, R) and moves in units of the rows, 4 out R d with moves (out, d).
 """
 
 from __future__ import annotations
@@ -28,14 +28,10 @@ class Inputs:
 
     MNIST's border, black in every image, is such a group of pixels. m equal columns of the rows
     become one, times sqrt(m): every product with P_i stays the same.
-
-    Attributes:
-        group: the merged column of each input (d,); None: nothing is merged.
-        scale: 1 / sqrt(m) of each merged column (D,).
     """
 
-    group: Tensor | None
-    scale: Tensor
+    group: Tensor | None  # the merged column of each input (d,); None: nothing is merged
+    scale: Tensor  # 1 / sqrt(m) of each merged column (D,)
 
     @classmethod
     def of(cls, rows: Tensor) -> Inputs:
@@ -65,18 +61,13 @@ class Inputs:
 
 
 class Span:
-    """The stacked projection factors of a layer.
+    """The stacked projection factors of a layer, without directions of eigenvalue 0.
 
     Attributes:
-        inputs: the columns of ``rows``.
-        rows: the F_i^T stacked (R, D), without directions of eigenvalue 0.
+        rows: the F_i^T (R, D), whose columns are ``inputs``, merged where ``fold``.
         values: the eigenvalues (R, 1).
         parts: each client's slice of the rows.
         owners: each row's client (R,).
-
-    Args:
-        layer: of all clients.
-        fold: merge inputs that the projections do not tell apart.
     """
 
     def __init__(self, layer: Layer, *, fold: bool) -> None:

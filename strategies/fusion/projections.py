@@ -18,6 +18,7 @@ sketched in one pass, without a d x d matrix.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Literal
 
 import torch
@@ -33,7 +34,6 @@ from strategies.fusion.input_statistics import (
     layers_of,
     mean_rows,
     numeric_padding,
-    recording,
     rows_of,
     width_of,
 )
@@ -111,11 +111,7 @@ class ProjectionClient(ClientSide):
                 )
 
     def ranks(self, layers: Sequence[str]) -> dict[str, int | None]:
-        """Return r of each layer, None where ``energy`` decides.
-
-        Raises:
-            ConfigError: where ``rank`` is a list of another length.
-        """
+        """Return r of each layer, None where ``energy`` decides; refuse lists of other lengths."""
         if not isinstance(self.rank, Sequence):
             return dict.fromkeys(layers, self.rank)
         if len(self.rank) != len(layers):
@@ -135,17 +131,23 @@ class ProjectionClient(ClientSide):
         # personal layers stay at the client and are not fused
         layers = {name: module for name, module in layers.items() if name in context.anchor}
         statistics = {
-            name: self._statistic(module, ranks[name], context) for name, module in layers.items()
+            module: self._statistic(module, ranks[name], context) for name, module in layers.items()
         }
         damped = self.form == "damped"
         take = mean_rows if damped else rows_of
         batch, order = (64, context.generator) if damped else (500, None)
-        with recording(layers, lambda n, i: statistics[n].add(take(layers[n], i.float()))):
+
+        def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            statistics[module].add(take(module, inputs[0].float()))
+
+        with ExitStack() as hooks:
+            for module in layers.values():
+                hooks.enter_context(module.register_forward_pre_hook(record))
             for inputs, _ in context.data.batches(batch, generator=order, train=False):
                 context.model(inputs)
         factors, scales = {}, {}
-        for name, statistic in statistics.items():
-            factors[name], scales[name] = self._projection(statistic, ranks[name])
+        for name, module in layers.items():
+            factors[name], scales[name] = self._projection(statistics[module], ranks[name])
         return {PROJECTIONS: factors, SCALES: scales, **counted(context)}
 
     def _statistic(self, module: nn.Module, rank: int | None, context: LocalContext) -> Statistic:
