@@ -107,10 +107,8 @@ def test_statistics_gaps_by_hand():
     layer[0].running_var.copy_(torch.tensor([4.0, 1.0]))
     with statistics_gaps(layer) as gaps:
         layer(inputs)
-        state = {
-            "0.running_mean": torch.tensor([2.0, 4.0]),
-            "0.running_var": torch.tensor([4.0, 6]),
-        }
+        state = {"0.running_mean": torch.tensor([2.0, 4.0])}
+        state["0.running_var"] = torch.tensor([4.0, 6.0])
         torch.func.functional_call(layer, state, (inputs,))
     assert [float(gap.detach()) for gap in gaps] == pytest.approx([5.0 + 0.0, 4.0 + 5.0])
     gaps[0].backward()
@@ -336,29 +334,41 @@ def test_without_an_epoch_the_student_stays_at_its_start(initial):
         torch.testing.assert_close(value, network.model.state_dict()[name] + mean)
 
 
-def test_the_result_is_the_last_student_with_its_batchnorm_statistics():
-    network = normed()
-    replies = replies_of(network)
-    seen = []
+@pytest.mark.parametrize("masked", [True, False])
+def test_each_epoch_adds_its_images_to_the_pool_and_the_last_student_is_the_result(masked):
+    """The pool holds 8 bits. Class 1 has no holder: a masked teacher's logit of it is 0."""
+    made, pools, targets, students = [], [], [], []
 
-    def spy(student, *others):
-        figures = distil(student, *others)
-        seen.append({name: value.clone() for name, value in student.state_dict().items()})
+    def keep_images(*given):
+        images, losses = generate(*given)
+        made.append(images)
+        return images, losses
+
+    def keep_the_rest(student, teacher, pool, *others):
+        figures = distil(student, teacher, pool, *others)
+        pools.append(pool.clone())
+        targets.append(teacher(torch.randn(4, *SHAPE, generator=seeded(0)))[1])
+        students.append({name: value.clone() for name, value in student.state_dict().items()})
         return figures
 
+    network = normed()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "distil", spy)
-        found = aggregate(network, replies)
-    assert len(seen) == 3
+        patch.setattr(dense, "distil", keep_the_rest)
+        patch.setattr(dense, "generate", keep_images)
+        found = aggregate(network, replies_of(network), masked_teacher=masked)
+    assert [len(pool) for pool in pools] == [12, 24, 36]
+    assert pools[-1].dtype == torch.uint8
+    error = pools[-1].float() / 255 - torch.cat(made)
+    assert error.abs().max() <= 0.5 / 255 + 1e-6
+    assert bool((targets[0][:, 1] == 0).all()) == masked
     for name, value in found.items():
-        torch.testing.assert_close(value, seen[-1][name])
-        assert not torch.allclose(value, seen[0][name])
+        torch.testing.assert_close(value, students[-1][name])
+        assert not torch.allclose(value, students[0][name])
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_all_random_numbers_follow_from_the_seed(dropout):
+def test_all_random_numbers_follow_from_the_seed():
     """Dropout too; torch's own generator stays as it was."""
-    network = normed(dropout)
+    network = normed(dropout=0.5)
     replies = replies_of(network)
     before = torch.get_rng_state()
     first = aggregate(network, replies, seed=1)
@@ -367,47 +377,6 @@ def test_all_random_numbers_follow_from_the_seed(dropout):
     second, third = aggregate(network, replies, seed=1), aggregate(network, replies, seed=2)
     assert all(torch.equal(value, second[name]) for name, value in first.items())
     assert not any(torch.equal(value, third[name]) for name, value in first.items())
-
-
-def test_the_pool_grows_and_holds_eight_bits():
-    network = normed()
-    sizes, pools = [], []
-
-    def spy(student, teacher, pool, *others):
-        sizes.append(len(pool))
-        pools.append(pool.clone())
-        return distil(student, teacher, pool, *others)
-
-    def keep(*given):
-        images, losses = generate(*given)
-        made.append(images)
-        return images, losses
-
-    made: list[torch.Tensor] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "distil", spy)
-        patch.setattr(dense, "generate", keep)
-        aggregate(network, replies_of(network))
-    assert sizes == [12, 24, 36]
-    assert pools[-1].dtype == torch.uint8
-    error = pools[-1].float() / 255 - torch.cat(made)
-    assert error.abs().max() <= 0.5 / 255 + 1e-6
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_the_teacher_is_masked_or_plain(masked):
-    """Class 1 has no holder, so that a masked teacher's logit of it is 0 wherever one looks."""
-    network = normed()
-    wanted = []
-
-    def spy(student, teacher, pool, *others):
-        wanted.append(teacher(torch.randn(4, *SHAPE, generator=seeded(0)))[1])
-        return distil(student, teacher, pool, *others)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "distil", spy)
-        aggregate(network, replies_of(network), masked_teacher=masked)
-    assert bool((wanted[0][:, 1] == 0).all()) == masked
 
 
 def test_inputs_that_are_no_images_and_networks_without_logits_are_refused():
@@ -450,13 +419,8 @@ def test_the_flower_strategy_sends_class_counts_only_if_masked():
 def test_the_student_beats_the_average(tmp_path):
     """Two clients of five classes each; the student starts at their average."""
     words = [*TINY, "task.train_size=null", "strategy=dense", "rounds=1", "clients=2"]
-    words += [
-        "local.epochs=10",
-        "seed=2",
-        "partition=pathological",
-        "partition.classes=5",
-        "local.initial=own",
-    ]
+    words += ["local.epochs=10", "seed=2", "partition=pathological", "partition.classes=5"]
+    words += ["local.initial=own"]
     words += ["strategy.dense.masked_teacher=true", "evaluation.received=false"]
     quick = ["epochs=16", "steps=5", "images=64", "width=8", "crop_padding=0", "batch_size=16"]
     quick += ["lr=0.05"]
