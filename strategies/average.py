@@ -2,7 +2,7 @@
 
 Su, Yang, Li, Xue. Neural Networks 2023. https://arxiv.org/abs/2204.12493
 
-Every client counts the same, and the classifier's row of a class is the mean over the clients that
+All clients have the same weight; the classifier's row of a class is the mean over the clients that
 hold more than one example of it, as in the released code's Average and OT.
 """
 
@@ -20,10 +20,10 @@ from strategies.statistics.class_counts import ClassCountsClient, ClassCountsSer
 
 
 class MaskedMean:
-    """(1 / |S|) sum_i y_i, but in the classifier the mean over those that hold the class."""
+    """(1 / |S|) sum_i y_i; in the classifier the mean over the clients that hold the class."""
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """Return what leads from x to that model; the replies have class counts."""
+        """Return the change from x to that model; replies have class counts."""
         fused = {name: values.mean(0) for name, values in local_models(params, replies).items()}
         fused |= masked_classifier(params, replies)
         return {name: fused[name] - x for name, x in params.items()}

@@ -1,23 +1,19 @@
-"""Ensemble: the clients' models, all of them, answering together.
+"""Ensemble: the mean logits of all clients' models.
 
-What MA-Echo's paper holds its fused models against (Su et al. 2023, Table 1), and what DENSE
-distils (strategies/dense.py): with l_i(x) (C,) the logits of client i's model,
+A baseline of MA-Echo's paper (Su et al. 2023, Table 1), and the teacher of DENSE (strategies/
+dense.py): with l_i(x) (C,) the logits of client i's model,
 
     l(x)[c] = sum_i share_i[c] l_i(x)[c],        share_i[c] = 1 / N                     (plain)
                                                  share_i[c] = [i holds c] / #{j holds c}  (masked)
 
-The masked one is what MA-Echo's released code calls Ensemble, and the default: a model says nothing
-of a class that its client has no more than one example of, of which it knows only that it is none
-of its own. A class that nobody holds has logit 0. On the golden case (MNIST, 5 clients, Dirichlet
-.01; % on the test set) masked is 80.04 in the authors' log and 81.19 here, plain 35.0 in facts 1.9
-and 31.33 here; a model alone is right on what its client has, 10 to 30.
+The masked one is the Ensemble of MA-Echo's released code, and the default: a model has no say in
+classes of which its client has at most one example. A class that no client holds has logit 0.
 
-It is an output (model_outputs.py): what a round gives out is not x but the clients' models as
-they came, N of them, so that accuracy, loss and model.safetensors are the ensemble's. x itself is
-FedAvg's, and matters where there is a second round. :func:`ensemble_of` makes a network of the file
-again:
+The ensemble is the round's output model (components/model_outputs.py): accuracy, loss and
+model.safetensors are those of all N clients' models. x is FedAvg's, and matters only for a second
+round. :func:`ensemble_of` makes a network from the file:
 
-    ensemble_of(load_file("model.safetensors"), model)    # model: the task's, of any numbers
+    ensemble_of(load_file("model.safetensors"), model)    # model: the task's, with any weights
 """
 
 from __future__ import annotations
@@ -44,10 +40,10 @@ SHARES, CLIENTS = "shares", "clients"
 
 
 class MeanLogits(nn.Module):
-    """The network whose logits are the weighted means of many models' logits.
+    """A network whose logits are the weighted means of many models' logits.
 
     Args:
-        model: computes with the states; its own tensors are not used, but where a state lacks one.
+        model: computes with each of the states; its own tensors fill in for missing ones.
         states: the models' tensors, by name.
         shares: the weight of each model's logit of each class (N, C).
     """
@@ -69,65 +65,51 @@ class MeanLogits(nn.Module):
 
 
 def mean_logits(network: Network, replies: Sequence[Reply], *, masked: bool) -> MeanLogits:
-    """Return the ensemble of the replies' models, in eval mode.
-
-    Args:
-        network: of the task.
-        replies: with class counts if ``masked``.
-        masked: a model says nothing of the classes that its client does not hold.
-    """
+    """Return the ensemble of the replies' models, in eval mode."""
     shares = class_shares(replies, network.num_classes, masked=masked).to(network.device)
     states = [network.trained(reply) for reply in replies]
     return MeanLogits(network.model, states, shares).eval()
 
 
 def require_logits(what: str, network: Network) -> None:
-    """Refuse a network that does not classify (``classifies`` is False, as of a CVAE).
-
-    Raises:
-        ConfigError: naming ``what`` takes means of logits.
-    """
+    """Refuse a network that does not classify (``classifies`` is False, as of a CVAE)."""
     if not getattr(network.model, "classifies", True):
         raise ConfigError(
-            f"{what} takes means of logits, and {type(network.model).__name__} has none: choose "
-            "another task.model, or another strategy"
+            f"{what} averages logits, and {type(network.model).__name__} has none: choose another "
+            "task.model or another strategy"
         )
 
 
 def class_shares(replies: Sequence[Reply], num_classes: int, *, masked: bool) -> Tensor:
-    """Return what each client's logit of each class weighs (N, C).
+    """Return the weight of each client's logit of each class (N, C).
 
     Raises:
-        ConfigError: if the clients' class counts are needed, and were not sent.
+        ConfigError: if class counts are needed and were not sent.
     """
     if not masked:
         return torch.full((len(replies), num_classes), 1.0 / len(replies))
     if any(CLASS_COUNTS not in reply.payloads for reply in replies):
         raise ConfigError(
-            "a masked ensemble needs the clients' class counts, and they send none: let the client "
-            "side class_counts send them (strategy.class_counts.sent=true), or set masked to false"
+            "a masked ensemble needs the clients' class counts, but they send none: set "
+            "strategy.class_counts.sent=true, or masked to false"
         )
     return holder_shares(replies)
 
 
 class AllClients:
-    """The output of all clients' models; their network is :class:`MeanLogits`.
+    """The output model of all clients' models; its network is :class:`MeanLogits`.
 
-    What it gives out is named "shares" (N, C), its rows by client id, and "clients.<id>.<name>".
+    Its tensors are "shares" (N, C), with rows by client id, and "clients.<id>.<name>".
 
     Args:
-        masked: a model says nothing of the classes that its client does not hold.
+        masked: a model has no say in classes that its client does not hold.
     """
 
     def __init__(self, masked: bool = True) -> None:
         self.masked = masked
 
     def bind(self, network: Network) -> None:
-        """Take the network.
-
-        Raises:
-            ConfigError: if it has no logits.
-        """
+        """Take the network; refuse one without logits."""
         require_logits("strategy=ensemble", network)
         self._network = network
 
@@ -143,16 +125,14 @@ class AllClients:
         return found
 
     def network(self, tensors: Tensors) -> MeanLogits:
-        """Return the ensemble that was given out."""
+        """Return the ensemble that the tensors of a round belong to."""
         return ensemble_of(tensors, self._network.model)
 
 
 def ensemble_of(tensors: Tensors, model: nn.Module) -> MeanLogits:
-    """Return the ensemble, in eval mode, that :class:`AllClients` gave out.
+    """Return the ensemble, in eval mode, of :class:`AllClients`' output or its model.safetensors.
 
-    Args:
-        tensors: what it gave out, or the contents of its model.safetensors.
-        model: the task's network, of any numbers, on the device that is to compute.
+    ``model`` is the task's network, with any weights, on the device to use.
     """
     device = next(model.parameters()).device
     states: dict[int, dict[str, Tensor]] = {}
@@ -165,10 +145,10 @@ def ensemble_of(tensors: Tensors, model: nn.Module) -> MeanLogits:
 
 
 class Ensemble(FederatedStrategy):
-    """One round, whose replies answer together: ``Ensemble(network=Network(...)).start(...)``.
+    """One round, whose output is the ensemble: ``Ensemble(network=Network(...)).start(...)``.
 
     Args:
-        masked: a model says nothing of the classes that its client does not hold.
+        masked: a model has no say in classes that its client does not hold.
         slots: of :class:`FederatedStrategy`; ``network`` is required.
     """
 

@@ -2,9 +2,8 @@
 
 Singh, Jaggi. "Model fusion via optimal transport". NeurIPS 2020. https://arxiv.org/abs/1910.05653
 
-neuron_alignment.py puts all clients' neurons into the first client's order; then every client
-counts the same, but in the classifier, whose row of a class is the mean over the clients that hold
-more than one example of it (strategies/average.py), as MA-Echo's paper has its baseline OT.
+fusion/neuron_alignment.py puts all clients' neurons into the first client's order; strategies/
+average.py averages the aligned models, as in MA-Echo's baseline OT.
 """
 
 from __future__ import annotations

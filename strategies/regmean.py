@@ -2,20 +2,19 @@
 
 Jin, Ren, Preotiuc-Pietro, Cheng. ICLR 2023. https://arxiv.org/abs/2212.09849
 
-A layer of the fused model is to give each client's outputs on that client's inputs. In least
+A layer of the fused model approximates each client's outputs on that client's inputs. In least
 squares that has a closed form (eq. 2; here W multiplies from the left, W (out, d)):
 
     W = (sum_i n_i W_i A_i) (sum_i n_i A_i)^-1,     A_i = X_i^T X_i / n_i
 
-with the entries of A_i beside its diagonal shrunk by ``shrinkage`` (the paper: .9, or .1 for T5),
-for which its sums have an inverse. shrinkage = 1 is the bare form (then with the pseudoinverse, the
-smallest such W); 0 weighs every input by itself. The classifier is fused like any other layer, or
-by the mask of MA-Echo (strategies/fusion/projected_layers.py). What is no layer is averaged.
+where the off-diagonal entries of A_i are multiplied by ``shrinkage`` (the paper: .9, .1 for T5), so
+that the sum has an inverse. shrinkage = 1 is the bare form (with the pseudoinverse); 0 weights each
+input by itself. The classifier is fused like any other layer, or by MA-Echo's mask. Tensors that
+belong to no layer are averaged.
 
-MA-Echo's paper does not compare with it; on its golden case (facts 1.11) one solve gives 83 to 84
-%, what MA-Echo's 60 iterations give. A_i is read off what MA-Echo's clients send, the factor of P_i
-= A_i (A_i + z_i I)^-1 and z_i: A_i = U diag(z p / (1 - p)) U^T. With projections of full rank that
-is exact but for rounding; of less, A_i is what they hold."""
+A_i comes from MA-Echo's projections (fusion/projections.py), P_i = A_i (A_i + z_i I)^-1 = U diag(p)
+U^T: A_i = U diag(z p / (1 - p)) U^T, exact for projections of full rank.
+"""
 
 from __future__ import annotations
 
@@ -43,16 +42,12 @@ from strategies.round.federated import FederatedStrategy, Slots
 def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:
     """Return eq. 2 (out, d), computed in float64.
 
-    Args:
-        layer: of all clients, with the projections' scales.
-        shrinkage: of the entries beside the diagonals.
-
     Raises:
-        ValueError: for projections without scales, of the damped form.
+        ValueError: for projections of the damped form, which have no scales.
     """
     if not layer.scales.all():
         raise ValueError(
-            f"the projections of {layer.name} tell no second moments: RegMean needs clients with "
+            f"the projections of {layer.name} hold no second moments: RegMean needs "
             "strategy.projections.form=ridge"
         )
     kept = layer.values.double().clamp_max(1.0 - 1e-7)
@@ -66,7 +61,7 @@ def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:
         moment = shrinkage * moment + (1.0 - shrinkage) * torch.diag(moment.diagonal())
         total += moment
         aims += local.double() @ moment
-    # an input that no client ever had is 0 in both: the smallest W has weight 0 there
+    # the pseudoinverse gives weight 0 to inputs that are 0 at all clients
     inverse: Tensor = torch.linalg.pinv(total, hermitian=True)
     return (aims @ inverse).to(layer.local.dtype)
 
@@ -75,33 +70,29 @@ class RegressionMean:
     """RegMean's aggregator.
 
     Args:
-        shrinkage: of the entries beside the diagonals of A_i, in [0, 1].
-        classifier: "fused" like other layers, or "masked" as MA-Echo's.
-        dense: the clients send P (d, d) in place of its factor.
+        shrinkage: factor of the off-diagonal entries of A_i, in [0, 1].
+        classifier: "fused" like other layers, or "masked" as in MA-Echo.
     """
 
     def __init__(
         self,
         shrinkage: float = 0.9,
         classifier: Literal["fused", "masked"] = "fused",
-        dense: bool = False,
     ) -> None:
         self.shrinkage = require_range("strategy.regmean.shrinkage", shrinkage, high=1.0)
-        self.classifier = require_choice(
-            "strategy.regmean.classifier", classifier, ("fused", "masked")
-        )
-        self.dense = dense
+        parts = ("fused", "masked")
+        self.classifier = require_choice("strategy.regmean.classifier", classifier, parts)
 
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """Return what leads from x to the fused model."""
+        """Return the change from x to the fused model."""
         local = local_models(params, replies)
         fused = {name: values.mean(0) for name, values in local.items()}
         names = projected_layers(replies)
         if self.classifier == "fused":
             names = list(replies[0].payloads[PROJECTIONS])
         for name in names:
-            layer = read_layer(name, local, replies, torch.device("cpu"), dense=self.dense)
+            layer = read_layer(name, local, replies, torch.device("cpu"))
             fused |= unflattened(name, regression_mean(layer, self.shrinkage), params)
         if self.classifier == "masked":
             fused |= masked_classifier(params, replies)

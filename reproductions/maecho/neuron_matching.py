@@ -89,7 +89,7 @@ def local_optima(
     found = [dict(model) for model in local]
     for name in layers:
         start = torch.stack([flattened(name, model) for model in local])
-        sent = torch.stack([_projection(reply, name, aggregator.dense) for reply in replies])
+        sent = torch.stack([_projection(reply, name) for reply in replies])
         for model, layer in zip(found, _iterated(aggregator, start, sent, iterations), strict=True):
             model |= unflattened(name, layer, model)
     return found
@@ -112,9 +112,9 @@ def _iterated(
     return optima
 
 
-def _projection(reply: Reply, name: str, dense: bool) -> Tensor:
-    sent = reply.payloads[PROJECTIONS][name]
-    return sent if dense else sent @ sent.T
+def _projection(reply: Reply, name: str) -> Tensor:
+    factor = reply.payloads[PROJECTIONS][name]
+    return factor @ factor.T
 
 
 def _aligned(params: Tensors, sent: Sequence[Reply]) -> Models | None:

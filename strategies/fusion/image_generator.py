@@ -1,8 +1,9 @@
-"""A generator of images from noise, and random views of images, as DENSE has them."""
+"""DENSE's generator of images from noise, and random views of images."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -10,15 +11,10 @@ from torch.nn import functional as F
 
 
 class Generator(nn.Module):
-    """Noise (B, z) to images (B, C, H, W) of pixels in [0, 1].
+    """Maps noise (B, z) to images (B, C, H, W) of pixels in [0, 1]; always in training mode.
 
-    DENSE's: a linear layer to a quarter of the size, then twice as large by nearest neighbours and
-    through 3 x 3 convolutions with BatchNorm and leaky ReLU, two times. Always in training mode.
-
-    Args:
-        latent: z.
-        width: channels before the last convolution; twice as many before them.
-        shape: (C, H, W).
+    A linear layer to a quarter of the size, then twice nearest-neighbour upsampling and a 3 x 3
+    convolution with BatchNorm and leaky ReLU; ``width`` channels before the last convolution.
     """
 
     def __init__(self, latent: int, width: int, shape: tuple[int, ...]) -> None:
@@ -42,7 +38,7 @@ class Generator(nn.Module):
 
     @torch.no_grad()
     def reset(self, generator: torch.Generator) -> None:
-        """Draw all weights anew: N(0, .02^2), of BatchNorm N(1, .02^2); every bias is 0."""
+        """Draw all weights anew: N(0, .02^2), of BatchNorm N(1, .02^2); biases are 0."""
         for module in self.modules():
             if not isinstance(module, nn.Linear | nn.Conv2d | nn.BatchNorm2d):
                 continue
@@ -58,24 +54,34 @@ class Generator(nn.Module):
         return images
 
 
-def view(images: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Return every image cut from a copy with a black border, and half of them mirrored.
+@dataclass(frozen=True)
+class Views:
+    """Turns images of pixels in [0, 1] into inputs: randomly cropped and mirrored, normalised."""
 
-    Args:
-        images: (B, C, H, W), 0 is black; the gradient passes through.
-        padding: width of the border, in pixels; 0: nothing is cut.
-        flip: mirror each left to right with probability 1/2.
-        generator: draws the corners and which are mirrored.
-    """
-    if not padding and not flip:
-        return images
-    count, _, height, width = images.shape
-    corners = torch.randint(2 * padding + 1, (2, count, 1), generator=generator)
-    mirrored = torch.rand(count, 1, generator=generator) < 0.5 if flip else torch.zeros(count, 1)
-    rows = corners[0] + torch.arange(height)  # (B, H)
-    across = torch.arange(width).expand(count, width)
-    columns = corners[1] + torch.where(mirrored.bool(), across.flip(1), across)  # (B, W)
-    images = F.pad(images, (padding,) * 4).permute(0, 2, 3, 1)
-    which = torch.arange(count)[:, None, None].to(images.device)
-    rows, columns = rows.to(images.device), columns.to(images.device)
-    return images[which, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    black: Tensor  # the input value of a pixel of 0 (C, 1, 1)
+    white: Tensor  # the input value of a pixel of 1
+    padding: int  # width of the black border that images are cropped from; 0: no crop
+    flip: bool  # mirror half of the images
+    generator: torch.Generator
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Return inputs (B, C, H, W); the gradient passes through."""
+        return self.black + (self.white - self.black) * self.cropped(images)
+
+    def cropped(self, images: Tensor) -> Tensor:
+        """Return images cropped from copies with a black border, half of them mirrored."""
+        padding, generator = self.padding, self.generator
+        if not padding and not self.flip:
+            return images
+        count, _, height, width = images.shape
+        corners = torch.randint(2 * padding + 1, (2, count, 1), generator=generator)
+        mirrored = torch.zeros(count, 1)
+        if self.flip:
+            mirrored = torch.rand(count, 1, generator=generator) < 0.5
+        rows = corners[0] + torch.arange(height)  # (B, H)
+        across = torch.arange(width).expand(count, width)
+        columns = corners[1] + torch.where(mirrored.bool(), across.flip(1), across)  # (B, W)
+        images = F.pad(images, (padding,) * 4).permute(0, 2, 3, 1)
+        which = torch.arange(count)[:, None, None].to(images.device)
+        rows, columns = rows.to(images.device), columns.to(images.device)
+        return images[which, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)

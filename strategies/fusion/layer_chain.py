@@ -1,18 +1,16 @@
 """Networks whose hidden neurons can be matched one by one: chains of layers.
 
-In a chain every linear or convolutional layer is fed by the one before it and by nothing else, so a
-hidden layer's neurons (a convolution's channels) can be put in another order, if the next layer's
-columns are put in that order, too, and the network computes what it did. What stands between two
-layers must treat all neurons alike: activations, pooling, dropout, flattening, normalisation
-channel by channel or over all channels. A shortcut ties the orders of two layers to each other,
-grouped convolutions and normalisation over several groups of channels tie neurons to places: such
-networks are refused. The outputs of the last layer keep their places: it is the classifier, or of a
-model that has none (a CVAE) the last layer of the part that the model calls ``fused``.
+In a chain each linear or convolutional layer is fed by the layer before it and by nothing else, so
+a hidden layer's neurons (a convolution's channels) can be permuted together with the next layer's
+columns without changing the network's outputs. Everything between two layers must treat all neurons
+alike: activations, pooling, dropout, flattening, normalisation by channel or over all channels.
+Shortcuts, grouped convolutions and normalisation over groups of channels are refused. The last
+layer's outputs keep their places: it is the classifier or, for a model without one (a CVAE), the
+last layer of the part that the model names ``fused``.
 
-A layer is a matrix (out, d) with its bias, if it has one, as last column. Its other columns come in
-blocks, one for each neuron of the layer before: of one column for a linear layer, of the kernel's
-positions for a convolution, of the image's pixels where a convolution's output was flattened
-(channel by channel, as torch flattens).
+A layer is a matrix (out, d), its bias, if any, as the last column. The other columns come in
+blocks, one block for each neuron of the layer before: one column for a linear layer, the kernel's
+positions for a convolution, the image's pixels behind a flattened convolution.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from strategies.fusion.projected_layers import bias_of, flattened, unflattened
 from strategies.statistics.class_counts import HEAD
 
 _LAYERS = (nn.Linear, nn.Conv2d)
-_ALIKE = (  # what treats all neurons alike
+_ALIKE = (  # modules that treat all neurons alike
     *(nn.Identity, nn.Flatten, nn.Dropout, nn.Dropout2d),
     *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Sigmoid),
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d),
@@ -43,22 +41,15 @@ _ALIKE_CALLS = (
 
 @dataclass(frozen=True)
 class Link:
-    """A layer of a chain.
+    """A layer of a chain."""
 
-    Attributes:
-        weight: name of its weight.
-        block: columns for each neuron of the layer before it; 0 for the first layer.
-        has_bias: whether it has a bias.
-        followers: names of what else holds a number for each of its neurons (normalisation).
-    """
-
-    weight: str
-    block: int
+    weight: str  # its name
+    block: int  # columns for each neuron of the layer before it; 0 for the first layer
     has_bias: bool
-    followers: list[str] = field(default_factory=list)
+    followers: list[str] = field(default_factory=list)  # normalisation: a number per neuron
 
     def columns(self, order: Tensor | None) -> Tensor | slice:
-        """Return which columns come where if the neurons of the layer before come in this order."""
+        """Return the order of the columns when the layer before has its neurons in this order."""
         if order is None:
             return slice(None)
         columns = (order[:, None] * self.block + torch.arange(self.block)).flatten()
@@ -68,12 +59,10 @@ class Link:
 
 
 def read_chain(params: Tensors) -> list[Link]:
-    """Return the layers in their order, the classifier last, read off the names and shapes.
-
-    Shapes do not show everything: :class:`Chain` looks at the model itself.
+    """Return the layers in order, the classifier last, from names and shapes alone.
 
     Raises:
-        ConfigError: for tensors that form no chain, or that lack the classifier above their body.
+        ConfigError: for tensors that form no chain, or that lack the classifier.
     """
     links: list[Link] = []
     width = 0
@@ -88,43 +77,32 @@ def read_chain(params: Tensors) -> list[Link]:
             links[-1].followers.append(name)
         else:
             raise _no_chain(f"{name} {tuple(value.shape)} belongs to no layer before it")
-    if not links or links[-1].followers or not _ends(links[-1].weight, params):
-        raise _no_chain(f"its last layer is not {HEAD}.weight (strategy.personal may keep it)")
+    classified = f"{HEAD}.weight" in params or any(name.startswith("body.") for name in params)
+    last = links[-1] if links else None
+    if last is None or last.followers or (classified and last.weight != f"{HEAD}.weight"):
+        raise _no_chain(f"the last shared layer is not {HEAD}.weight (see strategy.personal)")
     return links
-
-
-def _ends(last: str, params: Tensors) -> bool:
-    """Return whether this may be the last layer: the classifier, or that of a model without."""
-    return last == f"{HEAD}.weight" or not any(name.startswith("body.") for name in params)
 
 
 def _block(name: str, value: Tensor, links: list[Link], width: int) -> int:
     if not links:
         return 0
     inputs = value.shape[1]
-    fits = inputs == width if value.dim() == 4 else inputs % width == 0
-    if not fits:
-        raise _no_chain(
-            f"{name} has {inputs} inputs and {links[-1].weight} before it {width} outputs"
-        )
+    if inputs != width and (value.dim() == 4 or inputs % width):
+        last = links[-1].weight
+        raise _no_chain(f"{name} has {inputs} inputs and {last} before it {width} outputs")
     return value[0].numel() // width
 
 
 def _no_chain(why: str) -> ConfigError:
     return ConfigError(
-        f"{why}: neurons are matched layer by layer, for which they must be free to change places; "
-        "choose a task.model of plain layers in a row (mlp, fedavg_cnn, feddw_cnn, vgg11)"
+        f"{why}, but matching needs neurons that can change places: choose a task.model of plain "
+        "layers in a row (mlp, fedavg_cnn, feddw_cnn, vgg11)"
     )
 
 
 def reordered(chain: Sequence[Link], model: Tensors, orders: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Return the model with the neurons of each hidden layer in another order.
-
-    Args:
-        chain: its layers.
-        model: tensors by name.
-        orders: for every layer but the last, which neuron comes first, second, ... (out,).
-    """
+    """Return the model with new orders of the neurons (out,) of every layer but the last."""
     found, before = dict(model), None
     for link, order in zip(chain, [*orders, None], strict=True):
         matrix = flattened(link.weight, model)[:, link.columns(before)]
@@ -136,20 +114,16 @@ def reordered(chain: Sequence[Link], model: Tensors, orders: Sequence[Tensor]) -
 
 
 class Chain(ClientSide):
-    """Refuses, before round 1, a model that is no chain; it does nothing else."""
+    """Refuses, before round 1, a model that is not a chain."""
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Follow what the model computes, from its inputs to its features and logits.
-
-        Raises:
-            ConfigError: naming what ties neurons to each other or to their places.
-        """
+        """Refuse an operation that does not treat all neurons alike, by name."""
         part: str = getattr(model, "fused", "")
         network, prefix = model.get_submodule(part), f"{part}." if part else ""
         try:
             graph = fx.symbolic_trace(network).graph
-        except Exception as error:  # whatever a forward method may do with what is no tensor
-            raise _no_chain(f"what {type(model).__name__} computes cannot be followed") from error
+        except Exception as error:  # of any kind, from forward methods given a symbolic tensor
+            raise _no_chain(f"{type(model).__name__} cannot be traced by torch.fx") from error
         modules, used = dict(network.named_modules()), []
         for node in graph.nodes:
             if node.op == "output":
@@ -165,28 +139,24 @@ class Chain(ClientSide):
                 raise _no_chain(f"{node.name} may not treat all neurons alike")
         read = [link.weight for link in read_chain(dict(network.named_parameters(prefix=part)))]
         if used != read:
-            raise _no_chain(f"its layers are used in the order {used}, and listed as {read}")
+            raise _no_chain(f"its layers are used in the order {used}, but listed as {read}")
 
 
 class ChainServer(ServerSide):
-    """Refuses shared tensors that are no chain, with the classifier at its end."""
+    """Refuses shared tensors that do not form a chain with the classifier at its end."""
 
     def init(self, params: Tensors) -> None:
-        """Read the chain.
-
-        Raises:
-            ConfigError: where there is none.
-        """
+        """Refuse tensors that form no chain."""
         read_chain(params)
 
 
 def _tie(module: nn.Module) -> str:
-    """Return what in the module keeps neurons from changing places; empty if nothing does."""
+    """Return why the module's neurons cannot change places; empty if they can."""
     if isinstance(module, nn.Conv2d) and module.groups > 1:
         return f"has {module.groups} groups"
     if isinstance(module, nn.GroupNorm):
         some = 1 < module.num_groups < module.num_channels
         return f"normalises over {module.num_groups} groups of channels" if some else ""
     if isinstance(module, nn.BatchNorm2d):
-        return "has running statistics, which are not matched" if module.track_running_stats else ""
+        return "has running statistics" if module.track_running_stats else ""
     return "" if isinstance(module, _LAYERS + _ALIKE) else f"is a {type(module).__name__}"

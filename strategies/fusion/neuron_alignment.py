@@ -1,28 +1,24 @@
-"""Alignment of the clients' neurons by optimal transport, before whatever aggregates their models.
+"""OT fusion's alignment of clients' neurons by optimal transport, before any aggregator.
 
 Singh, Jaggi. "Model fusion via optimal transport". NeurIPS 2020. https://arxiv.org/abs/1910.05653
 
-Two networks may have learned the same in different neurons. So each client's network is put into
-the order of the first client's (that with the lowest id, of those that answered), layer by layer
-from the inputs: with n neurons in a layer and T_{l-1} the transport of the layer before,
+Each client's network is put into the neuron order of the first client's (the lowest id among the
+replies), layer by layer from the inputs: with n neurons in a layer and T_{l-1} the transport of the
+layer before,
 
     W~ = W T_{l-1},   W <- T_l^T W~,
     T_l = n argmin_T sum_jk T_jk C_jk,   T >= 0,   T 1 = T^T 1 = 1 / n
 
 where C_jk is the Euclidean distance, not squared, between row j of W~ and row k of the first
-client's layer, both with their bias as further column and scaled to length 1. These are the choices
-of MA-Echo's released code: exact transport (ot.emd), uniform marginals, networks matched by their
-weights. With as many neurons on both sides the solution is a permutation, and is applied as one, so
-a client's network computes what it did. Biases and what normalises channel by channel move with
-their rows; the last layer's outputs are the classes, and stay. Which networks can be aligned:
-strategies/fusion/layer_chain.py.
+client's layer, both with their bias as a further column and scaled to length 1. These are the
+choices of MA-Echo's released code: exact transport (ot.emd), uniform marginals, networks matched by
+weights. With as many neurons on both sides T is a permutation, so a client's network computes the
+same as before. Biases and channel-wise normalisation move with their rows; the classes keep their
+places. fusion/layer_chain.py decides which networks can be aligned.
 
-Projections (projections.py) move along, P <- T_{l-1}^T P T_{l-1}, that is F <- T_{l-1}^T
-F: ``strategy=[maecho,alignment]`` is MA-Echo + OT (its Section 5.3; its released code passes the
-clients' data through the aligned networks once more, which gives the same and takes an exchange).
-``strategy=otfusion`` is the mean of the aligned models (strategies/otfusion.py).
-
-Needs POT, ``pip install '.[fusion]'``.
+Projections move along, P <- T_{l-1}^T P T_{l-1}, that is F <- T_{l-1}^T F: ``strategy=[maecho,
+alignment]`` is MA-Echo + OT (its Section 5.3; the released code passes the clients' data through
+the aligned networks again, which gives the same projections for one more exchange).
 """
 
 from __future__ import annotations
@@ -41,16 +37,11 @@ from strategies.fusion.layer_chain import Link, read_chain, reordered
 from strategies.fusion.projected_layers import flattened
 from strategies.fusion.projections import PROJECTIONS, SCALES
 
-_ITERATIONS = 10_000_000  # POT's own limit of 100,000 is for a few hundred neurons
+_ITERATIONS = 10_000_000  # POT's default of 100,000 is too low above a few hundred neurons
 
 
 def transport(rows: Tensor, anchor: Tensor) -> Tensor:
-    """Return which row goes where: ``rows[order]`` lies next to ``anchor``.
-
-    Args:
-        rows: of a layer (n, d).
-        anchor: of the layer that it is matched with (n, d).
-    """
+    """Return the optimal order of rows (n, d): ``rows[order]`` matches ``anchor`` (n, d)."""
     import ot
 
     left, right = (F.normalize(matrix.double(), eps=1e-9) for matrix in (rows, anchor))
@@ -63,7 +54,7 @@ def transport(rows: Tensor, anchor: Tensor) -> Tensor:
 
 
 def orders_of(chain: Sequence[Link], model: Tensors, anchor: Tensors) -> list[Tensor]:
-    """Return which neuron goes where, (out,) for every layer but the last."""
+    """Return the optimal order of the neurons (out,) of every layer but the last."""
     orders: list[Tensor] = []
     for link in chain[:-1]:
         columns = link.columns(orders[-1] if orders else None)
@@ -73,17 +64,9 @@ def orders_of(chain: Sequence[Link], model: Tensors, anchor: Tensors) -> list[Te
 
 
 class Alignment:
-    """The transform: every reply in the order of the first one's neurons, projections included.
+    """The transform: every reply in the neuron order of the first one, projections included."""
 
-    Args:
-        dense: projections are P (d, d), not their factors F (d, r).
-
-    Raises:
-        ConfigError: where POT is not installed.
-    """
-
-    def __init__(self, dense: bool = False) -> None:
-        self.dense = dense
+    def __init__(self) -> None:
         if importlib.util.find_spec("ot") is None:
             raise ConfigError(
                 "alignment needs POT, which is not installed: pip install '.[fusion]', or choose "
@@ -95,13 +78,13 @@ class Alignment:
         """Return the aligned replies.
 
         Raises:
-            ConfigError: for a model that is no chain, or payloads by parameter that are not moved.
+            ConfigError: for a model that is not a chain, or with other payloads by parameter.
         """
         chain, anchor = read_chain(params), local_model(params, replies[0])
         for name, tensors in replies[0].payloads.items():
             if name not in (PROJECTIONS, SCALES) and not params.keys().isdisjoint(tensors):
                 raise ConfigError(
-                    f"clients send {name} for each parameter, which alignment does not move: drop "
+                    f"clients send {name} for each parameter, which alignment cannot reorder: drop "
                     "alignment or the method that needs it from strategy=[...]"
                 )
         return [replies[0], *(self._aligned(chain, params, r, anchor) for r in replies[1:])]
@@ -113,16 +96,9 @@ class Alignment:
         orders = orders_of(chain, model, anchor)
         payloads = dict(reply.payloads)
         if PROJECTIONS in payloads:
-            payloads[PROJECTIONS] = self._transported(chain, payloads[PROJECTIONS], orders)
+            payloads[PROJECTIONS] = {
+                link.weight: payloads[PROJECTIONS][link.weight][link.columns(before)]
+                for link, before in zip(chain, [None, *orders], strict=True)
+            }
         update = subtract(reordered(chain, model, orders), params)
         return replace(reply, update=update, payloads=payloads)
-
-    def _transported(
-        self, chain: Sequence[Link], projections: Tensors, orders: Sequence[Tensor]
-    ) -> Tensors:
-        moved = {}
-        for link, before in zip(chain, [None, *orders], strict=True):
-            columns = link.columns(before)
-            values = projections[link.weight][columns]
-            moved[link.weight] = values[:, columns] if self.dense else values
-        return moved

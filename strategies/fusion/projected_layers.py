@@ -1,4 +1,4 @@
-"""Layers of many clients with their projections: the server half of projections.py.
+"""Server half of projections.py: the clients' layers as matrices, with their projections.
 
 Weights are matrices (out, d): a convolution's kernels are flattened, a bias is the last column.
 """
@@ -11,85 +11,54 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from common.errors import ConfigError
 from strategies.base import RefusedReplyError, Reply, ServerSide, Tensors
-from strategies.fusion.projections import PROJECTIONS, SCALES, Spectrum, is_layer
+from strategies.fusion.input_statistics import Spectrum
+from strategies.fusion.projections import PROJECTIONS, SCALES, is_layer
 from strategies.statistics.class_counts import CLASS_COUNTS, HEAD, check_class_counts, holder_shares
 
-_ROUNDING = 1e-3  # what a client's float32 may leave of symmetry, and of eigenvalues up to 1
-
-
-# ---- a layer -------------------------------------------------------------------------------------
+_ROUNDING = 1e-3  # tolerated in eigenvalues: clients compute in float32
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of all clients.
+    """One layer of all clients."""
 
-    Attributes:
-        name: of its weight.
-        local: W_i (N, out, d); with a bias, [W | b].
-        bases: U_i (N, d, r), columns of length 1 or 0, padded with zeros to the largest rank.
-        values: p_i (N, r).
-        scales: z_i (N,), of the ridge form.
-        sizes: n_i (N,).
-    """
-
-    name: str
-    local: Tensor
-    bases: Tensor
-    values: Tensor
-    scales: Tensor
-    sizes: Tensor
+    name: str  # of its weight
+    local: Tensor  # W_i (N, out, d); with a bias, [W | b]
+    bases: Tensor  # U_i (N, d, r), padded with zero columns to the largest rank
+    values: Tensor  # p_i (N, r)
+    scales: Tensor  # z_i (N,), of the ridge form
+    sizes: Tensor  # n_i (N,)
 
 
-def read_layer(
-    name: str, local: Tensors, replies: Sequence[Reply], device: torch.device, *, dense: bool
-) -> Layer:
-    """Return a layer of all clients.
-
-    Args:
-        name: of its weight.
-        local: the clients' tensors, as of :func:`local_models`.
-        replies: with projections.
-        device: where the layer goes.
-        dense: they are P (d, d), not F (d, r).
-    """
-    read = spectrum_of_matrix if dense else spectrum_of_factor
-    sent = [reply.payloads[PROJECTIONS][name].to(device) for reply in replies]
+def read_layer(name: str, local: Tensors, replies: Sequence[Reply], device: torch.device) -> Layer:
+    """Return the layer of that weight, of :func:`local_models` and the replies' projections."""
+    spectra = [spectrum_of(reply.payloads[PROJECTIONS][name].to(device)) for reply in replies]
     scales = torch.stack([reply.payloads[SCALES][name] for reply in replies])
     return Layer(
         name,
         flattened(name, local, batch=1).to(device),
-        *stack([read(projection) for projection in sent]),
+        pad_sequence(
+            [spectrum.vectors.T for spectrum in spectra], batch_first=True
+        ).mT.contiguous(),
+        pad_sequence([spectrum.values for spectrum in spectra], batch_first=True),
         scales.to(device),
         torch.tensor([float(reply.num_examples) for reply in replies], device=device),
     )
 
 
 def projected_layers(replies: Sequence[Reply]) -> list[str]:
-    """Return the layers that projections were sent of, but for the classifier."""
+    """Return the layers with projections, without the classifier."""
     return [name for name in replies[0].payloads[PROJECTIONS] if not name.startswith(f"{HEAD}.")]
 
 
-def stack(found: Sequence[Spectrum]) -> tuple[Tensor, Tensor]:
-    """Return vectors (N, d, r) and values (N, r), padded with zeros to the largest rank."""
-    rank = max(len(spectrum.values) for spectrum in found)
-    first = found[0].vectors
-    bases = first.new_zeros(len(found), len(first), rank)
-    values = first.new_zeros(len(found), rank)
-    for i, spectrum in enumerate(found):
-        held = len(spectrum.values)
-        bases[i, :, :held], values[i, :held] = spectrum.vectors, spectrum.values
-    return bases, values
-
-
-def spectrum_of_factor(factor: Tensor) -> Spectrum:
+def spectrum_of(factor: Tensor) -> Spectrum:
     """Return the eigenvectors (d, r) and eigenvalues (r,) of F F^T.
 
-    Clients send factors with orthogonal columns, which are read as they are; of any other the
-    decomposition is computed.
+    Clients send orthogonal columns, so usually they only need scaling to length 1.
     """
     gram = factor.T @ factor
     values = gram.diagonal()
@@ -103,13 +72,6 @@ def spectrum_of_factor(factor: Tensor) -> Spectrum:
     return Spectrum(vectors.to(factor.dtype), squares[kept].to(factor.dtype))
 
 
-def spectrum_of_matrix(matrix: Tensor) -> Spectrum:
-    """Return those of P (d, d) that are not rounding."""
-    values, vectors = torch.linalg.eigh(matrix.double())
-    kept = values > 1e-9
-    return Spectrum(vectors[:, kept].to(matrix.dtype), values[kept].to(matrix.dtype))
-
-
 def local_models(params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
     """Return the clients' tensors y_i = x + update_i, stacked (N, ...), by name."""
     return {
@@ -119,12 +81,9 @@ def local_models(params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]
 
 
 def flattened(name: str, tensors: Tensors, batch: int = 0) -> Tensor:
-    """Return a layer's weight, and its bias behind it, as a matrix.
+    """Return [W | b] of the layer of that weight, or W where it has no bias.
 
-    Args:
-        name: of the weight.
-        tensors: by name.
-        batch: how many dimensions stand before those of the weight.
+    With ``batch`` leading dimensions the result has them, too.
     """
     weight = tensors[name].flatten(batch + 1)
     bias = tensors.get(bias_of(name))
@@ -132,7 +91,7 @@ def flattened(name: str, tensors: Tensors, batch: int = 0) -> Tensor:
 
 
 def unflattened(name: str, matrix: Tensor, like: Tensors) -> dict[str, Tensor]:
-    """Return the weight, and the bias if there is one, that a matrix (out, d) holds."""
+    """Return the weight and, if there is one, the bias from a matrix (out, d)."""
     found = {}
     if bias_of(name) in like:
         matrix, found[bias_of(name)] = matrix[:, :-1], matrix[:, -1]
@@ -148,12 +107,9 @@ def bias_of(name: str) -> str:
 def masked_classifier(
     params: Tensors, replies: Sequence[Reply], absent: Literal["zero", "keep"] = "zero"
 ) -> dict[str, Tensor]:
-    """Return the classifier whose row of a class is the mean over those that hold it.
+    """Return the classifier; its row of a class is the mean over the clients that hold it.
 
-    Args:
-        params: x.
-        replies: with class counts.
-        absent: the row of a class that nobody holds: "zero", or x's ("keep").
+    The row of a class that no client holds is 0, or with absent="keep" that of x, ``params``.
     """
     shares = holder_shares(replies)
     nobody = shares.sum(0) == 0
@@ -168,16 +124,9 @@ def masked_classifier(
 
 
 class ProjectionServer(ServerSide):
-    """Knows what projections must look like, and refuses others.
-
-    Args:
-        dense: clients send P (d, d) in place of its factor F (d, r).
-    """
+    """Refuses replies whose projections cannot be used."""
 
     needs = frozenset({PROJECTIONS, SCALES, CLASS_COUNTS})
-
-    def __init__(self, dense: bool = False) -> None:
-        self.dense = dense
 
     def init(self, params: Tensors) -> None:
         """Note the widths of the layers."""
@@ -186,14 +135,14 @@ class ProjectionServer(ServerSide):
         classifier = f"{HEAD}.weight"
         if classifier not in params and any(name.startswith("body.") for name in params):
             raise ConfigError(
-                f"fusion by projections fuses the classifier, too, but {classifier} stays at the "
-                "clients: set strategy.personal so that it is shared (none)"
+                f"fusion by projections needs the classifier, but {classifier} stays at the "
+                "clients: set strategy.personal=none"
             )
         # A model without body and head, such as the CVAE, has no classifier to fuse.
         self.classes = len(params[classifier]) if classifier in params else None
 
     def check(self, reply: Reply) -> None:
-        """Refuse projections of other layers, of a wrong shape, or that are none.
+        """Refuse projections of other layers, of a wrong shape, or with wrong eigenvalues.
 
         Raises:
             RefusedReplyError: naming the layer and what is wrong.
@@ -205,27 +154,13 @@ class ProjectionServer(ServerSide):
             )
         for name, values in sent.items():
             width, shape = self.widths[name], tuple(values.shape)
-            rank = width if self.dense else min(values.shape[-1], width)
-            if shape != (width, rank) or rank == 0:
-                wanted = f"{(width, width)}" if self.dense else f"({width}, r) with r <= {width}"
-                raise RefusedReplyError(f"its projection of {name} is {shape}, expected {wanted}")
-            self._check_values(name, values)
-        check_class_counts(reply, self.classes)
-
-    def _check_values(self, name: str, values: Tensor) -> None:
-        """Refuse what is not symmetric with eigenvalues in [0, 1]; F F^T is symmetric and >= 0."""
-        if not self.dense:
-            largest = float(spectrum_of_factor(values).values.max())
-        else:
-            if (values - values.T).abs().max() > _ROUNDING * values.abs().max().clamp_min(1e-30):
-                raise RefusedReplyError(f"its projection of {name} is not symmetric")
-            eigenvalues = torch.linalg.eigvalsh(values.double())
-            largest, smallest = float(eigenvalues[-1]), float(eigenvalues[0])
-            if smallest < -_ROUNDING:
+            if len(shape) != 2 or shape[0] != width or not 1 <= shape[1] <= width:
                 raise RefusedReplyError(
-                    f"its projection of {name} has an eigenvalue of {smallest:.2g}, below 0"
+                    f"its projection of {name} is {shape}, expected ({width}, r) with r <= {width}"
                 )
-        if largest > 1.0 + _ROUNDING:
-            raise RefusedReplyError(
-                f"its projection of {name} has an eigenvalue of {largest:.3g}, above 1"
-            )
+            largest = float(spectrum_of(values).values.max())
+            if largest > 1.0 + _ROUNDING:
+                raise RefusedReplyError(
+                    f"its projection of {name} has an eigenvalue of {largest:.3g}, above 1"
+                )
+        check_class_counts(reply, self.classes)

@@ -14,20 +14,18 @@ from common.errors import ConfigError
 from strategies import dense
 from strategies.base import Reply
 from strategies.components.local_optimizers import SGD
-from strategies.dense import (
-    DENSE,
+from strategies.dense import DENSE, Distilled
+from strategies.ensemble import MeanLogits, mean_logits
+from strategies.fusion.distillation import (
     Distillation,
-    Distilled,
     Generation,
-    Views,
     disagreement,
     distil,
     divergence,
     generate,
     statistics_gaps,
 )
-from strategies.ensemble import MeanLogits, mean_logits
-from strategies.fusion.image_generator import Generator, view
+from strategies.fusion.image_generator import Generator, Views
 from strategies.round.server_network import Network
 from strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
 from tests.recipes import TINY, run_recipe
@@ -40,28 +38,25 @@ def seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# ---- losses --------------------------------------------------------------------------------------
-
-
 def test_divergence_by_hand():
     """Teacher (3/4, 1/4), student (1/2, 1/2); at tau 2 the teacher has sqrt 3 / (sqrt 3 + 1)."""
     teacher, student = torch.tensor([[math.log(3.0), 0.0]]), torch.zeros(1, 2)
-    wanted = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
-    assert divergence(student, teacher).tolist() == pytest.approx([wanted], rel=1e-5)
+    expected = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert divergence(student, teacher).tolist() == pytest.approx([expected], rel=1e-5)
     p = math.sqrt(3) / (math.sqrt(3) + 1)
     warm = 4 * (p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p)))
     assert divergence(student, teacher, 2.0).tolist() == pytest.approx([warm], rel=1e-5)
 
 
-def test_the_teacher_is_the_one_that_weighs():
-    """KL(T || S) is infinite where S excludes what T does not, and finite the other way round."""
+def test_the_divergence_is_weighted_by_the_teacher():
+    """KL(T || S) is infinite where S excludes a class of T, and finite the other way round."""
     even, sure = torch.zeros(1, 2), torch.tensor([[200.0, 0.0]])
     assert float(divergence(sure, even)) == pytest.approx(100 - math.log(2))
     assert float(divergence(even, sure)) == pytest.approx(math.log(2))
 
 
 def test_the_adversarial_loss_counts_rows_whose_classes_differ():
-    """Of three rows two agree, however far they are apart; the mean is over all three."""
+    """Two of three rows agree, however far apart; the mean is over all three."""
     teacher = torch.tensor([[5.0, 0.0], [0.0, 2.0], [9.0, 0.0]])
     student = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.5, 0.0]], requires_grad=True)
     found = disagreement(student, teacher)
@@ -73,8 +68,8 @@ def test_the_adversarial_loss_counts_rows_whose_classes_differ():
     assert student.grad[1].abs().min() > 0
 
 
-def test_sure_teachers_have_gradients():
-    """A probability that rounds to 0 is no reason for NaN."""
+def test_the_adversarial_loss_of_a_sure_teacher_has_gradients():
+    """A probability that rounds to 0 gives no NaN."""
     teacher = torch.tensor([[500.0, 0.0]], requires_grad=True)
     student = torch.tensor([[0.0, 1.0]], requires_grad=True)
     disagreement(student, teacher).backward()
@@ -82,9 +77,8 @@ def test_sure_teachers_have_gradients():
     assert student.grad.isfinite().all()
 
 
-def test_the_adversarial_loss_of_those_who_agree_is_zero():
-    teacher = torch.tensor([[5.0, 0.0], [0.0, 2.0]])
-    assert float(disagreement(0.1 * teacher, teacher)) == 0
+def crop(images: torch.Tensor, padding: int, flip: bool, seed: int) -> torch.Tensor:
+    return Views(torch.zeros(()), torch.ones(()), padding, flip, seeded(seed)).cropped(images)
 
 
 class Normed(nn.Module):
@@ -106,50 +100,29 @@ class Normed(nn.Module):
 
 
 def test_statistics_gaps_by_hand():
-    """Mean 3 and variance 4 against the running 1 and 9, then 0 and 1: 2 + 5, and 3 + 3."""
-    layer = nn.Sequential(nn.BatchNorm2d(1)).eval()
-    inputs = torch.tensor([1.0, 5.0]).view(2, 1, 1, 1).requires_grad_()
-    layer[0].running_mean.fill_(1.0)
-    layer[0].running_var.fill_(9.0)
+    """(2, 0) with variances (4, 1) against running (5, 4) and (4, 1), then (2, 4) and (4, 6)."""
+    layer = nn.Sequential(nn.BatchNorm1d(2)).eval()
+    inputs = torch.tensor([[0.0, 1.0], [4.0, -1.0]], requires_grad=True)
+    layer[0].running_mean.copy_(torch.tensor([5.0, 4.0]))
+    layer[0].running_var.copy_(torch.tensor([4.0, 1.0]))
     with statistics_gaps(layer) as gaps:
         layer(inputs)
-        state = {"0.running_mean": torch.zeros(1), "0.running_var": torch.ones(1)}
+        state = {"0.running_mean": torch.tensor([2.0, 4.0])}
+        state["0.running_var"] = torch.tensor([4.0, 6.0])
         torch.func.functional_call(layer, state, (inputs,))
-    assert [float(gap.detach()) for gap in gaps] == pytest.approx([7.0, 6.0])
+    assert [float(gap.detach()) for gap in gaps] == pytest.approx([5.0 + 0.0, 4.0 + 5.0])
     gaps[0].backward()
-    assert inputs.grad.abs().min() > 0
-    with statistics_gaps(layer) as others:
-        pass
+    assert inputs.grad.abs().max() > 0
     layer(inputs)
-    assert (len(gaps), len(others)) == (2, 0)  # nobody listens any more
+    assert len(gaps) == 2  # the hooks are gone
 
 
-def test_gaps_are_lengths_over_channels():
-    """Differences of (3, 4) have length 5, of variance as of mean."""
-    layer = nn.BatchNorm1d(2).eval()
-    layer.running_mean.copy_(torch.tensor([3.0, 4.0]))
-    layer.running_var.copy_(torch.tensor([4.0, 5.0]))
-    inputs = torch.tensor([[1.0, 1.0], [-1.0, -1.0]])  # mean 0, variance 1
-    with statistics_gaps(layer) as gaps:
-        layer(inputs)
-    assert [float(gap) for gap in gaps] == pytest.approx([5.0 + 5.0])
-
-
-# ---- images --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 32, 32), (1, 8, 8), (2, 9, 14)])
-def test_a_generator_makes_images_of_the_shape(shape):
-    maker = Generator(7, 3, shape)
-    maker.reset(seeded(0))
-    images = maker(torch.randn(4, 7, generator=seeded(1)))
-    assert images.shape == (4, *shape)
-    assert images.min() > 0
-    assert images.max() < 1
-
-
-def test_the_generators_parameters_are_as_many_as_the_papers():
+def test_the_generator_has_the_paper_s_layers_and_makes_images_of_the_shape():
     """For 28 x 28: 256 numbers to 128 x 7 x 7, then 128, 64 and 1 channels."""
+    for shape in [(1, 8, 8), (2, 9, 14)]:
+        images = Generator(7, 3, shape)(torch.randn(4, 7, generator=seeded(1)))
+        assert images.shape == (4, *shape)
+        assert 0 < images.min() < images.max() < 1
     linear = 256 * 128 * 49 + 128 * 49
     convolutions = 9 * (128 * 128 + 128 * 64 + 64 * 1) + 1
     normalisations = 2 * (128 + 128 + 64)
@@ -176,7 +149,7 @@ def test_a_reset_draws_anew_from_the_generator_alone():
 def test_a_view_is_a_cut_or_a_mirrored_cut():
     """Among all cuts from the bordered image; corners and mirroring are drawn for each image."""
     images = torch.rand(60, 2, 3, 4, generator=seeded(0)) + 0.1
-    seen = view(images, 1, True, seeded(1))
+    seen = crop(images, 1, True, 1)
     padded = F.pad(images, (1, 1, 1, 1))
     chosen = set()
     for index in range(60):
@@ -193,13 +166,11 @@ def test_a_view_is_a_cut_or_a_mirrored_cut():
     assert len(chosen) > 12  # of 18
 
 
-def test_a_view_without_border_and_mirror_is_the_image():
+def test_a_view_without_border_is_the_image_or_its_mirror():
     images = torch.rand(3, 1, 4, 4, generator=seeded(0))
-    assert torch.equal(view(images, 0, False, seeded(1)), images)
-    mirrored = view(images.expand(3, 1, 4, 4), 0, True, seeded(5))
-    same = [torch.equal(a, b) for a, b in zip(images, mirrored, strict=True)]
-    turned = [torch.equal(a.flip(2), b) for a, b in zip(images, mirrored, strict=True)]
-    assert [a != b for a, b in zip(same, turned, strict=True)] == [True] * 3
+    assert torch.equal(crop(images, 0, False, 1), images)
+    for before, after in zip(images, crop(images, 0, True, 5), strict=True):
+        assert torch.equal(before, after) != torch.equal(before.flip(2), after)
 
 
 def test_views_are_normalised_and_the_border_is_black():
@@ -211,9 +182,6 @@ def test_views_are_normalised_and_the_border_is_black():
     inputs.sum().backward()
     kept = (inputs.detach() == 0).sum()
     assert float(images.grad.sum()) == pytest.approx(5.0 * float(kept))
-
-
-# ---- the stages ----------------------------------------------------------------------------------
 
 
 def replies_of(network: Network, count: int = 3) -> list[Reply]:
@@ -303,19 +271,6 @@ def test_the_images_are_those_of_the_lowest_loss(weights):
         assert totals[best] < totals[-1]  # but not in every step
 
 
-def test_a_network_without_batchnorm_has_no_gap():
-    network = Network(nn.Module(), SHAPE, 2)
-    network.model.head = nn.Linear(64, 2)
-    network.model.forward = lambda inputs: (inputs, network.model.head(inputs.flatten(1)))
-    views = Views(torch.tensor(0.0), torch.tensor(1.0), 0, False, seeded(0))
-    teacher = MeanLogits(network.model, [{}], torch.ones(1, 2))
-    maker = Generator(5, 4, SHAPE)
-    images, losses = generate(maker, teacher, network.model, views, replace(SMALL, bn=9.0))
-    assert losses["bn"] == 0
-    assert losses["adversarial"] == 0  # the student is the teacher
-    assert images.shape == (12, *SHAPE)
-
-
 def test_distillation_by_hand():
     """One batch of plain SGD: student - lr * gradient of the mean divergence at tau."""
     network = normed()
@@ -344,7 +299,6 @@ def test_distillation_by_hand():
 
 
 def test_a_last_batch_of_one_is_left_out():
-    """BatchNorm has no variance of it, and raises an error."""
     network = normed()
     teacher = mean_logits(network, replies_of(network), masked=False)
     optimizer, student = SGD(), Normed()
@@ -352,9 +306,6 @@ def test_a_last_batch_of_one_is_left_out():
     pool = torch.zeros(5, *SHAPE, dtype=torch.uint8)
     distil(student, teacher, pool, views_of(network), optimizer, Distillation(batch_size=2))
     assert int(student.second.num_batches_tracked) == 2
-
-
-# ---- the aggregator ------------------------------------------------------------------------------
 
 
 def aggregate(network: Network, replies: list[Reply], **options) -> dict[str, torch.Tensor]:
@@ -372,7 +323,7 @@ def aggregate(network: Network, replies: list[Reply], **options) -> dict[str, to
 
 
 @pytest.mark.parametrize("initial", ["average", "server"])
-def test_without_an_epoch_the_student_is_where_it_starts(initial):
+def test_without_an_epoch_the_student_stays_at_its_start(initial):
     """The plain mean of the clients, statistics too, or x."""
     network = normed()
     replies = replies_of(network)
@@ -383,30 +334,41 @@ def test_without_an_epoch_the_student_is_where_it_starts(initial):
         torch.testing.assert_close(value, network.model.state_dict()[name] + mean)
 
 
-def test_the_students_own_statistics_come_back():
-    """Those that it has met in training; they are not the clients' mean."""
-    network = normed()
-    replies = replies_of(network)
-    seen = []
+@pytest.mark.parametrize("masked", [True, False])
+def test_each_epoch_adds_its_images_to_the_pool_and_the_last_student_is_the_result(masked):
+    """The pool holds 8 bits. Class 1 has no holder: a masked teacher's logit of it is 0."""
+    made, pools, targets, students = [], [], [], []
 
-    def spy(student, *others):
-        figures = distil(student, *others)
-        seen.append({name: value.clone() for name, value in student.state_dict().items()})
+    def keep_images(*given):
+        images, losses = generate(*given)
+        made.append(images)
+        return images, losses
+
+    def keep_the_rest(student, teacher, pool, *others):
+        figures = distil(student, teacher, pool, *others)
+        pools.append(pool.clone())
+        targets.append(teacher(torch.randn(4, *SHAPE, generator=seeded(0)))[1])
+        students.append({name: value.clone() for name, value in student.state_dict().items()})
         return figures
 
+    network = normed()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "distil", spy)
-        found = aggregate(network, replies)
-    assert len(seen) == 3
+        patch.setattr(dense, "distil", keep_the_rest)
+        patch.setattr(dense, "generate", keep_images)
+        found = aggregate(network, replies_of(network), masked_teacher=masked)
+    assert [len(pool) for pool in pools] == [12, 24, 36]
+    assert pools[-1].dtype == torch.uint8
+    error = pools[-1].float() / 255 - torch.cat(made)
+    assert error.abs().max() <= 0.5 / 255 + 1e-6
+    assert bool((targets[0][:, 1] == 0).all()) == masked
     for name, value in found.items():
-        torch.testing.assert_close(value, seen[-1][name])
-        assert not torch.allclose(value, seen[0][name])
+        torch.testing.assert_close(value, students[-1][name])
+        assert not torch.allclose(value, students[0][name])
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_all_that_is_drawn_follows_from_the_seed(dropout):
-    """Dropout too; and torch's own generator is left as it was."""
-    network = normed(dropout)
+def test_all_random_numbers_follow_from_the_seed():
+    """Dropout too; torch's own generator stays as it was."""
+    network = normed(dropout=0.5)
     replies = replies_of(network)
     before = torch.get_rng_state()
     first = aggregate(network, replies, seed=1)
@@ -417,67 +379,12 @@ def test_all_that_is_drawn_follows_from_the_seed(dropout):
     assert not any(torch.equal(value, third[name]) for name, value in first.items())
 
 
-def test_the_order_of_clients_does_not_matter():
-    """But for the rounding of sums."""
-    network = normed()
-    replies = replies_of(network)
-    found, turned = aggregate(network, replies), aggregate(network, replies[::-1])
-    for name, value in found.items():
-        torch.testing.assert_close(turned[name], value, atol=1e-3, rtol=1e-3)
-
-
-def test_the_pool_grows_and_holds_eight_bits():
-    network = normed()
-    sizes, pools = [], []
-
-    def spy(student, teacher, pool, *others):
-        sizes.append(len(pool))
-        pools.append(pool.clone())
-        return distil(student, teacher, pool, *others)
-
-    def keep(*given):
-        images, losses = generate(*given)
-        made.append(images)
-        return images, losses
-
-    made: list[torch.Tensor] = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "distil", spy)
-        patch.setattr(dense, "generate", keep)
-        aggregate(network, replies_of(network))
-    assert sizes == [12, 24, 36]
-    assert pools[-1].dtype == torch.uint8
-    error = pools[-1].float() / 255 - torch.cat(made)
-    assert error.abs().max() <= 0.5 / 255 + 1e-6
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_the_teacher_is_masked_or_plain(masked):
-    """Class 1 has no holder, so that a masked teacher's logit of it is 0 wherever one looks."""
-    network = normed()
-    wanted = []
-
-    def spy(student, teacher, pool, *others):
-        wanted.append(teacher(torch.randn(4, *SHAPE, generator=seeded(0)))[1])
-        return distil(student, teacher, pool, *others)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dense, "distil", spy)
-        aggregate(network, replies_of(network), masked_teacher=masked)
-    assert bool((wanted[0][:, 1] == 0).all()) == masked
-
-
-def test_inputs_that_are_no_images_are_refused():
-    with pytest.raises(
-        ConfigError, match=r"strategy=dense generates images, and inputs of shape \(200,\)"
-    ):
+def test_inputs_that_are_no_images_and_networks_without_logits_are_refused():
+    with pytest.raises(ConfigError, match=r"generates images, but inputs have shape \(200,\)"):
         Distilled().bind(Network(Normed(), (200,), 2))
-
-
-def test_a_network_without_logits_is_refused():
     network = normed()
     network.model.classifies = False
-    with pytest.raises(ConfigError, match="strategy=dense takes means of logits, and Normed"):
+    with pytest.raises(ConfigError, match="strategy=dense averages logits, and Normed has none"):
         Distilled().bind(network)
 
 
@@ -499,7 +406,7 @@ def test_values_out_of_range_are_refused_by_their_key(make, key):
         make()
 
 
-def test_the_strategy_itself():
+def test_the_flower_strategy_sends_class_counts_only_if_masked():
     with pytest.raises(ConfigError, match="aggregator Distilled runs the network"):
         DENSE()
     masked = DENSE(epochs=2, masked_teacher=True, network=normed())
@@ -508,26 +415,12 @@ def test_the_strategy_itself():
     assert not DENSE(network=normed()).client_sides["class_counts"].sends
 
 
-# ---- a run ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.flower  # two runs, seconds
+@pytest.mark.slow
 def test_the_student_beats_the_average(tmp_path):
-    """Two clients with five classes each, trained from numbers of their own.
-
-    Their average knows little, which is where the student starts; the masked ensemble knows more.
-    No image is sent, and none is in the server's hands: what the student learns it learns from
-    generated ones.
-    """
-    words = [
-        *TINY,
-        "task.train_size=null",
-        "strategy=dense",
-        "rounds=1",
-        "clients=2",
-        "local.epochs=10",
-    ]
-    words += ["seed=2", "partition=pathological", "partition.classes=5", "local.initial=own"]
+    """Two clients of five classes each; the student starts at their average."""
+    words = [*TINY, "task.train_size=null", "strategy=dense", "rounds=1", "clients=2"]
+    words += ["local.epochs=10", "seed=2", "partition=pathological", "partition.classes=5"]
+    words += ["local.initial=own"]
     words += ["strategy.dense.masked_teacher=true", "evaluation.received=false"]
     quick = ["epochs=16", "steps=5", "images=64", "width=8", "crop_padding=0", "batch_size=16"]
     quick += ["lr=0.05"]

@@ -22,7 +22,7 @@ from strategies.statistics.class_counts import (
     ClassCountsServer,
     holder_shares,
 )
-from tasks import build_task
+from tasks import Task, build_task
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
 
@@ -78,11 +78,6 @@ def heads() -> list[Reply]:
     ]
 
 
-def test_shares_by_hand():
-    """Class 0 is held by one, class 1 by two; one example is not enough; class 2 has nobody."""
-    assert holder_shares(heads()).tolist() == [[1.0, 0.5, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]
-
-
 @pytest.mark.parametrize(
     ("masked", "wanted"),
     [(True, [1.0, 3.0, 0.0]), (False, [101 / 3, 76 / 3, 160 / 3])],
@@ -90,6 +85,8 @@ def test_shares_by_hand():
 )
 def test_logits_by_hand(masked, wanted):
     """Masked: 1, (2 + 4) / 2, 0. Plain: (1 + 40 + 60) / 3 and so on."""
+    shares = [[1.0, 0.5, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]  # one example is not enough
+    assert holder_shares(heads()).tolist() == shares
     network = Network(Head(), (1,), 3)
     features, logits = mean_logits(network, heads(), masked=masked)(torch.tensor([[1.0], [2.0]]))
     torch.testing.assert_close(logits, torch.tensor([wanted, [2 * value for value in wanted]]))
@@ -119,8 +116,8 @@ def trained(count: int = 3) -> tuple[Network, list[Reply], list[nn.Module]]:
 INPUTS = torch.randn(6, 2, generator=torch.Generator().manual_seed(1))
 
 
-def test_masked_is_rows_zeroed_and_columns_divided():
-    """As MA-Echo's code does it, by the classifier's rows; BatchNorm statistics are each's own."""
+def test_masked_is_zeroed_rows_divided_by_the_holders():
+    """As in MA-Echo's code, in the classifier's rows; each model has its BatchNorm statistics."""
     network, replies, models = trained()
     total, holders = torch.zeros(6, 3), torch.zeros(3)
     for model, answer in zip(models, replies, strict=True):
@@ -134,19 +131,14 @@ def test_masked_is_rows_zeroed_and_columns_divided():
     torch.testing.assert_close(logits, total / holders)
 
 
-def test_plain_is_the_mean_of_the_models_own_logits():
-    network, replies, models = trained()
+@pytest.mark.parametrize("count", [1, 3])
+def test_plain_is_the_mean_of_the_models_own_logits(count):
+    network, replies, models = trained(count)
     before = {name: value.clone() for name, value in network.model.state_dict().items()}
     wanted = torch.stack([model(INPUTS)[1] for model in models]).mean(0)
     torch.testing.assert_close(mean_logits(network, replies, masked=False)(INPUTS)[1], wanted)
     after = network.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
-
-
-def test_a_single_model_is_itself():
-    network, replies, models = trained(count=1)
-    logits = mean_logits(network, replies, masked=False)(INPUTS)[1]
-    torch.testing.assert_close(logits, models[0](INPUTS)[1])
 
 
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
@@ -179,41 +171,33 @@ def test_counts_that_cannot_be_are_refused():
         side.check(short)
 
 
-def test_a_classifier_that_stays_at_the_clients_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="personal=none"):
-        run_recipe(tmp_path, *ONE_SHOT, "strategy.personal=head.*")
+def test_a_classifier_that_stays_at_the_clients_is_refused():
     with pytest.raises(ConfigError, match="weight stays at the clients"):
         ClassCountsServer().init({"body.weight": torch.zeros(1)})
 
 
-def test_a_masked_ensemble_without_counts_is_refused():
+def test_networks_without_logits_and_replies_without_class_counts_are_refused():
     network, replies, _ = trained()
     bare = [replace(answer, payloads={}) for answer in replies]
     mean_logits(network, bare, masked=False)
     with pytest.raises(ConfigError, match="needs the clients' class counts"):
         mean_logits(network, bare, masked=True)
-
-
-def test_a_network_without_logits_is_refused():
-    network, _, _ = trained()
     network.model.classifies = False
-    with pytest.raises(ConfigError, match="strategy=ensemble takes means of logits, and Layers"):
+    with pytest.raises(ConfigError, match="strategy=ensemble averages logits, and Layers has none"):
         AllClients().bind(network)
 
 
-# ---- runs ----------------------------------------------------------------------------------------
-
-
-def task_of():
-    recipe = compose(overrides(*ONE_SHOT))
+def task_of(*words: str) -> Task:
+    recipe = compose(overrides(*words))
     return build_task(
         plain_part(recipe, "task"), plain_part(recipe, "partition"), seed=0, num_clients=3
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
-def test_a_runs_accuracy_is_the_ensembles_and_the_file_holds_it(masked, tmp_path):
-    """From the clients' messages, model by model; and from model.safetensors."""
+def test_a_run_evaluates_and_stores_the_ensemble(masked, tmp_path):
+    """The same from the clients' messages, model by model, and from model.safetensors."""
     updates: list[dict] = []
 
     def listen(message):
@@ -225,7 +209,7 @@ def test_a_runs_accuracy_is_the_ensembles_and_the_file_holds_it(masked, tmp_path
     sides: list = []
     words = [*ONE_SHOT, f"strategy.ensemble.masked={str(masked).lower()}"]
     summary = run_recipe(tmp_path, *words, tamper=listen)
-    task = task_of()
+    task = task_of(*words)
     x, test = task.build_model(0).state_dict(), task.test_data(torch.device("cpu"))
     model = task.build_model(3)
     inputs, labels = next(test.batches(len(test), generator=None, train=False))
@@ -247,34 +231,7 @@ def test_a_runs_accuracy_is_the_ensembles_and_the_file_holds_it(masked, tmp_path
     assert found == pytest.approx((summary["loss"], summary["accuracy"]), rel=1e-5)
 
 
-@pytest.mark.slow
-def test_after_a_failed_round_the_last_ensemble_stays_resumed_or_not(tmp_path):
-    """Round 2 of 2 loses its replies, with a restart before it and without."""
-
-    def lose(first: int):
-        seen = []
-
-        def tamper(message):
-            if not (message.has_content() and "update" in message.content.array_records):
-                return message
-            seen.append(message)
-            return None if len(seen) > first else message
-
-        return tamper
-
-    words = [*TINY, "strategy=ensemble", "evaluation.every=1"]
-    whole = run_recipe(tmp_path / "whole", *words, "rounds=2", tamper=lose(3))
-    run_recipe(tmp_path / "cut", *words, "rounds=1")
-    resumed = run_recipe(tmp_path / "cut", *words, "rounds=2", "resume=true", tamper=lose(0))
-    rows = read_rows(tmp_path / "whole" / "metrics.jsonl")
-    assert rows[2]["loss"] == rows[1]["loss"] != rows[0]["loss"]
-    assert resumed["failures"] == whole["failures"] == 3
-    assert resumed["loss"] == whole["loss"]
-    assert resumed["parameters_sha256"] == whole["parameters_sha256"]
-
-
-def test_the_strategy_itself():
-    """Without a recipe it says what it needs; masked or not decides what clients send."""
+def test_the_flower_strategy_sends_class_counts_only_if_masked():
     with pytest.raises(ConfigError, match="output AllClients runs the network"):
         Ensemble()
     network = Network(Layers(), (2,), 3)

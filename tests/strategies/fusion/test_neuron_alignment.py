@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from importlib import util
 
@@ -69,21 +68,20 @@ def difference(left: dict, right: dict) -> float:
     return max(float((left[name] - right[name]).abs().max()) for name in left)
 
 
-# ---- the transport -------------------------------------------------------------------------------
+@pytest.mark.parametrize(("count", "width"), [(5, 3), (600, 5)])
+def test_the_transport_is_the_best_assignment(count, width):
+    """Also for layers that take more iterations than POT's default."""
+    for seed in range(3):
+        rows, anchor = draw(count, width, seed=seed), draw(count, width, seed=seed + 50)
+        unit = [m.double() / m.double().norm(dim=1, keepdim=True) for m in (rows, anchor)]
+        distances = torch.cdist(*unit)
+        left, right = linear_sum_assignment(distances.numpy())
+        found = distances[transport(rows, anchor), torch.arange(count)].sum()
+        assert float(found) == pytest.approx(float(distances[left, right].sum()))
+        assert transport(rows, rows).tolist() == list(range(count))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_transport_is_the_best_of_all_permutations(seed):
-    rows, anchor = draw(5, 3, seed=seed).double(), draw(5, 3, seed=seed + 50).double()
-    unit, other = rows / rows.norm(dim=1, keepdim=True), anchor / anchor.norm(dim=1, keepdim=True)
-
-    def cost(order):
-        return sum(float((unit[j] - other[k]).norm()) for k, j in enumerate(order))
-
-    assert transport(rows, anchor).tolist() == list(min(itertools.permutations(range(5)), key=cost))
-
-
-def test_distances_are_those_of_directions_and_not_squared():
+def test_distances_are_between_directions_and_not_squared():
     """At 0 and +-66.7 degrees: staying costs 0 + 1.84, changing 1.1 + 1.1, squared 3.4 and 2.4."""
 
     def at(*degrees):
@@ -95,23 +93,6 @@ def test_distances_are_those_of_directions_and_not_squared():
     assert transport(rows.flip(0), torch.tensor([[0.3], [5.0]]) * anchor).tolist() == [1, 0]
 
 
-def test_large_layers_are_solved_to_the_end():
-    """POT's own limit of iterations is no bound here."""
-    rows, anchor = draw(600, 5), draw(600, 5, seed=1)
-    distances = torch.cdist(
-        *(m.double() / m.double().norm(dim=1, keepdim=True) for m in (rows, anchor))
-    )
-    left, right = linear_sum_assignment(distances.numpy())
-    order = transport(rows, anchor)
-    expected = float(distances[left, right].sum())
-    assert float(distances[order, torch.arange(600)].sum()) == pytest.approx(expected)
-
-
-def test_rows_are_at_home_with_themselves():
-    rows = draw(50, 8)
-    assert transport(rows, rows).tolist() == list(range(50))
-
-
 def test_a_bias_tells_rows_apart():
     """All weights are alike, so only the biases say which neuron is which."""
     params = {
@@ -121,20 +102,16 @@ def test_a_bias_tells_rows_apart():
     }
     order = torch.tensor([2, 0, 3, 1])
     moved = reordered(read_chain(params), params, [order])
-    assert moved["body.0.bias"].tolist() == [0.5, -2.0, 2.0, -0.5]
     replies = [Reply(i, 1, 1, 0.1, update) for i, update in enumerate((params, moved))]
     zero = {name: torch.zeros_like(value) for name, value in params.items()}
     assert difference(Alignment()(zero, replies)[1].update, params) == 0
-
-
-# ---- invariance ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fusion", FUSIONS, ids=["OT", "MA-Echo", "Norm", "RegMean"])
 @pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
 def test_permuting_a_client_s_neurons_changes_nothing(kind, fusion):
-    """Each permuted client trains, so to say, anew: its projections are its own network's."""
+    """A permuted client sends the projections of its permuted network."""
     side = ProjectionClient(rank=8)
     x, replies = replies_of(kind, [model_of(kind, seed) for seed in (1, 2, 3)], side)
     expected = fused(fusion, x, Alignment()(x, replies))
@@ -147,7 +124,7 @@ def test_permuting_a_client_s_neurons_changes_nothing(kind, fusion):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fusion", FUSIONS[:2], ids=["OT", "MA-Echo"])
-@pytest.mark.parametrize("kind", ["mlp", "feddw_cnn", "normalised"])
+@pytest.mark.parametrize("kind", ["feddw_cnn", "normalised"])
 def test_permuting_the_first_client_permutes_the_result(kind, fusion):
     """What comes out computes the same."""
     side, inputs = ProjectionClient(rank=8), draw(4, *INPUTS[kind], seed=99)
@@ -165,7 +142,7 @@ def test_permuting_the_first_client_permutes_the_result(kind, fusion):
 
 @pytest.mark.parametrize("fusion", FUSIONS[:2], ids=["OT", "MA-Echo"])
 def test_one_network_in_three_orders_comes_out_as_it_is(fusion):
-    """In each class one client at least holds it, so the classifier is the common one, too."""
+    """All clients hold all classes, so the classifier is the common one, too."""
     models = [model_of("mlp", 1), *(permuted(model_of("mlp", 1), seed) for seed in (2, 3))]
     x, replies = replies_of("mlp", models, ProjectionClient(rank=400))
     for i, reply in enumerate(replies):
@@ -175,28 +152,21 @@ def test_one_network_in_three_orders_comes_out_as_it_is(fusion):
     assert difference(fused(fusion, x, aligned), tensors(model_of("mlp", 1))) < 2e-4
 
 
-# ---- projections ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
-@pytest.mark.parametrize("dense", [False, True])
-def test_projections_are_those_of_the_aligned_network(kind, dense):
+def test_projections_are_those_of_the_aligned_network(kind):
     """P' = T^T P T is what a pass of the client's data through its aligned network would give."""
-    side = ProjectionClient(rank=None if dense else 8, dense=dense, z=3.0)
+    side = ProjectionClient(rank=8, z=3.0)
     models = [model_of(kind, seed) for seed in (1, 2)]
     x, replies = replies_of(kind, models, side)
-    aligned = Alignment(dense)(x, replies)
+    aligned = Alignment()(x, replies)
     update = aligned[1].update
     models[1].load_state_dict({name: x[name] + update[name] for name in x})
     again = sent_by(side, models[1], draw(12, *INPUTS[kind], seed=11))["projections"]
     for name, values in aligned[1].payloads["projections"].items():
-        full, expected = (p if dense else p @ p.T for p in (values, again[name]))
-        torch.testing.assert_close(full, expected, atol=2e-5, rtol=0)
+        expected = again[name] @ again[name].T
+        torch.testing.assert_close(values @ values.T, expected, atol=2e-5, rtol=0)
     assert aligned[0] is replies[0]
     assert aligned[1].payloads["class_counts"] is replies[1].payloads["class_counts"]
-
-
-# ---- what is refused -----------------------------------------------------------------------------
 
 
 def test_payloads_by_parameter_are_refused():
@@ -206,7 +176,7 @@ def test_payloads_by_parameter_are_refused():
         Alignment()(params, [reply, reply])
 
 
-def test_without_pot_it_says_what_to_install(monkeypatch):
+def test_without_pot_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install '\.\[fusion\]'"):
         Alignment()

@@ -10,20 +10,16 @@ from torch.nn import functional as F
 from common.errors import ConfigError
 from strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
 from strategies.components.local_optimizers import SGD
-from strategies.fusion.projected_layers import (
-    ProjectionServer,
-    spectrum_of_factor,
-    spectrum_of_matrix,
-)
-from strategies.fusion.projections import (
+from strategies.fusion.input_statistics import (
     DampedProjector,
-    ProjectionClient,
     SecondMoment,
     SketchedMoment,
-    factor,
+    Spectrum,
     mean_rows,
     rows_of,
 )
+from strategies.fusion.projected_layers import ProjectionServer, spectrum_of
+from strategies.fusion.projections import ProjectionClient
 from tests.federation import TensorBatches
 from tests.strategies.sides import check_side
 
@@ -62,29 +58,32 @@ def sent_by(side: ProjectionClient, model: nn.Module, inputs: torch.Tensor):
     return side.end(context, SUMMARY)
 
 
-# ---- rows ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("how", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}])
-def test_rows_times_weight_is_the_layer(bias, how):
-    """For a convolution with its stride, padding and dilation, and with its bias as [W | b]."""
-    layer, inputs = nn.Conv2d(2, 3, 3, bias=bias, **how), draw(4, 2, 8, 8)
+@pytest.mark.parametrize(
+    ("layer", "options", "shape"),
+    [
+        (nn.Conv2d, {"in_channels": 2, "kernel_size": 3}, (4, 2, 8, 8)),
+        (
+            nn.Conv2d,
+            {"in_channels": 2, "kernel_size": 3, "stride": 2, "padding": 1, "dilation": 2},
+            (4, 2, 9, 9),
+        ),
+        (nn.Linear, {"in_features": 5}, (2, 7, 5)),
+    ],
+)
+def test_rows_times_weight_is_the_layer(layer, options, shape, bias):
+    out = "out_channels" if layer is nn.Conv2d else "out_features"
+    layer, inputs = layer(**options, **{out: 3}, bias=bias), draw(*shape)
     weight = layer.weight.flatten(1)
     if bias:
         weight = torch.cat([weight, layer.bias[:, None]], dim=1)
-    rows = rows_of(layer, inputs) @ weight.T
-    expected = layer(inputs).flatten(2).transpose(1, 2).flatten(0, 1)
-    torch.testing.assert_close(rows, expected)
+    expected = layer(inputs)
+    if expected.dim() == 4:
+        expected = expected.flatten(2).transpose(1, 2)
+    torch.testing.assert_close(rows_of(layer, inputs) @ weight.T, expected.flatten(0, 1))
 
 
-def test_rows_of_a_linear_layer_on_sequences():
-    layer, inputs = nn.Linear(5, 3), draw(2, 7, 5)
-    weight = torch.cat([layer.weight, layer.bias[:, None]], dim=1)
-    torch.testing.assert_close(rows_of(layer, inputs) @ weight.T, layer(inputs).flatten(0, 1))
-
-
-def test_mean_rows_are_the_released_code_s():
+def test_mean_rows_are_patches_of_the_mean_image():
     """Patches of the mean image at stride 2, unpadded, whatever the layer has; row by row."""
     layer, inputs = nn.Conv2d(2, 3, 3, padding=1, bias=False), draw(4, 2, 6, 6)
     mean = inputs.mean(0)
@@ -94,13 +93,10 @@ def test_mean_rows_are_the_released_code_s():
     torch.testing.assert_close(mean_rows(layer, inputs), torch.stack(expected))
 
 
-# ---- the two forms -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("z", [0.1, 1.0, 10.0])
-def test_the_ridge_form_is_its_formula(bias, z):
-    """P = X^T (X X^T + n z m I)^-1 X, m the mean eigenvalue of X^T X / n, for every layer."""
+def test_the_ridge_form_is_its_formula_in_every_layer(bias, z):
+    """P = X^T (X X^T + n z m I)^-1 X, m the mean eigenvalue of X^T X / n."""
     model, inputs = Small(bias).eval(), draw(9, 2, 5, 5)
     found = sent_by(ProjectionClient(z=z), model, inputs)
     hidden = model.body[:3](inputs)
@@ -154,25 +150,16 @@ def test_the_damped_form_at_a_client():
     assert found["body.0.weight"].shape[1] <= 4  # patches of a 5 x 5 image at stride 2
 
 
-# ---- rank ----------------------------------------------------------------------------------------
-
-
 def test_rank_by_energy_by_hand():
     """Eigenvalues .9, .3, .1: squares .81, .09, .01 of .91; .989 of it are two."""
-    basis = torch.linalg.qr(draw(5, 3).double()).Q
-    found = spectrum_of_matrix(basis @ torch.diag(torch.tensor([0.9, 0.3, 0.1]).double()) @ basis.T)
-    found = type(found)(found.vectors.flip(1), found.values.flip(0))
-    assert [factor(found, None, energy).shape[1] for energy in (0.5, 0.89, 0.98, 0.99, 1.0)] == [
-        1,
-        1,
-        2,
-        3,
-        3,
-    ]
-    two = factor(found, 2, 1.0)
+    vectors = torch.linalg.qr(draw(5, 3).double()).Q
+    found = Spectrum(vectors, torch.tensor([0.9, 0.3, 0.1]).double())
+    ranks = [found.factor(None, energy).shape[1] for energy in (0.5, 0.89, 0.98, 0.99, 1.0)]
+    assert ranks == [1, 1, 2, 3, 3]
+    two = found.factor(2, 1.0)
     assert two.shape == (5, 2)
     assert two.norm(dim=0).square().tolist() == pytest.approx([0.9, 0.3])
-    assert factor(found, 9, 1.0).shape == (5, 3)
+    assert found.factor(9, 1.0).shape == (5, 3)
 
 
 def test_a_sketch_of_low_rank_rows_is_exact():
@@ -189,19 +176,6 @@ def test_a_sketch_of_low_rank_rows_is_exact():
     again = (found.vectors * found.values) @ found.vectors.T
     torch.testing.assert_close(again, exact.sum / 200, rtol=0, atol=1e-3 * float(found.values[0]))
     assert float(sketched.mean_eigenvalue()) == pytest.approx(float(exact.mean_eigenvalue()), 1e-5)
-
-
-def test_a_sketch_of_decaying_rows_keeps_the_large_part():
-    """Eigenvalues 1 / k^2: the approximation's error is near that of the best of its rank."""
-    scales = 1.0 / torch.arange(1, 61)
-    rows = draw(4000, 60) * scales
-    sketched = SketchedMoment(60, 20, torch.Generator().manual_seed(0), torch.device("cpu"))
-    sketched.add(rows)
-    found = sketched.spectrum()
-    exact = rows.double().T @ rows.double() / 4000
-    kept = factor(found, 10, 1.0).double()
-    best = torch.linalg.eigvalsh(exact)[:-10].norm()
-    assert (exact - kept @ kept.T).norm() < 2 * best
 
 
 def test_wide_layers_are_sketched():
@@ -224,19 +198,8 @@ def test_a_rank_for_each_layer():
     check_side(ProjectionClient(rank=[None, 8, None], sketch_above=20), Small(), SGD())
     with pytest.raises(ConfigError, match=r"body\.3\.weight has 27 inputs"):
         check_side(ProjectionClient(rank=[8, None, 8], sketch_above=20), Small(), SGD())
-    with pytest.raises(ConfigError, match=r"rank=\[2, 2\] has 2 numbers, but the model 3 layers"):
+    with pytest.raises(ConfigError, match=r"rank=\[2, 2\] has 2 numbers, but the model has 3"):
         check_side(ProjectionClient(rank=[2, 2]), Small(), SGD())
-
-
-def test_dense_sends_the_matrix():
-    model, inputs = Small(), draw(9, 2, 5, 5)
-    thin = sent_by(ProjectionClient(rank=3), model, inputs)["projections"]
-    dense = sent_by(ProjectionClient(rank=3, dense=True), model, inputs)["projections"]
-    for name, values in thin.items():
-        torch.testing.assert_close(dense[name], values @ values.T)
-
-
-# ---- what is refused -----------------------------------------------------------------------------
 
 
 def test_what_cannot_be_projected_is_refused_before_round_1():
@@ -275,8 +238,8 @@ def replied(projection: torch.Tensor, counts=(1.0, 2.0)) -> Reply:
     return Reply(0, 3, 1, 0.1, {}, payloads)
 
 
-def server(dense: bool = False) -> ProjectionServer:
-    found = ProjectionServer(dense)
+def server() -> ProjectionServer:
+    found = ProjectionServer()
     found.init({"body.weight": torch.zeros(3, 4), "head.weight": torch.zeros(2, 3)})
     return found
 
@@ -287,35 +250,17 @@ def server(dense: bool = False) -> ProjectionServer:
         (torch.zeros(5, 2), r"body\.weight is \(5, 2\), expected \(4, r\)"),
         (torch.zeros(4, 5), r"expected \(4, r\) with r <= 4"),
         (torch.zeros(4), "expected"),
+        (torch.zeros(4, 0), "expected"),
         (2 * torch.eye(4)[:, :2], "eigenvalue of 4, above 1"),
         (torch.ones(4, 2), "eigenvalue of 8, above 1"),
     ],
 )
-def test_factors_that_are_none_are_refused(projection, why):
+def test_projections_of_wrong_shape_or_eigenvalues_are_refused(projection, why):
     with pytest.raises(RefusedReplyError, match=why):
         server().check(replied(projection))
 
 
-def test_matrices_that_are_none_are_refused():
-    dense_head = {"head.weight": torch.eye(3)}
-
-    def check(projection):
-        reply = replied(projection)
-        reply.payloads["projections"].update(dense_head)
-        server(dense=True).check(reply)
-
-    check(0.5 * torch.eye(4))
-    for wrong, why in [
-        (torch.eye(4)[:, :2], "expected"),
-        (torch.triu(torch.ones(4, 4)) * 0.1, "not symmetric"),
-        (torch.diag(torch.tensor([0.5, 0.5, -0.2, 0.1])), "below 0"),
-        (3 * torch.eye(4), "eigenvalue of 3, above 1"),
-    ]:
-        with pytest.raises(RefusedReplyError, match=why):
-            check(wrong)
-
-
-def test_other_layers_and_wrong_counts_are_refused():
+def test_projections_of_other_layers_and_wrong_class_counts_are_refused():
     good = torch.eye(4)[:, :2]
     server().check(replied(good))
     reply = replied(good)
@@ -331,19 +276,12 @@ def test_other_layers_and_wrong_counts_are_refused():
             server().check(replied(good, counts))
 
 
-def test_a_factor_s_spectrum():
-    """With orthogonal columns and without, with zero columns, and of a matrix."""
-    basis = torch.linalg.qr(draw(6, 3)).Q
-    straight = basis * torch.tensor([0.9, 0.5, 0.0]).sqrt()
+def test_the_spectrum_of_a_factor_is_that_of_its_product():
+    """With orthogonal columns and without, and with a zero column."""
+    straight = torch.linalg.qr(draw(6, 3)).Q * torch.tensor([0.9, 0.5, 0.0]).sqrt()
     crossed = straight @ torch.linalg.qr(draw(3, 3, seed=1)).Q
-    expected = straight @ straight.T
-    for found in (
-        spectrum_of_factor(straight),
-        spectrum_of_factor(crossed),
-        spectrum_of_matrix(expected),
-    ):
-        torch.testing.assert_close(
-            (found.vectors * found.values) @ found.vectors.T, expected, atol=1e-6, rtol=0
-        )
+    for found in (spectrum_of(straight), spectrum_of(crossed)):
+        product = (found.vectors * found.values) @ found.vectors.T
+        torch.testing.assert_close(product, straight @ straight.T, atol=1e-6, rtol=0)
         lengths = found.vectors.norm(dim=0)
         assert ((lengths - 1).abs() < 1e-5)[found.values > 0].all()

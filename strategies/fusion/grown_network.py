@@ -1,0 +1,149 @@
+"""The model output of PFNM and FedMA: one network of all clients' hidden neurons, matched."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from logging import INFO
+
+import torch
+from flwr.common.logger import log
+from torch import Tensor, nn
+
+from common.errors import ConfigError, require_range, require_whole
+from strategies.base import Reply, Tensors, local_model
+from strategies.fusion.layer_chain import Link, read_chain
+from strategies.fusion.neuron_matching import Neurons, match
+from strategies.round.server_network import Network
+from strategies.statistics.class_counts import class_counts
+
+GROWN = "grown"
+BIAS_MEAN = 0.1
+
+
+class GrownNetwork(ABC):
+    """The network whose hidden neurons are those of all clients, matched.
+
+    Args:
+        sigma: variance of a client's copy about the global weight, > 0.
+        sigma0: variance of global weights, > 0.
+        gamma: mass of the process, > 0.
+        max_neurons: neurons that a layer may grow to.
+        sweeps: how often all clients are assigned again.
+        seed: of their order.
+    """
+
+    key: str  # of the settings
+
+    def __init__(
+        self,
+        sigma: float = 1.0,
+        sigma0: float = 1.0,
+        gamma: float = 1.0,
+        max_neurons: int = 700,
+        sweeps: int = 5,
+        seed: int = 0,
+    ) -> None:
+        key = self.key
+        self.sigma = require_range(f"{key}.sigma", sigma, open_low=True)
+        self.sigma0 = require_range(f"{key}.sigma0", sigma0, open_low=True)
+        self.gamma = require_range(f"{key}.gamma", gamma, open_low=True)
+        self.max_neurons = require_whole(f"{key}.max_neurons", max_neurons, low=1)
+        self.sweeps = require_whole(f"{key}.sweeps", sweeps)
+        self.seed = seed
+
+    def bind(self, network: Network) -> None:
+        """Take the network; refuse one whose layers cannot be matched."""
+        params = {name: value.detach() for name, value in network.model.named_parameters()}
+        for link in read_chain(params):
+            self.check_layer(link, params)
+        self._network = network
+
+    def check_layer(self, link: Link, params: Tensors) -> None:
+        """Refuse, before round 1, a layer that cannot be matched."""
+        if link.followers:
+            raise ConfigError(
+                f"{link.weight} is followed by normalisation ({', '.join(link.followers)}), which "
+                "cannot be matched: choose another task.model (mlp, fedavg_cnn, feddw_cnn, vgg11)"
+            )
+
+    @torch.no_grad()
+    def __call__(
+        self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
+    ) -> dict[str, Tensor]:
+        """Return the grown network's tensors."""
+        models = [
+            {name: value.double() for name, value in local_model(params, reply).items()}
+            for reply in replies
+        ]
+        counts = class_counts(replies).double()
+        shares = counts / counts.sum(0).clamp_min(1.0)
+        found = self.matched(read_chain(params), models, shares)
+        sizes = [len(value) for name, value in found.items() if name.endswith("weight")]
+        log(INFO, "%s: layers of %s neurons", type(self).__name__, sizes)
+        return {f"{GROWN}.{name}": found[name].float().contiguous() for name in params}
+
+    @abstractmethod
+    def matched(
+        self, chain: Sequence[Link], models: Sequence[Tensors], shares: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the global network's tensors by name.
+
+        ``shares`` are each client's shares of the examples of each class (J, C).
+        """
+
+    def network(self, tensors: Tensors) -> nn.Module:
+        """Return the network that the tensors of a round belong to."""
+        return grown_network(tensors, self._network.model)
+
+    def match(
+        self, link: Link, rows: Sequence[Tensor], bias: int, scales: Tensor
+    ) -> tuple[list[Tensor], Tensor]:
+        """Return each client's labels, and the global neurons' rows (L, d).
+
+        Args:
+            link: the layer.
+            rows: of each client (n_j, d).
+            bias: the column of the bias, if the layer has one.
+            scales: factors of the precision 1 / sigma, by client and column (J, d).
+        """
+        mean = scales.new_zeros(scales.shape[1])
+        if link.has_bias:
+            mean[bias] = BIAS_MEAN
+        neurons = Neurons(rows, scales / self.sigma, mean, torch.full_like(mean, 1.0 / self.sigma0))
+        generator = torch.Generator().manual_seed(self.seed)
+        labels = match(neurons, self.gamma, self.max_neurons, self.sweeps, generator)
+        sums, totals, _ = neurons.pooled(dict(enumerate(labels)))
+        return labels, sums / totals
+
+
+def grown_network(tensors: Tensors, model: nn.Module) -> nn.Module:
+    """Return the network, in eval mode, of :class:`GrownNetwork`'s output or its model.safetensors.
+
+    ``model`` is the task's network, with any weights, on the device to use.
+    """
+    grown = copy.deepcopy(model)
+    for key, value in tensors.items():
+        path, _, name = key.removeprefix(f"{GROWN}.").rpartition(".")
+        layer = grown.get_submodule(path)
+        old = getattr(layer, name)
+        setattr(layer, name, nn.Parameter(value.to(old.device), requires_grad=old.requires_grad))
+        if name == "weight":
+            kind = "channels" if isinstance(layer, nn.Conv2d) else "features"
+            outputs, inputs = value.shape[:2]
+            setattr(layer, f"out_{kind}", outputs)
+            setattr(layer, f"in_{kind}", inputs)
+    return grown.eval()
+
+
+def spread(values: Tensor, labels: Tensor | None, size: int) -> Tensor:
+    """Return a client's columns (rows, n, ...) at the positions of the global neurons, else 0.
+
+    Labels (n,) name the global neuron of each column; None: the columns are the global ones'.
+    """
+    if labels is None:
+        return values
+    found = values.new_zeros(len(values), size, *values.shape[2:])
+    found[:, labels] = values
+    return found

@@ -1,0 +1,174 @@
+"""Statistics of the inputs of a network's layers, and their eigendecompositions.
+
+The rows (n, d) of a layer are the inputs that it multiplies with its weight: the patches, for a
+convolution, with a 1 appended where the layer has a bias, so that [W | b] is its weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from common.errors import ConfigError
+
+_EPS = torch.finfo(torch.float32).eps
+
+
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the linear and convolutional layers by the names of their weights."""
+    return {
+        f"{name}.weight": module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d)
+    }
+
+
+def width_of(module: nn.Module) -> int:
+    """Return d: the inputs of a layer's weight, plus one for a bias."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight[0].numel() + (module.bias is not None)
+
+
+def rows_of(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the rows (n, d) of a linear or convolutional layer's inputs."""
+    if isinstance(module, nn.Conv2d):
+        padding = numeric_padding(module)
+        patches = F.unfold(inputs, module.kernel_size, module.dilation, padding, module.stride)
+        rows = patches.transpose(1, 2).flatten(0, 1)
+    else:
+        rows = inputs.flatten(0, -2)
+    return rows if module.bias is None else F.pad(rows, (0, 1), value=1.0)
+
+
+def mean_rows(module: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the rows (m, d) of the mini-batch's mean input, as in MA-Echo's released code.
+
+    A convolution has the patches of the mean image at stride 2, unpadded, whatever its settings.
+    """
+    mean = inputs.mean(dim=0, keepdim=True)
+    if isinstance(module, nn.Conv2d):
+        rows = F.unfold(mean, module.kernel_size, stride=2).transpose(1, 2).flatten(0, 1)
+    else:
+        rows = mean.flatten(0, -2)
+    return rows if module.bias is None else F.pad(rows, (0, 1), value=1.0)
+
+
+def numeric_padding(module: nn.Conv2d) -> tuple[int, ...]:
+    """Return a convolution's padding; raise ConfigError where it is given by name ("same")."""
+    if isinstance(module.padding, str):
+        raise ConfigError(
+            f"a convolution has padding={module.padding!r}, and projections need it in numbers: "
+            "choose another task.model"
+        )
+    return module.padding
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvectors (d, r) and eigenvalues (r,) of a matrix (d, d), the largest first."""
+
+    vectors: Tensor
+    values: Tensor
+
+    def factor(self, rank: int | None, energy: float) -> Tensor:
+        """Return F (d, r), the eigenvectors times the roots of the eigenvalues.
+
+        Without a rank r is what holds ``energy`` of the sum of the squared eigenvalues.
+        """
+        if rank is None:
+            held = self.values.square().cumsum(0)
+            enough = energy * held[-1] * (1 - 1e-12)
+            rank = int((held < enough).sum()) + 1
+        return (self.vectors[:, :rank] * self.values[:rank].sqrt()).float()
+
+
+def eigendecomposition(matrix: Tensor) -> Spectrum:
+    """Return the eigendecomposition of a symmetric, positive semidefinite matrix."""
+    values, vectors = torch.linalg.eigh(matrix)
+    return Spectrum(vectors.flip(1), values.flip(0).clamp_min(0.0))
+
+
+class SecondMoment:
+    """A = X^T X / n as a matrix (d, d), d the width."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        self.sum = torch.zeros(width, width, device=device, dtype=torch.float64)
+        self.count = 0
+
+    def add(self, rows: Tensor) -> None:
+        """Add rows (n, d)."""
+        self.sum += (rows.T @ rows).double()
+        self.count += len(rows)
+
+    def mean_eigenvalue(self) -> Tensor:
+        """Return the trace over d."""
+        return self.sum.diagonal().mean() / self.count
+
+    def spectrum(self) -> Spectrum:
+        """Return the eigendecomposition of A."""
+        return eigendecomposition(self.sum / self.count)
+
+
+class SketchedMoment:
+    """A = X^T X / n from a sketch Y = A Omega, Omega (d, k) Gaussian and orthonormalised, k = size.
+
+    Tropp, Yurtsever, Udell, Cevher. "Fixed-rank approximation of a positive-semidefinite matrix
+    from streaming data". NeurIPS 2017. https://arxiv.org/abs/1706.05736
+    """
+
+    def __init__(
+        self, width: int, size: int, generator: torch.Generator, device: torch.device
+    ) -> None:
+        drawn = torch.randn(width, min(size, width), generator=generator, dtype=torch.float64)
+        self.test = torch.linalg.qr(drawn).Q.float().to(device)
+        self.sketch = torch.zeros_like(self.test, dtype=torch.float64)
+        self.trace = torch.zeros((), device=device, dtype=torch.float64)
+        self.count = 0
+
+    def add(self, rows: Tensor) -> None:
+        """Add rows (n, d)."""
+        self.sketch += (rows.T @ (rows @ self.test)).double()
+        self.trace += rows.square().sum().double()
+        self.count += len(rows)
+
+    def mean_eigenvalue(self) -> Tensor:
+        """Return the trace over d, which is exact."""
+        return self.trace / (self.count * len(self.test))
+
+    def spectrum(self) -> Spectrum:
+        """Return the eigendecomposition of the Nystrom approximation (Algorithm 3)."""
+        test = self.test.double()
+        shift = _EPS * self.sketch.norm().clamp_min(torch.finfo(torch.float64).tiny)
+        shifted = self.sketch + shift * test
+        core = test.T @ shifted
+        root = torch.linalg.cholesky((core + core.T) / 2)
+        half = torch.linalg.solve_triangular(root.T, shifted, upper=True, left=False)
+        vectors, values, _ = torch.linalg.svd(half, full_matrices=False)
+        return Spectrum(vectors, (values.square() - shift).clamp_min(0.0) / self.count)
+
+
+class DampedProjector:
+    """The projector P = I - N (d, d) of MA-Echo's released code, by its recursion over rows.
+
+    ``step`` is so, the share of a direction that a step removes; zeta makes short rows count less.
+    """
+
+    def __init__(self, width: int, step: float, zeta: float, device: torch.device) -> None:
+        self.null = torch.eye(width, device=device)
+        self.step, self.zeta = step, zeta
+
+    def add(self, rows: Tensor) -> None:
+        """Take a step for each of the rows (n, d), in their order."""
+        for row in rows:
+            gain = self.null @ row
+            self.null -= self.step * torch.outer(gain, gain) / (self.zeta + row @ gain)
+
+    def spectrum(self) -> Spectrum:
+        """Return the eigendecomposition of P."""
+        projector = torch.eye(len(self.null), device=self.null.device) - self.null
+        found = eigendecomposition(projector.double())
+        return Spectrum(found.vectors, found.values.clamp_max(1.0))
