@@ -33,7 +33,7 @@ def test_a_run_without_a_summary_is_unfinished_and_keeps_its_method(write_run):
     (folder / "summary.json").unlink()
     run = read_run(folder, "a", 0)
     assert (run.method, run.seed, run.status) == ("fedprox", 1, "unfinished")
-    assert "no summary.json" in run.error
+    assert "it has no summary.json" in run.error
     assert len(run.points("accuracy")) == 4
 
 

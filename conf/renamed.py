@@ -1,0 +1,114 @@
+"""Renamed recipe keys and modules: refuses old ones, and reads the config.yaml of older runs.
+
+A key has moved from the left of ``KEYS`` to the right; where two are named, each belongs to the
+method in it. Results directories of format 1 (``common.results.FORMAT``) use the names on the left.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from common.errors import ConfigError
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "strategy.client_sides.fedprox.mu": ("strategy.fedprox.mu",),
+    "strategy.option": ("strategy.scaffold.option", "strategy.fedpvr.option"),
+    "strategy.layers": ("strategy.fedpvr.layers",),
+    "local.solver": ("local.optimizer",),
+    "local.solvers": ("local.optimizers",),
+    "local.trained_by": ("local.reuse_training",),
+}
+MODULES = {
+    "strategies.aggregators": "strategies.components.aggregators",
+    "strategies.alignment": "strategies.fusion.neuron_alignment",
+    "strategies.chains": "strategies.fusion.layer_chain",
+    "strategies.class_counts": "strategies.statistics.class_counts",
+    "strategies.differential_privacy": "strategies.privacy.differential_privacy",
+    "strategies.masked_mean": "strategies.average",
+    "strategies.outputs": "strategies.components.model_outputs",
+    "strategies.per_fedavg.PerFedAvgSolver": "strategies.per_fedavg.PerFedAvgOptimizer",
+    "strategies.privacy.GaussianMechanism": (
+        "strategies.privacy.gaussian_mechanism.GaussianMechanism"
+    ),
+    "strategies.projected": "strategies.fusion.projected_layers",
+    "strategies.projections": "strategies.fusion.projections",
+    "strategies.samplers": "strategies.components.samplers",
+    "strategies.schedules": "strategies.components.schedules",
+    "strategies.secure_aggregation": "strategies.privacy.secure_aggregation",
+    "strategies.server_optimizers": "strategies.components.server_optimizers",
+    "strategies.soft_labels": "strategies.statistics.soft_labels",
+    "strategies.solvers": "strategies.components.local_optimizers",
+}
+_LEVEL = "\0"  # between the keys of a path; a key may itself have dots
+_TARGET = re.compile("|".join(rf"{re.escape(old)}(?=\.|\Z)" for old in MODULES))
+_SIDE = re.compile(r"strategy[.\0]client_sides[.\0](\w+)")
+_SLOTS = re.compile(r"strategy[.\0]methods[.\0]")
+
+
+def refuse_old_keys(overrides: Iterable[str]) -> None:
+    """Refuse overrides (``key=value``) of keys that have been renamed.
+
+    Raises:
+        ConfigError: naming the key of today.
+    """
+    for word in overrides:
+        key, equals, value = word.lstrip("+~").partition("=")
+        for old, new in KEYS.items():
+            if key == old or key.startswith(f"{old}."):
+                today = " or ".join(f"{name}{key[len(old) :]}{equals}{value}" for name in new)
+                raise ConfigError(f"{key} has been renamed: write {today}")
+
+
+def upgrade_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a run of any format with the keys and modules of today.
+
+    Args:
+        config: the content of config.yaml, as nested mappings or flat with dotted keys.
+    """
+    leaves = list(_leaves(config))
+    methods = {found[1] for path, _ in leaves if (found := _SIDE.match(path))}
+    upgraded: dict[str, Any] = {}
+    for path, value in leaves:
+        for new in _paths_of_today(path, methods):
+            *parents, name = new.split(_LEVEL)
+            node = upgraded
+            for parent in parents:
+                node = node.setdefault(parent, {})
+            node[name] = _value_of_today(path, value)
+    return upgraded
+
+
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values below mappings and the paths to them."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{key}{_LEVEL}")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _paths_of_today(path: str, methods: set[str]) -> list[str]:
+    for old, new in KEYS.items():
+        pattern = re.escape(old).replace(r"\.", "[.\0]")
+        if found := re.search(rf"(?<![^.\0]){pattern}(?![^.\0])", path):
+            separator = _LEVEL if _LEVEL in found[0] else "."
+            moved = [
+                path[: found.start()] + name.replace(".", separator) + path[found.end() :]
+                for name in new
+                if len(new) == 1 or name.split(".")[1] in methods
+            ]
+            # the side keeps a reference to the method's key
+            return [*moved, path] if _SIDE.match(old) else moved
+    return [path]
+
+
+def _value_of_today(path: str, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_value_of_today(path, one) for one in value]
+    if value == "solver" and _SLOTS.match(path):
+        return "optimizer"
+    if isinstance(value, str) and (found := _TARGET.match(value)):
+        return MODULES[found[0]] + value[found.end() :]
+    return value
