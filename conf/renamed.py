@@ -1,7 +1,7 @@
 """Renamed recipe keys and modules: refuses old ones, and reads the config.yaml of older runs.
 
-A key has moved from the left of ``KEYS`` to the right; where two are named, each belongs to the
-method in it. Results directories of format 1 (``common.results.FORMAT``) use the names on the left.
+``KEYS`` has the old key and those of today; of two, each belongs to the method in its name. Results
+directories of format 1 (``common.results.FORMAT``) have the old names.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ KEYS: dict[str, tuple[str, ...]] = {
     "local.solver": ("local.optimizer",),
     "local.solvers": ("local.optimizers",),
     "local.trained_by": ("local.reuse_training",),
+    "strategy.pfnm.most": ("strategy.pfnm.max_neurons",),
+    "strategy.fedma.most": ("strategy.fedma.max_neurons",),
+    "strategy.output.most": ("strategy.output.max_neurons",),
 }
 MODULES = {
     "strategies.aggregators": "strategies.components.aggregators",
@@ -26,6 +29,8 @@ MODULES = {
     "strategies.chains": "strategies.fusion.layer_chain",
     "strategies.class_counts": "strategies.statistics.class_counts",
     "strategies.differential_privacy": "strategies.privacy.differential_privacy",
+    "strategies.dense.Distillation": "strategies.fusion.distillation.Distillation",
+    "strategies.dense.Generation": "strategies.fusion.distillation.Generation",
     "strategies.masked_mean": "strategies.average",
     "strategies.outputs": "strategies.components.model_outputs",
     "strategies.per_fedavg.PerFedAvgSolver": "strategies.per_fedavg.PerFedAvgOptimizer",

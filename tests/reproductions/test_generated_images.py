@@ -109,6 +109,7 @@ def test_images_that_differ_by_rounding_are_the_same():
     assert not module._same(one, one.reshape(1, 2, 1, 2))
 
 
+@pytest.mark.slow
 def test_classes_without_examples_are_grey(write, tmp_path, monkeypatch):
     run = write(4, (1, 2))
     partition = Partition("p", {}, ("a", "b", "c"), [[5, 0, 1], [0, 7, 0]], clients=2)

@@ -51,6 +51,7 @@ def blocks_of(runs, partitions, tmp_path):
     return {type(block): block for block in blocks}
 
 
+@pytest.mark.slow
 def test_the_correlations_are_within_clients(write, counts, tmp_path):
     run, heads = write()
     found = blocks_of([run], counted([run], counts), tmp_path)

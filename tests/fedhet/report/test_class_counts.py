@@ -62,6 +62,7 @@ def test_a_partition_that_cannot_be_counted_has_the_reason(runs, tmp_path):
     assert partitions_of([read_run(tmp_path, "empty", 0)]) == []
 
 
+@pytest.mark.slow
 def test_of_many_clients_the_first_are_drawn(tmp_path):
     counts = np.random.default_rng(0).poisson(2, (200, 100))
     assert counts.size == MOST_COUNTS

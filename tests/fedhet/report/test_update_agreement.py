@@ -7,7 +7,7 @@ import pytest
 from fedhet.report import update_agreement as module
 from fedhet.report.blocks import Heading, Key, Picture, Table
 from fedhet.report.colors import keys_of
-from fedhet.report.curves import Curve, Panel, common_range, draw_panel, new_figure
+from fedhet.report.curves import Curve, common_range
 from fedhet.report.data_file import ReportData, thinned
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import Run
@@ -163,17 +163,3 @@ def test_a_range_on_a_logarithmic_scale_has_the_same_margin_at_both_ends():
     assert math.log10(high / low) == pytest.approx(3 * 1.08)
     flat = Curve(Key("a", 0), [1], [1.0], [1.0], [1.0], 1)
     assert common_range([flat], [1.0], log=True) == (0.5, 2.0)
-
-
-@pytest.mark.parametrize(
-    ("y_range", "ticks"),
-    [((0.15, 1.2), ["0.2", "0.5", "1"]), ((0.05, 500.0), ["0.1", "1", "10", "100"])],
-)
-def test_ticks_on_a_logarithmic_scale_are_plain_numbers(y_range, ticks):
-    line = Curve(Key("a", 0), [1, 2], [0.5, 1.0], [0.5, 1.0], [0.5, 1.0], 1)
-    axes = new_figure(4.0, 3.0).add_subplot()
-    draw_panel(axes, Panel("", "round", "", [line], y_range=y_range, log=True), 9.0)
-    assert axes.get_yscale() == "log"
-    shown = [tick.get_text() for tick in axes.get_yticklabels()]
-    low, high = y_range
-    assert [text for text in shown if low <= float(text) <= high] == ticks
