@@ -14,13 +14,12 @@ from fedhet.report.figures import partitions
 from fedhet.report.run_data import read_run
 
 
-@pytest.fixture
-def runs(tmp_path):
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
     """Real recipes: two seeds of FedAvg at one alpha, and two models at another."""
 
     def read(number, *words):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+        folder = tmp_path_factory.mktemp(str(number))
         recipe = compose({"overrides": json.dumps(list(words))})
         (folder / "config.yaml").write_text(config_yaml(recipe, classifier_tensors=1))
         return read_run(folder, folder.name, 0)
