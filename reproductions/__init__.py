@@ -1,1 +1,1 @@
-"""Figures of single papers, one folder per paper; the report finds them by the paper's name."""
+"""Figures of single papers, a package per paper; fedhet/report/paper_figures.py finds them."""

@@ -1,7 +1,7 @@
 """fedhet-report: from results directories to tables, curves and one page.
 
-`runs` reads what runs have written, `data` keeps it in one small file, `layout` puts runs into rows
-and columns, `measures` has the numbers, `tables`, `curves`, `agreement`, `class_counts`,
-`class_relations`, `weight_norms` and `surroundings` make the parts of the page, `page` their order,
-and `markdown` and `html` write it down.
+``sources`` and ``run_data`` read runs, ``data_file`` keeps them in one file, ``layout`` and
+``published_tables`` put them into rows and columns, ``statistics`` has the numbers, ``page`` puts
+the parts together, ``markdown`` and ``html`` write them. ``paper_figures`` finds what a package of
+``reproductions/`` adds for its paper.
 """

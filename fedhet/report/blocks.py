@@ -1,4 +1,4 @@
-"""What a page is made of, before it is Markdown or HTML."""
+"""The parts of a page, before they are Markdown or HTML."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading; level 1 is the page's."""
+    """A heading; level 1 is the page's title."""
 
     level: int
     text: str
@@ -23,7 +23,7 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Warn:
-    """Something a reader must not miss."""
+    """A warning."""
 
     text: str
 
@@ -38,7 +38,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Entry:
-    """A table's entry: a text, and a smaller one under it."""
+    """A table's entry: a text, and a smaller one below it."""
 
     text: str
     under: str = ""
@@ -51,8 +51,8 @@ class Table:
     Args:
         head: the columns' names.
         rows: as long as the head.
-        caption: what is seen.
-        words: how many of the first columns hold words; the others hold numbers.
+        caption: explains the numbers.
+        words: number of leading columns that hold words; the others hold numbers.
     """
 
     head: Sequence[str]
@@ -63,7 +63,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Key:
-    """An entry of a legend: a line's name, the number of its colour, and whether it is dashed."""
+    """An entry of a legend: a line's name, the index of its colour, and whether it is dashed."""
 
     label: str
     color: int
@@ -71,31 +71,20 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """A panel as SVG, for the HTML page; ``themed``: its colours follow the page's."""
+class Picture:
+    """A picture, as SVG in the HTML page and as files beside it.
+
+    Args:
+        svg: for the page.
+        caption: explains the picture.
+        name: of the files in the report's folder, without ending.
+        themed: its colours follow the page's theme.
+    """
 
     svg: str
-    label: str
+    caption: str
+    name: str
     themed: bool = True
 
 
-@dataclass(frozen=True)
-class Gallery:
-    """Panels side by side.
-
-    Args:
-        drawings: the panels.
-        legend: what the colours mean.
-        caption: what is seen.
-        files: the names of the whole pictures in the report's folder, without ending.
-        small: the panels are small multiples.
-    """
-
-    drawings: Sequence[Drawing]
-    legend: Sequence[Key]
-    caption: str
-    files: Sequence[str]
-    small: bool = False
-
-
-Block = Heading | Paragraph | Warn | Listing | Table | Gallery
+Block = Heading | Paragraph | Warn | Listing | Table | Picture

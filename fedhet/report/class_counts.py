@@ -1,60 +1,59 @@
-"""Which client holds how many examples of which class, rebuilt from the runs' recipes.
+"""Counts how many examples of each class each client holds, from the runs' recipes.
 
-Examples come from the cache or from files. The counting is a process of its own, for it imports
-torch: it runs while the curves are drawn, and a report without it needs no torch.
+A process of its own counts, since counting imports torch. Examples come from the cache or from
+files.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from conf import FOLDER_KEYS
 from fedhet.report.data_file import Partition
 from fedhet.report.partition_plot import chosen_values, partition_title
 from fedhet.report.run_data import Run
+from fedhet.report.subprocess_call import CallError, call
 
 TIMEOUT_SECONDS = 300
 MOST_PARTITIONS = 12
-MOST_COUNTS = 20_000  # of a partition in the data file: the first clients, where there are more
-# What does not change who holds what.
-_NOT_COUNTED = (
+MOST_COUNTS = 20_000  # of a partition in the data file: the first clients, if there are more
+_IRRELEVANT = (  # keys of the task that leave the partition as it is
     "model head_bias stem mean std flip crop_padding crop_probability test_size classifier_tensors"
 ).split()
 
 
 def partitions_of(runs: Sequence[Run]) -> list[Partition]:
-    """Return the runs' partitions, yet without counts: of each recipe that of its lowest seed.
+    """Return the runs' partitions without counts: the lowest seed of each recipe.
 
-    Runs that show their clients' heads come first, for these are shown beside the counts.
+    Runs with figures of their paper come first, since these may show the counts.
     """
     found: dict[str, Partition] = {}
-    for run in sorted(runs, key=lambda run: (run.head_norms is None, run.seed or 0)):
-        if not _has_partition(run):
-            continue
-        settings = _settings(run)
-        identity = {k: v for k, v in settings.items() if k not in ("seed", *FOLDER_KEYS)}
-        found.setdefault(json.dumps(identity, sort_keys=True), _uncounted(settings))
+    for run in sorted(runs, key=lambda run: (not run.figures, run.seed or 0)):
+        if _has_partition(run):
+            settings = _settings(run)
+            identity = {k: v for k, v in settings.items() if k not in ("seed", *FOLDER_KEYS)}
+            found.setdefault(json.dumps(identity, sort_keys=True), _uncounted(settings))
     return list(found.values())
 
 
 def partition_of(run: Run, partitions: Sequence[Partition]) -> Partition | None:
-    """Return the run's own partition, of its own seed; None where that is not among them."""
+    """Return the partition of the run's recipe and seed; None if it is not among these."""
     if not _has_partition(run):
         return None
-    wanted = _wherever(_settings(run))
-    return next((p for p in partitions if _wherever(p.settings) == wanted), None)
+    wanted = _without_folders(_settings(run))
+    return next((p for p in partitions if _without_folders(p.settings) == wanted), None)
 
 
 def _has_partition(run: Run) -> bool:
     return "task.name" in run.settings and "partition.name" in run.settings
 
 
-def _wherever(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _without_folders(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key not in FOLDER_KEYS}
 
 
@@ -63,7 +62,7 @@ def _settings(run: Run) -> dict[str, Any]:
         key: value
         for key, value in run.settings.items()
         if key.startswith("partition.")
-        or (key.startswith("task.") and key.split(".")[1] not in _NOT_COUNTED)
+        or (key.startswith("task.") and key.split(".")[1] not in _IRRELEVANT)
     }
     return {**kept, "clients": run.settings.get("clients"), "seed": run.seed}
 
@@ -71,7 +70,7 @@ def _settings(run: Run) -> dict[str, Any]:
 def _uncounted(settings: Mapping[str, Any]) -> Partition:
     clients = int(settings["clients"] or 0)
     chosen = chosen_values(
-        _part(settings, "partition"),
+        _group(settings, "partition"),
         clients=clients,
         seed=settings["seed"],
         train_size=settings.get("task.train_size"),
@@ -80,78 +79,38 @@ def _uncounted(settings: Mapping[str, Any]) -> Partition:
     return Partition(title, settings, clients=clients)
 
 
-def _part(settings: Mapping[str, Any], group: str) -> dict[str, Any]:
-    return {
-        key.partition(".")[2]: value
-        for key, value in settings.items()
-        if key.startswith(f"{group}.")
-    }
+def _group(settings: Mapping[str, Any], group: str) -> dict[str, Any]:
+    start = f"{group}."
+    return {k.removeprefix(start): v for k, v in settings.items() if k.startswith(start)}
 
 
-class Counting:
-    """Counts in a process of its own; ``result`` waits for it.
+def start_counting(
+    known: Sequence[Partition], runs: Sequence[Run]
+) -> Callable[[], list[Partition]]:
+    """Start to count in the background; the result waits for the counts.
 
     Args:
-        known: partitions that need no counting.
-        runs: whose partitions are to be counted, unless they are known.
+        known: partitions that are counted already.
+        runs: their partitions are counted, unless they are known.
     """
-
-    def __init__(self, known: Sequence[Partition], runs: Sequence[Run]) -> None:
-        settings = [partition.settings for partition in known]
-        wanted = [p for p in partitions_of(runs) if p.settings not in settings]
-        self._known = known
-        self._wanted = wanted[:MOST_PARTITIONS]
-        self._left_out = wanted[MOST_PARTITIONS:]
-        self._process = self._start() if self._wanted else None
-        self._result: list[Partition] | None = None
-
-    def _start(self) -> subprocess.Popen[str]:
-        # The report is about what is there: it downloads nothing.
-        offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedhet.report.class_counts"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **offline},
-        )
-        assert process.stdin is not None
-        process.stdin.write(json.dumps([dict(p.settings) for p in self._wanted]))
-        process.stdin.close()
-        process.stdin = None  # else communicate() would flush what is closed
-        return process
-
-    def result(self) -> list[Partition]:
-        """Return the partitions with counts, or with the reason why there are none."""
-        if self._result is None:
-            reason = f"only the first {MOST_PARTITIONS} partitions are counted"
-            left_out = [_failed(partition, reason) for partition in self._left_out]
-            self._result = [*self._known, *self._counted(), *left_out]
-        return self._result
-
-    def _counted(self) -> list[Partition]:
-        if self._process is None:
-            return []
-        try:
-            printed, complaints = self._process.communicate(timeout=TIMEOUT_SECONDS)
-            answers = json.loads(printed.splitlines()[-1])
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.communicate()
-            reason = f"counting took longer than {TIMEOUT_SECONDS} s"
-            return [_failed(partition, reason) for partition in self._wanted]
-        except (ValueError, IndexError):
-            reason = f"counting failed: {complaints.strip()[-300:]}"
-            return [_failed(partition, reason) for partition in self._wanted]
-        return [
-            Partition(p.title, p.settings, clients=p.clients, **answer)
-            for p, answer in zip(self._wanted, answers, strict=True)
-        ]
+    settings = [partition.settings for partition in known]
+    uncounted = [p for p in partitions_of(runs) if p.settings not in settings]
+    wanted, left_out = uncounted[:MOST_PARTITIONS], uncounted[MOST_PARTITIONS:]
+    reason = f"only the first {MOST_PARTITIONS} partitions are counted"
+    others = [*known, *(replace(partition, error=reason) for partition in left_out)]
+    if not wanted:
+        return lambda: others
+    future = ThreadPoolExecutor(1).submit(_counted, wanted)
+    return lambda: [*known, *future.result(), *others[len(known) :]]
 
 
-def _failed(partition: Partition, reason: str) -> Partition:
-    return Partition(partition.title, partition.settings, clients=partition.clients, error=reason)
+def _counted(wanted: Sequence[Partition]) -> list[Partition]:
+    question = [dict(partition.settings) for partition in wanted]
+    try:
+        answers = call("fedhet.report.class_counts", question, TIMEOUT_SECONDS)
+    except CallError as error:
+        return [replace(partition, error=f"counting failed: {error}") for partition in wanted]
+    return [replace(p, **answer) for p, answer in zip(wanted, answers, strict=True)]
 
 
 # ---- the process ---------------------------------------------------------------------------------
@@ -164,14 +123,14 @@ def count(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     if settings["partition.name"] == "site":
         return {"error": "every node has data of its own (partition=site)"}
-    uncounted: dict[str, Any] = {"model": "mlp"}
+    irrelevant: dict[str, Any] = {"model": "mlp"}
     if "task.channels" in settings:  # of images
         channels = int(settings["task.channels"])
-        uncounted |= {"mean": [0.0] * channels, "std": [1.0] * channels}
+        irrelevant |= {"mean": [0.0] * channels, "std": [1.0] * channels}
     try:
         task = build_task(
-            {**uncounted, **_part(settings, "task")},
-            _part(settings, "partition"),
+            {**irrelevant, **_group(settings, "task")},
+            _group(settings, "partition"),
             seed=int(settings["seed"]),
             num_clients=int(settings["clients"]),
         )
@@ -182,10 +141,5 @@ def count(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"class_names": list(task.class_names), "counts": counts[:shown].tolist()}
 
 
-def main() -> None:
-    """Answer the settings on standard input with counts on standard output."""
-    print(json.dumps([count(settings) for settings in json.load(sys.stdin)]))
-
-
 if __name__ == "__main__":
-    main()
+    print(json.dumps([count(settings) for settings in json.load(sys.stdin)]))

@@ -1,4 +1,4 @@
-"""The colours of the pictures: for colour-blind readers, on a light page and on a dark one."""
+"""Colours of the pictures: for colour-blind readers, on a light and on a dark page."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ THEME = {
     "axis": Pair("#9aa4b1", "#6c7887"),
     "grid": Pair("#e4e8ed", "#2f3842"),
 }
-# After Okabe and Ito, told apart with any of the usual colour deficiencies; their yellow, which
-# vanishes on white, is left out. The second set is as far apart on a dark page.
+# After Okabe and Ito, without their yellow, which vanishes on white.
 PALETTE = (
     Pair("#0072b2", "#4aa8e0"),  # blue
     Pair("#d55e00", "#f0833a"),  # vermilion
@@ -32,15 +31,15 @@ PALETTE = (
     Pair("#46a5dc", "#9ad4f5"),  # sky
     Pair("#6b7280", "#a7b0bc"),  # grey
 )
-# Methods that are met most often keep their colour, whatever they are shown with.
+# The most common methods have the same colour on every page.
 OWN_COLORS = {"fedavg": 0, "fedpvr": 1, "scaffold": 2, "feddyn": 3, "fedprox": 4, "fedavgm": 5}
 
 
 def keys_of(lines: Sequence[tuple[str, str]]) -> dict[str, Key]:
     """Return a legend entry for each line, given as (label, method) in the order of the page.
 
-    The first line of a method with a colour of its own gets that; the others the next free ones,
-    and when all are taken the same ones dashed. FedAvg and fedavg are one line.
+    The first line of a method in OWN_COLORS gets its colour, the others get the next free ones.
+    When all colours are taken, lines are dashed. Labels that differ only in case are one line.
     """
     chosen: dict[str, int] = {}
     for label, method in lines:

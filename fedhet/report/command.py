@@ -2,9 +2,9 @@
 
     fedhet-report SWEEP [SWEEP ...]
 
-SWEEP is the folder of a sweep or of a run, or a data file that fedhet-report has written. Written
-are, into SWEEP/report unless --out names another folder: report.html (one file, pictures included),
-report.md, every picture as PNG and SVG, and report.json, the data that the page is made from.
+SWEEP is the folder of a sweep or of a run, or a data file of an earlier report. The report goes
+into SWEEP/report, or into --out: report.html (one file, pictures included), report.md, every
+picture as PNG and SVG, and report.json, the data that the page is made from.
 """
 
 from __future__ import annotations
@@ -22,16 +22,18 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from common.errors import ConfigError
 from conf import FOLDER
 from fedhet.commands import parser_of, say_error, table_console
 from fedhet.report.blocks import Block, Entry, Heading, Table, Warn
-from fedhet.report.class_counts import Counting
-from fedhet.report.data_file import ReportData, parse, to_text
+from fedhet.report.class_counts import start_counting
+from fedhet.report.data_file import ReportData, thinned, to_text
 from fedhet.report.html import to_html
 from fedhet.report.markdown import to_markdown
 from fedhet.report.page import build_page
+from fedhet.report.paper_figures import with_figures
 from fedhet.report.provenance import PARTS
-from fedhet.report.sources import DataError, SourceError, read_sources
+from fedhet.report.sources import read_sources
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -42,11 +44,13 @@ def main(words: Sequence[str] | None = None) -> None:
     """
     options = _parser().parse_args(words)
     try:
-        data = _with_options(read_sources(options.sources, _say), options)
-    except (DataError, SourceError) as error:
+        data = _with_options(read_sources(options.sources), options)
+    except ConfigError as error:
         say_error("fedhet-report", error)
         raise SystemExit(2) from None
-    folder = options.out or _default_folder(options.sources[0])
+    data = replace(data, runs=with_figures(data.runs, _say))
+    source = options.sources[0]
+    folder = options.out or (source.parent if source.is_file() else source / "report")
     blocks = write_report(data, folder, options.name, partitions=not options.no_partitions)
     console = table_console()
     _show(blocks, console)
@@ -68,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         help="folder of a sweep or run, or data file",
     )
     add("--out", type=Path, metavar="DIR", help="the report's folder")
-    add("--name", default="report", help="how the files' names begin (report)")
+    add("--name", default="report", help="beginning of the files' names (report)")
     add("--title", default="", help="of the page")
     add(
         "--targets",
@@ -76,32 +80,31 @@ def _parser() -> argparse.ArgumentParser:
         type=_share,
         default=[],
         metavar="ACCURACY",
-        help="accuracies in (0, 1] for rounds and bytes to a target (by default the paper's, or "
-        "50, 80 and 95 %% of the best)",
+        help="accuracies in (0, 1] for rounds and bytes to a target (default: the paper's, or 50, "
+        "80 and 95 %% of the best)",
     )
     add(
         "--by",
         nargs="+",
         default=[],
         metavar="KEY",
-        help="keys whose values make the columns, such as partition.alpha (by default those that "
+        help="keys whose values make the columns, such as partition.alpha (default: those that "
         "vary)",
     )
     add(
         "--experiment",
         metavar="NAME",
         type=_paper_node,
-        help="lay the runs out as this one of conf/experiment has it, such as "
-        "fedpvr/table2_cifar10",
+        help="lay the runs out as this file of conf/experiment does, such as fedpvr/table2_cifar10",
     )
-    add("--no-partitions", action="store_true", help="do not count who holds which classes")
+    add("--no-partitions", action="store_true", help="do not count the clients' classes")
     return parser
 
 
 def _share(text: str) -> float:
     value = float(text)
     if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is no accuracy in (0, 1]; 30 % is 0.3")
+        raise argparse.ArgumentTypeError(f"{text} is not an accuracy in (0, 1]; 30 % is 0.3")
     return value
 
 
@@ -110,7 +113,7 @@ def _paper_node(name: str) -> dict[str, object]:
     path = folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml"))
-        raise argparse.ArgumentTypeError(f"{name} is unknown; there are: {', '.join(known)}")
+        raise argparse.ArgumentTypeError(f"{name} is unknown; allowed: {', '.join(known)}")
     node = yaml.safe_load(path.read_text(encoding="utf-8")).get("paper")
     if not isinstance(node, dict):
         raise argparse.ArgumentTypeError(f"{path} has no paper node")
@@ -122,9 +125,7 @@ def _with_options(data: ReportData, options: argparse.Namespace) -> ReportData:
         data = replace(data, runs=[replace(run, paper=options.experiment) for run in data.runs])
     keys = sorted({key for run in data.runs for key in run.settings})
     if unknown := [key for key in options.by if key not in keys]:
-        raise SourceError(
-            f"--by {unknown[0]} is no key of these runs; theirs are: {', '.join(keys)}"
-        )
+        raise ConfigError(f"--by {unknown[0]} is unknown; the runs' keys are: {', '.join(keys)}")
     return replace(
         data,
         title=options.title or data.title,
@@ -133,35 +134,33 @@ def _with_options(data: ReportData, options: argparse.Namespace) -> ReportData:
     )
 
 
-def _default_folder(source: Path) -> Path:
-    return source.parent if source.is_file() else source / "report"
-
-
 def write_report(
     data: ReportData, folder: Path, name: str = "report", *, partitions: bool = True
 ) -> list[Block]:
     """Write the page, its pictures and its data; return the page.
 
     Args:
-        data: what the sources hold.
-        folder: where all goes; made where it is not there.
-        name: how the files' names begin.
-        partitions: count who holds which classes, where that is not known yet.
+        data: of the sources.
+        folder: of the report; created if missing.
+        name: beginning of the files' names.
+        partitions: count the clients' classes, where the counts are unknown.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    counting = Counting(data.partitions, data.runs if partitions else ())
-    # The page is made from what its data file says, so that it can be made again from the file.
-    data = parse(to_text(data), name)
-    blocks = build_page(data, counting.result, folder, name)
-    data = replace(data, partitions=counting.result())
-    (folder / f"{name}.json").write_text(to_text(data), encoding="utf-8")
-    (folder / f"{name}.md").write_text(to_markdown(blocks), encoding="utf-8")
-    (folder / f"{name}.html").write_text(to_html(blocks), encoding="utf-8")
+    counted = start_counting(data.partitions, data.runs if partitions else ())
+    data = thinned(data)
+    blocks = build_page(data, counted, folder, name)
+    files = {
+        "json": to_text(replace(data, partitions=counted())),
+        "md": to_markdown(blocks),
+        "html": to_html(blocks),
+    }
+    for ending, text in files.items():
+        (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
     return blocks
 
 
 def _show(blocks: Sequence[Block], console: Console) -> None:
-    """Print the warnings, and the table that follows each section's heading."""
+    """Print the warnings, and the main table of each section."""
     heading = Heading(1, "")
     for block in blocks:
         if isinstance(block, Heading):

@@ -1,4 +1,4 @@
-"""Panels of curves: a mean over seeds and the band that the seeds span."""
+"""Draws panels of curves: a mean over seeds and the band from the lowest to the highest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedhet.report.blocks import Drawing, Key
+from fedhet.report.blocks import Key, Picture
 from fedhet.report.colors import PALETTE, THEME
 from fedhet.report.run_data import Run
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COUNTED = ("round", "tensor", "layer")  # what x may be whose ticks are whole numbers
+COUNTED = ("round", "tensor", "layer")  # labels of x whose ticks are whole numbers
 INK, AXIS, GRID = (THEME[name].light for name in ("ink", "axis", "grid"))
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
-    "svg.fonttype": "none",  # text stays text: the page's font, and a tenth of the size
+    "svg.fonttype": "none",  # text stays text: a tenth of the size
     "axes.linewidth": 0.8,
     "path.simplify": True,
 }
@@ -30,7 +30,7 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A line with its band, over x; without a band for a single run."""
+    """A line over x with its band; a single run has no band."""
 
     key: Key
     x: Sequence[float]
@@ -49,8 +49,8 @@ class Panel:
         x_label: below it.
         y_label: beside it.
         curves: in the order of the rows.
-        marks: horizontal lines, such as targets.
-        y_range: the same for panels that are compared; None: as the curves need.
+        marks: dotted horizontal lines, such as targets.
+        y_range: None: as the curves need.
         log: the scale of y is logarithmic.
     """
 
@@ -71,7 +71,7 @@ def curve(
     scale: float = 1.0,
     last_round: int | None = None,
 ) -> Curve | None:
-    """Return a column over rounds: mean, lowest and highest of the rounds that all runs have."""
+    """Return a column over the rounds that all runs have: mean, lowest and highest."""
     return over_runs(
         key,
         [
@@ -82,7 +82,7 @@ def curve(
 
 
 def over_runs(key: Key, by_run: Sequence[Mapping[float, float]]) -> Curve | None:
-    """Return the curve of values by x of several runs: mean, lowest, highest, where all have x."""
+    """Return the curve of several runs' values by x, where all runs have x."""
     if not by_run:
         return None
     shared = sorted(set(by_run[0]).intersection(*by_run[1:]))
@@ -100,7 +100,7 @@ def over_runs(key: Key, by_run: Sequence[Mapping[float, float]]) -> Curve | None
 
 
 def over_bytes(line: Curve, runs: Sequence[Run], unit: float) -> Curve:
-    """Return the curve over the bytes up and down, in ``unit`` of them, as the runs' mean."""
+    """Return the curve over the bytes up and down, divided by ``unit``: the runs' mean."""
     sent = [[run.bytes_until(int(round)) / unit for run in runs] for round in line.x]
     x = [statistics.fmean(at_round) for at_round in sent]
     return Curve(line.key, x, line.mean, line.low, line.high, line.runs)
@@ -109,13 +109,7 @@ def over_bytes(line: Curve, runs: Sequence[Run], unit: float) -> Curve:
 def common_range(
     curves: Sequence[Curve], marks: Sequence[float] = (), *, log: bool = False
 ) -> tuple[float, float] | None:
-    """Return a range of y that holds all curves, and these marks.
-
-    Args:
-        curves: to hold.
-        marks: to hold, too.
-        log: on a logarithmic scale.
-    """
+    """Return a range of y that holds all curves and marks; ``log``: on a logarithmic scale."""
     if not curves:
         return None
     low = min([*marks, *(value for line in curves for value in line.low)])
@@ -142,7 +136,7 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
         if line.runs > 1:
             axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.18, lw=0)
         marker = "o" if len(line.x) == 1 else ""
-        width = 2.4 - 1.0 * number / max(1, len(panel.curves) - 1)  # equal lines: all are seen
+        width = 2.4 - 1.0 * number / max(1, len(panel.curves) - 1)  # equal lines stay visible
         axes.plot(line.x, line.mean, color=color, lw=width, ls=style, marker=marker, ms=4)
     axes.set_title(panel.title, loc="left", fontsize=font + 1, color=INK, pad=5)
     style_axes(axes, panel.x_label, panel.y_label, font)
@@ -172,7 +166,7 @@ def _set_log_ticks(axes: Axes) -> None:
 
 
 def style_axes(axes: Axes, x_label: str, y_label: str, font: float) -> None:
-    """Give axes their labels, and the look of all pictures."""
+    """Set the labels of axes, and the style of all pictures."""
     axes.set_xlabel(x_label, fontsize=font, color=INK, labelpad=2)
     axes.set_ylabel(y_label, fontsize=font, color=INK, labelpad=3)
     axes.grid(axis="y", color=GRID, lw=0.8)
@@ -182,36 +176,8 @@ def style_axes(axes: Axes, x_label: str, y_label: str, font: float) -> None:
     axes.tick_params(colors=INK, labelsize=font, color=AXIS, length=3, pad=2)
 
 
-def drawings(panels: Sequence[Panel], name: str, *, small: bool = False) -> list[Drawing]:
-    """Return each panel as an SVG for the page.
-
-    Args:
-        panels: to draw.
-        name: makes the names within the SVG unlike those of other pictures.
-        small: for small multiples.
-    """
-    return [
-        Drawing(
-            themed_svg(_single(panel, small), f"{name}-{number}"),
-            f"{panel.y_label}: {panel.title}",
-        )
-        for number, panel in enumerate(panels)
-    ]
-
-
-def _single(panel: Panel, small: bool) -> Figure:
-    width, height, font = (3.2, 2.3, 8.5) if small else (4.4, 3.0, 9.0)
-    figure = new_figure(width, height)
-    left, bottom = 0.62, 0.5  # inches: the same in all panels, so that their axes are in line
-    axes = figure.add_axes(
-        (left / width, bottom / height, 1 - (left + 0.1) / width, 1 - (bottom + 0.34) / height)
-    )
-    draw_panel(axes, panel, font)
-    return figure
-
-
 def new_figure(width: float, height: float, layout: Literal["constrained"] | None = None) -> Figure:
-    """Return a figure of matplotlib's object interface, which leaves pyplot's state alone."""
+    """Return a figure without pyplot's global state."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -220,13 +186,8 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
     return figure
 
 
-def themed_svg(figure: Figure, name: str) -> str:
-    """Return a figure for the page; ``name`` makes the names within it unlike others'."""
-    return inline_svg(svg_text(figure, name, transparent=True), themed=True)
-
-
 def svg_text(figure: Figure, name: str, *, transparent: bool = False) -> str:
-    """Return a figure as SVG, the same bytes every time."""
+    """Return a figure as SVG, reproducible byte for byte; its ids depend on ``name``."""
     import matplotlib
 
     buffer = io.StringIO()
@@ -236,7 +197,7 @@ def svg_text(figure: Figure, name: str, *, transparent: bool = False) -> str:
 
 
 def inline_svg(text: str, *, themed: bool) -> str:
-    """Return an SVG for use within HTML: without prolog and fixed size, its colours variables."""
+    """Return an SVG for HTML: without prolog and fixed size, its colours as CSS variables."""
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
@@ -253,17 +214,11 @@ def inline_svg(text: str, *, themed: bool) -> str:
     return text.strip()
 
 
-def save_panels(panels: Sequence[Panel], legend: Sequence[Key], path: Path, abreast: int) -> None:
-    """Save all panels as one picture, PNG and SVG.
-
-    Args:
-        panels: to draw.
-        legend: above them.
-        path: of the files, without ending.
-        abreast: how many panels there are in a row, at most.
-    """
+def gallery(panels: Sequence[Panel], caption: str, stem: Path, kind: str, abreast: int) -> Picture:
+    """Save panels as one picture with a legend, named ``<stem>_<kind>``; ``abreast`` in a row."""
     import matplotlib
 
+    legend = list({line.key.label: line.key for p in panels for line in p.curves}.values())
     abreast = min(abreast, len(panels))
     rows = -(-len(panels) // abreast)
     legend_height = 0.26 * -(-len(legend) // (2 * abreast)) + 0.1
@@ -273,15 +228,14 @@ def save_panels(panels: Sequence[Panel], legend: Sequence[Key], path: Path, abre
         for number, panel in enumerate(panels):
             left, top = 4.0 * (number % abreast), height - legend_height
             bottom = top - 2.8 * (number // abreast + 1)
-            # Inches by hand: matplotlib's own layout takes a second for twenty panels.
             place = ((left + 0.6) / width, (bottom + 0.5) / height, 3.3 / width, 1.95 / height)
             draw_panel(figure.add_axes(place), panel, 9.0)
         add_legend(figure, legend, columns=2 * abreast)
-        save(figure, path)
+        return save(figure, stem.with_name(f"{stem.name}_{kind}"), caption)
 
 
 def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
-    """Write what the colours mean above everything, so many abreast at the most."""
+    """Draw a legend above everything, with at most ``columns`` entries in a row."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -300,15 +254,11 @@ def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
     )
 
 
-def save(figure: Figure, path: Path) -> str:
-    """Save a figure as PNG and as SVG, and return the SVG; ``path`` has no ending."""
+def save(figure: Figure, path: Path, caption: str, *, themed: bool = True) -> Picture:
+    """Save a figure as PNG and SVG, and return it for the page; ``path`` has no ending."""
     figure.savefig(path.with_name(f"{path.name}.png"), dpi=120, metadata={"Software": None})
     text = svg_text(figure, path.name)
     path.with_name(f"{path.name}.svg").write_text(text, encoding="utf-8")
-    return text
-
-
-def legend_of(panels: Sequence[Panel]) -> list[Key]:
-    """Return the keys of the lines that are drawn, each once."""
-    found: Mapping[str, Key] = {line.key.label: line.key for p in panels for line in p.curves}
-    return list(found.values())
+    if themed:
+        text = svg_text(figure, path.name, transparent=True)
+    return Picture(inline_svg(text, themed=themed), caption, path.name, themed)

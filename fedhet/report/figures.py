@@ -1,4 +1,4 @@
-"""The galleries of a page; each is also saved as a PNG and an SVG."""
+"""The galleries of a page; each is also saved as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import numpy as np
 from fedhet.plot import can_plot
 from fedhet.report.blocks import (
     Block,
-    Drawing,
     Entry,
-    Gallery,
     Heading,
     Key,
     Listing,
     Paragraph,
+    Picture,
     Table,
 )
 from fedhet.report.curves import (
@@ -25,21 +24,18 @@ from fedhet.report.curves import (
     Panel,
     common_range,
     curve,
-    drawings,
-    inline_svg,
-    legend_of,
+    gallery,
     new_figure,
     over_bytes,
     save,
-    save_panels,
 )
 from fedhet.report.data_file import AGREEMENT, Partition
-from fedhet.report.layout import NO_COLUMN, Layout
+from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs
 from fedhet.report.partition_plot import draw_partition
 from fedhet.report.run_data import Run
 from fedhet.report.tables import cell_table
 
-# Shown elsewhere, or no figure of a round.
+# Columns that are shown elsewhere, or are not figures of a round.
 NO_DIAGNOSTICS = ("round", "accuracy", "elapsed_seconds", "clients", *AGREEMENT)
 MOST_DIAGNOSTICS = 40  # small panels of a section
 
@@ -51,7 +47,7 @@ def accuracy(
     targets: Sequence[float],
     stem: Path,
 ) -> list[Block]:
-    """Return accuracy over rounds and over bytes, a panel a column."""
+    """Return accuracy over rounds and over bytes, a panel per column."""
     if not can_plot():
         return []
     found = curves_of(layout, keys, "accuracy", last_round, scale=100)
@@ -86,12 +82,12 @@ def accuracy(
 
 
 def lines_are(panels: Sequence[Panel]) -> str:
-    """Say what a line and its band are."""
+    """Return what a line and its band mean."""
     if all(line.runs == 1 for panel in panels for line in panel.curves):
         return "Each line is one run."
     return (
-        "Line: mean over the seeds. Band: from the lowest to the highest seed; a line without one "
-        "is a single run. A line ends where the first of its runs does."
+        "Line: mean over the seeds. Band: from the lowest to the highest seed; a line without a "
+        "band is a single run. A line ends where the shortest of its runs ends."
     )
 
 
@@ -99,7 +95,7 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
     """Return every other numeric column that all runs share, as small multiples."""
     if not can_plot():
         return []
-    runs = [run for line in layout.lines for cell in line.cells for run in cell.runs]
+    runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
     shared = [
         name
         for name in runs[0].columns
@@ -118,12 +114,11 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
         shown = panels[:MOST_DIAGNOSTICS]
         caption = f"Columns of metrics.jsonl, which docs/running.md explains. {lines_are(shown)}"
         if every > 1:
-            caption += f" Of every {every} rounds one is drawn."
+            caption += f" One round in {every} is drawn."
         if len(shown) < len(panels):
             caption += f" {len(panels) - len(shown)} further panels are left out."
-        # each figure's columns side by side, where that is not too wide
         abreast = len(layout.columns) if len(layout.columns) in (2, 4) else 3
-        blocks.append(gallery(shown, caption, stem, "diagnostics", abreast, small=True))
+        blocks.append(gallery(shown, caption, stem, "diagnostics", abreast))
     if steady:
         blocks.append(_steady_table(layout, steady))
     return blocks
@@ -135,12 +130,10 @@ def _is_steady(run: Run, name: str) -> bool:
 
 def _steady_table(layout: Layout, names: Sequence[str]) -> Table:
     rows = []
-    for number in range(len(layout.columns)):
-        for line in layout.lines:
-            if runs := line.cells[number].runs:
-                means = [fmean(run.points(name)[-1][1] for run in runs) for name in names]
-                rows.append([Entry(_plain_number(mean)) for mean in means])
-    caption = "The same in every round of a run; the mean over the seeds."
+    for _, _, cell in cells_with_runs(layout):
+        means = [fmean(run.points(name)[-1][1] for run in cell.runs) for name in names]
+        rows.append([Entry(_plain_number(mean)) for mean in means])
+    caption = "Constant over the rounds of each run; the mean over the seeds."
     return cell_table(layout, names, rows, caption)
 
 
@@ -155,7 +148,7 @@ def curves_of(
     last_round: int | None = None,
     scale: float = 1.0,
 ) -> list[list[tuple[Curve, Sequence[Run]]]]:
-    """Return for each of the layout's columns the lines that have runs there."""
+    """Return the lines with their runs, for each column of the layout."""
     found = []
     for number in range(len(layout.columns)):
         lines: list[tuple[Curve, Sequence[Run]]] = []
@@ -168,64 +161,44 @@ def curves_of(
     return found
 
 
-def gallery(
-    panels: Sequence[Panel], caption: str, stem: Path, kind: str, abreast: int, small: bool = False
-) -> Gallery:
-    """Return panels for the page, and save them as one picture.
-
-    Args:
-        panels: to draw.
-        caption: what is seen.
-        stem: how the picture's name begins.
-        kind: how it ends.
-        abreast: how many panels the picture has in a row, at most.
-        small: they are small multiples.
-    """
-    name = f"{stem.name}_{kind}"
-    legend = legend_of(panels)
-    save_panels(panels, legend, stem.with_name(name), abreast)
-    return Gallery(drawings(panels, name, small=small), legend, caption, [name], small)
-
-
 # ---- partitions ----------------------------------------------------------------------------------
 
 
 def partitions(found: Sequence[Partition], stem: Path) -> list[Block]:
-    """Return who holds which classes, and what could not be counted."""
+    """Return how many examples of each class the clients hold, and what could not be counted."""
     if not found:
         return []
     shown = [p for p in found if not p.error] if can_plot() else []
-    names = [f"{stem.name}_partition_{number + 1}" for number in range(len(shown))]
-    drawn = [_draw_partition(p, stem.with_name(n)) for p, n in zip(shown, names, strict=True)]
-    captions = [_partition_caption(partition) for partition in shown]
-    if any(partition.settings.get("partition.seed") is None for partition in shown):
-        captions.append("Every seed of the run draws a partition of its own; shown is the first.")
     blocks: list[Block] = [Heading(2, "Who holds which classes")]
-    if shown:
-        blocks.append(Gallery(drawn, [], " ".join(captions), names))
+    if any(partition.settings.get("partition.seed") is None for partition in shown):
+        blocks.append(Paragraph("Each seed draws its own partition; the first one is shown."))
+    for number, partition in enumerate(shown, 1):
+        path = stem.with_name(f"{stem.name}_partition_{number}")
+        blocks.append(_draw_partition(partition, path))
     if missing := [f"{p.title}: {p.error}" for p in found if p.error]:
-        blocks += [Paragraph("Not to be had here:"), Listing(missing)]
+        blocks += [Paragraph("Not available here:"), Listing(missing)]
     return blocks
 
 
-def _draw_partition(partition: Partition, path: Path) -> Drawing:
+def _draw_partition(partition: Partition, path: Path) -> Picture:
     counts = np.asarray(partition.counts)
     figure = new_figure(5.6, 4.4, layout="constrained")
     draw_partition(
         figure, counts, partition.class_names, partition.title, most_ticks=20, numbered=False
     )
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # it is laid out: not once more for each file
-    return Drawing(inline_svg(save(figure, path), themed=False), partition.title, themed=False)
+    figure.set_layout_engine("none")  # no new layout for each file
+    return save(figure, path, _partition_caption(partition), themed=False)
 
 
 def _partition_caption(partition: Partition) -> str:
     counts = np.asarray(partition.counts)
-    sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
-    words = f"{partition.title}."
+    words = [f"{partition.title}."]
     if len(counts) < partition.clients:
-        words += f" The first {len(counts)} of {partition.clients} clients."
-    return (
-        f"{words} Examples a client: {sizes.min()} to {sizes.max()}, median {np.median(sizes):.0f};"
-        f" classes a client: {held.min()} to {held.max()}, median {np.median(held):.0f}."
-    )
+        words.append(f"The first {len(counts)} of {partition.clients} clients.")
+    sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
+    parts = [
+        f"{what} per client: {each.min()} to {each.max()}, median {np.median(each):.0f}"
+        for what, each in (("Examples", sizes), ("classes", held))
+    ]
+    return f"{' '.join(words)} {'; '.join(parts)}."

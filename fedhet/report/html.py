@@ -1,4 +1,4 @@
-"""A page as one HTML file: style and pictures are in it, and nothing is fetched."""
+"""Writes a page as one HTML file with style and pictures inside; nothing is fetched."""
 
 from __future__ import annotations
 
@@ -8,19 +8,17 @@ from importlib.resources import files
 
 from fedhet.report.blocks import (
     Block,
-    Drawing,
     Entry,
-    Gallery,
     Heading,
-    Key,
     Listing,
     Paragraph,
+    Picture,
     Table,
     Warn,
 )
 from fedhet.report.colors import PALETTE, THEME
 
-SHORT_LABEL = 22  # letters; a longer label of a row may be broken
+SHORT_LABEL = 22  # letters; a longer label of a row may wrap
 
 
 def to_html(blocks: Sequence[Block]) -> str:
@@ -38,7 +36,7 @@ def to_html(blocks: Sequence[Block]) -> str:
 
 
 def _colors() -> str:
-    """Return the colours of the pictures as variables, for a light and a dark page."""
+    """Return the pictures' colours as CSS variables, for a light and a dark page."""
     light = {name: pair.light for name, pair in THEME.items()}
     dark = {name: pair.dark for name, pair in THEME.items()}
     for number, pair in enumerate(PALETTE):
@@ -65,8 +63,8 @@ def _block(block: Block) -> str:
             return "\n".join(f"<pre><code>{escape(item)}</code></pre>" for item in items)
         case Listing(items, _):
             return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
-        case Gallery():
-            return _gallery(block)
+        case Picture():
+            return _picture(block)
         case Table():
             return _table(block)
 
@@ -78,7 +76,7 @@ def _table(table: Table) -> str:
     )
     rows = "\n".join(_row(row, table) for row in table.rows)
     caption = f"<figcaption>{escape(table.caption)}</figcaption>" if table.caption else ""
-    # A table that is too wide for a phone is scrolled in its own frame, by keyboard, too.
+    # A wide table scrolls in its own frame, also by keyboard.
     return (
         f'<figure><div class="frame" tabindex="0"><table>\n<thead><tr>{head}</tr></thead>\n'
         f"<tbody>\n{rows}\n</tbody></table></div>{caption}</figure>"
@@ -103,28 +101,9 @@ def _entry(entry: Entry) -> str:
     return escape(entry.text) + under
 
 
-def _gallery(gallery: Gallery) -> str:
-    legend = "".join(_key(key) for key in gallery.legend)
-    shown = f'<div class="legend">{legend}</div>' if legend else ""
-    panels = "".join(_drawing(drawing) for drawing in gallery.drawings)
-    pairs = " pairs" if len(gallery.drawings) % 2 == 0 else ""
-    kind = "panels small" if gallery.small else f"panels{pairs}"
+def _picture(picture: Picture) -> str:
+    kind = "frame" if picture.themed else "frame card"
     return (
-        f'<figure>{shown}<div class="{kind}">{panels}</div>'
-        f"<figcaption>{escape(gallery.caption)}</figcaption></figure>"
+        f'<figure><div class="{kind}" tabindex="0" role="img" aria-label="{escape(picture.name)}">'
+        f"{picture.svg}</div><figcaption>{escape(picture.caption)}</figcaption></figure>"
     )
-
-
-def _key(key: Key) -> str:
-    dashes = ' stroke-dasharray="5 3"' if key.dashed else ""
-    line = (
-        '<svg width="26" height="10" aria-hidden="true"><line x1="1" y1="5" x2="25" y2="5" '
-        f'stroke="var(--line-{key.color})" stroke-width="3"{dashes}/></svg>'
-    )
-    return f"<span>{line}{escape(key.label)}</span>"
-
-
-def _drawing(drawing: Drawing) -> str:
-    kind = "panel" if drawing.themed else "panel node_info"
-    label = escape(drawing.label)
-    return f'<div class="{kind}" role="img" aria-label="{label}">{drawing.svg}</div>'

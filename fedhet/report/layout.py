@@ -1,39 +1,32 @@
-"""Which runs go into which row and column."""
+"""Lays runs out in rows and columns."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from conf import FOLDER_KEYS, NOTES, SITE_KEYS
-from fedhet.report.run_data import COMPLETED, Run
+from fedhet.report.run_data import COMPLETED, Run, by_seed
 
 METHOD_KEYS = "strategy."
 NO_COLUMN = "all runs"
 MOST_COLUMNS = 12
-# Which keys name a column, where several would do: those that people know come first.
+# The best known settings: they are shown, and name a column if several keys would do.
 KNOWN_KEYS = (
-    "task.name",
-    "task.model",
-    "partition.name",
-    "partition.alpha",
-    "partition.classes",
-    "clients",
-    "participation",
-    "rounds",
-    "local.epochs",
-    "local.steps",
-    "local.batch_size",
-    "local.lr",
-    "schedule._target_",
+    *("task.name", "task.model", "task.train_size"),
+    *("partition.name", "partition.alpha", "partition.classes", "partition.holdout"),
+    *("clients", "participation", "rounds", "local.epochs", "local.steps", "local.batch_size"),
+    *("local.lr", "local.optimizer", "local.momentum", "local.weight_decay", "local.clip"),
+    *("local.drop_last", "schedule._target_", "server.lr", "strategy.aggregator._target_"),
+    *("target_accuracy", "runtime.name"),
 )
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number of the paper; ``text`` where it is none, such as 100+.
+    """A number of the paper; ``text`` if it is not a number, such as 100+.
 
-    ``target`` is the accuracy that it is to, where that is not the one that ours is to.
+    ``target`` is the accuracy that it belongs to, if that differs from ours.
     """
 
     mean: float | None
@@ -47,8 +40,8 @@ class Cell:
     """The runs of a row and column, equal in all but the seed.
 
     Args:
-        runs: the completed ones, one a seed.
-        others: what became of those that are not completed.
+        runs: the completed ones, one per seed.
+        others: the status of those that are not completed.
         published: the paper's number.
     """
 
@@ -63,9 +56,9 @@ class Line:
 
     Args:
         label: as the page shows it.
-        method: of its runs, for its colour.
-        cells: one a column.
-        not_run: why it has no runs, if that is meant to be so.
+        method: of its runs; it decides the colour.
+        cells: one per column.
+        not_run: why it has no runs, if that is intended.
     """
 
     label: str
@@ -76,20 +69,20 @@ class Line:
 
 @dataclass(frozen=True)
 class Layout:
-    """Rows and columns, and what is to be said about them."""
+    """Rows and columns, and notes about them."""
 
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def automatic_layout(runs: Sequence[Run], by: Sequence[str] = ()) -> Layout:
     """Lay out runs by method and by the keys that vary.
 
     Args:
-        runs: those whose recipe is known.
-        by: the keys that make the columns; without them, all that vary within a method and are
-            not the method's own (``strategy.*``, which make rows).
+        runs: with known recipes.
+        by: the keys that make the columns; by default all keys that vary within a method, except
+            the method's own (``strategy.*``), which make rows.
     """
     methods = list(dict.fromkeys(run.method for run in runs))
     varying = _differing_within([[r for r in runs if r.method == method] for method in methods])
@@ -115,10 +108,8 @@ def split_lines(
     notes: list[str],
     not_run: str = "",
 ) -> list[Line]:
-    """Return a row, or where its runs differ in more than the seed a row for each variant."""
+    """Return a row, or several if the runs of a cell differ in more than the seed."""
     runs = [run for members, _ in cells for run in members]
-    # A key that differs between columns tells these apart; one that differs within a cell would be
-    # averaged over.
     keys = _fewest(_differing_within([members for members, _ in cells]), runs)
     if keys:
         notes.append(
@@ -138,7 +129,7 @@ def split_lines(
 
 
 def _cell(runs: Sequence[Run], published: Published | None, notes: list[str]) -> Cell:
-    """Return a cell with one run a seed: the same seed twice is no second measurement."""
+    """Return a cell with one run per seed: a repeated seed is not another measurement."""
     chosen: dict[int | None, Run] = {}
     for run in runs:
         if run.status != COMPLETED:
@@ -149,13 +140,22 @@ def _cell(runs: Sequence[Run], published: Published | None, notes: list[str]) ->
                 f"{chosen[run.seed].name} is left out."
             )
         chosen[run.seed] = run
-    seeds = sorted(chosen, key=lambda seed: -1 if seed is None else seed)
     others = tuple(run.status for run in runs if run.status != COMPLETED)
-    return Cell(tuple(chosen[seed] for seed in seeds), others, published)
+    return Cell(tuple(sorted(chosen.values(), key=by_seed)), others, published)
 
 
-def first_runs(layout: Layout, has: Callable[[Run], bool]) -> list[tuple[str, Run]]:
-    """Return of each cell the run of the first seed that has something, named by row and column."""
+def cells_with_runs(layout: Layout) -> list[tuple[str, Line, Cell]]:
+    """Return the cells that have runs with their column and row, column after column."""
+    return [
+        (column, line, line.cells[number])
+        for number, column in enumerate(layout.columns)
+        for line in layout.lines
+        if line.cells[number].runs
+    ]
+
+
+def first_runs(layout: Layout, has: Callable[[Run], object]) -> list[tuple[str, Run]]:
+    """Return each cell's first run for which ``has`` is true, named by row and column."""
     found = []
     for line in layout.lines:
         for column, cell in zip(layout.columns, line.cells, strict=True):
@@ -168,20 +168,20 @@ def first_runs(layout: Layout, has: Callable[[Run], bool]) -> list[tuple[str, Ru
 
 def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
     """Return the runs in groups that are equal in every key but the seed."""
-    skipped = _seeds_copies(runs)
+    skipped = _copies_of_the_seed(runs)
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
         kept = sorted(
             (key, _plain(value))
             for key, value in run.settings.items()
-            if not _of_the_site(key) and key not in skipped
+            if not _irrelevant(key) and key not in skipped
         )
         groups.setdefault(tuple(kept), []).append(run)
     return list(groups.values())
 
 
 def differing_settings(layout: Layout) -> list[str]:
-    """Return the keys in which rows differ beside the method's own, such as its server.lr."""
+    """Return the keys in which rows differ except the method's own, such as server.lr."""
     columns = zip(*(line.cells for line in layout.lines), strict=True)
     groups = [[run for cell in cells for run in cell.runs] for cells in columns]
     return [key for key in _differing_within(groups) if not key.startswith(METHOD_KEYS)]
@@ -192,24 +192,23 @@ def differing_settings(layout: Layout) -> list[str]:
 
 def _differing_within(groups: Sequence[Sequence[Run]]) -> list[str]:
     """Return the keys in which the runs of any group differ, the known ones first."""
-    skipped = _seeds_copies([run for runs in groups for run in runs])
+    skipped = _copies_of_the_seed([run for runs in groups for run in runs])
     found: set[str] = set()
     for runs in groups:
-        for key in {key for run in runs for key in run.settings} - found:
-            if _of_the_site(key) or key in skipped:
-                continue
-            # what a run does not have is no other value: its recipe is of an older version
-            if len({_plain(run.settings[key]) for run in runs if key in run.settings}) > 1:
+        for key in {key for run in runs for key in run.settings} - found - skipped:
+            # a key that a run lacks does not differ: the recipe is of an older version
+            values = {_plain(run.settings[key]) for run in runs if key in run.settings}
+            if len(values) > 1 and not _irrelevant(key):
                 found.add(key)
     return sorted(found, key=lambda key: (_preference(key), key.count("."), key))
 
 
-def _of_the_site(key: str) -> bool:
+def _irrelevant(key: str) -> bool:
     return key.partition(".")[0] in (*SITE_KEYS, *NOTES) or key in ("seed", *FOLDER_KEYS)
 
 
-def _seeds_copies(runs: Sequence[Run]) -> set[str]:
-    """Return the keys that are the run's seed in every run, such as the sampler's seed."""
+def _copies_of_the_seed(runs: Sequence[Run]) -> set[str]:
+    """Return the keys that equal the run's seed in every run, such as the sampler's seed."""
     keys = {key for run in runs for key in run.settings if key.endswith(".seed")}
     return {key for key in keys if all(run.settings.get(key, run.seed) == run.seed for run in runs)}
 
@@ -221,7 +220,7 @@ def _preference(key: str) -> int:
 def _fewest(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     """Leave out keys that follow from the others, as the task's mean does from its name.
 
-    Those that runs of an older version lack come last, and tell only the others apart.
+    Keys that some runs lack (older versions) come last.
     """
     chosen: list[str] = []
     for key in sorted(keys, key=lambda key: any(key not in run.settings for run in runs)):
@@ -254,16 +253,14 @@ def _sortable(value: str) -> tuple[int, float, str]:
 
 
 def _label(keys: Sequence[str], values: Sequence[str]) -> str:
-    """Return ``alpha 0.1, clients 10``: the keys' last words, or all where these are not clear."""
+    """Return ``alpha 0.1, clients 10``: the last word of each key, or the key if it is unclear."""
     if not keys:
         return NO_COLUMN
     last = [key.rpartition(".")[2] for key in keys]
-    short = [word if last.count(word) == 1 and word != "name" else None for word in last]
     words = []
-    for key, word, value in zip(keys, short, values, strict=True):
+    for key, word, value in zip(keys, last, values, strict=True):
         shown = value.rpartition(".")[2] if key.endswith("_target_") else value
-        if key in ("task.name", "partition.name", "task.model"):
-            words.append(shown)
-        else:
-            words.append(f"{word or key} {shown}")
+        unclear = last.count(word) > 1 or word == "name"
+        named = key in ("task.name", "partition.name", "task.model")
+        words.append(shown if named else f"{key if unclear else word} {shown}")
     return ", ".join(words)

@@ -1,4 +1,4 @@
-"""A page as Markdown."""
+"""Writes a page as Markdown."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from fedhet.report.blocks import (
     Block,
     Entry,
-    Gallery,
     Heading,
     Listing,
     Paragraph,
+    Picture,
     Table,
     Warn,
 )
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:
-    """Return the page as Markdown; its pictures are the PNG files beside it."""
+    """Return the page as Markdown; its pictures are PNG files beside it."""
     return "\n\n".join(_block(block) for block in blocks) + "\n"
 
 
@@ -33,9 +33,8 @@ def _block(block: Block) -> str:
             return "\n".join(["```", *items, "```"])
         case Listing(items, _):
             return "\n".join(f"- {_plain(item)}" for item in items)
-        case Gallery():
-            pictures = [f"![{file}]({file}.png)" for file in block.files]
-            return "\n\n".join([*pictures, _plain(block.caption)])
+        case Picture(name=name, caption=caption):
+            return f"![{name}]({name}.png)\n\n{_plain(caption)}"
         case Table():
             return _table(block)
 
@@ -60,7 +59,7 @@ def _cell(entry: Entry) -> str:
 
 
 def _plain(text: str) -> str:
-    """Keep Markdown from reading marks into plain text; a number's ``> 30`` may stay."""
+    """Escape Markdown's marks in plain text; ``> 30`` in a table needs no escape."""
     for mark in ("\\", "`", "*", "<"):
         text = text.replace(mark, f"\\{mark}")
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""The picture of a partition: who holds how many examples of which class."""
+"""Draws a partition: how many examples of each class each client holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Counts = NDArray[np.int64]  # (N, C)
 def chosen_values(
     partition: Mapping[str, Any], *, clients: int, seed: int, train_size: int | None
 ) -> dict[str, Any]:
-    """Return what tells this partition from others of its flavour, in the order of a title."""
+    """Return the settings that identify a partition of its flavour, in the order of a title."""
     chosen: dict[str, Any] = {"clients": clients}
     chosen |= {key: partition[key] for key in TITLE_KEYS if partition.get(key) is not None}
     chosen.setdefault("seed", seed)
@@ -34,7 +34,7 @@ def partition_title(task: str, flavour: str, chosen: Mapping[str, Any]) -> str:
 
 
 def picture_size(counts: Counts) -> tuple[float, float]:
-    """Return width and height in inches that show all cells well."""
+    """Return width and height in inches."""
     clients, classes = counts.shape
     return float(np.clip(0.42 * clients, 6, 15)) + 1.6, _rows_height(classes) + 2.2
 
@@ -52,7 +52,7 @@ def draw_partition(
     most_ticks: int = 40,
     numbered: bool = True,
 ) -> None:
-    """Draw sizes above, and below clients by classes, darker for more examples.
+    """Draw the clients' sizes, and below them clients by classes, darker for more examples.
 
     Args:
         figure: an empty one, with a layout engine.
@@ -60,7 +60,7 @@ def draw_partition(
         names: of the classes.
         title: above the picture.
         most_ticks: on an axis.
-        numbered: write the counts into the cells, where there are few enough.
+        numbered: write the counts into the cells if there are few.
     """
     from matplotlib.colors import PowerNorm
 
@@ -68,13 +68,13 @@ def draw_partition(
     sizes_axes, axes = figure.subplots(
         2, 1, sharex=True, height_ratios=[1.1, _rows_height(classes)]
     )
-    fits = 72 * figure.get_figwidth() / (0.6 * len(title))  # a letter is about 0.6 of its size wide
+    fits = 72 * figure.get_figwidth() / (0.6 * len(title))
     figure.suptitle(title, fontsize=min(11, fits))
     sizes_axes.bar(range(clients), counts.sum(axis=1), width=0.82, color="#7a8797")
     sizes_axes.set_ylabel("examples")
     sizes_axes.spines[["top", "right"]].set_visible(False)
     sizes_axes.tick_params(axis="x", which="both", bottom=False, labelbottom=False)
-    shown = np.ma.masked_equal(counts.T, 0)  # white: none
+    shown = np.ma.masked_equal(counts.T, 0)
     norm = PowerNorm(0.4, vmin=0, vmax=max(1, int(counts.max())))
     image = axes.imshow(shown, aspect="auto", cmap="YlGnBu", norm=norm, interpolation="nearest")
     axes.set_xlabel("client")
@@ -96,7 +96,7 @@ def _ticks(count: int, most: int) -> range:
 def _draw_grid(axes: Any, clients: int, classes: int) -> None:
     axes.spines[:].set_color("#c4cad1")
     width, height = axes.figure.get_size_inches()
-    if width / clients < 0.09 or height / classes < 0.09:  # lines so close would hide the cells
+    if width / clients < 0.09 or height / classes < 0.09:  # the lines would hide the cells
         return
     axes.set_xticks(np.arange(clients + 1) - 0.5, minor=True)
     axes.set_yticks(np.arange(classes + 1) - 0.5, minor=True)

@@ -1,4 +1,4 @@
-"""The ``paper`` node of a recipe: which runs make a published table, and its numbers."""
+"""The ``paper`` node of a recipe: a published table, and which runs belong into its cells."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from common.errors import ConfigError, require_choice, require_known_keys
 from fedhet.report.layout import Layout, Line, Published, split_lines
 from fedhet.report.run_data import Run, flat
 from fedhet.report.statistics import NAMES, TO_TARGET, Figure, percent
 
 KNOWN = (
+    "name",  # of the package of reproductions/ with the paper's own figures
     "source",
     "metric",
     "target",
@@ -25,10 +27,6 @@ KNOWN = (
 KNOWN_IN_ROW = ("runs", "published", "not_run")
 
 
-class PaperError(ValueError):
-    """A ``paper`` node that says nothing clear."""
-
-
 @dataclass(frozen=True)
 class Paper:
     """A published table.
@@ -36,10 +34,10 @@ class Paper:
     Args:
         source: where it is published.
         figure: what the table shows.
-        note: what a reader has to know beside the numbers.
+        note: shown above the table.
         targets: accuracies for rounds and bytes to a target.
-        columns: by label, the settings that select a column's runs.
-        rows: by label, the row.
+        columns: the settings that select a column's runs, by label.
+        rows: by label.
     """
 
     source: str
@@ -71,7 +69,7 @@ class PublishedByTarget(Published):
 
 @dataclass(frozen=True)
 class PaperRow:
-    """A row; ``runs`` None: nothing of ours belongs there."""
+    """A row; ``runs`` None: none of our runs belongs there."""
 
     runs: Mapping[str, Any] | None
     published: tuple[Published | None, ...]
@@ -82,89 +80,80 @@ def read_paper(node: Mapping[str, Any]) -> Paper:
     """Check a ``paper`` node.
 
     Raises:
-        PaperError: naming the key, its value and what is allowed.
+        ConfigError: naming the key, its value and what is allowed.
     """
-    if unknown := sorted(set(map(str, node)) - set(KNOWN)):
-        raise PaperError(f"paper.{unknown[0]} is unknown; allowed: {', '.join(KNOWN)}")
-    metric, target = node.get("metric", "accuracy"), node.get("target")
-    if metric not in NAMES:
-        raise PaperError(f"paper.metric={metric} is unknown; allowed: {', '.join(NAMES)}")
+    require_known_keys("paper", map(str, node), KNOWN)
+    metric, target = require_choice("paper.metric", node.get("metric", "accuracy"), NAMES), None
     targets = tuple(float(value) for value in node.get("targets") or ())
-    by_target = targets if metric in TO_TARGET and target is None else ()
-    if metric in TO_TARGET and not by_target and not isinstance(target, float):
-        raise PaperError(
-            f"paper.metric={metric} needs paper.target, an accuracy in [0, 1], or paper.targets, "
-            "for each of which every cell has a number"
-        )
-    unit = node.get("unit")
-    if unit not in (None, "%"):
-        raise PaperError(f'paper.unit={unit} is unknown; allowed: "%", or none')
+    by_target = targets if metric in TO_TARGET and node.get("target") is None else ()
+    if metric in TO_TARGET and not by_target:
+        target = node.get("target")
+        if not isinstance(target, float):
+            raise ConfigError(
+                f"paper.metric={metric} needs paper.target, an accuracy in [0, 1], or "
+                "paper.targets, for each of which every cell has a number"
+            )
+    if node.get("unit") not in (None, "%"):
+        raise ConfigError(f'paper.unit={node["unit"]} is unknown; allowed: "%", null')
+    last_round = node.get("round")
+    if last_round is not None and (not isinstance(last_round, int) or last_round < 1):
+        raise ConfigError(f"paper.round={last_round} must be a whole number of at least 1, or null")
     columns = {str(label): flat(keys) for label, keys in _mapping(node, "columns").items()}
     rows = {
         str(label): _read_row(str(label), row, len(columns), len(by_target))
         for label, row in _mapping(node, "rows").items()
     }
-    wanted = target if metric in TO_TARGET else None
-    figure = Figure(metric, wanted, unit == "%", _round(node))
+    figure = Figure(metric, target, node.get("unit") == "%", last_round)
     if by_target:
-        figure = FigureByTarget(metric, last_round=_round(node), targets=by_target)
+        figure = FigureByTarget(metric, last_round=last_round, targets=by_target)
     if (theirs := node.get("published_target")) is not None:
         rows = {label: _to_their_target(row, float(theirs)) for label, row in rows.items()}
     return Paper(
         source=str(node.get("source", "the paper")),
         figure=figure,
         note=str(node.get("note", "")),
-        targets=targets or ((float(target),) if target is not None else ()),
+        targets=targets or ((float(node["target"]),) if node.get("target") is not None else ()),
         columns=columns,
         rows=rows,
     )
 
 
 def _to_their_target(row: PaperRow, target: float) -> PaperRow:
-    """Return the row with the paper's numbers to the accuracy that they are to."""
-    numbers = tuple(
-        None if each is None else replace(each, target=target) for each in row.published
-    )
+    """Return the row with the accuracy that the paper's numbers belong to."""
+    numbers = tuple(each and replace(each, target=target) for each in row.published)
     return replace(row, published=numbers)
 
 
 def _mapping(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     value = node.get(key)
     if not isinstance(value, Mapping) or not value:
-        raise PaperError(f"paper.{key}={value} must be a mapping from labels to settings")
-    return value
-
-
-def _round(node: Mapping[str, Any]) -> int | None:
-    value = node.get("round")
-    if value is not None and (not isinstance(value, int) or value < 1):
-        raise PaperError(f"paper.round={value} must be a whole number of at least 1, or null")
+        raise ConfigError(f"paper.{key}={value} must be a mapping from labels to settings")
     return value
 
 
 def _read_row(label: str, row: Any, columns: int, targets: int) -> PaperRow:
     where = f"paper.rows.{label}"
     if not isinstance(row, Mapping) or not set(row) <= set(KNOWN_IN_ROW):
-        raise PaperError(f"{where}={row} must be a mapping with {', '.join(KNOWN_IN_ROW)}")
+        raise ConfigError(f"{where}={row} must be a mapping with {', '.join(KNOWN_IN_ROW)}")
     published = row.get("published")
     if not isinstance(published, list) or len(published) != columns:
-        raise PaperError(
-            f"{where}.published={published} must list {columns} numbers, one a column (null: none)"
+        raise ConfigError(
+            f"{where}.published={published} must list {columns} numbers, one per column "
+            "(null: none)"
         )
-    runs = row.get("runs")
     return PaperRow(
-        runs=None if runs is None else flat(runs),
+        runs=None if row.get("runs") is None else flat(row["runs"]),
         published=tuple(_read_cell(where, value, targets) for value in published),
         not_run=str(row.get("not_run", "")),
     )
 
 
 def _read_cell(where: str, value: Any, targets: int) -> Published | None:
-    """Return a cell's number, or with several targets its numbers for these."""
+    """Return a cell's number, or with several targets its numbers."""
     if value is None or not targets:
         return _read_number(where, value)
     if not isinstance(value, list) or len(value) != targets:
-        raise PaperError(f"{where}.published has {value}: a list of {targets}, one a target")
+        raise ConfigError(f"{where}.published has {value}: a list of {targets}, one per target")
     parts = tuple(_read_number(where, part) for part in value)
     return PublishedByTarget(None, text=" / ".join(map(str, value)), parts=parts)
 
@@ -176,12 +165,12 @@ def _read_number(where: str, value: Any) -> Published | None:
         return Published(None, text=value)
     pair = value if isinstance(value, list) else [value, None]
     if len(pair) != 2 or not all(part is None or isinstance(part, int | float) for part in pair):
-        raise PaperError(f"{where}.published has {value}: a number, [mean, spread], text or null")
-    return Published(pair[0], pair[1])
+        raise ConfigError(f"{where}.published has {value}: a number, [mean, spread], text or null")
+    return Published(*pair)
 
 
 def paper_layout(runs: Sequence[Run], paper: Paper) -> Layout:
-    """Lay out runs as the paper's table; rows for methods that it does not have follow."""
+    """Lay out runs as the paper's table; rows for other methods follow."""
     lines: list[Line] = []
     notes: list[str] = []
     placed: set[int] = set()
@@ -196,22 +185,18 @@ def paper_layout(runs: Sequence[Run], paper: Paper) -> Layout:
     left = [run for run in runs if id(run) not in placed]
     for method in dict.fromkeys(run.method for run in left):
         own = [run for run in left if run.method == method]
-        cells = [(_select(own, keys), None) for keys in paper.columns.values()]
-        placed |= {id(run) for members, _ in cells for run in members}
-        if any(members for members, _ in cells):
-            lines += split_lines(f"{method} (not in the paper's table)", method, cells, notes)
+        others = [(_select(own, keys), None) for keys in paper.columns.values()]
+        placed |= {id(run) for members, _ in others for run in members}
+        if any(members for members, _ in others):
+            lines += split_lines(f"{method} (not in the paper's table)", method, others, notes)
     if outside := [run.name for run in runs if id(run) not in placed]:
         notes.append(f"In no column of the paper's table, and so not shown: {', '.join(outside)}.")
-    notes += _too_short(runs, paper.figure.last_round)
+    rounds = sorted({int(run.settings.get("rounds") or 0) for run in runs})
+    wanted = paper.figure.last_round
+    if wanted is not None and rounds and rounds[0] < wanted:
+        shown = ", ".join(map(str, rounds))
+        notes.append(f"The paper's numbers are after {wanted} rounds; the runs have {shown}.")
     return Layout(tuple(paper.columns), tuple(lines), tuple(dict.fromkeys(notes)))
-
-
-def _too_short(runs: Sequence[Run], wanted: int | None) -> list[str]:
-    found = sorted({int(run.settings.get("rounds") or 0) for run in runs})
-    if wanted is None or not found or found[0] >= wanted:
-        return []
-    shown = ", ".join(map(str, found))
-    return [f"The paper's numbers are after {wanted} rounds; the runs have {shown}."]
 
 
 def _select(runs: Sequence[Run], keys: Mapping[str, Any]) -> list[Run]:
@@ -225,7 +210,6 @@ def selects(keys: Mapping[str, Any], method: str, settings: Mapping[str, Any]) -
 
 
 def _equal(wanted: object, found: object) -> bool:
-    numbers = (int, float)
-    if isinstance(wanted, numbers) and isinstance(found, numbers):
+    if isinstance(wanted, int | float) and isinstance(found, int | float):
         return abs(wanted - found) <= 1e-9 * max(abs(wanted), abs(found))
     return wanted == found if wanted is None or found is None else str(wanted) == str(found)

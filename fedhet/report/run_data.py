@@ -1,39 +1,31 @@
-"""What runs have left in their results directories, as small values."""
+"""Reads results directories into small values."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from common.results import Row, read_rows
+from common.results import CONFIG, METRICS, SUMMARY, Row, read_rows, read_summary
 from conf import method_name
-from reproductions.feddw.classifier_data import (
-    HeadNorms,
-    Relations,
-    read_head_norms,
-    read_relations,
-)
-from reproductions.fedpvr.layer_data import LayerFigures, read_layers
-from reproductions.maecho.decoder_data import Generated, read_generated
-from reproductions.maecho.fusion_path import FusionPath, Neurons
+from conf.renamed import upgrade_config
+from fedhet.report.layer_data import LayerFigures, read_layers
 
 COMPLETED, FAILED, UNFINISHED = "completed", "failed", "unfinished"
-MARKS = ("config.yaml", "metrics.jsonl", "summary.json")  # of a run's results directory
 NOT_SEARCHED = ("checkpoints", "client_state", "report", "replaced")
 MOST_REFUSALS = 5
 SIGNIFICANT_DIGITS = 6
-LATE_ROUNDS = 10  # the last ones, over which diagnostics are averaged
+LATE_ROUNDS = 10  # the last rounds, over which diagnostics are averaged
 
 Column = Sequence[float | None]
 Settings = Mapping[str, Any]
+Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -41,25 +33,21 @@ class Run:
     """One run.
 
     Args:
-        name: its folder, as the page names it.
-        source: which of the report's sources it is from.
+        name: its folder's name on the page.
+        source: which of the report's sources it comes from.
         method: the method's name.
-        seed: of the run; None where it is not known.
+        seed: of the run; None if unknown.
         status: completed, failed or unfinished.
-        error: why it is not completed, or what about its files is wrong.
+        error: why it is not completed, or what is wrong with its files.
         settings: config.yaml with dotted keys.
-        columns: of metrics.jsonl, by name; all as long as ``columns["round"]``. ``clients`` is how
-            many were aggregated.
-        summary: of summary.json, what the page shows.
+        columns: of metrics.jsonl, by name; all as long as ``columns["round"]``. ``clients`` is the
+            number of aggregated clients.
+        summary: summary.json without status and error.
         refusals: the first refused replies.
         paper: the ``paper`` node of its recipe.
-        relations: how its classes relate, where it keeps soft labels.
-        head_norms: of the clients' own heads, where they have such.
-        generated: what its decoders generate, where it has such.
-        fusion: how its fusion went on, where it was fused again.
-        neurons: of its clients in that fusion.
-        layers: its figures by layer, where it has written such.
-        folder: where it lies; None for a run out of a data file.
+        figures: what packages of ``reproductions/`` collected (paper_figures.py), by package.
+        layers: its figures by layer (``diagnostics.layers``).
+        folder: its results directory; None for a run from a data file.
     """
 
     name: str
@@ -73,11 +61,7 @@ class Run:
     summary: Mapping[str, Any] = field(default_factory=dict)
     refusals: Sequence[str] = ()
     paper: Mapping[str, Any] | None = None
-    relations: Relations | None = None
-    head_norms: HeadNorms | None = None
-    generated: Generated | None = None
-    fusion: FusionPath | None = None
-    neurons: Neurons | None = None
+    figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     layers: LayerFigures | None = None
     folder: Path | None = field(default=None, compare=False)
 
@@ -89,49 +73,52 @@ class Run:
         return [(int(r), float(v)) for r, v in pairs if r is not None and v is not None]
 
     def bytes_until(self, last: int) -> float:
-        """Return the bytes up and down of the rounds until ``last``, all clients together."""
+        """Return the bytes sent up and down until round ``last``, all clients together."""
         both = self.points("bytes_up") + self.points("bytes_down")
         return sum(value for round, value in both if 0 < round <= last)
 
 
+def by_seed(run: Run) -> int:
+    """Return the sort key of a run's seed; an unknown seed comes first."""
+    return -1 if run.seed is None else run.seed
+
+
 def find_runs(folder: Path) -> Iterator[Path]:
     """Yield the results directories in a folder, or the folder itself if it is one."""
-    if any((folder / mark).is_file() for mark in MARKS):
+    if any((folder / name).is_file() for name in (CONFIG, METRICS, SUMMARY)):
         yield folder
         return
     found = False
-    for child in sorted(folder.iterdir(), key=_natural):
+    for child in sorted(folder.iterdir(), key=_job_number):
         if child.is_dir() and child.name not in NOT_SEARCHED and not child.name.startswith("."):
             for run in find_runs(child):
                 found = True
                 yield run
-    # A run that failed before it wrote anything has left its log; a sweep has one, too.
+    # A run that fails before it writes results leaves only a log. A sweep has one as well.
     if not found and (folder / "log.txt").is_file() and not (folder / "sweep.json").is_file():
         yield folder
 
 
-def _natural(path: Path) -> tuple[int, str]:
+def _job_number(path: Path) -> tuple[int, str]:
     """Sort Hydra's job folders by their number: 10_... after 9_..."""
     number = path.name.partition("_")[0]
     return (int(number) if number.isdigit() else -1, path.name)
 
 
 def read_run(folder: Path, name: str, source: int) -> Run:
-    """Read one results directory, whatever state it is in."""
-    recipe, recipe_error = _read_recipe(folder / "config.yaml")
-    rows, rows_error = _read_metrics(folder / "metrics.jsonl")
-    summary, summary_error = _read_summary(folder / "summary.json")
+    """Read one results directory, complete or not."""
+    recipe, recipe_error = _read(CONFIG, lambda: _recipe(folder / CONFIG), OmegaConf.create({}))
+    rows, rows_error = _read(METRICS, lambda: _rows(folder / METRICS), list[Row]())
+    summary, summary_error = _read(SUMMARY, lambda: read_summary(folder), dict[str, Any]())
     status = str(summary.get("status", UNFINISHED))
     rows_error = rows_error or _missing_rows(rows, summary)
-    problems = [str(summary.get("error", "")), recipe_error, rows_error, summary_error]
     if status == COMPLETED and (recipe_error or rows_error):
-        status = UNFINISHED  # it may be complete, but it cannot be read
-    plain = OmegaConf.to_container(recipe, resolve=False)
-    assert isinstance(plain, dict)
+        status = UNFINISHED
+    problems = [str(summary.get("error", "")), recipe_error, rows_error, summary_error]
+    plain = upgrade_config(cast(dict[str, Any], OmegaConf.to_container(recipe, resolve=False)))
     paper = plain.pop("paper", None)
     settings = flat(plain)
     known = bool(OmegaConf.select(recipe, "strategy.methods"))
-    done = status == COMPLETED
     return Run(
         name=name,
         source=source,
@@ -142,68 +129,54 @@ def read_run(folder: Path, name: str, source: int) -> Run:
         settings=settings,
         columns=columns_of(rows),
         summary={key: value for key, value in summary.items() if key not in ("status", "error")},
-        refusals=[text for row in rows for text in _refusals(row)][:MOST_REFUSALS],
+        refusals=_refusals(rows),
         paper=paper,
-        relations=read_relations(folder) if done else None,
-        head_norms=read_head_norms(folder) if done else None,
-        generated=read_generated(folder, settings) if done else None,
-        layers=read_layers(folder, LATE_ROUNDS) if done else None,
+        layers=read_layers(folder, LATE_ROUNDS) if status == COMPLETED else None,
         folder=folder,
     )
 
 
-def _read_recipe(path: Path) -> tuple[DictConfig, str]:
+def _read(name: str, read: Callable[[], Found], empty: Found) -> tuple[Found, str]:
+    """Return what a file holds, and what is wrong with the file."""
     try:
-        recipe = OmegaConf.load(path)
+        return read(), ""
     except FileNotFoundError:
-        return OmegaConf.create({}), "it has no config.yaml"
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
-        return OmegaConf.create({}), f"its config.yaml cannot be read: {_first_line(error)}"
+        running = ": the run has not ended, or was killed" if name == SUMMARY else ""
+        return empty, f"it has no {name}{running}"
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        reason = str(error).partition("\n")[0]
+        return empty, f"its {name} cannot be read: {reason}"
+
+
+def _recipe(path: Path) -> DictConfig:
+    recipe = OmegaConf.load(path)
     if not isinstance(recipe, DictConfig):
-        return OmegaConf.create({}), "its config.yaml is no mapping"
-    return recipe, ""
+        raise ValueError("it is not a mapping")
+    return recipe
 
 
-def _read_metrics(path: Path) -> tuple[list[Row], str]:
-    try:
-        rows = read_rows(path)
-    except FileNotFoundError:
-        return [], "it has no metrics.jsonl"
-    except ValueError as error:
-        return [], f"its metrics.jsonl cannot be read: {_first_line(error)}"
-    if not all(isinstance(row, dict) and isinstance(row.get("round"), int) for row in rows):
-        return [], "its metrics.jsonl has lines without a round"
-    return rows, "" if rows else "its metrics.jsonl has no whole line"
+def _rows(path: Path) -> list[Row]:
+    rows = read_rows(path)
+    if not rows or not all(isinstance(r, dict) and isinstance(r.get("round"), int) for r in rows):
+        raise ValueError("it has lines without a round" if rows else "it has no complete line")
+    return rows
 
 
 def _missing_rows(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
-    """Compare the two files: a copy that was cut short must not pass for a run's end."""
-    found, said = sum(row["round"] > 0 for row in rows), summary.get("rounds")
-    if said is None or found == said:
+    """Compare metrics.jsonl and summary.json: one of them may be a copy that was cut short."""
+    found, expected = sum(row["round"] > 0 for row in rows), summary.get("rounds")
+    if expected is None or found == expected:
         return ""
-    return f"its metrics.jsonl has {found} rounds, and its summary.json says {said}"
+    return f"its metrics.jsonl has {found} rounds, and its summary.json says {expected}"
 
 
-def _read_summary(path: Path) -> tuple[dict[str, Any], str]:
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}, "it has no summary.json: it is still running, or was killed"
-    except ValueError as error:
-        return {}, f"its summary.json cannot be read: {_first_line(error)}"
-    return (summary, "") if isinstance(summary, dict) else ({}, "its summary.json is no mapping")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
-def _refusals(row: Row) -> list[str]:
-    return [f"round {row['round']}: {text}" for text in row.get("failures", [])]
+def _refusals(rows: Sequence[Row]) -> list[str]:
+    found = [f"round {row['round']}: {text}" for row in rows for text in row.get("failures", [])]
+    return found[:MOST_REFUSALS]
 
 
 def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Return a nested mapping as one with dotted keys; empty mappings say nothing."""
+    """Return a nested mapping as one with dotted keys; empty mappings are dropped."""
     found: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, Mapping):
@@ -216,16 +189,14 @@ def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
 def columns_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     """Return the numeric columns of metrics.jsonl; None where a row has no finite value.
 
-    Of the ids in ``clients`` their number is kept.
+    ``clients`` becomes the number of ids.
     """
-    counted = [_counted(row) for row in rows]
+    counted = [
+        {**row, "clients": len(row["clients"])} if isinstance(row.get("clients"), list) else row
+        for row in rows
+    ]
     names = dict.fromkeys(name for row in counted for name, value in row.items() if _numeric(value))
     return {name: [_rounded(row.get(name)) for row in counted] for name in names}
-
-
-def _counted(row: Row) -> Row:
-    clients = row.get("clients")
-    return {**row, "clients": len(clients)} if isinstance(clients, list) else row
 
 
 def _numeric(value: object) -> bool:
@@ -233,7 +204,7 @@ def _numeric(value: object) -> bool:
 
 
 def _rounded(value: Any) -> float | None:
-    """Keep six digits: more than any table shows, and a fifth of the file."""
+    """Keep six digits: tables show fewer, and the data file shrinks to a fifth."""
     if not _numeric(value) or not math.isfinite(value):
         return None
     if isinstance(value, int) or float(value).is_integer():

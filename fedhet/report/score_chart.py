@@ -1,4 +1,4 @@
-"""The table as a picture, the paper's numbers beside ours: for runs of a single round."""
+"""Draws the table of runs of a single round, with the paper's numbers beside ours."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Drawing, Gallery, Heading, Key
+from fedhet.report.blocks import Block, Heading, Key
 from fedhet.report.colors import PALETTE
-from fedhet.report.curves import GRID, add_legend, new_figure, save, style_axes, themed_svg
-from fedhet.report.layout import NO_COLUMN, Layout, Line
+from fedhet.report.curves import GRID, add_legend, new_figure, save, style_axes
+from fedhet.report.layout import NO_COLUMN, Layout, Line, cells_with_runs
 from fedhet.report.statistics import Figure
 
 if TYPE_CHECKING:
@@ -21,40 +21,29 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
 WIDTH, HEIGHT, FONT = 4.4, 3.6, 9.0  # inches, points
-_FILL = 0.8  # of a column's width, how much its dots take
+_FILL = 0.8  # share of a column's width that its dots take
 
 
 def single_round(layout: Layout) -> bool:
-    """Return whether no run has more rounds than one: there is no curve to draw."""
-    runs = [run for line in layout.lines for cell in line.cells for run in cell.runs]
+    """Return whether no run has more than one round: there is no curve to draw."""
+    runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
     return all(round <= 1 for run in runs for round, _ in run.points("accuracy"))
 
 
 def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) -> list[Block]:
-    """Return the table as a picture.
-
-    Args:
-        layout: rows and columns.
-        keys: the rows' colours.
-        figure: what of each run is drawn.
-        stem: how the picture's name begins.
-    """
+    """Return the table as a picture."""
     columns, lines = _with_runs(layout)
     if not can_plot() or not lines:
         return []
     path = stem.with_name(f"{stem.name}_scores")
+    legend = [keys[line.label] for line in lines]
     words = ["Dot: mean over the seeds. Bar: from the lowest to the highest seed."]
-    if any(keys[line.label].dashed for line in lines):
+    if any(key.dashed for key in legend):
         words.append("Squares: the rows whose colour is dashed above.")
     if any(cell.published for line in lines for cell in line.cells):
         words.append("Ring beside it: the paper's number.")
-    drawn = _draw(columns, lines, [keys[line.label] for line in lines], figure)
-    save(drawn, path)
-    drawing = Drawing(themed_svg(drawn, path.name), figure.title)
-    return [
-        Heading(3, f"{figure.title[0].upper()}{figure.title[1:]}"),
-        Gallery([drawing], [], " ".join(words), [path.name]),
-    ]
+    picture = save(_draw(columns, lines, legend, figure), path, " ".join(words))
+    return [Heading(3, f"{figure.title[0].upper()}{figure.title[1:]}"), picture]
 
 
 def _with_runs(layout: Layout) -> tuple[list[str], list[Line]]:
@@ -71,13 +60,11 @@ def _draw(
 ) -> MatplotlibFigure:
     width = max(WIDTH, 1.0 + 0.13 * len(columns) * (len(lines) + 2))
     abreast = max(2, int(width / 2))
-    above = 0.26 * -(-len(legend) // abreast) + 0.15
-    height = HEIGHT + above
+    height = HEIGHT + 0.26 * -(-len(legend) // abreast) + 0.15
     drawn = new_figure(width, height)
     axes = drawn.add_axes((0.62 / width, 0.5 / height, 1 - 0.72 / width, (HEIGHT - 0.5) / height))
     for number, (line, key) in enumerate(zip(lines, legend, strict=True)):
-        aside = _FILL * ((number + 0.5) / len(lines) - 0.5)
-        _draw_line(axes, line, key, figure, aside)
+        _draw_line(axes, line, key, figure, _FILL * ((number + 0.5) / len(lines) - 0.5))
     style_axes(axes, "", figure.title, FONT)
     titles = ["" if column == NO_COLUMN else column.replace(", ", "\n") for column in columns]
     axes.set_xticks(range(len(columns)), titles)
@@ -89,7 +76,7 @@ def _draw(
 
 
 def _draw_line(axes: Axes, line: Line, key: Key, figure: Figure, aside: float) -> None:
-    """Draw a row's dots; a dashed key's are squares."""
+    """Draw a row's dots; squares for a dashed key."""
     color, marker = PALETTE[key.color].light, "s" if key.dashed else "o"
     for number, cell in enumerate(line.cells):
         measured = [found.number for run in cell.runs if (found := figure.of(run)) is not None]

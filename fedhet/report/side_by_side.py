@@ -1,4 +1,4 @@
-"""Pictures two abreast: on the page each its own, in the files all in one."""
+"""Draws pictures two abreast."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhet.report.blocks import Drawing, Gallery, Key
-from fedhet.report.curves import INK, new_figure, save, themed_svg
+from fedhet.report.blocks import Picture
+from fedhet.report.curves import INK, new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,87 +16,50 @@ if TYPE_CHECKING:
 
 WIDTH = 4.5  # inches of a picture
 FONT = 8.5
-_LETTER = 0.6  # widths of a letter, of its size
+_LETTER = 0.6  # width of a letter, relative to its size
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Where a picture goes: its figure, and its lower left corner in inches."""
+    """The place of a picture: its figure, and its lower left corner in inches."""
 
     figure: Figure
-    left: float = 0.0
-    bottom: float = 0.0
+    left: float
+    bottom: float
 
     def axes(self, left: float, bottom: float, width: float, height: float) -> Axes:
         """Return new axes; all in inches, from the picture's corner."""
         across, up = self.figure.get_size_inches()
-        return self.figure.add_axes(
-            (
-                (self.left + left) / across,
-                (self.bottom + bottom) / up,
-                width / across,
-                height / up,
-            )
-        )
+        corner = ((self.left + left) / across, (self.bottom + bottom) / up)
+        return self.figure.add_axes((*corner, width / across, height / up))
 
 
-@dataclass(frozen=True)
-class Picture:
-    """What draws itself into a spot, and what it is called."""
-
-    label: str
-    draw: Callable[[Spot], None]
+Draw = Callable[[Spot], None]
 
 
-def pair_gallery(
-    pairs: Sequence[tuple[Picture, Picture]], caption: str, path: Path, height: float
-) -> Gallery:
-    """Draw pairs of pictures for the page, and save them as one.
+def picture_grid(draws: Sequence[Draw], caption: str, path: Path, height: float) -> Picture:
+    """Save pictures as one, two abreast.
 
     Args:
-        pairs: left and right.
-        caption: what is seen.
+        draws: each draws a picture, in reading order.
+        caption: explains them.
         path: of the files, without ending.
         height: of a picture, in inches.
     """
-    return picture_gallery([picture for pair in pairs for picture in pair], caption, path, height)
-
-
-def picture_gallery(
-    pictures: Sequence[Picture],
-    caption: str,
-    path: Path,
-    height: float,
-    legend: Sequence[Key] = (),
-) -> Gallery:
-    """Draw pictures for the page, and save them as one, two abreast.
-
-    Args:
-        pictures: in the order of reading.
-        caption: what is seen.
-        path: of the files, without ending.
-        height: of a picture, in inches.
-        legend: what the colours mean, on the page.
-    """
-    rows = -(-len(pictures) // 2)
-    whole = new_figure(2 * WIDTH, height * rows)
-    drawings = []
-    for number, picture in enumerate(pictures):
+    rows = -(-len(draws) // 2)
+    figure = new_figure(2 * WIDTH, height * rows)
+    for number, draw in enumerate(draws):
         row, column = divmod(number, 2)
-        picture.draw(Spot(whole, column * WIDTH, (rows - 1 - row) * height))
-        single = new_figure(WIDTH, height)
-        picture.draw(Spot(single))
-        drawings.append(Drawing(themed_svg(single, f"{path.name}-{number}"), picture.label))
-    save(whole, path)
-    return Gallery(drawings, legend, caption, [path.name])
+        draw(Spot(figure, column * WIDTH, (rows - 1 - row) * height))
+    return save(figure, path, caption)
 
 
 def set_title(axes: Axes, title: str, inches: float, color: str = INK) -> None:
-    """Write a title above axes, small enough for so many inches."""
+    """Write a title above axes in a size that fits into ``inches``."""
     fits = 72 * inches / (_LETTER * len(title))
     axes.set_title(title, loc="left", fontsize=min(FONT + 1, fits), color=color, pad=5)
 
 
 def shortened(name: str, most: int) -> str:
-    """Return a name of so many letters at the most."""
+    """Return a name of at most ``most`` letters."""
     return name if len(name) <= most else f"{name[: most - 1]}…"

@@ -9,19 +9,27 @@ from dataclasses import dataclass
 
 from fedhet.report.run_data import Run
 
-LATE_ROUNDS = 5
+LATE_EVALUATIONS = 5
 ACCURACIES = ("accuracy", "best_accuracy", "late_accuracy")
 LOSSES = ("loss", "client_loss")  # columns of metrics.jsonl
 TO_TARGET = ("rounds_to", "bytes_to")
 NAMES = {
     "accuracy": "final accuracy",
     "best_accuracy": "best accuracy",
-    "late_accuracy": f"mean accuracy of the last {LATE_ROUNDS} evaluations",
+    "late_accuracy": f"mean accuracy of the last {LATE_EVALUATIONS} evaluations",
     "rounds_to": "rounds to",
     "bytes_to": "MB to",
     "loss": "final loss on the test set",
-    "client_loss": "final loss of the model given out, at the clients",
+    "client_loss": "final loss of the output model at the clients",
 }
+
+
+@dataclass(frozen=True)
+class Value:
+    """A run's figure; only a lower bound if the target is not reached."""
+
+    number: float
+    reached: bool = True
 
 
 @dataclass(frozen=True)
@@ -31,8 +39,8 @@ class Figure:
     Args:
         name: one of NAMES.
         target: the accuracy to reach, for ``rounds_to`` and ``bytes_to``.
-        percent: whether the page, and the paper, give it in percent.
-        last_round: rounds after it are left out; None: none is.
+        percent: accuracies are in percent.
+        last_round: later rounds are left out; None: all rounds count.
     """
 
     name: str
@@ -51,26 +59,20 @@ class Figure:
     def of(self, run: Run) -> Value | None:
         """Return the run's figure; None if it was not measured."""
         column = self.name if self.name in LOSSES else "accuracy"
-        points = [(r, value) for r, value in run.points(column) if self._counts(r)]
+        last = math.inf if self.last_round is None else self.last_round
+        points = [(round, value) for round, value in run.points(column) if round <= last]
         if not points:
             return None
+        if self.name in TO_TARGET:
+            return self._to_target(run, points)
+        scale = 100.0 if self.percent and self.name in ACCURACIES else 1.0
         values = [value for _, value in points]
-        if self.name in ("accuracy", *LOSSES):
-            return Value(values[-1] * self.scale)
         if self.name == "best_accuracy":
-            return Value(max(values) * self.scale)
+            return Value(max(values) * scale)
         if self.name == "late_accuracy":
             trained = [value for round, value in points if round > 0] or values
-            return Value(statistics.fmean(trained[-LATE_ROUNDS:]) * self.scale)
-        return self._to_target(run, points)
-
-    @property
-    def scale(self) -> float:
-        """By what an accuracy in [0, 1] is multiplied."""
-        return 100.0 if self.percent and self.name in ACCURACIES else 1.0
-
-    def _counts(self, round: int) -> bool:
-        return self.last_round is None or round <= self.last_round
+            return Value(statistics.fmean(trained[-LATE_EVALUATIONS:]) * scale)
+        return Value(values[-1] * scale)
 
     def _to_target(self, run: Run, points: Sequence[tuple[int, float]]) -> Value:
         assert self.target is not None
@@ -81,22 +83,14 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Value:
-    """A run's figure; one that is not reached is only a lower bound."""
-
-    number: float
-    reached: bool = True
-
-
-@dataclass(frozen=True)
 class Estimate:
     """A figure over the seeds.
 
     Args:
-        mean: over the runs; where a run has not reached the target, the least that it can be.
+        mean: over the runs; if a run has not reached the target, the smallest lower bound.
         spread: the sample standard deviation; None for one run.
         count: of runs.
-        reached: how many of them have reached the target.
+        reached: the number of runs that have reached the target.
     """
 
     mean: float
@@ -123,15 +117,14 @@ def estimate(figure: Figure, runs: Sequence[Run]) -> Estimate | None:
     values = [value for value in (figure.of(run) for run in runs) if value is not None]
     if not values:
         return None
-    numbers = [value.number for value in values]
     missed = [value.number for value in values if not value.reached]
     if missed:
         return Estimate(min(missed), None, len(values), len(values) - len(missed))
-    return over_seeds(numbers)
+    return over_seeds([value.number for value in values])
 
 
 def over_seeds(numbers: Sequence[float]) -> Estimate:
-    """Return the estimate of numbers, one a run, that are all known."""
+    """Return the estimate of numbers, one per run."""
     spread = statistics.stdev(numbers) if len(numbers) > 1 else None
     return Estimate(statistics.fmean(numbers), spread, len(numbers), len(numbers))
 
@@ -150,7 +143,6 @@ def sensible_targets(bests: Sequence[float]) -> list[float]:
     """Return about 50, 80 and 95 % of the best accuracy, rounded down to whole percents."""
     best = max(bests, default=0.0)
     step = 0.01 if best >= 0.1 else 0.001
-    shares = (0.5, 0.8, 0.95)
     # 1e-9: a product that is a whole percent must not fall to the one below
-    found = [round(math.floor(best * share / step + 1e-9) * step, 4) for share in shares]
+    found = [round(math.floor(best * s / step + 1e-9) * step, 4) for s in (0.5, 0.8, 0.95)]
     return sorted({target for target in found if target > 0})

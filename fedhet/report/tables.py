@@ -12,6 +12,7 @@ from fedhet.report.layout import (
     Layout,
     Line,
     Published,
+    cells_with_runs,
     differing_settings,
 )
 from fedhet.report.published_tables import FigureByTarget, PublishedByTarget
@@ -31,14 +32,13 @@ NOT_RUN = "not run"
 def main_table(layout: Layout, figure: Figure) -> Table:
     """Return rows by columns: mean and spread, the paper's number, and the difference.
 
-    Of several targets each has its rows, one below the other.
+    Each of several targets has its rows, one below the other.
     """
-    digits = _digits(figure)
-    counts = {len(cell.runs) for line in layout.lines for cell in line.cells if cell.runs}
+    counts = {len(cell.runs) for _, _, cell in cells_with_runs(layout)}
     rows = [
         [
             Entry(line.label, line.not_run if not any(c.runs for c in line.cells) else ""),
-            *(_main_entry(line, cell, single, digits, len(counts) > 1) for cell in line.cells),
+            *(_main_entry(cell, single, with_count=len(counts) > 1) for cell in line.cells),
         ]
         for single, lines in _by_target(layout.lines, figure)
         for line in lines
@@ -74,7 +74,7 @@ def _for_target(cell: Cell, number: int) -> Cell:
 def _caption(figure: Figure, counts: set[int], published: Sequence[Published]) -> str:
     words = [f"{figure.title[0].upper()}{figure.title[1:]}."]
     if counts == {1}:
-        words.append("One run a cell (n = 1), so no spread is shown.")
+        words.append("One run per cell (n = 1), so no spread is shown.")
     elif len(counts) == 1:
         words.append(f"Mean ± sample standard deviation over n = {counts.pop()} seeds.")
     elif counts:
@@ -83,25 +83,24 @@ def _caption(figure: Figure, counts: set[int], published: Sequence[Published]) -
         words.append(f"Rounds after {figure.last_round} are left out.")
     if published:
         same = all(each.target is None for each in published)
-        words.append(f"Under each: the paper's number{', and ours minus it' if same else ''}.")
+        words.append(f"Below each: the paper's number{', and ours minus it' if same else ''}.")
     return " ".join(words)
 
 
-def _main_entry(line: Line, cell: Cell, figure: Figure, digits: int, with_count: bool) -> Entry:
+def _main_entry(cell: Cell, figure: Figure, *, with_count: bool) -> Entry:
     ours = estimate(figure, cell.runs)
     paper = _published_text(cell.published)
     if ours is None:
         return Entry(_missing(cell), f"paper {paper}" if paper else "")
-    text = ours.text(digits)
+    percentages = figure.percent and figure.name in ACCURACIES
+    text = ours.text(2 if percentages else 4 if figure.name in ACCURACIES else 1)
     if with_count:
         text += f" (n = {ours.count})"
-    if not paper:
-        return Entry(text)
-    return Entry(text, f"paper {paper}{_difference(ours, cell.published)}")
+    return Entry(text, f"paper {paper}{_difference(ours, cell.published)}" if paper else "")
 
 
 def _missing(cell: Cell) -> str:
-    """Say why a cell is empty; a run that failed is not one that was never started."""
+    """Return why a cell is empty."""
     if cell.runs:
         return "not measured"
     if not cell.others:
@@ -122,15 +121,9 @@ def _published_text(published: Published | None) -> str:
 def _difference(ours: Estimate, published: Published | None) -> str:
     if published is None or published.mean is None or not ours.complete:
         return ""
-    if published.target is not None:  # another question's answer
+    if published.target is not None:  # the paper's target is another one
         return ""
     return f" ({ours.mean - published.mean:+.1f})"
-
-
-def _digits(figure: Figure) -> int:
-    if figure.name in ACCURACIES:
-        return 2 if figure.percent else 4
-    return 1
 
 
 def accuracies_table(layout: Layout, last_round: int | None) -> Table:
@@ -140,7 +133,7 @@ def accuracies_table(layout: Layout, last_round: int | None) -> Table:
     rows = [
         [Entry(str(len(cell.runs)))]
         + [Entry(_text(estimate(figure, cell.runs), 2)) for figure in figures]
-        for _, _, cell in _cells(layout)
+        for _, _, cell in cells_with_runs(layout)
     ]
     return cell_table(
         layout,
@@ -158,7 +151,7 @@ def cell_table(
     """Return a table with a row for each cell that has runs, named by its column and row."""
     named = [
         [Entry(column), Entry(line.label), *row]
-        for (column, line, _), row in zip(_cells(layout), rows, strict=True)
+        for (column, line, _), row in zip(cells_with_runs(layout), rows, strict=True)
     ]
     if layout.columns == (NO_COLUMN,):
         return Table(["", *heads], [row[1:] for row in named], caption)
@@ -167,15 +160,15 @@ def cell_table(
 
 def target_tables(
     layout: Layout, targets: Sequence[float], last_round: int | None
-) -> list[tuple[str, Table]]:
-    """Return for each column the rounds and megabytes to its targets.
+) -> dict[str, Table]:
+    """Return the rounds and megabytes to the targets, by column.
 
     Args:
         layout: rows and columns.
         targets: empty: chosen for each column from the best row's best accuracy.
         last_round: rounds after it are left out.
     """
-    tables = []
+    tables = {}
     for number, column in enumerate(layout.columns):
         lines = [line for line in layout.lines if line.cells[number].runs]
         chosen = list(targets) or _column_targets(lines, number, last_round)
@@ -191,56 +184,37 @@ def target_tables(
             + [Entry(_text(estimate(figure, line.cells[number].runs), 1)) for figure in figures]
             for line in lines
         ]
+        listed = ", ".join(percent(target) for target in chosen)
+        origin = "." if targets else ": of 50, 80 and 95 % of the best row's best accuracy."
+        where = "Targets" if column == NO_COLUMN else f"{column}: targets"
         heads = ["", *(figure.title for figure in figures)]
-        tables.append((column, Table(heads, rows, _said(column, targets, chosen))))
+        tables[column] = Table(heads, rows, f"{where} {listed}{origin}")
     return tables
 
 
 def _column_targets(lines: Sequence[Line], number: int, last_round: int | None) -> list[float]:
-    figure = Figure("best_accuracy", last_round=last_round)
-    before = Figure("accuracy", last_round=0)  # what the initial model reaches is no target
-    bests = [estimate(figure, line.cells[number].runs) for line in lines]
-    starts = [estimate(before, line.cells[number].runs) for line in lines]
-    start = max((found.mean for found in starts if found is not None), default=0.0)
-    chosen = sensible_targets([best.mean for best in bests if best is not None])
-    return [target for target in chosen if target > start]
-
-
-def _said(column: str, given: Sequence[float], chosen: Sequence[float]) -> str:
-    listed = ", ".join(percent(target) for target in chosen)
-    where = "Targets" if column == NO_COLUMN else f"{column}: targets"
-    if given:
-        return f"{where} {listed}."
-    return f"{where} {listed}: of 50, 80 and 95 % of the best row's best accuracy."
+    """Return targets above the accuracy of the initial model."""
+    best = Figure("best_accuracy", last_round=last_round)
+    initial = Figure("accuracy", last_round=0)
+    bests, starts = (
+        [found.mean for line in lines if (found := estimate(figure, line.cells[number].runs))]
+        for figure in (best, initial)
+    )
+    return [target for target in sensible_targets(bests) if target > max(starts, default=0.0)]
 
 
 def settings_table(layout: Layout) -> Table | None:
-    """Return the settings in which rows differ beside their methods' own; None if in none."""
+    """Return the settings in which rows differ except their methods' own; None without any."""
     keys = differing_settings(layout)
     if not keys:
         return None
     rows = []
     for line in layout.lines:
-        runs = [run for cell in line.cells for run in cell.runs]
-        if not runs:
-            continue
-        values = [dict.fromkeys(str(run.settings.get(key, "-")) for run in runs) for key in keys]
-        rows.append([Entry(line.label), *(Entry(", ".join(found)) for found in values)])
-    return Table(
-        ["", *keys],
-        rows,
-        "Settings in which the rows differ, beside strategy.*",
-        words=len(keys) + 1,
-    )
-
-
-def _cells(layout: Layout) -> list[tuple[str, Line, Cell]]:
-    return [
-        (column, line, line.cells[number])
-        for number, column in enumerate(layout.columns)
-        for line in layout.lines
-        if line.cells[number].runs
-    ]
+        if runs := [run for cell in line.cells for run in cell.runs]:
+            found = [dict.fromkeys(str(r.settings.get(key, "-")) for r in runs) for key in keys]
+            rows.append([Entry(line.label), *(Entry(", ".join(values)) for values in found)])
+    caption = "Settings in which the rows differ, except strategy.*"
+    return Table(["", *keys], rows, caption, words=len(keys) + 1)
 
 
 def _text(value: Estimate | None, digits: int) -> str:

@@ -34,7 +34,7 @@ from fedhet.load_run import classes_in, classifier_of, meaning_of, recipe_of, ta
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.report.run_data import Run
-from fedhet.report.sources import DataError, SourceError, completed_runs
+from fedhet.report.sources import completed_runs
 from tasks import Task
 from tasks.evaluation import class_accuracies
 
@@ -111,7 +111,7 @@ def main(words: Sequence[str] | None = None) -> None:
         runs = completed_runs(options.runs)
         if options.out is not None:  # now, since the figures take long
             _require_writable(options.out)
-    except (DataError, OSError, SourceError) as error:
+    except (ConfigError, OSError) as error:
         say_error("fedhet-evaluate", error)
         raise SystemExit(2) from None
     for run, folder in runs:

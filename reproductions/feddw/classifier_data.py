@@ -1,8 +1,8 @@
-"""What a run has left of its classifiers: how its classes relate, and the norms of clients' heads.
+"""Reads how a run's classes relate, and the norms of its clients' own heads.
 
-Liu et al., FedDW, https://arxiv.org/abs/2412.04521. SL is the global soft-label matrix (eq. 7), CR
-the row softmax of W W^T for a classifier's weight W (C, d) (section III-B). Both are read from the
-last checkpoint, clients' own heads from the versions that it names. No torch is needed.
+SL is the global soft-label matrix (eq. 7), CR the row softmax of W W^T for a classifier's weight W
+(C, d) (section III-B). Both come from the last checkpoint; clients' own heads come from the
+versions that the checkpoint names.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
+from scipy.special import softmax
+from scipy.stats import spearmanr
 
-LEAST_CLASSES, MOST_CLASSES = 3, 100  # with two there is one number a row: nothing to see
-MOST_NORMS = 20_000  # of a run in the data file: the first clients, where there are more
+from fedhet.report.run_data import Run
+
+LEAST_CLASSES, MOST_CLASSES = 3, 100  # two classes have a single number per row
+MOST_NORMS = 20_000  # of a run in the data file: the first clients, if there are more
 MILLION = 1_000_000
 SOFT_LABELS = "state/soft_labels/soft_labels/means"
 HEAD = "params/head.weight"
@@ -29,13 +33,13 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Relations:
-    """How the classes of a run relate, after its last round.
+    """How the classes of a run relate after its last round.
 
     Args:
-        soft_labels: SL (C, C), in millionths: whole numbers are half as long in the data file.
+        soft_labels: SL (C, C), in millionths, which makes the data file short.
         head: CR (C, C), in millionths.
         distance: the mean of (SL - CR)^2 over the C^2 entries, eq. 11 without mu.
-        rank_correlation: of the entries off the diagonal; None where it is not defined.
+        rank_correlation: Spearman's, of the entries off the diagonal; None if undefined.
     """
 
     soft_labels: Sequence[Sequence[int]]
@@ -49,12 +53,24 @@ class HeadNorms:
     """The norms of the rows of clients' own heads.
 
     Args:
-        clients: by number.
+        clients: their ids.
         norms: (clients, C), ||w_c||, to four digits.
     """
 
     clients: Sequence[int]
     norms: Sequence[Sequence[float]]
+
+
+def relations_of(run: Run) -> Relations | None:
+    """Return the class relations that were collected of a run."""
+    found = run.figures.get("feddw", {}).get("relations")
+    return Relations(**found) if found else None
+
+
+def head_norms_of(run: Run) -> HeadNorms | None:
+    """Return the norms of heads that were collected of a run."""
+    found = run.figures.get("feddw", {}).get("head_norms")
+    return HeadNorms(**found) if found else None
 
 
 def read_relations(folder: Path) -> Relations | None:
@@ -63,21 +79,21 @@ def read_relations(folder: Path) -> Relations | None:
     if found is None or not LEAST_CLASSES <= len(found[0]) <= MOST_CLASSES:
         return None
     labels, weight = found
-    head = class_relations(weight)
+    head: Array = softmax(weight @ weight.T, axis=1)
     off = ~np.eye(len(labels), dtype=bool)
     correlation = rank_correlation(labels[off], head[off])
     return Relations(
-        _millionths(labels),
-        _millionths(head),
+        np.rint(MILLION * labels).astype(int).tolist(),
+        np.rint(MILLION * head).astype(int).tolist(),
         _rounded(float(np.mean((labels - head) ** 2)), digits=6),
         None if correlation is None else _rounded(correlation, digits=6),
     )
 
 
 def read_head_norms(folder: Path) -> HeadNorms | None:
-    """Return the norms of the clients' own heads; None where clients have none."""
+    """Return the norms of the clients' own heads; None if the clients have none."""
     about = _metadata(_last_checkpoint(folder))
-    # What client_app/state.py writes; only the versions that the server has taken count.
+    # client_app/state.py writes these files; only the versions that the server has taken count
     states = folder / "client_state" / str(about.get("experiment"))
     if not states.is_dir():
         return None
@@ -95,29 +111,11 @@ def read_head_norms(folder: Path) -> HeadNorms | None:
     return HeadNorms(list(norms), list(norms.values())) if norms else None
 
 
-def class_relations(weight: Array) -> Array:
-    """Return CR (C, C), the row softmax of W W^T, of a classifier's weight W (C, d)."""
-    products = weight @ weight.T
-    powers = np.exp(products - products.max(axis=1, keepdims=True))
-    relations: Array = powers / powers.sum(axis=1, keepdims=True)
-    return relations
-
-
 def rank_correlation(one: Array, other: Array) -> float | None:
-    """Return Spearman's rank correlation; None where all values of a side are equal, or one."""
+    """Return Spearman's rank correlation; None if all values of a side are equal."""
     if len(one) < 2 or np.ptp(one) == 0 or np.ptp(other) == 0:
         return None
-    return float(np.corrcoef(_ranks(one), _ranks(other))[0, 1])
-
-
-def _ranks(values: Array) -> Array:
-    """Return ranks from 1; equal values share the mean of theirs."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Array = np.cumsum(counts) - (counts - 1) / 2
-    return ranks[place]
-
-
-# ---- files ---------------------------------------------------------------------------------------
+    return float(spearmanr(one, other).statistic)
 
 
 def _last_checkpoint(folder: Path) -> Path:
@@ -126,7 +124,7 @@ def _last_checkpoint(folder: Path) -> Path:
 
 
 def _tensors(path: Path, *names: str) -> list[Array] | None:
-    """Return tensors of a file; None where one is missing or not finite, or the file damaged."""
+    """Return tensors of a file; None if one is missing or not finite, or the file is damaged."""
     try:
         with safe_open(path, framework="np") as file:
             if not set(names) <= set(file.keys()):
@@ -138,17 +136,12 @@ def _tensors(path: Path, *names: str) -> list[Array] | None:
 
 
 def _metadata(path: Path) -> dict[str, Any]:
-    """Return what a checkpoint says of itself; empty where there is none."""
+    """Return the metadata of a checkpoint; empty without one."""
     try:
         with safe_open(path, framework="np") as file:
-            about = json.loads((file.metadata() or {}).get("fedhet", "{}"))
+            return dict(json.loads((file.metadata() or {}).get("fedhet", "{}")))
     except (OSError, SafetensorError):
         return {}
-    return dict(about)
-
-
-def _millionths(matrix: Array) -> list[list[int]]:
-    return [[round(MILLION * entry) for entry in row] for row in matrix.tolist()]
 
 
 def _rounded(value: float, digits: int) -> float:

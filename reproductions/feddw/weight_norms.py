@@ -1,8 +1,8 @@
-"""Who holds much of a class, and how long its weight is (Liu et al., FedDW, Figure 4)."""
+"""Plots the norms of clients' classifier weights against their class shares (FedDW, Figure 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,28 +16,28 @@ from fedhet.report.colors import PALETTE
 from fedhet.report.curves import AXIS, INK, style_axes
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
-from fedhet.report.run_data import Run
+from fedhet.report.paper_figures import Partitions
 from fedhet.report.side_by_side import (
     FONT,
     WIDTH,
-    Picture,
+    Draw,
     Spot,
-    pair_gallery,
+    picture_grid,
     set_title,
     shortened,
 )
-from reproductions.feddw.classifier_data import Array, rank_correlation
+from reproductions.feddw.classifier_data import Array, HeadNorms, head_norms_of, rank_correlation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_SHOWN = 12  # runs
 MOST_CIRCLES = 10  # classes of a client
-MOST_NAMED = 20  # classes; of more the numbers are shown
-MOST_POINTS = 1500  # drawn one by one
+MOST_NAMED = 20  # classes; of more, the numbers are shown
+MOST_POINTS = 1500  # as vectors; more are drawn as an image
 HEIGHT = 3.6
 LARGEST = 560.0  # points^2, of a circle
-OTHERS = 6  # the number of the colour of clients that are not picked
+OTHERS = 6  # colour of the clients that are not picked
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Norms:
 
     Args:
         label: of the run.
-        clients: by number.
+        clients: their ids.
         shares: (clients, C), of a client's examples in each class.
         norms: (clients, C), ||w_c|| / sum_k ||w_k||.
         names: of the classes.
@@ -59,11 +59,7 @@ class Norms:
     names: Sequence[str]
 
     def correlations(self, *, held: bool = False) -> list[float | None]:
-        """Return each client's rank correlation of share and norm.
-
-        Args:
-            held: of the classes alone that the client holds.
-        """
+        """Return each client's rank correlation of share and norm; ``held``: of its classes."""
         found = []
         for shares, norms in zip(self.shares, self.norms, strict=True):
             counted = shares > 0 if held else np.full(len(shares), True)
@@ -79,44 +75,34 @@ class Norms:
         return list(dict.fromkeys(ranked[place] for place in places))
 
 
-def weight_norms(
-    layout: Layout, partitions: Callable[[], Sequence[Partition]], stem: Path
-) -> list[Block]:
-    """Return class shares against weight norms, for runs whose clients have heads of their own.
-
-    Args:
-        layout: rows and columns.
-        partitions: returns who holds which classes; called only if there are such runs.
-        stem: how the picture's name begins.
-    """
-    runs = first_runs(layout, lambda run: run.head_norms is not None)
+def norms_section(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]:
+    """Return class shares against weight norms, for runs whose clients have their own heads."""
+    runs = first_runs(layout, head_norms_of)
     counted = partitions() if runs else []
     if not counted:
         return []
     found, missing = [], []
     for label, run in runs:
-        partition = partition_of(run, counted)
-        if partition is None or partition.error:
-            reason = "its partition is not counted" if partition is None else partition.error
+        partition, heads = partition_of(run, counted), head_norms_of(run)
+        if partition is None or partition.error or heads is None:
+            reason = partition.error if partition else "its partition is not counted"
             missing.append(f"{label}: {reason}")
         else:
-            found.append(_norms(label, run, partition))
+            found.append(_norms(label, heads, partition))
     blocks: list[Block] = [Heading(3, "Weight norms and class shares")]
     if found and can_plot():
         shown = found[:MOST_SHOWN]
-        pairs = [(_scatter(norms), _circles(norms)) for norms in shown]
+        pictures = [picture for norms in shown for picture in (_scatter(norms), _circles(norms))]
         path = stem.with_name(f"{stem.name}_norms")
-        blocks.append(pair_gallery(pairs, _caption(found, shown), path, HEIGHT))
+        blocks.append(picture_grid(pictures, _caption(found, shown), path, HEIGHT))
     blocks += [_table(found)] if found else []
-    if missing:
-        blocks += [Paragraph("Not to be had here:"), Listing(missing)]
+    blocks += [Paragraph("Not available here:"), Listing(missing)] if missing else []
     return blocks
 
 
-def _norms(label: str, run: Run, partition: Partition) -> Norms:
-    assert run.head_norms is not None
+def _norms(label: str, heads: HeadNorms, partition: Partition) -> Norms:
     counts = np.asarray(partition.counts, dtype=np.float64)
-    pairs = zip(run.head_norms.clients, run.head_norms.norms, strict=True)
+    pairs = zip(heads.clients, heads.norms, strict=True)
     kept = [(c, n) for c, n in pairs if c < len(counts) and counts[c].sum() > 0 and sum(n) > 0]
     clients = [client for client, _ in kept]
     norms = np.asarray([norms for _, norms in kept])
@@ -136,32 +122,28 @@ def _table(found: Sequence[Norms]) -> Table:
         every = [value for value in norms.correlations() if value is not None]
         held = [value for value in norms.correlations(held=True) if value is not None]
         negative = f"{sum(value < 0 for value in every)} of {len(every)}"
-        rows.append([Entry(norms.label), Entry(_mean(every)), Entry(_mean(held)), Entry(negative)])
+        means = [f"{np.mean(values):.2f}" if values else "-" for values in (every, held)]
+        rows.append([Entry(text) for text in (norms.label, *means, negative)])
     return Table(
         ["", "rank correlation", "of held classes alone", "clients with a negative one"],
         rows,
         "Spearman's rank correlation of class share and weight norm over a client's classes, the "
-        "mean over the clients; then of the classes alone that a client holds, where these are at "
-        "least three. FedDW's section III-B says that it is negative for a classifier without "
-        "bias.",
+        "mean over the clients; then over the classes that a client holds, if at least two. "
+        "FedDW's section III-B says that it is negative for a classifier without bias.",
     )
-
-
-def _mean(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.2f}" if values else "-"
 
 
 def _caption(found: Sequence[Norms], shown: Sequence[Norms]) -> str:
     words = [
         "Left: every class of every client: its share of the client's examples, and the norm of "
         "its weight, relative to the sum over all classes; dotted: all equal. In colour, and on "
-        "the right: the clients whose rank correlation of the two is the lowest, the median and "
-        "the highest. Right: circles as large as the share, hollow for no examples, from the "
-        "largest share to the smallest; above each its class, below it the relative norm (%)."
+        "the right: the clients with the lowest, the median and the highest rank correlation of "
+        "the two. Right: the area of a circle is the share, a hollow circle has no examples, from "
+        "the largest share to the smallest; above each its class, below it the relative norm (%)."
     ]
     if any(norms.shares.shape[1] > MOST_CIRCLES for norms in shown):
         words.append(f"Of many classes {MOST_CIRCLES} are drawn, at equal steps of that order.")
-    words.append("Of runs that differ in the seed alone the first is shown.")
+    words.append("Of runs that differ only in the seed, the first is shown.")
     if len(shown) < len(found):
         words.append(f"{len(found) - len(shown)} further runs are only in the table.")
     return " ".join(words)
@@ -170,52 +152,49 @@ def _caption(found: Sequence[Norms], shown: Sequence[Norms]) -> str:
 # ---- drawing -------------------------------------------------------------------------------------
 
 
-def _scatter(norms: Norms) -> Picture:
-    return Picture(f"Weight norms: {norms.label}", lambda spot: _draw_scatter(spot, norms))
+def _scatter(norms: Norms) -> Draw:
+    def draw(spot: Spot) -> None:
+        axes = spot.axes(0.6, 0.5, WIDTH - 0.75, HEIGHT - 0.85)
+        picked = norms.picked()
+        others = [row for row in range(len(norms.clients)) if row not in picked]
+        axes.axhline(100 / norms.norms.shape[1], color=AXIS, lw=0.9, ls=(0, (1, 2)), zorder=0.5)
+        groups = ((OTHERS, others, 12), *((c, [row], 26) for c, row in enumerate(picked)))
+        for color, rows, size in groups:
+            axes.scatter(
+                100 * norms.shares[rows],
+                100 * norms.norms[rows],
+                s=size,
+                color=PALETTE[color].light,
+                alpha=0.5 if color == OTHERS else 0.9,
+                lw=0,
+                rasterized=norms.norms[rows].size > MOST_POINTS,
+            )
+        set_title(axes, norms.label, WIDTH - 0.75)
+        style_axes(axes, "share of the client's examples (%)", "relative weight norm (%)", FONT)
+
+    return draw
 
 
-def _draw_scatter(spot: Spot, norms: Norms) -> None:
-    axes = spot.axes(0.6, 0.5, WIDTH - 0.75, HEIGHT - 0.85)
-    picked = norms.picked()
-    others = [row for row in range(len(norms.clients)) if row not in picked]
-    axes.axhline(100 / norms.norms.shape[1], color=AXIS, lw=0.9, ls=(0, (1, 2)), zorder=0.5)
-    for color, rows, size in ((OTHERS, others, 12), *((c, [r], 26) for c, r in enumerate(picked))):
-        axes.scatter(
-            100 * norms.shares[rows],
-            100 * norms.norms[rows],
-            s=size,
-            color=PALETTE[color].light,
-            alpha=0.5 if color == OTHERS else 0.9,
-            lw=0,
-            rasterized=norms.norms[rows].size > MOST_POINTS,
-        )
-    set_title(axes, norms.label, WIDTH - 0.75)
-    style_axes(axes, "share of the client's examples (%)", "relative weight norm (%)", FONT)
+def _circles(norms: Norms) -> Draw:
+    def draw(spot: Spot) -> None:
+        correlations = norms.correlations()
+        height = HEIGHT / 3
+        for number, row in enumerate(norms.picked()):
+            bottom = HEIGHT - (number + 1) * height + 0.05
+            axes = spot.axes(0.15, bottom, WIDTH - 0.3, height - 0.35)
+            color, correlation = PALETTE[number].light, correlations[row]
+            suffix = "" if correlation is None else f": rank correlation {correlation:.2f}"
+            set_title(axes, f"client {norms.clients[row]}{suffix}", WIDTH - 0.3, color)
+            _draw_row(axes, norms.shares[row], norms.norms[row], norms.names, color)
 
-
-def _circles(norms: Norms) -> Picture:
-    label = f"Three clients: {norms.label}"
-    return Picture(label, lambda spot: _draw_circles(spot, norms))
-
-
-def _draw_circles(spot: Spot, norms: Norms) -> None:
-    picked, correlations = norms.picked(), norms.correlations()
-    height = HEIGHT / 3
-    for number, row in enumerate(picked):
-        axes = spot.axes(0.15, HEIGHT - (number + 1) * height + 0.05, WIDTH - 0.3, height - 0.35)
-        color = PALETTE[number].light
-        correlation = correlations[row]
-        said = "" if correlation is None else f": rank correlation {correlation:.2f}"
-        set_title(axes, f"client {norms.clients[row]}{said}", WIDTH - 0.3, color)
-        _draw_row(axes, norms.shares[row], norms.norms[row], norms.names, color)
+    return draw
 
 
 def _draw_row(axes: Axes, shares: Array, norms: Array, names: Sequence[str], color: str) -> None:
     """Draw one client's classes from the largest share to the smallest."""
     order = np.argsort(-shares, kind="stable")
-    chosen = order[
-        np.linspace(0, len(order) - 1, min(len(order), MOST_CIRCLES)).round().astype(int)
-    ]
+    steps = np.linspace(0, len(order) - 1, min(len(order), MOST_CIRCLES))
+    chosen = order[steps.round().astype(int)]
     held = shares[chosen] > 0
     areas = np.maximum(8.0, LARGEST * shares[chosen] / shares.max())
     axes.scatter(

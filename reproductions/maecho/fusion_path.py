@@ -1,24 +1,11 @@
-"""How an iterated fusion went on, and its neurons (Su et al., MA-Echo, Figures 5 and 6).
-
-A run that has kept its clients' models (checkpoint.client_models) is fused again, and stopped after
-ever more iterations. That is done in a process of its own (fedhet/report/fusing.py), for it
-takes torch and the test set; nothing is downloaded.
-"""
+"""The data of a replayed fusion: its path and its neurons (MA-Echo, Figures 5 and 6)."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-from reproductions.maecho.decoder_data import CLIENTS
-
-TIMEOUT_SECONDS = 900
+from fedhet.report.run_data import Run
 
 
 @dataclass(frozen=True)
@@ -26,18 +13,16 @@ class FusionPath:
     """The iterates of a fusion, and the loss on the plane of its first two steps.
 
     Args:
-        iterations: after how many of them it was looked at, from 0 on.
-        accuracy: of each iterate, on the test set; empty where the model does not classify.
+        iterations: their numbers, from 0 on.
+        accuracy: of each iterate, on the test set; empty if the model does not classify.
         loss: of each iterate, on the test set.
-        path: (x, y) of each iterate in the plane, the nearest point to it; the first three lie in
-            the plane.
-        in_plane: the share of the way from the first iterate to each that lies in the plane, of its
-            squared length; of all but the first together.
+        path: (x, y) of the nearest point to each iterate in the plane; the first three lie in it.
+        in_plane: share of the squared distances from the first iterate that lies in the plane.
         x: of the grid.
         y: of the grid.
         surface: the loss at (y, x), on the first ``examples`` of the test set.
-        examples: how many.
-        error: why there is nothing of all that.
+        examples: their number.
+        error: why there is no path.
     """
 
     iterations: Sequence[int] = ()
@@ -58,10 +43,10 @@ class Stage:
 
     Args:
         title: of the stage.
-        points: (x, y) of every neuron, client after client, of a t-SNE of the weights' rows.
-        matched: the share of the other clients' neurons that are nearest to the first client's
-            neuron of the same number.
-        accuracy: of the clients' models on their own examples, the mean; None without any.
+        points: (x, y) of every neuron, client after client: a t-SNE of the weights' rows.
+        matched: share of the other clients' neurons that are nearest to the first client's neuron
+            of the same number.
+        accuracy: of the clients' models on their own examples, the mean; None if unknown.
     """
 
     title: str
@@ -72,44 +57,30 @@ class Stage:
 
 @dataclass(frozen=True)
 class Neurons:
-    """The neurons of a layer, before a fusion and in it.
+    """The neurons of a layer, before a fusion and during it.
 
     Args:
-        layer: the name of its weight.
-        clients: how many.
-        count: how many neurons each has, the first ones of the layer.
-        stages: as mappings of :class:`Stage`.
+        layer: name of its weight.
+        clients: N.
+        count: number of neurons per client, the first ones of the layer.
+        stages: in their order.
     """
 
     layer: str
     clients: int
     count: int
-    stages: Sequence[Mapping[str, Any]]
+    stages: Sequence[Stage]
 
 
-def can_fuse_again(folder: Path, settings: Mapping[str, Any]) -> bool:
-    """Return whether a classifier's run has an iterated fusion, and kept what its clients sent."""
-    iterated = str(settings.get("strategy.aggregator._target_")).startswith("strategies.maecho.")
-    return iterated and settings.get("task.model") != "cvae" and (folder / CLIENTS).is_file()
+def fusion_path_of(run: Run) -> FusionPath | None:
+    """Return the path that was collected of a run."""
+    found = run.figures.get("maecho", {}).get("fusion")
+    return FusionPath(**found) if found else None
 
 
-def fuse_again(folder: Path) -> tuple[FusionPath | None, Neurons | None]:
-    """Return how a run's fusion went on, and its neurons; None where it does not iterate so."""
-    # The report is about what is there: it downloads nothing.
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "reproductions.maecho.replay_fusion", str(folder)],
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_SECONDS,
-            env={**os.environ, **offline},
-            check=False,
-        )
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        return FusionPath(error=f"fusing again took longer than {TIMEOUT_SECONDS} s"), None
-    except (ValueError, IndexError):
-        return FusionPath(error=f"fusing again failed: {done.stderr.strip()[-300:]}"), None
-    path, neurons = answer["fusion"], answer["neurons"]
-    return path and FusionPath(**path), neurons and Neurons(**neurons)
+def neurons_of(run: Run) -> Neurons | None:
+    """Return the neurons that were collected of a run."""
+    found = run.figures.get("maecho", {}).get("neurons")
+    if not found:
+        return None
+    return Neurons(**{**found, "stages": [Stage(**stage) for stage in found["stages"]]})

@@ -1,11 +1,10 @@
-"""Digits that decoders generate, each client's beside the fused ones (MA-Echo, Figure 4)."""
+"""Plots digits that the clients' decoders and the fused ones generate (MA-Echo, Figure 4)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,17 +13,14 @@ from fedhet.report.blocks import Block, Heading
 from fedhet.report.class_counts import partition_of
 from fedhet.report.curves import AXIS, INK
 from fedhet.report.data_file import Partition
-from fedhet.report.layout import Layout, first_runs
+from fedhet.report.layout import Layout, cells_with_runs, first_runs
+from fedhet.report.paper_figures import Partitions
 from fedhet.report.run_data import Run
-from fedhet.report.side_by_side import FONT, WIDTH, Picture, Spot, picture_gallery, set_title
-from reproductions.maecho.decoder_data import Pixels
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from fedhet.report.side_by_side import FONT, WIDTH, Draw, Spot, picture_grid, set_title
+from reproductions.maecho.decoder_data import Generated, Pixels
 
 MOST_SHOWN = 16  # decoders
 TOP, LEFT = 0.62, 0.1  # inches above and beside the images
-FADED = AXIS  # a class that the decoder has not been trained on
 MOST_NAMED = 20  # classes
 ROUNDING = 2  # of 255
 
@@ -35,9 +31,9 @@ class Decoder:
 
     Args:
         run: the label of its run.
-        client: whose it is; "": the run's own.
+        client: its client's id; "" for the run's own decoder.
         images: (samples, classes, height, width).
-        trained: of which classes there were examples; None where that is not known.
+        trained: of which classes there were examples; None if unknown.
         names: of the classes.
     """
 
@@ -48,52 +44,51 @@ class Decoder:
     names: Sequence[str]
 
 
-def generated(
-    layout: Layout, partitions: Callable[[], Sequence[Partition]], stem: Path
-) -> list[Block]:
-    """Return images that each run's decoders generate: those of its clients, and the final one.
+def generated_of(run: Run) -> Generated | None:
+    """Return the images that were collected of a run."""
+    found = run.figures.get("maecho", {}).get("generated")
+    return Generated(**found) if found else None
 
-    Args:
-        layout: rows and columns.
-        partitions: returns who holds which classes.
-        stem: how the picture's name begins.
-    """
-    runs = first_runs(layout, lambda run: run.generated is not None)
-    runs.sort(key=lambda pair: _column(layout, pair[1]))
+
+def generated(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]:
+    """Return images of each run's decoders: those of its clients, and the final one."""
+    runs = first_runs(layout, generated_of)
     if not runs or not can_plot():
         return []
+    order = [id(run) for _, _, cell in cells_with_runs(layout) for run in cell.runs]
+    runs.sort(key=lambda pair: order.index(id(pair[1])))
     counted = partitions()
     found = _different([d for label, run in runs for d in _decoders(label, run, counted)])
     shown = found[:MOST_SHOWN]
-    path = stem.with_name(f"{stem.name}_generated")
-    height = _height(shown)
+    tallest = max(d.images.shape[0] * d.images.shape[2] / _width(d) for d in shown)
+    height = TOP + 0.1 + (WIDTH - 2 * LEFT) * tallest
     titled = zip(shown, _titles(shown), strict=True)
     pictures = [_picture(decoder, title, height) for decoder, title in titled]
     caption = _caption(shown, len(found) - len(shown))
-    return [Heading(3, "Generated digits"), picture_gallery(pictures, caption, path, height)]
+    path = stem.with_name(f"{stem.name}_generated")
+    return [Heading(3, "Generated digits"), picture_grid(pictures, caption, path, height)]
 
 
 def _decoders(label: str, run: Run, counted: Sequence[Partition]) -> list[Decoder]:
-    """Return the clients' decoders, and behind them the run's."""
-    assert run.generated is not None
+    """Return the clients' decoders, then the run's."""
+    images = generated_of(run)
+    assert images is not None
     partition = partition_of(run, counted)
     counts = None
-    names: Sequence[str] = [str(number) for number in range(run.generated.shape[1])]
+    names: Sequence[str] = [str(number) for number in range(images.shape[1])]
     if partition is not None and not partition.error:
         counts, names = np.asarray(partition.counts), partition.class_names
     found = []
-    clients = run.generated.clients if len(run.generated.clients) > 1 else {}
-    for client, packed in clients.items():
-        held = counts is not None and int(client) < len(counts)
-        trained = (counts[int(client)] > 0).tolist() if held and counts is not None else None
-        found.append(Decoder(label, client, run.generated.images(packed), trained, names))
+    for client, packed in images.clients.items() if len(images.clients) > 1 else ():
+        known = counts is not None and int(client) < len(counts)
+        trained = (counts[int(client)] > 0).tolist() if known and counts is not None else None
+        found.append(Decoder(label, client, images.images(packed), trained, names))
     everyone = None if counts is None else (counts.sum(axis=0) > 0).tolist()
-    final = run.generated.images(run.generated.model)
-    return [*found, Decoder(label, "", final, everyone, names)]
+    return [*found, Decoder(label, "", images.images(images.model), everyone, names)]
 
 
 def _different(decoders: Sequence[Decoder]) -> list[Decoder]:
-    """Leave out what was shown already: methods that differ at the server have the same clients."""
+    """Leave out equal images: methods that differ at the server have the same clients."""
     kept: list[Decoder] = []
     for decoder in decoders:
         if not any(_same(decoder.images, other.images) for other in kept):
@@ -102,21 +97,12 @@ def _different(decoders: Sequence[Decoder]) -> list[Decoder]:
 
 
 def _same(one: Pixels, other: Pixels) -> bool:
-    """Return whether nobody could tell images apart: rounding in a fusion is no difference."""
+    """Return whether images are equal up to rounding in a fusion."""
     return one.shape == other.shape and bool(np.abs(one.astype(int) - other).max() <= ROUNDING)
 
 
-def _column(layout: Layout, run: Run) -> int:
-    """Return the layout's column that a run is in."""
-    return next(
-        number
-        for number in range(len(layout.columns))
-        if any(run is member for line in layout.lines for member in line.cells[number].runs)
-    )
-
-
 def _titles(decoders: Sequence[Decoder]) -> list[str]:
-    """Return names; a client's run is named where clients of several runs are shown."""
+    """Return titles; a client's run is named if clients of several runs are shown."""
     several = len({decoder.run for decoder in decoders if decoder.client}) > 1
     return [
         (f"client {d.client} · {d.run}" if several else f"client {d.client}") if d.client else d.run
@@ -127,12 +113,12 @@ def _titles(decoders: Sequence[Decoder]) -> list[str]:
 def _caption(shown: Sequence[Decoder], left_out: int) -> str:
     words = [
         "What each decoder makes of the same latents, drawn from N(0, I), a row each, and of every "
-        "class, a column each: the probability of each pixel. First the decoders of the clients, "
-        "where the run has kept them (checkpoint.client_models=true), then the run's own."
+        "class, a column each: the probability of each pixel. First the clients' decoders, if the "
+        "run has kept them (checkpoint.client_models=true), then the run's own."
     ]
     if any(decoder.trained and not all(decoder.trained) for decoder in shown):
-        words.append("Grey: classes of which its clients had no example.")
-    words.append("A decoder whose images are the same as another's is shown once.")
+        words.append("Grey: classes without examples at its clients.")
+    words.append("Of decoders with the same images one is shown.")
     if left_out:
         words.append(f"{left_out} further decoders are left out.")
     return " ".join(words)
@@ -141,43 +127,29 @@ def _caption(shown: Sequence[Decoder], left_out: int) -> str:
 # ---- drawing -------------------------------------------------------------------------------------
 
 
-def _height(shown: Sequence[Decoder]) -> float:
-    """Return inches enough for the tallest picture."""
-    ratios = [d.images.shape[0] * d.images.shape[2] / _columns(d) for d in shown]
-    return TOP + 0.1 + (WIDTH - 2 * LEFT) * float(max(ratios))
-
-
-def _columns(decoder: Decoder) -> int:
+def _width(decoder: Decoder) -> int:
     return int(decoder.images.shape[1] * decoder.images.shape[3])
 
 
-def _picture(decoder: Decoder, title: str, height: float) -> Picture:
-    return Picture(title, lambda spot: _draw(spot, decoder, title, height))
+def _picture(decoder: Decoder, title: str, height: float) -> Draw:
+    def draw(spot: Spot) -> None:
+        samples, classes, rows, columns = decoder.images.shape
+        width = WIDTH - 2 * LEFT
+        tall = width * samples * rows / (classes * columns)
+        axes = spot.axes(LEFT, height - TOP - tall, width, tall)
+        mosaic = decoder.images.transpose(0, 2, 1, 3).reshape(samples * rows, classes * columns)
+        axes.imshow(mosaic, cmap="gray", vmin=0, vmax=255, interpolation="none", aspect="auto")
+        set_title(axes, title, width)
+        axes.set_yticks([])
+        axes.spines[:].set_visible(False)
+        names = decoder.names if len(decoder.names) <= MOST_NAMED else []
+        places = [(number + 0.5) * columns - 0.5 for number in range(len(names))]
+        axes.set_xticks(places, [name[:4] for name in names])
+        axes.xaxis.tick_top()
+        axes.tick_params(length=0, labelsize=FONT, pad=2)
+        trained = decoder.trained or [True] * len(places)
+        for text, known in zip(axes.get_xticklabels(), trained, strict=bool(places)):
+            text.set_color(INK if known else AXIS)
+            text.set_fontweight("bold" if known and decoder.trained else "normal")
 
-
-def _draw(spot: Spot, decoder: Decoder, title: str, height: float) -> None:
-    samples, classes, rows, columns = decoder.images.shape
-    width = WIDTH - 2 * LEFT
-    tall = width * samples * rows / (classes * columns)
-    axes = spot.axes(LEFT, height - TOP - tall, width, tall)
-    mosaic = decoder.images.transpose(0, 2, 1, 3).reshape(samples * rows, classes * columns)
-    axes.imshow(mosaic, cmap="gray", vmin=0, vmax=255, interpolation="none", aspect="auto")
-    set_title(axes, title, width)
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
-    _name_classes(axes, decoder, columns)
-
-
-def _name_classes(axes: Axes, decoder: Decoder, columns: int) -> None:
-    if len(decoder.names) > MOST_NAMED:
-        axes.set_xticks([])
-        return
-    places = [(number + 0.5) * columns - 0.5 for number in range(len(decoder.names))]
-    axes.set_xticks(places, [name[:4] for name in decoder.names])
-    axes.tick_params(
-        top=True, bottom=False, labeltop=True, labelbottom=False, length=0, labelsize=FONT, pad=2
-    )
-    trained = decoder.trained or [True] * len(places)
-    for text, known in zip(axes.get_xticklabels(), trained, strict=True):
-        text.set_color(INK if known else FADED)
-        text.set_fontweight("bold" if known and decoder.trained else "normal")
+    return draw

@@ -1,14 +1,14 @@
-"""Which neurons of clients' networks come together in a fusion (MA-Echo, Figure 5).
+"""Measures which neurons of clients' networks come together in a fusion (MA-Echo, Figure 5).
 
-The V_i are iterated here as strategies/maecho.py's docstring writes them, with P (d, d) itself:
-the aggregator holds them in other coordinates, and not one by one.
+The V_i are iterated as in the docstring of strategies/maecho.py, with P (d, d) itself: the
+aggregator holds them in other coordinates.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from sklearn.manifold import TSNE
@@ -23,7 +23,7 @@ from strategies.fusion.projections import PROJECTIONS
 from strategies.maecho import HarmonizedOptima, Released
 from tasks import Task
 
-LATER = 30  # iterations, of the last stage
+LATER = 30  # iterations of the last stage
 MOST_NEURONS = 100  # of a layer
 EXAMPLES = 2000  # of a client's own
 STARTS = ("average", "first")
@@ -37,17 +37,17 @@ def neurons(
     sent: Sequence[Reply],
     replies: Sequence[Reply],
 ) -> Neurons | None:
-    """Return the neurons of the last layer before the classifier, in four stages of a fusion.
+    """Return the neurons of the last layer before the classifier, in up to four stages of a fusion.
 
     Args:
-        task: whose examples the clients have been trained on.
+        task: of the run.
         aggregator: of the run.
         params: x.
         sent: the replies as the clients sent them.
-        replies: as the aggregator gets them, such as aligned.
+        replies: the replies as the aggregator gets them, such as aligned.
 
     Returns:
-        None, where the loop is none whose V_i are known here.
+        None if this module does not know the V_i of the aggregator's loop.
     """
     layers = projected_layers(replies)
     known = isinstance(aggregator.loop, Released) and aggregator.initial in STARTS
@@ -66,7 +66,7 @@ def neurons(
         layers[-1],
         len(replies),
         min(MOST_NEURONS, len(local[0][layers[-1]])),
-        [dataclasses.asdict(_stage(title, layers[-1], models, own)) for title, models in stages],
+        [_stage(title, layers[-1], models, own) for title, models in stages],
     )
 
 
@@ -84,13 +84,15 @@ def local_optima(
         replies: with projections.
         local: the clients' models.
         layers: to iterate.
-        iterations: how many.
+        iterations: their number.
     """
     found = [dict(model) for model in local]
     for name in layers:
         start = torch.stack([flattened(name, model) for model in local])
-        sent = torch.stack([_projection(reply, name) for reply in replies])
-        for model, layer in zip(found, _iterated(aggregator, start, sent, iterations), strict=True):
+        factors = [reply.payloads[PROJECTIONS][name] for reply in replies]
+        projections = torch.stack([factor @ factor.T for factor in factors])
+        optima = _iterated(aggregator, start, projections, iterations)
+        for model, layer in zip(found, optima, strict=True):
             model |= unflattened(name, layer, model)
     return found
 
@@ -112,13 +114,8 @@ def _iterated(
     return optima
 
 
-def _projection(reply: Reply, name: str) -> Tensor:
-    factor = reply.payloads[PROJECTIONS][name]
-    return factor @ factor.T
-
-
 def _aligned(params: Tensors, sent: Sequence[Reply]) -> Models | None:
-    """Return the models in the order of the first one's neurons; None where that cannot be had."""
+    """Return the models in the order of the first one's neurons; None if that is not possible."""
     if importlib.util.find_spec("ot") is None:
         return None
     from strategies.fusion.neuron_alignment import Alignment
@@ -140,7 +137,7 @@ def _own_examples(task: Task, params: Tensors, client: int) -> Measured:
 def _stage(title: str, layer: str, models: Models, own: Sequence[Measured]) -> Stage:
     rows = torch.stack([flattened(layer, model)[:MOST_NEURONS] for model in models]).double()
     scores = [
-        measured.score(flat(_ordered(model, measured.like)))[1]
+        measured.score(flat({name: model[name] for name in measured.like}))[1]
         for model, measured in zip(models, own, strict=True)
     ]
     known = [score for score in scores if score is not None]
@@ -152,19 +149,15 @@ def _stage(title: str, layer: str, models: Models, own: Sequence[Measured]) -> S
     )
 
 
-def _ordered(model: Mapping[str, Tensor], like: Tensors) -> Tensors:
-    return {name: model[name] for name in like}
-
-
 def embedded(rows: Tensor) -> list[list[float]]:
-    """Return (x, y) of rows (n, d), by t-SNE; the same rows, the same points."""
+    """Return (x, y) of rows (n, d) by t-SNE, the same for the same rows."""
     perplexity = min(30.0, (len(rows) - 1) / 3)
     found = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows.numpy())
     return [[float(x), float(y)] for x, y in found]
 
 
 def matched(rows: Tensor) -> float:
-    """Return the share of neurons whose nearest of the first client's has the same number.
+    """Return the share of neurons whose nearest neuron of the first client has the same number.
 
     Args:
         rows: (N, n, d), of the first client and of the others.

@@ -1,7 +1,8 @@
-"""Fuses the clients' models of a run again (``python -m reproductions.maecho.replay_fusion RUN``).
+"""Replays a run's fusion of its clients' models, stopped after more and more iterations.
 
-The plane is the paper's, that of the first two steps: of g_0, g_1 and g_2, where g_t has all
-parameters after t iterations in one row. Later iterates are projected onto it.
+A process of its own: ``echo '"RUN"' | python -m reproductions.maecho.replay_fusion``. The plane is
+the paper's, through g_0, g_1 and g_2, where g_t holds all parameters after t iterations. Later
+iterates are projected onto it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from common.errors import ConfigError
 from fedhet.load_run import recipe_of, task_of
 from reproductions.maecho.decoder_data import CLIENTS
 from reproductions.maecho.flat_model import Measured, flat
-from reproductions.maecho.fusion_path import FusionPath, Neurons
+from reproductions.maecho.fusion_path import FusionPath
 from reproductions.maecho.neuron_matching import neurons
 from strategies.base import Reply, Tensors
 from strategies.maecho import HarmonizedOptima
@@ -32,21 +33,21 @@ from tasks import Task
 
 GRID = 21  # points on a side
 EXAMPLES = 2000  # of the test set, for the surface
-MARGIN = 0.2  # of the side, beyond all that is shown
-DENSE = 6  # every iteration until that one, then ever fewer
+MARGIN = 0.2  # of the side, around the path
+DENSE = 6  # every iteration up to this one is kept, then fewer and fewer
 DIGITS = 5
 
 
 @dataclass(frozen=True)
 class Fusion:
-    """A run's fusion, as it was.
+    """The fusion of a run.
 
     Args:
         task: of the run.
-        aggregator: which fused.
+        aggregator: of the run.
         params: x.
-        sent: the clients' replies as they came.
-        replies: as the aggregator got them.
+        sent: the clients' replies as they sent them.
+        replies: the replies as the aggregator got them.
     """
 
     task: Task
@@ -57,7 +58,7 @@ class Fusion:
 
 
 def read_fusion(folder: Path) -> Fusion | None:
-    """Return the fusion of a run that has kept its clients' models; None if it does not iterate."""
+    """Return the fusion of a run with its clients' models; None if it does not iterate."""
     recipe = recipe_of(folder)
     aggregator = instantiate(recipe.strategy.aggregator, _convert_="all")
     params, sent = load_replies(folder / CLIENTS)
@@ -70,7 +71,7 @@ def read_fusion(folder: Path) -> Fusion | None:
 
 
 def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> FusionPath:
-    """Return how a fusion went on.
+    """Return the iterates of a fusion, and the loss on their plane.
 
     Args:
         fusion: of a run.
@@ -78,23 +79,20 @@ def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> F
         examples: of the test set, for the surface.
 
     Raises:
-        ConfigError: where the test set cannot be had.
+        ConfigError: if the test set is not available.
     """
-    params = fusion.params
-    iterations = looked_at(fusion.aggregator.iterations)
+    iterations = kept_iterations(fusion.aggregator.iterations)
     iterates = torch.stack([flat(fused(fusion, count)) for count in iterations])
     batches = list(fusion.task.test_data().batches(500, generator=None, train=False))
-    measured = Measured(fusion.task.build_model(0), params, batches, fusion.task.loss)
+    measured = Measured(fusion.task.build_model(0), fusion.params, batches, fusion.task.loss)
     scores = [measured.score(iterate) for iterate in iterates]
-    first, second = (iterates[min(count, len(iterates) - 1)] for count in (1, 2))
-    plane = Plane.through(iterates[0], first, second)
+    plane = Plane.through(*(iterates[min(n, len(iterates) - 1)] for n in range(3)))
     path = plane.coordinates(iterates)
     x, y = _axes(path, grid)
     surface = [[measured.loss(plane.point(a, b), examples) for a in x] for b in y]
-    accuracies = [accuracy for _, accuracy in scores if accuracy is not None]
     return FusionPath(
         iterations,
-        _rounded(accuracies),
+        _rounded([accuracy for _, accuracy in scores if accuracy is not None]),
         _rounded([loss for loss, _ in scores]),
         [_rounded(point) for point in path.tolist()],
         _rounded([plane.share(iterates[1:] - iterates[0])])[0],
@@ -105,8 +103,8 @@ def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> F
     )
 
 
-def looked_at(last: int) -> list[int]:
-    """Return after how many iterations to look: 0, 1, 2 ..., then ever fewer, and the last."""
+def kept_iterations(last: int) -> list[int]:
+    """Return the iterations that are kept: 0, 1, 2 ..., then fewer and fewer, and the last."""
     found, step = [0], 1.0
     while found[-1] < last:
         step = 1.0 if found[-1] < DENSE else step * 1.3
@@ -115,7 +113,7 @@ def looked_at(last: int) -> list[int]:
 
 
 def fused(fusion: Fusion, iterations: int) -> dict[str, Tensor]:
-    """Return what comes out had the aggregator stopped after so many iterations."""
+    """Return the fused model after so many iterations."""
     stopped = copy.copy(fusion.aggregator)
     stopped.iterations = iterations
     changes = stopped(fusion.params, fusion.replies)
@@ -124,7 +122,7 @@ def fused(fusion: Fusion, iterations: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Plane:
-    """Through three models (d,); ``first`` and ``second`` are orthogonal and of length 1."""
+    """The plane through three models (d,); ``first`` and ``second`` are orthonormal."""
 
     origin: Tensor
     first: Tensor
@@ -132,10 +130,10 @@ class Plane:
 
     @classmethod
     def through(cls, one: Tensor, other: Tensor, third: Tensor) -> Plane:
-        """Return the plane, its first axis from ``one`` to ``other``."""
+        """Return the plane; its first axis points from ``one`` to ``other``."""
         first = _unit(other - one)
-        beside = third - one
-        return cls(one, first, _unit(beside - (beside @ first) * first))
+        rest = third - one
+        return cls(one, first, _unit(rest - (rest @ first) * first))
 
     def coordinates(self, models: Tensor) -> Tensor:
         """Return (x, y) of the points nearest to models (n, d)."""
@@ -143,17 +141,17 @@ class Plane:
         return found
 
     def point(self, x: float, y: float) -> Tensor:
-        """Return the model (d,) there."""
+        """Return the model (d,) at (x, y)."""
         return self.origin + x * self.first + y * self.second
 
-    def share(self, ways: Tensor) -> float:
-        """Return how much of the squared length of ways (n, d) lies in the plane."""
-        inside = (ways @ torch.stack([self.first, self.second], dim=1)).square().sum()
-        return float(inside / ways.square().sum().clamp_min(1e-30))
+    def share(self, directions: Tensor) -> float:
+        """Return the share of the squared lengths of directions (n, d) that lies in the plane."""
+        inside = (directions @ torch.stack([self.first, self.second], dim=1)).square().sum()
+        return float(inside / directions.square().sum().clamp_min(1e-30))
 
 
-def _unit(way: Tensor) -> Tensor:
-    found: Tensor = way / way.norm().clamp_min(1e-30)
+def _unit(direction: Tensor) -> Tensor:
+    found: Tensor = direction / direction.norm().clamp_min(1e-30)
     return found
 
 
@@ -171,21 +169,18 @@ def _rounded(values: Sequence[float]) -> list[float]:
 
 
 def main() -> None:
-    """Print the path and the neurons of the run that the command line names, or null."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)  # it fuses dozens of times
-    path: FusionPath | None
-    matching: Neurons | None = None
+    """Print path and neurons of the run whose folder is on standard input, as JSON."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    found: dict[str, object] = {}
     try:
-        fusion = read_fusion(Path(sys.argv[1]))
-        path = None if fusion is None else fusion_path(fusion)
-        if fusion is not None:
-            matching = neurons(
-                fusion.task, fusion.aggregator, fusion.params, fusion.sent, fusion.replies
-            )
+        if (fusion := read_fusion(Path(json.load(sys.stdin)))) is not None:
+            found["fusion"] = dataclasses.asdict(fusion_path(fusion))
+            parts = fusion.params, fusion.sent, fusion.replies
+            if (matching := neurons(fusion.task, fusion.aggregator, *parts)) is not None:
+                found["neurons"] = dataclasses.asdict(matching)
     except (ConfigError, OSError) as error:
-        path = FusionPath(error=str(error))
-    found = {"fusion": path, "neurons": matching}
-    print(json.dumps({n: v and dataclasses.asdict(v) for n, v in found.items()}))
+        found = {"fusion": {"error": str(error)}}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

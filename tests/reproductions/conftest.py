@@ -1,3 +1,5 @@
-"""The report's fixtures: finished runs."""
+"""Fixtures of these tests."""
 
-from tests.fedhet.report.conftest import *  # noqa: F403
+from tests.finished_runs import no_pictures, write_run
+
+__all__ = ["no_pictures", "write_run"]

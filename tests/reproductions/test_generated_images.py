@@ -1,20 +1,17 @@
-"""Generated digits on the page."""
-
-import json
+"""MA-Echo's Figure 4: digits that decoders generate."""
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from fedhet.report import command
-from fedhet.report.blocks import Gallery
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import automatic_layout
+from fedhet.report.paper_figures import with_figures
 from fedhet.report.run_data import read_run
 from reproductions.maecho import generated_images as module
 from reproductions.maecho.decoder_data import SAMPLES, decode, read_generated
-from reproductions.maecho.generated_images import generated
+from reproductions.maecho.generated_images import generated, generated_of
 from strategies.base import Reply
 from strategies.round.client_snapshots import FILE, ClientSnapshots
 from tasks.models.cvae import CVAE
@@ -43,24 +40,25 @@ def write(write_run):
     """Return a function that writes a run whose final model and clients have these seeds."""
 
     def write_and_read(final, clients=(), method="maecho", prefix="decoder.", **settings):
-        folder = write_run(method, **TASK, **settings)
+        folder = write_run(method, **TASK, paper={"name": "maecho"}, **settings)
         save_file(shared(a_model(final), prefix), folder / "model.safetensors")
         params = {n: torch.zeros_like(v) for n, v in shared(a_model(0), prefix).items()}
         replies = [Reply(n, 1, 1, 0.1, shared(a_model(s), prefix)) for n, s in enumerate(clients)]
         if replies:
             ClientSnapshots(folder / FILE)(params, replies)
-        return read_run(folder, folder.name, 0)
+        (run,) = with_figures([read_run(folder, folder.name, 0)], print)
+        return run
 
     return write_and_read
 
 
-def gallery_of(runs, tmp_path, partitions=()):
-    blocks = generated(automatic_layout(runs), lambda: partitions, tmp_path / "report")
-    return next((block for block in blocks if isinstance(block, Gallery)), None)
-
-
-def titles_of(runs, tmp_path, partitions=()):
-    return [drawing.label for drawing in gallery_of(runs, tmp_path, partitions).drawings]
+def drawn(runs, tmp_path, monkeypatch, partitions=()):
+    """Return the titles of the images that would be drawn, and the caption."""
+    found = []
+    monkeypatch.setattr(module, "_picture", lambda decoder, title, height: title)
+    monkeypatch.setattr(module, "picture_grid", lambda *words: found.append(words[:2]))
+    generated(automatic_layout(runs), lambda: partitions, tmp_path / "report")
+    return found[0] if found else ([], "")
 
 
 def test_it_decodes_as_the_model_does():
@@ -75,42 +73,32 @@ def test_it_decodes_as_the_model_does():
 
 
 @pytest.mark.parametrize("prefix", ["decoder.", ""])
-def test_what_is_read_is_of_the_final_model_and_of_each_client(write, prefix):
-    """Whether or not the encoder was shared, too; the latents are the same for all."""
-    run = write(1, (2, 3), prefix=prefix)
-    alone = {seed: write(seed, prefix=prefix, seed=seed).generated.model for seed in (1, 2, 3)}
-    assert run.generated.model == alone[1]
-    assert run.generated.clients == {"0": alone[2], "1": alone[3]}
-    images = run.generated.images(alone[1])
+def test_images_are_of_the_final_model_and_of_each_client(write, prefix):
+    """With or without a shared encoder; the latents are the same for all."""
+    found = generated_of(write(1, (2, 3), prefix=prefix))
+    alone = {seed: generated_of(write(seed, prefix=prefix, seed=seed)).model for seed in (1, 2, 3)}
+    assert found.model == alone[1]
+    assert found.clients == {"0": alone[2], "1": alone[3]}
+    images = found.images(alone[1])
     assert images.shape == (SAMPLES, CLASSES, SIDE, SIDE)
     assert images.std() > 0
 
 
-def test_other_runs_have_none(write_run, write, tmp_path):
-    classifier = read_run(write_run(), "plain", 0)
-    colour = {"task.model": "cvae", "task.channels": 3, "task.image_size": SIDE}
-    assert classifier.generated is None
-    assert read_generated(tmp_path, colour | {"task.num_classes": CLASSES}) is None
-    assert (
-        read_generated(tmp_path, {"task.model": "cvae", "task.channels": 1, "task.image_size": 4})
-        is None
-    )
-    assert gallery_of([classifier], tmp_path) is None
-    assert gallery_of([classifier, write(1)], tmp_path) is not None
+def test_other_runs_have_none(write_run, tmp_path):
+    gray = {"task.model": "cvae", "task.channels": 1, "task.image_size": SIDE}
+    assert read_generated(write_run(), {"task.model": "mlp"}) is None
+    assert read_generated(tmp_path, gray) is None
+    assert read_generated(tmp_path, {**gray, "task.num_classes": 3, "task.channels": 3}) is None
 
 
-def test_clients_come_first_and_what_is_the_same_comes_once(write, tmp_path):
+def test_clients_come_first_and_equal_images_come_once(write, tmp_path, monkeypatch):
     average = write(4, (1, 2), method="fedavg")
-    assert titles_of([average, write(5, (1, 2))], tmp_path) == [
-        *("client 0", "client 1", "fedavg", "maecho")
-    ]
-    assert titles_of([average, write(5, (1, 3))], tmp_path) == [
-        *("client 0 · fedavg", "client 1 · fedavg", "fedavg", "client 1 · maecho", "maecho")
-    ]
-
-
-def test_a_client_alone_is_what_the_run_gives_out(write, tmp_path):
-    assert titles_of([write(1, (1,))], tmp_path) == ["maecho"]
+    titles, _ = drawn([average, write(5, (1, 2))], tmp_path, monkeypatch)
+    assert titles == ["client 0", "client 1", "fedavg", "maecho"]
+    titles, _ = drawn([average, write(5, (1, 3))], tmp_path, monkeypatch)
+    names = ("client 0 · fedavg", "client 1 · fedavg", "fedavg", "client 1 · maecho", "maecho")
+    assert titles == [*names]
+    assert drawn([write(1, (1,))], tmp_path, monkeypatch)[0] == ["maecho"]  # a client alone
 
 
 def test_images_that_differ_by_rounding_are_the_same():
@@ -121,32 +109,14 @@ def test_images_that_differ_by_rounding_are_the_same():
     assert not module._same(one, one.reshape(1, 2, 1, 2))
 
 
-def test_classes_that_a_client_never_saw_are_told_apart(write, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_classes_without_examples_are_grey(write, tmp_path, monkeypatch):
     run = write(4, (1, 2))
-    keys = ("task.name", "partition.name")
-    settings = {k: v for k, v in run.settings.items() if k in keys}
-    partition = Partition("p", settings, ("a", "b", "c"), [[5, 0, 1], [0, 7, 0]], clients=2)
+    partition = Partition("p", {}, ("a", "b", "c"), [[5, 0, 1], [0, 7, 0]], clients=2)
     monkeypatch.setattr(module, "partition_of", lambda run, counted: counted[0])
     found = module._decoders("maecho", run, [partition])
     assert [d.trained for d in found] == [[True, False, True], [False, True, False], [True] * 3]
-    assert "Grey: classes of which" in gallery_of([run], tmp_path, [partition]).caption
-
-
-@pytest.mark.flower  # it draws pages
-def test_the_page_is_made_again_from_its_data_file(write, tmp_path):
-    for run in (write(4, (1, 2), method="fedavg"), write(5, (1, 2))):
-        path = run.folder / "metrics.jsonl"  # an auto-encoder has no accuracy
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        bare = [{k: v for k, v in row.items() if k != "accuracy"} for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in bare))
-    command.main([str(tmp_path / "sweep"), "--no-partitions"])
-    first = tmp_path / "sweep" / "report"
-    command.main([str(first / "report.json"), "--no-partitions", "--out", str(tmp_path / "again")])
-    written = {path.name: path.read_bytes() for path in first.iterdir()}
-    assert {p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()} == written
-    assert b"Generated digits" in written["report.html"]
-    assert b"report_generated.png" in written["report.md"]
-    text = written["report.md"].decode()
-    assert "Final loss on the test set." in text
-    assert "| fedavg | 0.3 |" in text  # of the third round
-    assert "accuracy" not in text.lower()
+    blocks = generated(automatic_layout([run]), lambda: [partition], tmp_path / "report")
+    assert "Grey: classes without examples" in blocks[-1].caption
+    assert "client 1" in blocks[-1].svg
+    assert (tmp_path / "report_generated.png").stat().st_size > 5_000

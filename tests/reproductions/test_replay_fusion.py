@@ -1,21 +1,20 @@
-"""Fusing again what clients sent: the path, the plane, and the neurons."""
+"""MA-Echo's Figures 5 and 6: a replayed fusion, its plane, its path and its neurons."""
 
-from dataclasses import replace
+import dataclasses
 
 import numpy as np
 import pytest
 import torch
 
-from fedhet.report import command, sources
-from fedhet.report.blocks import Gallery, Heading, Table
+import reproductions.maecho as package
+from fedhet.report.blocks import Heading, Picture, Table
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
-from reproductions.maecho import fusion_path as paths
 from reproductions.maecho import neuron_matching as matching
-from reproductions.maecho import replay_fusion as fusing
-from reproductions.maecho.fusion_path import FusionPath, Neurons, fuse_again
+from reproductions.maecho import replay_fusion as replay
+from reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
 from reproductions.maecho.fusion_path_plot import fusion
-from reproductions.maecho.neuron_matching import embedded, local_optima, matched
+from reproductions.maecho.neuron_matching import local_optima, matched
 from reproductions.maecho.neuron_plot import neurons
 from strategies.base import local_model
 from strategies.fusion.projected_layers import projected_layers
@@ -28,7 +27,7 @@ from tests.recipes import TINY, run_recipe
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A small run of MA-Echo that has kept its clients' models."""
-    folder = tmp_path_factory.mktemp("fusing") / "run"
+    folder = tmp_path_factory.mktemp("replay") / "run"
     words = ["strategy=maecho", "checkpoint.client_models=true", "local.initial=own", "rounds=1"]
     run_recipe(
         folder, *TINY, *words, "strategy.maecho.iterations=9", "strategy.projections.rank=20"
@@ -38,12 +37,12 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def read(folder):
-    return fusing.read_fusion(folder)
+    return replay.read_fusion(folder)
 
 
 @pytest.fixture(scope="module")
 def path(read):
-    return fusing.fusion_path(read, grid=4, examples=10**6)
+    return replay.fusion_path(read, grid=4, examples=10**6)
 
 
 # ---- the plane -----------------------------------------------------------------------------------
@@ -52,7 +51,7 @@ def path(read):
 def test_a_plane_by_hand():
     """Through (1, 0, 0), (4, 0, 0) and (2, 0, 5): its axes are those of x and z."""
     rows = torch.tensor([[1.0, 0, 0], [4, 0, 0], [2, 0, 5]], dtype=torch.float64)
-    plane = fusing.Plane.through(*rows)
+    plane = replay.Plane.through(*rows)
     expected = torch.tensor([[0.0, 0], [3, 0], [1, 5]], dtype=torch.float64)
     torch.testing.assert_close(plane.coordinates(rows), expected)
     torch.testing.assert_close(plane.point(1.0, 5.0), rows[2])
@@ -61,9 +60,9 @@ def test_a_plane_by_hand():
     assert plane.share(torch.tensor([[3.0, 0, 0], [0, 4.0, 0]]).double()) == pytest.approx(9 / 25)
 
 
-def test_it_looks_at_the_first_iterations_and_at_the_last():
-    assert fusing.looked_at(4) == [0, 1, 2, 3, 4]
-    found = fusing.looked_at(300)
+def test_the_first_iterations_and_the_last_are_kept():
+    assert replay.kept_iterations(4) == [0, 1, 2, 3, 4]
+    found = replay.kept_iterations(300)
     assert found[:7] == [0, 1, 2, 3, 4, 5, 6]
     assert found[-1] == 300
     assert sorted(set(found)) == found
@@ -73,21 +72,21 @@ def test_it_looks_at_the_first_iterations_and_at_the_last():
 # ---- a run ---------------------------------------------------------------------------------------
 
 
-def test_the_way_ends_at_the_runs_own_model(folder, read, path):
+def test_the_path_ends_at_the_runs_own_model(folder, read, path):
     run = read_run(folder, "run", 0)
     assert path.iterations[-1] == 9
     assert path.accuracy[-1] == pytest.approx(run.summary["accuracy"], abs=1e-4)
     assert path.loss[-1] == pytest.approx(run.summary["loss"], rel=1e-3)
     assert len(path.accuracy) == len(path.loss) == len(path.path) == len(path.iterations)
-    start = fusing.flat(fusing.fused(read, 0))
-    mean = torch.stack([fusing.flat(local_model(read.params, r)) for r in read.replies]).mean(0)
+    start = replay.flat(replay.fused(read, 0))
+    mean = torch.stack([replay.flat(local_model(read.params, r)) for r in read.replies]).mean(0)
     body = slice(0, -read.params["head.weight"].numel())  # the classifier is masked, not averaged
     torch.testing.assert_close(start[body], mean[body])
 
 
 def test_the_first_steps_span_the_plane_whose_loss_the_surface_is(read, path):
-    rows = [fusing.flat(fusing.fused(read, count)) for count in (0, 1, 2, 9)]
-    plane = fusing.Plane.through(*rows[:3])
+    rows = [replay.flat(replay.fused(read, count)) for count in (0, 1, 2, 9)]
+    plane = replay.Plane.through(*rows[:3])
     length = float((rows[1] - rows[0]).norm())
     assert path.path[0] == [0.0, 0.0]
     assert path.path[1] == pytest.approx([length, 0.0], rel=1e-4, abs=1e-6 * length)
@@ -115,6 +114,7 @@ def test_the_grid_is_a_square_that_holds_the_path(path):
     assert np.allclose(np.concatenate(steps), steps[0][0], rtol=1e-3)
 
 
+@pytest.mark.slow
 def test_transforms_of_the_recipe_come_before_the_fusion(folder, tmp_path):
     pytest.importorskip("ot")
     copy = tmp_path / "copy"
@@ -127,7 +127,7 @@ def test_transforms_of_the_recipe_come_before_the_fusion(folder, tmp_path):
     )
     (copy / "config.yaml").write_text(text.replace(bare, aligned))
     (copy / FILE).write_bytes((folder / FILE).read_bytes())
-    found = fusing.read_fusion(copy)
+    found = replay.read_fusion(copy)
     assert torch.equal(
         found.replies[0].update["body.1.weight"], found.sent[0].update["body.1.weight"]
     )
@@ -150,19 +150,22 @@ def test_a_fusion_that_does_not_iterate_is_none(folder, tmp_path):
     plain = "  aggregator:\n    _target_: strategies.components.aggregators.UniformMean\n"
     (tmp_path / "config.yaml").write_text(text[:start] + plain + text[end:])
     (tmp_path / FILE).write_bytes((folder / FILE).read_bytes())
-    assert fusing.read_fusion(tmp_path) is None
+    assert replay.read_fusion(tmp_path) is None
 
 
 @pytest.mark.flower  # a process of its own
-def test_the_process_answers_or_says_why_not(folder, tmp_path, monkeypatch):
+def test_a_process_replays_the_fusion_or_says_why_not(folder, tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    way, found = fuse_again(folder)
-    assert way.iterations[-1] == 9
-    assert [stage["title"] for stage in found.stages][-1] == "MA-Echo, 9 iterations"
+    settings = read_run(folder, "run", 0).settings
+    said = []
+    found = package.collect(folder, settings, said.append)
+    assert found["fusion"]["iterations"][-1] == 9
+    assert found["neurons"]["stages"][-1]["title"] == "MA-Echo, 9 iterations"
+    assert said == ["replaying the fusion of the clients' models of run"]
     (tmp_path / "config.yaml").write_text("strategy: {}\n")
-    way, found = fuse_again(tmp_path)
-    assert "fusing again failed" in way.error
-    assert found is None
+    (tmp_path / FILE).write_bytes(b"")
+    error = package.collect(tmp_path, settings, said.append)["fusion"]["error"]
+    assert error.startswith("the fusion could not be replayed")
 
 
 # ---- neurons -------------------------------------------------------------------------------------
@@ -188,14 +191,8 @@ def test_the_mean_of_the_local_optima_is_what_the_aggregator_returns(
         mean = torch.stack([model[name] for model in optima]).mean(0)
         torch.testing.assert_close(mean, params[name] + fused[name], atol=2e-5, rtol=1e-4)
     assert torch.equal(optima[1]["head.weight"], local[1]["head.weight"])
-
-
-def test_no_iterations_leave_the_clients_models(folder):
-    params, replies = load_replies(folder / FILE)
-    local = [local_model(params, reply) for reply in replies]
-    layers = projected_layers(replies)
-    optima = local_optima(HarmonizedOptima(), replies, local, layers, 0)
-    for before, after in zip(local, optima, strict=True):
+    start = local_optima(aggregator, replies, local, layers, 0)
+    for before, after in zip(local, start, strict=True):
         torch.testing.assert_close(after, before)
 
 
@@ -207,12 +204,7 @@ def test_matched_counts_the_neurons_whose_nearest_has_their_number():
     assert matched(torch.stack([first, same, swapped])) == 0.75
 
 
-def test_the_same_rows_are_the_same_points():
-    rows = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)).double()
-    assert embedded(rows) == embedded(rows)
-    assert np.shape(embedded(rows)) == (12, 2)
-
-
+@pytest.mark.slow
 def test_stages_have_the_accuracy_on_the_clients_own_examples(read, monkeypatch):
     monkeypatch.setattr(matching, "embedded", lambda rows: [[0.0, 0.0]] * len(rows))  # seconds each
     found = matching.neurons(read.task, read.aggregator, read.params, read.sent, read.replies)
@@ -223,11 +215,11 @@ def test_stages_have_the_accuracy_on_the_clients_own_examples(read, monkeypatch)
         data, _ = read.task.client_data(reply.client_id)
         scores.append(evaluate_model(model, data, read.task.loss)[1])
     first = found.stages[0]
-    assert first["accuracy"] == pytest.approx(np.mean(scores), abs=1e-4)
+    assert first.accuracy == pytest.approx(np.mean(scores), abs=1e-4)
     assert found.layer == "body.5.weight"
     assert (found.clients, found.count) == (3, 100)
-    assert len(first["points"]) == 300
-    assert found.stages[-1]["matched"] > first["matched"]
+    assert len(first.points) == 300
+    assert found.stages[-1].matched > first.matched
 
 
 def test_a_loop_whose_local_optima_are_not_known_has_none(read):
@@ -240,7 +232,7 @@ def test_a_loop_whose_local_optima_are_not_known_has_none(read):
 # ---- the page ------------------------------------------------------------------------------------
 
 
-def a_way(accuracy=(0.2, 0.5, 0.6), **changes):
+def a_path(accuracy=(0.2, 0.5, 0.6), **changes):
     return FusionPath(
         iterations=[0, 1, 2],
         accuracy=list(accuracy),
@@ -257,102 +249,59 @@ def a_way(accuracy=(0.2, 0.5, 0.6), **changes):
 
 def some_neurons():
     points = np.random.default_rng(0).normal(size=(6, 2)).tolist()
-    stage = {"title": "as trained", "points": points, "matched": 0.5, "accuracy": 0.9}
-    return Neurons("body.5.weight", 2, 3, [stage, {**stage, "title": "later", "accuracy": None}])
+    stages = [Stage("as trained", points, 0.5, 0.9), Stage("later", points, 0.5, None)]
+    return Neurons("body.5.weight", 2, 3, stages)
 
 
 @pytest.fixture
-def run(write_run):
-    return read_run(write_run("maecho"), "run", 0)
+def layout_of(write_run):
+    """Return a function that lays out a run with these figures."""
+
+    def layout(**figures):
+        found = {"maecho": {name: dataclasses.asdict(each) for name, each in figures.items()}}
+        run = read_run(write_run("maecho"), "run", 0)
+        return automatic_layout([dataclasses.replace(run, figures=found)])
+
+    return layout
 
 
 def blocks_by_type(blocks):
     return {type(block): block for block in blocks}
 
 
-def test_the_section_of_the_way(run, tmp_path):
-    layout = automatic_layout([replace(run, fusion=a_way())])
-    found = blocks_by_type(fusion(layout, tmp_path / "report"))
-    assert found[Heading].text == "The way of the fusion"
-    labels = [drawing.label for drawing in found[Gallery].drawings]
-    assert labels == ["loss · maecho", "by iteration · maecho"]
+@pytest.mark.slow
+def test_the_section_of_the_path(layout_of, tmp_path):
+    found = blocks_by_type(fusion(layout_of(fusion=a_path()), tmp_path / "report"))
+    assert found[Heading].text == "Path of the fusion"
+    assert "loss · maecho" in found[Picture].svg
     (row,) = found[Table].rows
     assert [entry.text for entry in row] == ["maecho", "20.00", "60.00", "1", "25"]
     assert (tmp_path / "report_fusion.png").stat().st_size > 10_000
 
 
-def test_a_way_that_is_not_to_be_had_is_named(run, tmp_path):
-    layout = automatic_layout([replace(run, fusion=FusionPath(error="no test set"))])
-    *_, listing = fusion(layout, tmp_path / "report")
+@pytest.mark.usefixtures("no_pictures")
+def test_a_missing_path_has_its_reason_and_without_accuracy_the_loss_is_shown(layout_of, tmp_path):
+    *_, listing = fusion(layout_of(fusion=FusionPath(error="no test set")), tmp_path)
     assert listing.items == ["maecho: no test set"]
-    assert fusion(automatic_layout([run]), tmp_path / "report") == []
-
-
-def test_without_accuracy_the_loss_is_shown(run, tmp_path):
-    layout = automatic_layout([replace(run, fusion=a_way(accuracy=()))])
-    (row,) = blocks_by_type(fusion(layout, tmp_path / "report"))[Table].rows
+    assert fusion(layout_of(), tmp_path) == neurons(layout_of(), tmp_path) == []
+    (row,) = blocks_by_type(fusion(layout_of(fusion=a_path(accuracy=())), tmp_path))[Table].rows
     assert [entry.text for entry in row][1:4] == ["2.00", "0.80", "1"]
 
 
-def test_the_section_of_the_neurons(run, tmp_path):
-    layout = automatic_layout([replace(run, neurons=some_neurons())])
-    found = blocks_by_type(neurons(layout, tmp_path / "report"))
-    assert [d.label for d in found[Gallery].drawings] == [
-        *("as trained (90.0 %) · maecho", "later · maecho")
-    ]
-    assert [key.label for key in found[Gallery].legend] == ["client 0", "client 1"]
+@pytest.mark.slow
+def test_the_section_of_the_neurons(layout_of, tmp_path):
+    found = blocks_by_type(neurons(layout_of(neurons=some_neurons()), tmp_path / "report"))
+    for text in ("as trained (90.0 %) · maecho", "later · maecho", "client 0", "client 1"):
+        assert text in found[Picture].svg
     rows = [[entry.text for entry in row][1:] for row in found[Table].rows]
     assert rows == [["as trained", "50", "90.00"], ["later", "50", "-"]]
-    assert neurons(automatic_layout([run]), tmp_path / "report") == []
 
 
-KEY = "strategy__aggregator___target_"
-
-
-@pytest.fixture
-def fused(write_run, monkeypatch):
-    """Write runs of MA-Echo of three seeds, two of which can be fused again; note which are."""
-    done = []
-
-    def pretend(folder):
-        done.append(folder.name)
-        return a_way(), some_neurons()
-
-    monkeypatch.setattr(sources, "fuse_again", pretend)
-    for seed in (0, 1, 2):
-        folder = write_run("maecho", seed, **{KEY: "strategies.maecho.HarmonizedOptima"})
-        if seed:
-            (folder / FILE).write_bytes(b"")
-    plain = write_run("fedavg", 0, **{KEY: "strategies.components.aggregators.WeightedMean"})
-    (plain / FILE).write_bytes(b"")
-    return done
-
-
-def test_of_each_cell_one_run_is_fused_again_and_that_is_said(fused, tmp_path):
-    said = []
-    data = sources.read_sources([tmp_path / "sweep"], said.append)
-    assert fused == ["1_maecho_seed1"]
-    assert [run.seed for run in data.runs if run.fusion and run.neurons] == [1]
-    assert said == ["fusing again, step by step, what the clients of 1_maecho_seed1 have sent"]
-
-
-def test_only_classifiers_with_an_iterated_fusion_can_be_fused_again(tmp_path):
+def test_only_classifiers_with_an_iterated_fusion_are_replayed(tmp_path):
     (tmp_path / FILE).write_bytes(b"")
     key = "strategy.aggregator._target_"
     iterated = {key: "strategies.maecho.HarmonizedOptima"}
-    assert paths.can_fuse_again(tmp_path, iterated)
-    assert not paths.can_fuse_again(tmp_path, {**iterated, "task.model": "cvae"})
-    assert not paths.can_fuse_again(tmp_path, {key: "strategies.regmean.RegressionMean"})
-    assert not paths.can_fuse_again(tmp_path / "elsewhere", iterated)
-
-
-@pytest.mark.flower  # it draws pages
-@pytest.mark.usefixtures("fused")
-def test_the_page_is_made_again_from_its_data_file(tmp_path):
-    command.main([str(tmp_path / "sweep"), "--no-partitions"])
-    first = tmp_path / "sweep" / "report"
-    command.main([str(first / "report.json"), "--no-partitions", "--out", str(tmp_path / "again")])
-    written = {path.name: path.read_bytes() for path in first.iterdir()}
-    assert {p.name: p.read_bytes() for p in (tmp_path / "again").iterdir()} == written
-    assert b"The way of the fusion" in written["report.html"]
-    assert b"report_neurons.png" in written["report.md"]
+    assert package.can_replay(tmp_path, iterated)
+    assert not package.can_replay(tmp_path, {**iterated, "task.model": "cvae"})
+    assert not package.can_replay(tmp_path, {key: "strategies.regmean.RegressionMean"})
+    assert not package.can_replay(tmp_path / "elsewhere", iterated)

@@ -26,7 +26,7 @@ from fedhet.report.blocks import Table
 from fedhet.report.command import rich_table
 from fedhet.report.layout import automatic_layout
 from fedhet.report.markdown import to_markdown
-from fedhet.report.sources import DataError, SourceError, completed_runs
+from fedhet.report.sources import completed_runs
 from fedhet.tools.conformal.measure import Options, RunSets, measure
 from fedhet.tools.conformal.page import page
 
@@ -55,7 +55,7 @@ def main(words: Sequence[str] | None = None) -> None:
         for run, folder in runs:
             errors.print(f"{run.name} ...", markup=False, highlight=False)
             found[id(run)] = measure(folder, chosen)
-    except (ConfigError, DataError, SourceError) as error:
+    except ConfigError as error:
         say_error("fedhet-conformal", error)
         raise SystemExit(2) from None
     layout = automatic_layout([run for run, _ in runs])

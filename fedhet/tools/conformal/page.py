@@ -11,8 +11,7 @@ import numpy as np
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Key, Paragraph, Table
 from fedhet.report.colors import keys_of
-from fedhet.report.curves import Curve, Panel, common_range
-from fedhet.report.figures import gallery
+from fedhet.report.curves import Curve, Panel, common_range, gallery
 from fedhet.report.layout import NO_COLUMN, Cell, Layout
 from fedhet.report.tables import cell_table
 from fedhet.tools.conformal.measure import Options, RunSets

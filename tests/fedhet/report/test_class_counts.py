@@ -1,4 +1,4 @@
-"""Who holds which classes, from the runs' recipes."""
+"""Class counts of the clients, from the runs' recipes."""
 
 import dataclasses
 import json
@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 
 from conf import compose, config_yaml
-from fedhet.report.class_counts import MOST_COUNTS, Counting, count, partitions_of
+from fedhet.report import class_counts
+from fedhet.report.class_counts import MOST_COUNTS, count, partitions_of, start_counting
 from fedhet.report.data_file import Partition
 from fedhet.report.figures import partitions
 from fedhet.report.run_data import read_run
 
 
-@pytest.fixture
-def runs(tmp_path):
-    """Real recipes: two seeds of FedAvg at two alphas, and one of another model."""
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Real recipes: two seeds of FedAvg at one alpha, and two models at another."""
 
     def read(number, *words):
-        folder = tmp_path / str(number)
-        folder.mkdir()
+        folder = tmp_path_factory.mktemp(str(number))
         recipe = compose({"overrides": json.dumps(list(words))})
         (folder / "config.yaml").write_text(config_yaml(recipe, classifier_tensors=1))
         return read_run(folder, folder.name, 0)
@@ -32,55 +32,51 @@ def runs(tmp_path):
     ]
 
 
-def test_one_partition_a_recipe_that_of_the_lowest_seed(runs):
-    assert [found.title for found in partitions_of(runs)] == [
+def test_each_recipe_has_one_partition_of_its_lowest_seed_with_the_runs_counts(runs, monkeypatch):
+    from tasks import build_task
+
+    found = partitions_of(runs)
+    assert [partition.title for partition in found] == [
         "digits, dirichlet: clients=10 alpha=0.1 min_size=10 seed=0",
         "digits, dirichlet: clients=10 alpha=1 min_size=10 seed=0",
     ]
-
-
-def test_the_counts_are_those_of_the_run(runs):
-    from tasks import build_task
-
-    found = count(partitions_of(runs)[0].settings)
+    monkeypatch.setattr(
+        class_counts, "call", lambda module, question, timeout: [*map(count, question)]
+    )
+    first, second = start_counting(found[1:], runs)()[::-1]
     recipe = compose({"overrides": json.dumps(["seed=0", "partition.alpha=0.1"])})
     task = build_task(dict(recipe.task), dict(recipe.partition), seed=0, num_clients=10)
-    assert found["counts"] == task.class_counts().tolist()
-    assert np.sum(found["counts"]) == 1437
-    assert found["class_names"] == [str(label) for label in range(10)]
+    assert first.counts == task.class_counts().tolist()
+    assert np.sum(first.counts) == 1437
+    assert first.class_names == [str(label) for label in range(10)]
+    assert second == found[1]  # known partitions are not counted again
 
 
-def test_what_cannot_be_counted_is_said(runs):
+def test_a_partition_that_cannot_be_counted_has_the_reason(runs, tmp_path):
     settings = dict(partitions_of(runs)[0].settings)
     assert "data of its own" in count({**settings, "partition.name": "site"})["error"]
     assert "task.path" in count({**settings, "task.source": "files"})["error"]
     missing = [dataclasses.replace(p, error="no data") for p in partitions_of(runs)]
-    listed = partitions(missing, None)[-1]
-    assert listed.items[0].endswith("seed=0: no data")
-
-
-def test_known_partitions_are_not_counted_again(runs):
-    known = [dataclasses.replace(p, class_names=["a"], counts=[[1]]) for p in partitions_of(runs)]
-    assert Counting(known, runs).result() == known
-
-
-def test_runs_without_a_recipe_have_no_partition(tmp_path):
+    assert partitions(missing, tmp_path)[-1].items[0].endswith("seed=0: no data")
     assert partitions_of([read_run(tmp_path, "empty", 0)]) == []
 
 
-def test_many_clients_are_drawn_and_cut(tmp_path):
+@pytest.mark.slow
+def test_of_many_clients_the_first_are_drawn(tmp_path):
     counts = np.random.default_rng(0).poisson(2, (200, 100))
     assert counts.size == MOST_COUNTS
     names = [f"class {label}" for label in range(100)]
-    big = Partition("many", {}, names, counts.tolist(), clients=500)
-    _, gallery = partitions([big], tmp_path / "report")
-    assert "The first 200 of 500 clients." in gallery.caption
-    assert gallery.drawings[0].svg.startswith("<svg viewBox")
+    many = Partition("many", {"partition.seed": 0}, names, counts.tolist(), clients=500)
+    _, picture = partitions([many], tmp_path / "report")
+    assert "The first 200 of 500 clients." in picture.caption
+    assert picture.svg.startswith("<svg viewBox")
     assert (tmp_path / "report_partition_1.png").stat().st_size > 10_000
 
 
 @pytest.mark.flower
-def test_the_counting_process_answers(runs):
-    one, other = Counting([], runs).result()
+def test_a_process_counts_or_says_why_not(runs, monkeypatch):
+    one, other = start_counting([], runs)()
     assert np.sum(one.counts) == np.sum(other.counts) == 1437
     assert one.error == ""
+    monkeypatch.setattr(class_counts, "TIMEOUT_SECONDS", 0.01)
+    assert "counting failed: it took longer" in start_counting([], runs[:1])()[0].error

@@ -10,9 +10,10 @@ import sys
 from xml.etree import ElementTree
 
 import pytest
-from PIL import Image
 
-from fedhet.report import command, data_file
+from fedhet.report import command, data_file, paper_figures
+from fedhet.report.blocks import Paragraph
+from fedhet.report.layout import first_runs
 
 
 @pytest.fixture
@@ -43,90 +44,62 @@ def written(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.flower  # it draws pages
-def test_everything_is_written_beside_the_sweep(sweep, capsys):
-    report(sweep)
-    assert sorted(written(sweep / "report")) == [
+@pytest.mark.slow
+def test_everything_is_written_beside_the_sweep_and_again_from_its_data_file(
+    sweep, tmp_path, capsys
+):
+    report(sweep, "--title", "A title")
+    first = written(sweep / "report")
+    assert sorted(first) == [
         *("report.html", "report.json", "report.md"),
         *("report_agreement.png", "report_agreement.svg"),
         *("report_bytes.png", "report_bytes.svg"),
         *("report_diagnostics.png", "report_diagnostics.svg"),
         *("report_rounds.png", "report_rounds.svg"),
     ]
-    text = (sweep / "report" / "report.md").read_text()
+    text = first["report.md"].decode()
     # fedavg: .50 and .52, mean 51, sample sd sqrt(2) = 1.41
     assert "| fedavg | 51.00 ± 1.41 (n = 2) | 51.00 ± 1.41 (n = 2) |" in text
     assert "| scaffold | 61.00 ± 1.41 (n = 2) | 60.00 (n = 1) |" in text
     assert "| alpha 0.1 | scaffold | 0.600 ± 0.000 | 0.100 ± 0.000 | 0.833 ± 0.000 |" in text
     assert text.count("](report_agreement.png)") == 1
     assert "norm_ratio" not in text  # not once more among the columns per round
+    assert "1 of 8 runs failed: 7_scaffold_seed1. No mean includes them" in text
+    assert "- 7_scaffold_seed1: failed: a node died" in text
     printed = capsys.readouterr().out
     assert "61.00 ± 1.41" in printed
     assert "report.html" in printed
 
-
-@pytest.mark.usefixtures("no_pictures")
-def test_failed_runs_are_named_with_their_error(sweep):
-    report(sweep)
-    text = (sweep / "report" / "report.md").read_text()
-    assert "1 of 8 runs failed: 7_scaffold_seed1. No mean includes them" in text
-    assert "- 7_scaffold_seed1: failed: a node died" in text
-
-
-@pytest.mark.parametrize(
-    ("most_points", "drawn"),
-    [pytest.param(data_file.MOST_POINTS, True, marks=pytest.mark.flower), (60, False)],
-)
-def test_the_page_is_made_again_from_its_data_file(
-    sweep, tmp_path, monkeypatch, request, most_points, drawn
-):
-    """Also where there are so many rounds that the diagnostics are thinned out."""
-    if not drawn:
-        request.getfixturevalue("no_pictures")
-    monkeypatch.setattr(data_file, "MOST_POINTS", most_points)
-    report(sweep, "--targets", "0.4", "--title", "A title")
-    first = written(sweep / "report")
-    moved = tmp_path / "elsewhere.json"
-    shutil.move(sweep / "report" / "report.json", moved)
-    shutil.rmtree(sweep)
-    report(moved, "--out", tmp_path / "again")
-    assert written(tmp_path / "again") == first
-    assert b"A title" in first["report.html"]
-    assert b"rounds to 40 %" in first["report.html"]
-
-
-@pytest.mark.slow
-def test_the_page_fetches_nothing_and_is_well_formed_whatever_it_is_called(sweep, tmp_path):
-    report(sweep, "--by", "partition.alpha", "--out", tmp_path / "docs", "--name", "short")
-    assert "short_rounds.png" in written(tmp_path / "docs")
-    assert "](short_rounds.png)" in (tmp_path / "docs" / "short.md").read_text()
-    html = (tmp_path / "docs" / "short.html").read_text()
-    assert not re.search(r"(src|href)\s*=\s*[\"'](?!#|data:)", html)
-    assert "http" not in html
-    assert "@import" not in html
-    assert not re.search(r"url\((?!#)", html)
-    assert "<script" not in html
-    assert 'name="viewport"' in html
+    html = first["report.html"].decode()  # it fetches nothing, is well-formed and has a theme
+    assert not re.search(r"(src|href)\s*=\s*[\"'](?!#|data:)|http|@import|url\((?!#)|<script", html)
     assert "prefers-color-scheme: dark" in html
     body = html.partition("<body>")[2].partition("</body>")[0].replace("xlink:href", "href")
     ElementTree.fromstring(f"<body>{body}</body>")
     ids = re.findall(r'\bid="([^"]*)"', html)
     assert set(re.findall(r"(?:url\(|href=\")#([^)\"]*)", html)) <= set(ids)
-
-
-@pytest.mark.flower  # it draws pages
-def test_colours_of_the_page_follow_its_theme_and_those_of_the_files_do_not(sweep):
-    report(sweep)
-    html = (sweep / "report" / "report.html").read_text().partition("</style>")[2]
-    assert "var(--line-0)" in html
-    assert "#0072b2" not in html
-    svg = (sweep / "report" / "report_rounds.svg").read_text()
+    assert "var(--line-0)" in body
+    assert "#0072b2" not in body
+    svg = first["report_rounds.svg"].decode()
     assert "#0072b2" in svg
     assert "var(" not in svg
-    with Image.open(sweep / "report" / "report_rounds.png") as image:
-        colors = {color for _, color in image.convert("RGB").getcolors(1 << 20)}
-    assert (0x00, 0x72, 0xB2) in colors
-    assert (0x00, 0x9E, 0x73) in colors
+
+    moved = tmp_path / "elsewhere.json"
+    shutil.move(sweep / "report" / "report.json", moved)
+    shutil.rmtree(sweep)
+    report(moved, "--out", tmp_path / "again")
+    assert written(tmp_path / "again") == first
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_thinned_diagnostics_make_the_same_page_from_the_data_file(sweep, tmp_path, monkeypatch):
+    monkeypatch.setattr(data_file, "MOST_POINTS", 60)
+    report(sweep, "--targets", "0.4", "--name", "short")
+    first = written(sweep / "report")
+    assert sorted(first) == ["short.html", "short.json", "short.md"]
+    assert b"matplotlib is missing" in first["short.md"]
+    assert b"rounds to 40 %" in first["short.html"]
+    report(sweep / "report" / "short.json", "--name", "short", "--out", tmp_path / "again")
+    assert written(tmp_path / "again") == first
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -140,6 +113,7 @@ def test_several_sweeps_on_one_page(sweep, write_run, tmp_path, capsys):
     assert "other/1_fedprox_seed1" in text
 
 
+@pytest.mark.slow
 def test_sections_for_each_published_table(write_run, tmp_path):
     def paper(source, published):
         rows = {"FedAvg": {"runs": {"strategy": "fedavg"}, "published": [published]}}
@@ -162,7 +136,7 @@ def test_a_wrong_description_of_a_table_is_said_and_the_runs_are_shown(write_run
     write_run("fedavg", 0, (0.1, 0.5), paper={"source": "Table 1", "metric": "f1"})
     report(tmp_path / "sweep")
     text = (tmp_path / "sweep" / "report" / "report.md").read_text()
-    assert "paper.metric=f1 is unknown" in text
+    assert "paper.metric='f1' is unknown" in text
     assert "| fedavg | 50.00 |" in text
 
 
@@ -178,6 +152,42 @@ def test_an_experiment_file_lays_out_other_runs(write_run, tmp_path):
 
 
 @pytest.mark.usefixtures("no_pictures")
+def test_a_papers_figures_are_collected_once_and_their_absence_is_said(
+    write_run, tmp_path, monkeypatch, capsys
+):
+    """The package of ``reproductions/`` that ``paper.name`` names makes them."""
+    collected = []
+
+    class Package:
+        def collect(self, folder, settings, say):
+            say(f"reading {folder.name}")
+            collected.append((folder.name, settings["seed"]))
+            return {"seed": settings["seed"]} if settings["seed"] else None
+
+        def sections(self, layout, partitions, stem):
+            ((label, run),) = first_runs(layout, lambda run: run.figures)
+            return [Paragraph(f"{label} has {run.figures['somebody']} in {stem.name}")]
+
+    paper = {"name": "somebody", "columns": {"all": {}}, "rows": {"A": {"published": [1]}}}
+    for seed in (2, 1, 0):
+        write_run("fedavg", seed, name=f"seed{seed}", paper=paper)
+    monkeypatch.setattr(paper_figures, "package", lambda name: Package())
+    report(tmp_path / "sweep")
+    assert collected == [("seed0", 0), ("seed1", 1)]  # the first seed that has them
+    assert "reading seed1 ..." in capsys.readouterr().err
+    expected = "fedavg (not in the paper's table) · all has {'seed': 1} in report"
+    folder = tmp_path / "sweep" / "report"
+    assert expected in (folder / "report.md").read_text()
+    report(folder / "report.json")
+    assert expected in (folder / "report.md").read_text()
+    assert len(collected) == 2
+    monkeypatch.undo()
+    report(folder / "report.json", "--out", tmp_path / "other")
+    missing = "The paper's own figures are missing: reproductions/somebody is not installed."
+    assert missing in (tmp_path / "other" / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("no_pictures")
 def test_different_code_versions_and_refusals_are_warned_of(write_run, tmp_path):
     write_run("fedavg", 0)
     other = {"fedhet": "0.1.0", "torch": "2.16.0"}
@@ -186,48 +196,35 @@ def test_different_code_versions_and_refusals_are_warned_of(write_run, tmp_path)
     report(tmp_path / "sweep")
     text = (tmp_path / "sweep" / "report" / "report.md").read_text()
     assert "different versions of torch: 2.15.0, 2.16.0" in text
-    assert "The runs are not of one version of the code." in text
+    assert "The runs used different versions of the code." in text
     assert "2 replies of clients were refused or missing" in text
 
 
 @pytest.mark.usefixtures("no_pictures")
 def test_jobs_that_left_nothing_are_named(sweep):
     jobs = [
-        {
-            "number": 8,
-            "folder": "8_fedavg",
-            "status": "failed",
-            "error": "unknown key",
-            "figures": {},
-        },
-        {"number": 0, "folder": "0_fedavg_seed0", "status": "completed", "figures": {}},
+        {"folder": "8_fedavg", "status": "failed", "error": "unknown key"},
+        {"folder": "0_fedavg_seed0", "status": "completed"},
     ]
-    words = {"overrides": ["strategy=fedavg,scaffold", "seed=0,1"], "began": "", "status": "failed"}
-    rest = {"ended": None, "resumed": [], "total": 9, "together": 1, "objective": "accuracy"}
-    (sweep / "sweep.json").write_text(json.dumps({**words, **rest, "jobs": jobs}))
+    index = {"overrides": ["strategy=fedavg,scaffold", "seed=0,1"], "jobs": jobs}
+    (sweep / "sweep.json").write_text(json.dumps(index))
     report(sweep)
     text = (sweep / "report" / "report.md").read_text()
-    assert "left no results: 8_fedavg: unknown key" in text
+    assert "Jobs of the sweep without results: 8_fedavg: unknown key" in text
     assert "fedhet -m strategy=fedavg,scaffold seed=0,1" in text
-
-
-@pytest.mark.usefixtures("no_pictures")
-def test_without_matplotlib_the_tables_come_and_it_is_said(sweep):
-    report(sweep)
-    assert sorted(written(sweep / "report")) == ["report.html", "report.json", "report.md"]
-    text = (sweep / "report" / "report.md").read_text()
-    assert "matplotlib is missing" in text
-    assert "51.00 ± 1.41" in text
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere"], "nowhere is no folder"),
-        (["."], "holds no run"),
-        (["{sweep}", "--by", "partition.alfa"], "--by partition.alfa is no key of these runs"),
-        (["{sweep}", "--targets", "30"], "30 is no accuracy in (0, 1]; 30 % is 0.3"),
-        (["{sweep}", "--experiment", "fedpvr/x"], "fedpvr/x is unknown; there are: "),
+        (["nowhere"], "nowhere is not a folder"),
+        (["."], "has no run"),
+        (
+            ["{sweep}", "--by", "partition.alfa"],
+            "--by partition.alfa is unknown; the runs' keys are: clients",
+        ),
+        (["{sweep}", "--targets", "30"], "30 is not an accuracy in (0, 1]; 30 % is 0.3"),
+        (["{sweep}", "--experiment", "fedpvr/x"], "fedpvr/x is unknown; allowed: "),
     ],
 )
 def test_bad_input_ends_with_the_reason(sweep, tmp_path, monkeypatch, capsys, words, message):

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
+from common.errors import ConfigError
 from fedhet.report.data_file import (
     MOST_POINTS,
-    DataError,
     Origin,
     Partition,
     ReportData,
@@ -15,7 +15,6 @@ from fedhet.report.data_file import (
     parse,
     read_data,
     thinned,
-    thinning,
     to_text,
 )
 from fedhet.report.run_data import Run, read_run
@@ -30,38 +29,24 @@ def data(write_run):
         write_run("scaffold", 0, summary={"status": "failed", "error": "no"}),
     ]
     runs = [read_run(folder, folder.name, 0) for folder in folders]
-    partition = Partition("digits", {"clients": 2}, ("a", "b"), ((1, 2), (3, 4)), 2)
+    runs[1] = dataclasses.replace(runs[1], figures={"feddw": {"relations": {"head": [[1]]}}})
+    runs.append(Run("bare", 0, "unknown", None, "unfinished"))
+    partition = Partition("digits", {"clients": 2}, ["a", "b"], [[1, 2], [3, 4]], 2)
     return ReportData(runs, [Origin("s", "fedhet -m", ["7: no"])], [partition], "T", [0.5], ["x"])
 
 
-def test_what_is_written_is_read_again(data):
-    read = parse(to_text(data), "it")
-    assert to_text(read) == to_text(data)
-    for before, after in zip(data.runs, read.runs, strict=True):
-        assert dict(after.settings) == dict(before.settings)
-        assert {k: list(v) for k, v in after.columns.items()} == before.columns
-        assert after.summary == before.summary
-        assert after.paper == before.paper
-        assert (after.name, after.status, after.error) == (before.name, before.status, before.error)
-    assert read.origins == data.origins
-    assert read.partitions[0].counts == [[1, 2], [3, 4]]
-    assert (read.title, read.targets, read.by) == ("T", [0.5], ["x"])
-
-
-def test_settings_that_all_share_and_columns_that_stay_are_written_once(data):
-    content = json.loads(to_text(data))
+def test_what_is_written_is_read_again_and_shared_settings_are_written_once(data):
+    text = to_text(data)
+    assert to_text(parse(text, "it")) == text
+    read = parse(text, "it")
+    assert read.runs == [dataclasses.replace(r, refusals=list(r.refusals)) for r in data.runs]
+    assert dataclasses.replace(read, runs=()) == dataclasses.replace(data, runs=())
+    content = json.loads(text)
     assert content["common"]["clients"] == 10
     assert "clients" not in content["runs"][0]["settings"]
-    assert content["runs"][1]["settings"]["partition.alpha"] == 1.0
     assert content["runs"][0]["columns"]["lr"] == {"first": None, "rest": 0.1, "count": 4}
     assert len(content["papers"]) == 1
-
-
-def test_a_run_without_a_recipe_does_not_take_the_others(data):
-    bare = Run("bare", 0, "unknown", None, "unfinished")
-    read = parse(to_text(dataclasses.replace(data, runs=[*data.runs, bare])), "it")
-    assert read.runs[-1].settings == {}
-    assert read.runs[0].settings["clients"] == 10
+    assert "figures" not in content["runs"][0]
 
 
 def test_many_rounds_are_thinned_but_not_accuracy_and_bytes():
@@ -70,40 +55,24 @@ def test_many_rounds_are_thinned_but_not_accuracy_and_bytes():
         name: [float(i + number) for i in rounds]
         for number, name in enumerate(["accuracy", "bytes_up", "train_loss", "norm_ratio"])
     }
-    runs = [
-        Run(str(i), 0, "m", i, "completed", columns={"round": rounds, **columns}) for i in range(20)
-    ]
+    columns = {"round": rounds, **columns}
+    runs = [Run(str(i), 0, "m", i, "completed", columns=columns) for i in range(20)]
     assert sum(len(c) for run in runs for c in run.columns.values()) > 2 * MOST_POINTS
-    assert thinning(runs) == 3
-    one = thinned(runs, 3)[0]
+    found = thinned(ReportData(runs))
+    assert found.every == 3
+    one = found.runs[0]
     assert one.points("accuracy") == runs[0].points("accuracy")
     assert one.bytes_until(1000) == runs[0].bytes_until(1000)
-    kept = [round for round, _ in one.points("train_loss")]
-    assert kept == [*range(0, 1001, 3), 1000]
-    late = [round for round, _ in one.points("norm_ratio")]  # the mean of ten is in a table
+    assert [round for round, _ in one.points("train_loss")] == [*range(0, 1001, 3), 1000]
+    late = [round for round, _ in one.points("norm_ratio")]  # a table has the mean of the last ten
     assert late == [*range(0, 991, 3), *range(991, 1001)]
-    assert to_text(parse(to_text(ReportData(runs)), "it")) == to_text(ReportData(runs))
-    assert thinning(runs[:2]) == 1
-    assert parse(to_text(ReportData(runs)), "it").every == 3
-
-
-def test_a_table_of_the_papers_size_is_a_small_file():
-    """48 runs of 80 rounds with 12 columns that vary, as a table of FedPVR has them."""
-    rounds = list(range(81))
-    columns = {f"c{n}": [round(0.1234567 * (n + i), 6) for i in rounds] for n in range(12)}
-    runs = [
-        Run(
-            str(i), 0, "m", i, "completed", columns={"round": rounds, "accuracy": rounds, **columns}
-        )
-        for i in range(48)
-    ]
-    assert len(to_text(ReportData(runs))) < 500_000
+    assert to_text(thinned(parse(to_text(found), "it"))) == to_text(found)
+    assert thinned(ReportData(runs[:2])).every == 1
 
 
 def test_several_sources_are_put_together(data):
     both = merged([data, parse(to_text(data), "it")])
-    assert len(both.runs) == 6
-    assert [run.source for run in both.runs] == [0, 0, 0, 1, 1, 1]
+    assert [run.source for run in both.runs] == [0, 0, 0, 0, 1, 1, 1, 1]
     assert len(both.origins) == 2
     assert both.title == "T"
 
@@ -112,5 +81,45 @@ def test_several_sources_are_put_together(data):
 def test_another_file_is_refused(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
-    with pytest.raises(DataError, match=r"x\.json is no data file of fedhet-report"):
+    with pytest.raises(ConfigError, match=r"x\.json is not a data file of fedhet-report"):
         read_data(path)
+
+
+def test_a_data_file_of_format_1_has_the_keys_of_today():
+    """Figures of papers were fields of a run, and keys and modules had other names."""
+    old = {
+        "fedhet_report": 1,
+        **{"title": "", "targets": [], "by": [], "every": 1, "origins": [], "partitions": []},
+        "papers": [
+            {
+                "source": "Table 1",
+                "columns": {"all": {}},
+                "rows": {
+                    "FedProx": {
+                        "runs": {"strategy": "fedprox", "strategy.client_sides.fedprox.mu": 0.1},
+                        "published": [1],
+                    }
+                },
+            }
+        ],
+        "common": {"local.solver": "adam"},
+        "runs": [
+            {
+                **{"name": "a", "source": 0, "method": "fedprox", "seed": 0, "status": "completed"},
+                **{"error": "", "paper": 0, "summary": {}, "refusals": [], "columns": {}},
+                "settings": {"strategy.client_sides.fedprox.mu": 0.1},
+                "relations": {"head": [[1]]},
+                "neurons": {"layer": "x"},
+            },
+        ],
+    }
+    (run,) = parse(json.dumps(old), "it").runs
+    assert run.settings["local.optimizer"] == "adam"
+    assert run.settings["strategy.fedprox.mu"] == 0.1
+    row = run.paper["rows"]["FedProx"]
+    assert row["runs"]["strategy"] == "fedprox"
+    assert row["runs"]["strategy.fedprox.mu"] == 0.1
+    assert run.figures == {
+        "feddw": {"relations": {"head": [[1]]}},
+        "maecho": {"neurons": {"layer": "x"}},
+    }

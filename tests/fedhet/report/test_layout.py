@@ -33,16 +33,11 @@ def test_rows_are_methods_and_columns_the_keys_that_vary(read):
     assert layout.notes == ()
 
 
-def test_one_column_where_only_method_and_seed_vary(read):
-    layout = automatic_layout([read("fedavg", 0), read("fedavg", 10), read("fedavg", 2)])
+def test_without_varying_keys_there_is_one_column_and_a_methods_own_keys_are_named(read):
+    runs = [read("fedavg", 0), read("fedavg", 10), read("fedavg", 2)]
+    layout = automatic_layout([*runs, read("fedadam", 0, server__lr=0.03)])
     assert layout.columns == ("all runs",)
-    assert shape(layout) == {"fedavg": [[0, 2, 10]]}
-
-
-def test_what_a_method_sets_itself_makes_no_column_and_is_said(read):
-    runs = [read("fedavg", 0), read("fedadam", 0, server__lr=0.03)]
-    layout = automatic_layout(runs)
-    assert layout.columns == ("all runs",)
+    assert shape(layout) == {"fedavg": [[0, 2, 10]], "fedadam": [[0]]}
     assert differing_settings(layout) == ["server.lr"]
 
 
@@ -59,8 +54,8 @@ def test_a_key_that_an_older_run_lacks_makes_no_row_of_its_own(read):
 
 def test_folders_of_data_and_of_trained_models_are_no_settings(read):
     runs = [
-        read("fedavg", seed, local__trained_by=reuse_training, task__path=f"/srv/{seed}")
-        for seed, reuse_training in ((0, None), (1, "/runs/base_s1"), (2, "/runs/base_s2"))
+        read("fedavg", seed, local__reuse_training=trained, task__path=f"/srv/{seed}")
+        for seed, trained in ((0, None), (1, "/runs/base_s1"), (2, "/runs/base_s2"))
     ]
     layout = automatic_layout(runs)
     assert layout.columns == ("all runs",)
@@ -89,23 +84,11 @@ def test_keys_that_follow_from_others_are_left_out_of_the_label(read):
 
 
 def test_the_key_that_was_typed_names_the_rows_not_those_that_refer_to_it(read):
-    runs = [
-        read("fedpvr", 0, strategy__layers=layers, strategy__client_sides__fedpvr__layers=layers)
-        for layers in ("none", "last:2")
-    ]
+    key, copy = "strategy__fedpvr__layers", "strategy__client_sides__fedpvr__layers"
+    runs = [read("fedpvr", 0, **{key: layers, copy: layers}) for layers in ("none", "last:2")]
     layout = automatic_layout(runs)
     assert [line.label for line in layout.lines] == ["fedpvr, layers last:2", "fedpvr, layers none"]
     assert "differ in strategy.fedpvr.layers." in layout.notes[0]
-
-
-def test_two_keys_make_a_column_each_combination(read):
-    runs = [read("fedavg", 0, clients=n, partition__alpha=a) for n in (5, 10) for a in (0.1, 0.5)]
-    assert automatic_layout(runs).columns == (
-        "alpha 0.1, clients 5",
-        "alpha 0.1, clients 10",
-        "alpha 0.5, clients 5",
-        "alpha 0.5, clients 10",
-    )
 
 
 def test_a_search_over_many_values_makes_rows(read):
@@ -125,6 +108,9 @@ def test_keys_with_the_same_last_word_are_written_out(read):
 
 def test_by_chooses_the_columns_and_the_rest_becomes_rows(read):
     runs = [read("fedavg", 0, clients=n, partition__alpha=a) for n in (5, 10) for a in (0.1, 0.5)]
+    assert automatic_layout(runs).columns == tuple(
+        f"alpha {alpha}, clients {clients}" for alpha in (0.1, 0.5) for clients in (5, 10)
+    )
     layout = automatic_layout(runs, by=["clients"])
     assert layout.columns == ("clients 5", "clients 10")
     assert shape(layout) == {"fedavg, alpha 0.1": [[0], [0]], "fedavg, alpha 0.5": [[0], [0]]}
@@ -138,11 +124,8 @@ def test_seeds_in_other_places_and_keys_of_the_site_are_no_difference(read):
     layout = automatic_layout(runs)
     assert shape(layout) == {"fedavg": [[0, 1]]}
     assert layout.notes == ()
-
-
-def test_a_swept_partition_seed_is_a_difference(read):
-    runs = [read("fedavg", 0, partition__seed=seed) for seed in (1, 2)]
-    assert automatic_layout(runs).columns == ("seed 1", "seed 2")
+    swept = [read("fedavg", 0, partition__seed=seed) for seed in (1, 2)]
+    assert automatic_layout(swept).columns == ("seed 1", "seed 2")
 
 
 def test_the_same_seed_twice_counts_once(read):

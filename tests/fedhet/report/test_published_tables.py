@@ -2,7 +2,8 @@
 
 import pytest
 
-from fedhet.report.published_tables import PaperError, paper_layout, read_paper
+from common.errors import ConfigError
+from fedhet.report.published_tables import paper_layout, read_paper
 from fedhet.report.run_data import read_run
 from fedhet.report.statistics import Figure
 from fedhet.report.tables import main_table, target_tables
@@ -119,7 +120,7 @@ def test_one_target_among_several_has_one_number_a_column():
 
 def test_targets_are_chosen_for_each_column_and_said(runs):
     """Best mean at alpha 1 is 0.9: targets 45, 72 and 85 %."""
-    tables = dict(target_tables(paper_layout(runs, read_paper(NODE)), [], None))
+    tables = target_tables(paper_layout(runs, read_paper(NODE)), [], None)
     assert tables["alpha 1"].head[1:4] == ["rounds to 45 %", "rounds to 72 %", "rounds to 85 %"]
     assert "targets 45 %, 72 %, 85 %: of 50, 80 and 95 %" in tables["alpha 1"].caption
 
@@ -128,7 +129,7 @@ def test_what_the_initial_model_reaches_is_no_target(write_run):
     """Best 0.2: 10, 16 and 19 %, of which the first is where training starts."""
     folder = write_run("fedavg", 0, (0.1, 0.2))
     layout = paper_layout([read_run(folder, "a", 0)], read_paper(NODE))
-    ((_, table),) = target_tables(layout, [], None)
+    (table,) = target_tables(layout, [], None).values()
     assert table.head[1:3] == ["rounds to 16 %", "rounds to 19 %"]
 
 
@@ -167,26 +168,26 @@ def test_the_papers_rounds(runs, write_run):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"metrik": 1}, "paper.metrik is unknown; allowed: source"),
-        ({"metric": "f1"}, "paper.metric=f1 is unknown; allowed: accuracy"),
+        ({"metrik": 1}, "unknown key paper.metrik; paper has: columns"),
+        ({"metric": "f1"}, "paper.metric='f1' is unknown; allowed: accuracy"),
         ({"metric": "rounds_to"}, "needs paper.target"),
         ({"unit": "percent"}, "paper.unit=percent is unknown"),
         ({"round": 0}, "paper.round=0 must be"),
         ({"columns": {}}, "paper.columns={} must be a mapping"),
-        ({"rows": {"A": {"published": [1]}}}, "must list 2 numbers, one a column"),
+        ({"rows": {"A": {"published": [1]}}}, "must list 2 numbers, one per column"),
         ({"rows": {"A": {"published": [1, [2]]}}}, r"has \[2\]: a number, \[mean, spread\]"),
         ({"rows": {"A": {"run": {}, "published": [1, 2]}}}, "with runs, published, not_run"),
         (
             {"metric": "rounds_to", "targets": [0.4, 0.5], "rows": {"A": {"published": [1, 2]}}},
-            "has 1: a list of 2, one a target",
+            "has 1: a list of 2, one per target",
         ),
         (
             {"metric": "rounds_to", "targets": [0.4], "rows": {"A": {"published": [[1, 2], [3]]}}},
-            r"has \[1, 2\]: a list of 1, one a target",
+            r"has \[1, 2\]: a list of 1, one per target",
         ),
         ({"metric": "rounds_to", "target": 40, "targets": [0.4]}, "needs paper.target"),
     ],
 )
 def test_what_is_wrong_with_a_description_is_said(changes, message):
-    with pytest.raises(PaperError, match=message):
+    with pytest.raises(ConfigError, match=message):
         read_paper(node(**changes))

@@ -19,25 +19,21 @@ def test_a_whole_run(write_run):
     assert run.bytes_until(1) == 3_000_000
 
 
-def test_a_last_line_that_is_cut_off_is_left_out(write_run):
-    folder = write_run()
+def test_an_incomplete_last_line_is_left_out_and_a_missing_summary_means_unfinished(write_run):
+    folder = write_run("fedprox", 1)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"round": 4, "accu')
     run = read_run(folder, "a", 0)
     assert run.status == "completed"
     assert run.columns["round"] == [0, 1, 2, 3]
-
-
-def test_a_run_without_a_summary_is_unfinished_and_keeps_its_method(write_run):
-    folder = write_run("fedprox", 1)
     (folder / "summary.json").unlink()
     run = read_run(folder, "a", 0)
     assert (run.method, run.seed, run.status) == ("fedprox", 1, "unfinished")
-    assert "no summary.json" in run.error
+    assert "it has no summary.json" in run.error
     assert len(run.points("accuracy")) == 4
 
 
-def test_a_failed_run_says_why(write_run):
+def test_a_failed_run_has_its_error(write_run):
     folder = write_run(summary={"status": "failed", "error": "ConfigError: clients=0"})
     run = read_run(folder, "a", 0)
     assert (run.status, run.error) == ("failed", "ConfigError: clients=0")
@@ -71,7 +67,7 @@ def test_a_copy_that_was_cut_short_does_not_pass_for_the_whole_run(write_run):
     assert run.error == "its metrics.jsonl has 1 rounds, and its summary.json says 3"
 
 
-def test_nan_is_no_value(write_run):
+def test_nan_is_not_a_value(write_run):
     folder = write_run(accuracies=(0.1, 0.2), columns={"train_loss": float("nan")})
     assert read_run(folder, "a", 0).points("train_loss") == []
 

@@ -3,7 +3,7 @@
 import pytest
 
 from fedhet.report.run_data import read_run
-from fedhet.report.statistics import Figure, estimate, percent, sensible_targets
+from fedhet.report.statistics import Figure, estimate, sensible_targets
 
 
 @pytest.fixture
@@ -83,7 +83,3 @@ def test_no_evaluation_no_figure(write_run):
 )
 def test_sensible_targets(bests, targets):
     assert sensible_targets(bests) == targets
-
-
-def test_percent():
-    assert [percent(share) for share in (0.66, 0.5, 0.275)] == ["66 %", "50 %", "27.5 %"]

@@ -4,14 +4,14 @@ import math
 
 import pytest
 
-from fedhet.report.blocks import Gallery, Heading, Key, Table
+from fedhet.report import update_agreement as module
+from fedhet.report.blocks import Heading, Key, Picture, Table
 from fedhet.report.colors import keys_of
-from fedhet.report.curves import Curve, Panel, common_range, draw_panel, new_figure
-from fedhet.report.data_file import ReportData, parse, to_text
+from fedhet.report.curves import Curve, common_range
+from fedhet.report.data_file import ReportData, thinned
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import Run
-from reproductions.fedmrur import update_agreement as module
-from reproductions.fedmrur.update_agreement import agreement
+from fedhet.report.update_agreement import agreement
 
 
 def run(method="fedavg", seed=0, values=(0.5, 0.6), *, sizes=4, alpha=1.0, **columns):
@@ -39,7 +39,7 @@ def drawn(monkeypatch):
 
     def keep(panels, caption, stem, kind, abreast):
         found.extend(panels)
-        return Gallery([], [], caption, [f"{stem.name}_{kind}"])
+        return Picture("", caption, f"{stem.name}_{kind}")
 
     monkeypatch.setattr(module, "gallery", keep)
     return found
@@ -59,7 +59,7 @@ def texts(table):
 def test_a_panel_a_figure_with_the_seeds_mean_and_band(tmp_path, drawn):
     found = blocks_of([run(values=(0.5, 0.6)), run(seed=1, values=(0.7, 0.6))], tmp_path)
     assert found[Heading].text == "How far updates agree"
-    assert found[Gallery].files == ["report_agreement"]
+    assert found[Picture].name == "report_agreement"
     ratio, cosine, diversity = drawn
     (line,) = ratio.curves
     assert line.x == [1, 2]
@@ -78,7 +78,7 @@ def test_of_a_single_round_there_is_the_table_alone(tmp_path, drawn):
 
 def test_dotted_is_where_orthogonal_updates_of_equal_length_lie(tmp_path, drawn):
     runs = [run("fedavg", values=(0.8, 0.9)), run("scaffold", values=(0.8, 0.9))]
-    caption = blocks_of(runs, tmp_path)[Gallery].caption
+    caption = blocks_of(runs, tmp_path)[Picture].caption
     assert [panel.marks for panel in drawn] == [[0.5], [0.0], [1.0]]
     assert [panel.y_label for panel in drawn] == [
         "norm ratio (dotted: 1/√4)",
@@ -96,7 +96,7 @@ def test_where_the_number_of_clients_changes_the_median_is_dotted(tmp_path, draw
     found = blocks_of([run(values=(0.5,) * 3, sizes=sizes), run("scaffold", sizes=16)], tmp_path)
     assert drawn[0].marks == pytest.approx([1 / 3, 1 / 4])
     assert drawn[0].y_label == "norm ratio (dotted: 1/√|S|)"
-    assert "4 to 25 of them; dotted is a row's median" in found[Gallery].caption
+    assert "|S| is 4 to 25; dotted is a row's median" in found[Picture].caption
 
 
 def test_three_panels_a_column_with_one_range_for_each_figure(tmp_path, drawn):
@@ -107,14 +107,6 @@ def test_three_panels_a_column_with_one_range_for_each_figure(tmp_path, drawn):
         assert one.y_range == other.y_range
         low, high = one.y_range
         assert all(low < y < high for panel in (one, other) for y in panel.curves[0].mean)
-
-
-def test_lines_have_the_colours_and_the_order_of_the_page(tmp_path, drawn):
-    methods = ["scaffold", "fedavg", "fedpvr"]
-    blocks_of([run(method) for method in methods], tmp_path)
-    keys = keys_of([(method, method) for method in methods])
-    for panel in drawn:
-        assert [line.key for line in panel.curves] == list(keys.values())
 
 
 def test_the_table_has_the_means_over_the_last_ten_rounds(tmp_path, drawn):
@@ -153,34 +145,15 @@ def test_a_figure_without_values_has_no_panel_and_a_dash(tmp_path, drawn):
     assert texts(found[Table])["fedavg"] == ["0.550", "-", "1.100"]
 
 
-def test_of_many_lines_every_so_manyth_round_is_drawn(tmp_path, drawn, monkeypatch):
-    runs = [run(method, values=[0.5 + n / 100 for n in range(20)]) for method in ("fedavg", "moon")]
-    monkeypatch.setattr(module, "MOST_DRAWN", 40)  # 2 lines of 20 rounds
-    assert "Of every" not in blocks_of(runs, tmp_path)[Gallery].caption
-    assert drawn[0].curves[0].x == list(range(1, 21))
-    drawn.clear()
-    monkeypatch.setattr(module, "MOST_DRAWN", 14)  # of 40 points one in three
-    assert "Of every 3 rounds one is drawn." in blocks_of(runs, tmp_path)[Gallery].caption
-    assert drawn[0].curves[0].x == [3, 6, 9, 12, 15, 18, 20]
-    assert drawn[0].curves[0].mean == [0.5 + (n - 1) / 100 for n in drawn[0].curves[0].x]
-
-
 def test_means_are_of_all_late_rounds_where_the_data_file_has_few(tmp_path, drawn):
     runs = [run(str(n), values=[1 + (n + i * i) % 7 for i in range(600)]) for n in range(14)]
-    data = parse(to_text(ReportData(runs)), "it")
+    data = thinned(ReportData(runs))
     assert data.every == 2
     before = texts(blocks_of(runs, tmp_path)[Table])
     drawn.clear()
     found = blocks_of(data.runs, tmp_path, data.every)
     assert texts(found[Table]) == before
-    # 14 lines of 300 rounds are 4200 points: 7 times as many as are drawn
-    assert drawn[0].curves[0].x == [*range(14, 600, 14), 600]
-    assert "Of every 14 rounds one is drawn." in found[Gallery].caption
-
-
-def test_without_matplotlib_the_table_stays(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "can_plot", lambda: False)
-    assert list(blocks_of([run()], tmp_path)) == [Heading, Table]
+    assert "One round in 2 is drawn, and all of the last 10." in found[Picture].caption
 
 
 def test_a_range_on_a_logarithmic_scale_has_the_same_margin_at_both_ends():
@@ -190,17 +163,3 @@ def test_a_range_on_a_logarithmic_scale_has_the_same_margin_at_both_ends():
     assert math.log10(high / low) == pytest.approx(3 * 1.08)
     flat = Curve(Key("a", 0), [1], [1.0], [1.0], [1.0], 1)
     assert common_range([flat], [1.0], log=True) == (0.5, 2.0)
-
-
-@pytest.mark.parametrize(
-    ("y_range", "ticks"),
-    [((0.15, 1.2), ["0.2", "0.5", "1"]), ((0.05, 500.0), ["0.1", "1", "10", "100"])],
-)
-def test_ticks_on_a_logarithmic_scale_are_plain_numbers(y_range, ticks):
-    line = Curve(Key("a", 0), [1, 2], [0.5, 1.0], [0.5, 1.0], [0.5, 1.0], 1)
-    axes = new_figure(4.0, 3.0).add_subplot()
-    draw_panel(axes, Panel("", "round", "", [line], y_range=y_range, log=True), 9.0)
-    assert axes.get_yscale() == "log"
-    shown = [tick.get_text() for tick in axes.get_yticklabels()]
-    low, high = y_range
-    assert [text for text in shown if low <= float(text) <= high] == ticks

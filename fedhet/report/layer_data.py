@@ -1,4 +1,4 @@
-"""What a run has written of its layers (server_app/layer_diagnostics.py)."""
+"""Reads a run's figures by layer (server_app/layer_diagnostics.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from common.results import Row, read_rows
 
-LAYERS, SIMILARITY = "layers.jsonl", "similarity.jsonl"  # of layer_diagnostics
+LAYERS, SIMILARITY = "layers.jsonl", "similarity.jsonl"
 MOST_ROUNDS = 40  # that are kept: a picture has no room for more
 DIGITS = 4
 
@@ -24,13 +24,13 @@ class LayerFigures:
 
     Args:
         tensors: their names, in the model's order.
-        matrices: the places among them of those with two dimensions or more: no biases, no norms.
+        matrices: indices of the tensors with two dimensions or more: no biases, no norms.
         rounds: that are kept.
         diversity: drift diversity, (rounds, tensors).
-        late: drift diversity, the mean over the run's last ten rounds, of each tensor.
-        norms: the mean norm of the updates, the same.
-        layers: at whose outputs clients' models were compared.
-        compared: the rounds in which they were.
+        late: drift diversity, the mean over the last rounds of the run, (tensors).
+        norms: norm of the updates, the same mean.
+        layers: at whose outputs the clients' models were compared.
+        compared: the rounds of the comparisons.
         similarity: linear CKA, the mean over all pairs of clients, (compared, layers).
     """
 
@@ -44,20 +44,30 @@ class LayerFigures:
     compared: Sequence[int] = ()
     similarity: Values = ()
 
+    def by_tensor(self, values: Sequence[float | None]) -> dict[str, float]:
+        """Return those values, one per tensor, that are defined."""
+        pairs = zip(self.tensors, values, strict=False)
+        return {name: value for name, value in pairs if value is not None}
+
+    def last_similarity(self) -> dict[str, float]:
+        """Return linear CKA by layer in the last comparison, where it is defined."""
+        pairs = zip(self.layers, self.similarity[-1] if self.similarity else (), strict=False)
+        return {name: value for name, value in pairs if value is not None}
+
 
 def read_layers(folder: Path, late_rounds: int) -> LayerFigures | None:
-    """Return what a run has written; None if it has written neither file, or they are unreadable.
+    """Return a run's figures by layer; None if it has none, or its files cannot be read.
 
     Args:
         folder: of the run.
-        late_rounds: how many are the last ones.
+        late_rounds: number of last rounds to average over.
     """
     try:
-        rows, alike = _rows(folder / LAYERS), _rows(folder / SIMILARITY)
-        if not rows and not alike:
+        rows, similarity = _rows(folder / LAYERS), _rows(folder / SIMILARITY)
+        if not rows and not similarity:
             return None
-        return LayerFigures(**_of_tensors(rows, late_rounds), **_of_layers(alike))
-    except (ValueError, KeyError, TypeError):  # cut short, or written by hand
+        return LayerFigures(**_of_tensors(rows, late_rounds), **_of_layers(similarity))
+    except (ValueError, KeyError, TypeError):
         return None
 
 
@@ -78,9 +88,9 @@ def _of_tensors(rows: Sequence[Row], late_rounds: int) -> dict[str, Any]:
         "tensors": list(shapes),
         "matrices": [place for place, shape in enumerate(shapes.values()) if len(shape) > 1],
         "rounds": [row["round"] for row in kept],
-        "diversity": [_short(row["drift_diversity"].get(n) for n in shapes) for row in kept],
-        "late": _short(_mean(r["drift_diversity"].get(n) for r in late) for n in shapes),
-        "norms": _short(_mean(r["update_norm"].get(n) for r in late) for n in shapes),
+        "diversity": [_rounded(row["drift_diversity"].get(n) for n in shapes) for row in kept],
+        "late": _rounded(_mean(r["drift_diversity"].get(n) for r in late) for n in shapes),
+        "norms": _rounded(_mean(r["update_norm"].get(n) for r in late) for n in shapes),
     }
 
 
@@ -91,11 +101,11 @@ def _of_layers(rows: Sequence[Row]) -> dict[str, Any]:
     return {
         "layers": layers,
         "compared": [row["round"] for row in rows],
-        "similarity": [_short(_over_pairs(row["cka"][layer]) for layer in layers) for row in rows],
+        "similarity": [_rounded(_pairs_mean(row["cka"][name]) for name in layers) for row in rows],
     }
 
 
-def _over_pairs(matrix: Values) -> float | None:
+def _pairs_mean(matrix: Values) -> float | None:
     """Return the mean of a symmetric matrix's entries above the diagonal."""
     return _mean(value for row, values in enumerate(matrix) for value in values[row + 1 :])
 
@@ -105,5 +115,5 @@ def _mean(values: Any) -> float | None:
     return fmean(known) if known else None
 
 
-def _short(values: Any) -> list[float | None]:
+def _rounded(values: Any) -> list[float | None]:
     return [None if value is None else float(f"{value:.{DIGITS}g}") for value in values]

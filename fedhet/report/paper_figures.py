@@ -1,0 +1,101 @@
+"""Finds the figures of a single paper: a package of ``reproductions/`` makes them.
+
+An experiment file (conf/experiment) names the package under ``paper.name``. The package has the two
+functions of :class:`PaperFigures`. It is in a clone of the repository, not in the installed
+package: without it, the page says that the paper's own figures are missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from fedhet.report.blocks import Block, Warn
+from fedhet.report.data_file import Partition
+from fedhet.report.layout import Layout, same_but_seed
+from fedhet.report.run_data import COMPLETED, Run, by_seed
+from fedhet.report.subprocess_call import ROOT
+
+Partitions = Callable[[], Sequence[Partition]]
+Say = Callable[[str], None]
+
+
+class PaperFigures(Protocol):
+    """What a package of ``reproductions/`` exposes."""
+
+    def collect(self, folder: Path, settings: Mapping[str, Any], say: Say) -> dict[str, Any] | None:
+        """Return what the figures need of a completed run, as JSON; None if it has nothing.
+
+        The data file keeps it, and ``Run.figures[name]`` holds it.
+
+        Args:
+            folder: the run's results directory.
+            settings: its recipe, with dotted keys.
+            say: tells the user what takes long.
+        """
+
+    def sections(self, layout: Layout, partitions: Partitions, stem: Path) -> list[Block]:
+        """Return the figures of runs that have ``Run.figures[name]``, and save their files.
+
+        Args:
+            layout: rows and columns of runs.
+            partitions: returns the class counts of the clients; it may take seconds.
+            stem: folder and beginning of the files' names.
+        """
+
+
+def package(name: str) -> PaperFigures | None:
+    """Return the package of this name; None if it is not installed."""
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    try:
+        return cast(PaperFigures, importlib.import_module(f"reproductions.{name}"))
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("reproductions"):
+            raise
+        return None
+
+
+def with_figures(runs: Sequence[Run], say: Say) -> list[Run]:
+    """Collect the figures of the first seed that has them; of the other seeds they are dropped."""
+    found: dict[int, Mapping[str, Any]] = {}
+    for group in same_but_seed(runs):
+        completed = {run.seed: run for run in group if run.status == COMPLETED}  # as in a cell
+        for run in sorted(completed.values(), key=by_seed):
+            if figures := run.figures or _collected(run, say):
+                found[id(run)] = figures
+                break
+    return [replace(run, figures=found.get(id(run), {})) for run in runs]
+
+
+def _collected(run: Run, say: Say) -> dict[str, Any]:
+    name = _name(run)
+    paper = package(name) if name and run.folder else None
+    if paper is None or run.folder is None:
+        return {}
+    figures = paper.collect(run.folder, run.settings, say)
+    return {name: figures} if figures else {}
+
+
+def _name(run: Run) -> str:
+    return str((run.paper or {}).get("name") or "")
+
+
+def sections(
+    runs: Sequence[Run], layout: Layout, partitions: Partitions, stem: Path
+) -> list[Block]:
+    """Return the figures that packages of ``reproductions/`` make of these runs."""
+    names = dict.fromkeys(name for run in runs for name in (*run.figures, _name(run)) if name)
+    blocks: list[Block] = []
+    for name in names:
+        paper = package(name)
+        if paper is None:
+            text = f"The paper's own figures are missing: reproductions/{name} is not installed."
+            blocks.append(Warn(text))
+        else:
+            blocks += paper.sections(layout, partitions, stem)
+    return blocks

@@ -1,1 +1,0 @@
-"""FedMRUR's figures: how far the clients' updates agree."""

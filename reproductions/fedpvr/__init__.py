@@ -1,1 +1,0 @@
-"""FedPVR's figures: layer diagnostics."""
