@@ -1,4 +1,4 @@
-"""Where the examples come from: with the code, on the hub, in files, at a site."""
+"""Sources of examples: scikit-learn, the Hugging Face hub, files, a site's folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Source", "Split", "open_source"]
 
 
 def open_source(task: TaskConfig) -> Source:
-    """Return the examples of a task by the kind of its inputs; reads nothing yet."""
+    """Return the source of a task's examples; reads nothing yet."""
     match task:
         case ImageConfig():
             return ImageSource(task)

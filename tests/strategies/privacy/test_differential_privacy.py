@@ -15,19 +15,16 @@ from strategies.components.aggregators import NormMean, UniformMean
 from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from strategies.fedavg import FedAvg
 from strategies.feddw import FedDWClient
+from strategies.privacy.clipping import NORM_BIT, AdaptiveNorm, FixedNorm, clip
 from strategies.privacy.differential_privacy import (
     CLIPPING,
     NORM,
-    NORM_BIT,
     UNCLIPPED,
-    AdaptiveNorm,
     CentralPrivacy,
     ClippingClient,
-    FixedNorm,
     LocalMechanism,
     LocalPrivacyClient,
     LocalPrivacyServer,
-    clipped,
 )
 from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
 from strategies.privacy.secure_aggregation import SecAggPlus
@@ -58,7 +55,7 @@ def reply(client: int, *values: float, delta: float = 0.0, counts: float = 7.0) 
 
 def test_update_and_payload_are_clipped_as_one_vector():
     """||(3, 4, 12)|| = 13; counts are not in it."""
-    found, was_longer = clipped(reply(0, 3.0, 4.0, delta=12.0), 6.5)
+    found, was_longer = clip(reply(0, 3.0, 4.0, delta=12.0), 6.5)
     assert was_longer
     assert found.update["w"].tolist() == [1.5, 2.0]
     assert found.payloads["delta"]["w"].tolist() == [6.0]
@@ -69,7 +66,7 @@ def test_update_and_payload_are_clipped_as_one_vector():
 @pytest.mark.parametrize("values", [(3.0, 4.0), (0.0, 0.0)])
 def test_what_is_short_enough_stays_as_it_is(values):
     whole = reply(0, *values)
-    assert clipped(whole, 5.0) == (whole, False)
+    assert clip(whole, 5.0) == (whole, False)
 
 
 def test_a_client_clips_to_the_norm_that_it_is_sent_and_tells_one_bit():
@@ -204,7 +201,7 @@ def test_mean_and_count_share_the_noise_multiplier():
     norm = AdaptiveNorm(count_stddev=1.5)
     assert norm.noise_multiplier(2.4, 10) == pytest.approx(4.0)
     assert AdaptiveNorm().noise_multiplier(2.4, 30) == pytest.approx(4.0)  # s = 30 / 20
-    with pytest.raises(ConfigError, match=r"count_stddev=0\.5, must be above 0\.6"):
+    with pytest.raises(ConfigError, match=r"count_stddev=0\.5 .* must be above 0\.6"):
         CentralPrivacy(1.2, AdaptiveNorm(), clients=20, participation=0.5)
 
 

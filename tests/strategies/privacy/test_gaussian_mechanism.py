@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.results import read_rows
 from strategies.base import Cohort, LocalSummary
 from strategies.feddw import FedDW
-from strategies.privacy.gaussian_mechanism import GaussianMechanism
+from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
 from strategies.round.records import to_record, to_tensors
 from strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_sums
 from strategies.statistics.soft_labels import (
@@ -88,6 +88,7 @@ def test_without_uploads_nothing_is_lost():
 
 
 def test_a_missing_accountant_is_said_before_round_1(monkeypatch):
+    epsilon_of.cache_clear()
     monkeypatch.setitem(sys.modules, "opacus", None)
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     side = SoftLabelServer(mechanism=GaussianMechanism(1.0))
