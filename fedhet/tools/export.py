@@ -8,7 +8,7 @@ The file holds the network, its parameters and the normalisation of its inputs:
     probabilities = program.module()(images)        # (B, C), of uint8 (B, channels, H, W)
 
 about.json says what goes in (shape and type), what the classes are called, for texts the words of
-the vocabulary by rank (tasks/vocabulary.py has the tokens before them), and of which run it is. Where
+the vocabulary by rank (see tasks/vocabulary.py for their tokens), and of which run it is. Where
 clients keep tensors of their own, such as FedPer's heads, --state names the file of one of them
 (client-*/round-*.safetensors), and the model is that client's.
 """
