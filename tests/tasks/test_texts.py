@@ -3,7 +3,6 @@
 import os
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
@@ -128,22 +127,6 @@ def test_texts_are_encoded_once(root, monkeypatch):
     own = vocabulary_file(root, ["made", "good"])
     found = imdb(root, vocabulary_file=own).train_split
     assert found.read().tolist()[1] == [1, 4, 2, 2, 2, 3, 0, 0]
-
-
-@pytest.mark.usefixtures("no_data_folder")
-def test_hub(root, monkeypatch):
-    asked = []
-
-    def load(repository, split):
-        asked.append((repository, split))
-        path = str(root / "imdb" / f"{split}.parquet")
-        return datasets.Dataset.from_parquet(path, cache_dir=str(root / "hub"))
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    train, test = imdb(root, path=None)._splits
-    assert train.read().tolist() == TRAIN_TOKENS
-    assert test.read().tolist() == TEST_TOKENS
-    assert set(asked) == {("stanfordnlp/imdb", "train"), ("stanfordnlp/imdb", "test")}
 
 
 # ---- sites ---------------------------------------------------------------------------------------
