@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self, get_type_hints
@@ -17,12 +16,12 @@ from common.errors import (
     require_whole,
 )
 from tasks.models import CONDITIONAL
-from tasks.transform import InputTransform, TokenTransform, Transform
+from tasks.transform import TokenTransform, Transform
 from tasks.vocabulary import SPECIAL_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig(ABC):
+class TaskConfig:
     """Data and model of a task; each kind of inputs adds its own keys."""
 
     sources: ClassVar[tuple[str, ...]]
@@ -98,21 +97,6 @@ class TaskConfig(ABC):
                 "with partition=site the sites must agree on the classes: list them in task.classes"
             )
 
-    @property
-    @abstractmethod
-    def input_shape(self) -> tuple[int, ...]:
-        """The shape of one input: (C, H, W) of an image, (T,) of a text."""
-
-    @property
-    @abstractmethod
-    def transform(self) -> InputTransform:
-        """Turns raw examples into inputs."""
-
-    @property
-    @abstractmethod
-    def model_options(self) -> dict[str, Any]:
-        """Arguments of ``build_model`` for this kind of inputs."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig(TaskConfig):
@@ -164,12 +148,12 @@ class ImageConfig(TaskConfig):
 
     @property
     def transform(self) -> Transform:
-        """Normalisation and augmentation."""
+        """Augmentation and normalisation of raw pixels."""
         return Transform(self.mean, self.std, self.flip, self.crop_padding, self.crop_probability)
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """The stem of a ResNet-18."""
+        """Arguments of ``build_model`` for images only."""
         return {"stem": self.stem}
 
 
@@ -197,12 +181,12 @@ class TextConfig(TaskConfig):
 
     @property
     def transform(self) -> TokenTransform:
-        """None: tokens are the inputs."""
+        """Copies tokens to the device."""
         return TokenTransform()
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """The number of rows of the embedding."""
+        """Arguments of ``build_model`` for texts only."""
         return {"vocabulary_size": self.vocabulary_size}
 
     def require_shared_meaning(self) -> None:
@@ -216,10 +200,10 @@ class TextConfig(TaskConfig):
             )
 
 
-KINDS: dict[str, type[TaskConfig]] = {"images": ImageConfig, "text": TextConfig}
+KINDS: dict[str, type[ImageConfig | TextConfig]] = {"images": ImageConfig, "text": TextConfig}
 
 
-def read_config(task: Mapping[str, Any]) -> TaskConfig:
+def read_config(task: Mapping[str, Any]) -> ImageConfig | TextConfig:
     """Check a plain mapping; ``task.inputs`` decides which keys it has.
 
     Raises:

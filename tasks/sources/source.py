@@ -115,8 +115,17 @@ class Source(ABC):
     # ---- parquet files and the hub ---------------------------------------------------------------
 
     def _table(self, split: str) -> Table:
-        folder = self._files_folder()
-        return self._hub(split) if folder is None else self._parquet(folder, split)
+        classes, folder = len(self.class_names()), self._files_folder()
+        if folder is not None:
+            if files := parquet_files(folder, split):
+                return ParquetTable(tuple(files), self.columns, classes)
+            raise ConfigError(
+                f"{folder} has no {split}.parquet; the splits are named by task.train_split and "
+                "task.test_split (null: split off task.test_fraction)"
+            )
+        if self.task.hub is None:
+            raise ConfigError("task.source=hub needs task.hub, the name of the data set there")
+        return HubTable(self.task.hub, split, self.columns, classes, self.task.name)
 
     def _files_folder(self) -> Path | None:
         """Return the folder with the parquet files; None: load from the hub."""
@@ -130,26 +139,6 @@ class Source(ABC):
                 f"variable FEDHET_DATA, must name a folder that has {self.task.name}/train.parquet"
             )
         return None
-
-    def _parquet(self, folder: Path, split: str) -> ParquetTable:
-        files = parquet_files(folder, split)
-        if not files:
-            raise ConfigError(
-                f"{folder} has no {split}.parquet; the splits are named by task.train_split and "
-                "task.test_split (null: split off task.test_fraction)"
-            )
-        return ParquetTable(tuple(files), self.columns, len(self.class_names()))
-
-    def _hub(self, split: str) -> HubTable:
-        if self.task.hub is None:
-            raise ConfigError("task.source=hub needs task.hub, the name of the data set there")
-        return HubTable(
-            repository=self.task.hub,
-            split=split,
-            columns=self.columns,
-            num_classes=len(self.class_names()),
-            folder_name=self.task.name,
-        )
 
 
 def require_folder(folder: Path, key: str) -> Path:
