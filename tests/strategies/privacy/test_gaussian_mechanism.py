@@ -158,27 +158,20 @@ def test_the_noise_has_the_standard_deviation_that_it_claims(noise_multiplier, c
     assert within == pytest.approx(0.6827, abs=0.017)
 
 
-def test_sums_and_counts_get_noise_of_their_own():
+def test_sums_and_counts_get_noise_of_their_own_and_none_is_drawn_without():
     data = blobs(1)[0]
-    summary = LocalSummary(len(data), 1, 0.1)
-    plain, noised = (
-        SoftLabelClient(mechanism).end(context_of(Biasless(), data), summary)[SOFT_LABEL_SUMS]
-        for mechanism in (None, GaussianMechanism(1.0))
-    )
+    summary, sent = LocalSummary(len(data), 1, 0.1), []
+    for mechanism in (None, GaussianMechanism(0.0, clip=0.01), GaussianMechanism(1.0)):
+        context = context_of(Biasless(), data)
+        before = context.generator.get_state()
+        sent.append(SoftLabelClient(mechanism).end(context, summary)[SOFT_LABEL_SUMS])
+        drawn = not torch.equal(context.generator.get_state(), before)
+        assert drawn == (mechanism is not None and mechanism.active)
+    plain, same, noised = sent
+    assert_same(plain, same)
     noise = torch.cat([(noised[name] - plain[name]).flatten() for name in (SUMS, COUNTS)])
     assert noise.abs().min() > 0
     assert len(noise.unique()) == len(noise) == 12
-
-
-def test_without_noise_nothing_changes_and_nothing_is_drawn():
-    data = blobs(1)[0]
-    sent = []
-    for mechanism in (None, GaussianMechanism(0.0, clip=0.01)):
-        context = context_of(Biasless(), data)
-        before = context.generator.get_state()
-        sent.append(SoftLabelClient(mechanism).end(context, LocalSummary(len(data), 1, 0.1)))
-        assert torch.equal(context.generator.get_state(), before)
-    assert_same(*(payloads[SOFT_LABEL_SUMS] for payloads in sent))
 
 
 @pytest.mark.slow
