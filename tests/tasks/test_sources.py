@@ -45,6 +45,7 @@ def test_digits_are_scikit_learns_and_can_be_scaled():
 # ---- parquet files -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HUB_TASKS)
 @pytest.mark.usefixtures("empty_cache")
 def test_files_in_the_hubs_schema(name, tmp_path):
@@ -113,6 +114,7 @@ def test_wrong_files_are_refused_by_key(tmp_path):
 # ---- the hub -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("empty_cache", "no_data_folder")
 def test_hub(tmp_path, monkeypatch):
     images = write_hub_set(tmp_path / "remote", "cifar10")
