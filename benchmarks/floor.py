@@ -33,7 +33,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tasks.memory import keep_freed_memory
+from tasks.device import keep_freed_memory
 
 ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, PER_ROUND, BATCH, LR, WORKERS, SEED = 100, 10, 32, 0.01, 2, 0

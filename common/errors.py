@@ -1,4 +1,4 @@
-"""The one error for what cannot run as configured, and the checks that raise it."""
+"""ConfigError, for invalid configurations, and the checks that raise it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeGuard, TypeVar, get_args, get_origin
 
 
 class ConfigError(ValueError):
-    """What cannot run as configured; the message names the value, what is allowed, the key."""
+    """An invalid configuration; the message names the key, its value and what is allowed."""
 
 
 _Choice = TypeVar("_Choice")
@@ -34,18 +34,17 @@ def require_range(
     low: float = 0.0,
     high: float = float("inf"),
     open_low: bool = False,
+    open_high: bool = False,
 ) -> float:
-    """Return ``value`` if it is a number in [low, high], or in (low, high] with ``open_low``.
+    """Return ``value`` if it is a number in [low, high]; open bounds are not included.
 
     Raises:
         ConfigError: names the range.
     """
-    inside = _is_of(value, float) and (value > low if open_low else value >= low) and value <= high
-    if not inside:
-        bracket = "(" if open_low else "["
-        raise ConfigError(
-            f"{key}={value} is not allowed: it must be a number in {bracket}{low}, {high}]"
-        )
+    inside = _is_of(value, float) and low <= value <= high
+    if not inside or (open_low and value == low) or (open_high and value == high):
+        span = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
+        raise ConfigError(f"{key}={value} is not allowed: it must be a number in {span}")
     return value
 
 
@@ -63,7 +62,7 @@ def require_whole(key: str, value: int, *, low: int = 0) -> int:
 
 
 def require_known_keys(group: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse keys that nothing reads.
+    """Reject unknown keys.
 
     Raises:
         ConfigError: lists the known keys.
@@ -77,11 +76,11 @@ def require_known_keys(group: str, given: Iterable[str], known: Iterable[str]) -
 
 
 def require_types(group: str, values: Mapping[str, object], kinds: Mapping[str, Any]) -> None:
-    """Refuse a value of another type than its key has: YAML and the command line have any.
+    """Reject values of a wrong type, which YAML and the command line can give.
 
     Args:
-        group: what the keys stand under.
-        values: what is given.
+        group: of the keys.
+        values: by key.
         kinds: the type of each key: ``int``, ``float``, ``bool``, ``str``, a ``tuple`` of one of
             them, or a union of these and ``None``.
 
@@ -94,7 +93,7 @@ def require_types(group: str, values: Mapping[str, object], kinds: Mapping[str, 
 
 
 def is_list(value: object) -> TypeGuard[Sequence[object]]:
-    """Return whether a value is a list of any kind, OmegaConf's included, and no text."""
+    """Return whether a value is a list (OmegaConf's included) and not text."""
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
@@ -113,7 +112,7 @@ def _is_of(value: object, kind: Any) -> bool:
     if get_origin(kind) is tuple:
         member = get_args(kind)[0]
         return is_list(value) and all(_is_of(one, member) for one in value)
-    if kind in (int, float):  # numpy's numbers, too; true and false are none
+    if kind in (int, float):  # numpy's numbers, too, but not true and false
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     return isinstance(value, kind)
 

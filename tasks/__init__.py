@@ -1,8 +1,7 @@
-"""Data, partitions, models, metrics: what is learned, never how."""
+"""Data sets, partitions, models and metrics."""
 
 from common.errors import ConfigError
-from tasks.device import pick_device
-from tasks.memory import keep_freed_memory
+from tasks.device import keep_freed_memory, pick_device
 from tasks.models import MODELS, Model, build_model
 from tasks.task import Task, build_task
 from tasks.tensor_data import TensorData

@@ -1,8 +1,7 @@
-"""conf/task/*.yaml as checked values; every key is explained in those files."""
+"""conf/task/*.yaml as checked values; those files explain every key."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self, get_type_hints
@@ -12,17 +11,18 @@ from common.errors import (
     is_list,
     require_choice,
     require_known_keys,
+    require_range,
     require_types,
+    require_whole,
 )
 from tasks.models import CONDITIONAL
-from tasks.tensor_data import InputTransform
-from tasks.tokens import SPECIAL_TOKENS, TokenTransform
-from tasks.transform import Transform
+from tasks.transform import TokenTransform, Transform
+from tasks.vocabulary import SPECIAL_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig(ABC):
-    """What is learned, from which data, with which model; a kind of inputs adds its own keys."""
+class TaskConfig:
+    """Data and model of a task; each kind of inputs adds its own keys."""
 
     sources: ClassVar[tuple[str, ...]]
 
@@ -56,18 +56,23 @@ class TaskConfig(ABC):
         if missing := sorted(set(required) - set(task)):
             raise ConfigError(f"the task lacks task.{', task.'.join(missing)}")
         values = dict(task)
-        if is_list(values.get("classes")):  # a class may be called 0
+        if is_list(values.get("classes")):  # a class may be named 0
             values["classes"] = [str(name) for name in values["classes"]]
         require_types("task", values, get_type_hints(cls))
-        return cls(**{key: _frozen(value) for key, value in values.items()})
+        for key, value in values.items():
+            if is_list(value):
+                values[key] = tuple(value)
+        return cls(**values)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         require_choice("task.source", self.source, self.sources)
-        _require("test_fraction", self.test_fraction, 0 < self.test_fraction < 1, "in (0, 1)")
+        require_range(
+            "task.test_fraction", self.test_fraction, high=1.0, open_low=True, open_high=True
+        )
         for key in ("train_size", "test_size"):
-            size = getattr(self, key)
-            _require(key, size, size is None or size >= 1, ">= 1, or null for all")
+            if getattr(self, key) is not None:
+                require_whole(f"task.{key}", getattr(self, key), low=1)
         if self.classes is not None and self.num_classes not in (None, len(self.classes)):
             raise ConfigError(
                 f"task.classes names {len(self.classes)} classes and "
@@ -76,36 +81,21 @@ class TaskConfig(ABC):
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
-        """The classes' names in the order of their labels; None: the data folder's own."""
+        """The classes in the order of their labels; None: those of the data folder."""
         if self.classes is None and self.num_classes is not None:
             return tuple(str(label) for label in range(self.num_classes))
         return self.classes
 
     def require_shared_meaning(self) -> None:
-        """Refuse to leave open what sites with data of their own must agree on.
+        """Require the values that sites with their own data must agree on.
 
         Raises:
-            ConfigError: names the key that fixes it.
+            ConfigError: names the missing key.
         """
         if self.class_names is None:
             raise ConfigError(
                 "with partition=site the sites must agree on the classes: list them in task.classes"
             )
-
-    @property
-    @abstractmethod
-    def input_shape(self) -> tuple[int, ...]:
-        """Of one input: (C, H, W) of an image, (T,) of a text."""
-
-    @property
-    @abstractmethod
-    def transform(self) -> InputTransform:
-        """How raw examples come to lie on a device and become inputs."""
-
-    @property
-    @abstractmethod
-    def model_options(self) -> dict[str, Any]:
-        """What ``build_model`` takes for this kind of inputs alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,29 +118,28 @@ class ImageConfig(TaskConfig):
         """Check the ranges."""
         super().__post_init__()
         if self.channels not in (1, 3):
-            raise ConfigError(f"task.channels={self.channels}: 1 (grey) and 3 (RGB) are possible")
+            raise ConfigError(f"task.channels={self.channels} must be 1 (grey) or 3 (RGB)")
         if self.source == "embedded" and self.path is not None:
             raise ConfigError(
-                f"task.path={self.path}: the images of task.source=embedded come with a package; "
-                "set task.path=null, or choose another task.source, such as image_folder"
+                f"task.path={self.path}: task.source=embedded holds its images itself; set "
+                "task.path=null, or choose another task.source, such as image_folder"
             )
-        _require("image_size", self.image_size, self.image_size >= 1, ">= 1")
+        require_whole("task.image_size", self.image_size, low=1)
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.channels:
                 raise ConfigError(
                     f"task.{key} has {len(values)} values and task.channels={self.channels}: "
-                    "give one value a channel"
+                    "give one value per channel"
                 )
-        _require("std", self.std, min(self.std) > 0, "> 0")
+        for value in self.std:
+            require_range("task.std", value, open_low=True)
         if self.model in CONDITIONAL and ({*self.mean}, {*self.std}) != ({0.0}, {1.0}):
             raise ConfigError(
                 f"task.model={self.model} takes pixels in [0, 1], and task.mean={list(self.mean)}, "
                 f"task.std={list(self.std)}: set every mean to 0.0 and every std to 1.0"
             )
-        _require("crop_padding", self.crop_padding, self.crop_padding >= 0, ">= 0")
-        _require(
-            "crop_probability", self.crop_probability, 0 <= self.crop_probability <= 1, "in [0, 1]"
-        )
+        require_whole("task.crop_padding", self.crop_padding)
+        require_range("task.crop_probability", self.crop_probability, high=1.0)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:
@@ -159,12 +148,12 @@ class ImageConfig(TaskConfig):
 
     @property
     def transform(self) -> Transform:
-        """Normalisation and augmentation."""
+        """Augmentation and normalisation of raw pixels."""
         return Transform(self.mean, self.std, self.flip, self.crop_padding, self.crop_probability)
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """The stem of a ResNet-18."""
+        """Arguments of ``build_model`` for images only."""
         return {"stem": self.stem}
 
 
@@ -182,14 +171,8 @@ class TextConfig(TaskConfig):
     def __post_init__(self) -> None:
         """Check the ranges."""
         super().__post_init__()
-        _require("length", self.length, self.length >= 2, ">= 2: the start and a word")
-        least = SPECIAL_TOKENS + 1
-        _require(
-            "vocabulary_size",
-            self.vocabulary_size,
-            least <= self.vocabulary_size < 2**31,
-            f"at least {least}: padding, start, unknown, and a word",
-        )
+        require_whole("task.length", self.length, low=2)  # the start token and a word
+        require_whole("task.vocabulary_size", self.vocabulary_size, low=SPECIAL_TOKENS + 1)
 
     @property
     def input_shape(self) -> tuple[int]:
@@ -198,29 +181,29 @@ class TextConfig(TaskConfig):
 
     @property
     def transform(self) -> TokenTransform:
-        """Tokens as they are."""
+        """Copies tokens to the device."""
         return TokenTransform()
 
     @property
     def model_options(self) -> dict[str, Any]:
-        """The rows of an embedding."""
+        """Arguments of ``build_model`` for texts only."""
         return {"vocabulary_size": self.vocabulary_size}
 
     def require_shared_meaning(self) -> None:
-        """Refuse to leave open what sites with data of their own must agree on."""
+        """Require the values that sites with their own data must agree on."""
         super().require_shared_meaning()
         if self.vocabulary_file is None:
             raise ConfigError(
-                "with partition=site the sites must agree on the vocabulary: give each the same "
-                "file and name it by task.vocabulary_file (one word a line, by rank; a run on one "
-                "machine leaves such a file, vocabulary.txt, in its cache folder beside the tokens)"
+                "with partition=site the sites must agree on the vocabulary: set "
+                "task.vocabulary_file to the same file everywhere (one word per line, by rank; a "
+                "run on one machine writes vocabulary.txt beside the tokens in the cache folder)"
             )
 
 
-KINDS: dict[str, type[TaskConfig]] = {"images": ImageConfig, "text": TextConfig}
+KINDS: dict[str, type[ImageConfig | TextConfig]] = {"images": ImageConfig, "text": TextConfig}
 
 
-def read_config(task: Mapping[str, Any]) -> TaskConfig:
+def read_config(task: Mapping[str, Any]) -> ImageConfig | TextConfig:
     """Check a plain mapping; ``task.inputs`` decides which keys it has.
 
     Raises:
@@ -229,12 +212,3 @@ def read_config(task: Mapping[str, Any]) -> TaskConfig:
     inputs = task.get("inputs", "images")
     require_choice("task.inputs", inputs, KINDS)
     return KINDS[inputs].from_mapping(task)
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if is_list(value) else value
-
-
-def _require(key: str, value: object, holds: bool, allowed: str) -> None:
-    if not holds:
-        raise ConfigError(f"task.{key}={value} must be {allowed}")

@@ -31,7 +31,7 @@ class Batched(Protocol):
 
 
 def classifies(model: nn.Module) -> bool:
-    """Return whether the model's outputs are logits of classes; others say that they are not."""
+    """Return whether the model's outputs are logits of classes."""
     return bool(getattr(model, "classifies", True))
 
 
@@ -60,9 +60,9 @@ def class_accuracies(
     batch_size: int = 500,
     generator: torch.Generator | None = None,
 ) -> tuple[float, float, Tensor]:
-    """Return :func:`evaluate_model`'s two and the accuracy on each class (C,), NaN without one.
+    """Return mean loss, accuracy, and the accuracy on each class (C,), NaN without an example.
 
-    With a generator the examples are augmented as for training, by what is drawn from it.
+    With a generator the examples are augmented as for training.
     """
     losses, right, counts = [], [], []
     for batch_loss, hits, labels in _scored(model, data, loss, batch_size, generator):

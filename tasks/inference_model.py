@@ -1,15 +1,15 @@
-"""A trained model with what stands before and behind it: raw examples in, probabilities out."""
+"""A trained model for inference: raw examples in, probabilities out."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from tasks.tensor_data import InputTransform
+from tasks.transform import InputTransform
 
 
-class Deployable(nn.Module):
-    """A classifier that normalises its inputs itself.
+class InferenceModel(nn.Module):
+    """A classifier with its normalisation and softmax.
 
     Args:
         model: returns features (B, d) and logits (B, C).

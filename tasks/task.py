@@ -1,4 +1,4 @@
-"""A task: what is learned, from which examples, with which model."""
+"""A task: its data, partition, model and loss."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from common.errors import ConfigError
-from tasks.config import TaskConfig, read_config
+from tasks.config import ImageConfig, TextConfig, read_config
 from tasks.models import CONDITIONAL, Model, build_model
 from tasks.models.cvae import CVAE
 from tasks.partitions import PartitionConfig, hold_out, partition_rows
@@ -38,14 +38,14 @@ def build_task(
         num_clients: N, the number of clients.
 
     Raises:
-        ConfigError: for unknown keys and values out of range; what depends on the examples
-            themselves is checked when they are first needed.
+        ConfigError: for unknown keys and values out of range; the examples are checked when they
+            are first read.
     """
     return Task(read_config(task), PartitionConfig.from_mapping(partition), seed, num_clients)
 
 
 class Task:
-    """Model, examples and loss. Reads examples only when asked for them.
+    """Model, examples and loss; reads examples only when they are needed.
 
     Args:
         config: of the task.
@@ -55,7 +55,11 @@ class Task:
     """
 
     def __init__(
-        self, config: TaskConfig, partition: PartitionConfig, seed: int, num_clients: int
+        self,
+        config: ImageConfig | TextConfig,
+        partition: PartitionConfig,
+        seed: int,
+        num_clients: int,
     ) -> None:
         self.config = config
         self.partition = partition
@@ -83,16 +87,12 @@ class Task:
 
     @property
     def vocabulary(self) -> tuple[str, ...] | None:
-        """The words of a task on texts, by rank; None: the inputs are images."""
+        """The words of a task on texts, by rank; None if the inputs are images."""
         vocabulary = self._source.vocabulary()
         return None if vocabulary is None else vocabulary.words
 
     def label_metadata(self) -> dict[str, str]:
-        """Return what a model's numbers stand for, as its file's metadata.
-
-        ``classes`` are the names by label, as JSON; ``vocabulary`` is a hash of the words by
-        token, for texts.
-        """
+        """Return the metadata of a model's file: its classes as JSON, and a vocabulary's hash."""
         vocabulary = self._source.vocabulary()
         words = {} if vocabulary is None else {"vocabulary": vocabulary.digest}
         return {"classes": json.dumps(self.class_names), **words}
@@ -117,12 +117,11 @@ class Task:
         return self.build_model(0).classifier_tensors
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean over the batch of the cross-entropy of logits (B, C).
+        """Return the mean cross-entropy of logits (B, C).
 
-        Of a model that is no classifier, whose outputs are parts of each example's loss, it is the
-        mean of their sum.
+        The outputs of a conditional model are parts of each example's loss: the mean of their sum.
         """
-        if self._conditional:
+        if self.config.model in CONDITIONAL:
             return outputs.sum(dim=1).mean()
         return F.cross_entropy(outputs, labels)
 
@@ -136,17 +135,16 @@ class Task:
         channels_last: bool = False,
         site_folder: Path | str | None = None,
     ) -> tuple[TensorData, TensorData | None]:
-        """Return what a client trains on, and what it holds out.
+        """Return a client's training examples and its held-out examples.
 
         Args:
             client_id: from 0 to N - 1.
-            device: where the examples stay.
-            channels_last: give batches of images in that memory format.
-            site_folder: with partition=site the node's own folder; its test part, where it has one,
-                is what it holds out.
+            device: of the examples.
+            channels_last: yield batches of images in that memory format.
+            site_folder: with partition=site the node's own folder; its test split is held out.
 
         Raises:
-            ConfigError: where the examples cannot be had, or the partition not be made.
+            ConfigError: if the examples cannot be loaded or partitioned.
         """
         if not 0 <= client_id < self.num_clients:
             raise ConfigError(
@@ -232,9 +230,9 @@ class Task:
 
     @cached_property
     def _held_out_twice(self) -> Indices:
-        """The rows that some client holds out where several have the same: nobody trains on them.
+        """Held-out rows, if several clients share rows: nobody trains on them.
 
-        What was trained on elsewhere tells nothing of unseen examples, through the global model.
+        Otherwise the global model would have seen held-out examples.
         """
         fraction, parts = self.partition.holdout, self.client_rows
         if not fraction or sum(map(len, parts)) == len(np.unique(np.concatenate(parts))):
@@ -242,12 +240,8 @@ class Task:
         held = [hold_out(rows, fraction, self._holdout_seed, i)[1] for i, rows in enumerate(parts)]
         return np.concatenate(held)
 
-    @property
-    def _conditional(self) -> bool:
-        return self.config.model in CONDITIONAL
-
     def _tensors(self, split: Split, device: torch.device | str, channels_last: bool) -> TensorData:
-        kind = ConditionedData if self._conditional else TensorData
+        kind = ConditionedData if self.config.model in CONDITIONAL else TensorData
         return kind(
             split.read(),
             split.labels,

@@ -3,52 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-
-class Placed(Protocol):
-    """Raw examples on a device, and the inputs that they give."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the raw examples."""
-
-    def batches(
-        self, order: Tensor, batch_size: int, generator: torch.Generator | None
-    ) -> Iterator[Tensor]:
-        """Yield inputs in the order given; a generator draws the augmentation of all examples."""
-
-
-class InputTransform(Protocol):
-    """How raw examples come to lie on a device and become inputs."""
-
-    @property
-    def augments(self) -> bool:
-        """Whether training inputs differ from the examples by chance."""
-
-    def place(self, raw: NDArray[Any], device: torch.device, *, channels_last: bool) -> Placed:
-        """Copy raw examples (n, ...) to the device; inputs that are images come channels last."""
-
-    def module(self) -> nn.Module:
-        """Return the layer from raw examples (B, ...) to inputs, without augmentation."""
+from tasks.transform import InputTransform
 
 
 class TensorData:
-    """Raw examples and labels on a device, which become inputs batch by batch.
+    """Raw examples and labels on a device, turned into inputs batch by batch.
 
     Args:
         examples: (n, C, H, W), uint8, or (n, T) tokens.
         labels: (n,), int64.
-        num_classes: of the task, held here or not.
-        transform: how examples become inputs: of images augmentation and normalisation.
-        device: where the examples stay and the batches come from.
-        channels_last: give batches of images in that memory format.
+        num_classes: of the task.
+        transform: turns examples into inputs; augments and normalises images.
+        device: of the examples and the batches.
+        channels_last: yield batches of images in that memory format.
     """
 
     def __init__(
@@ -90,10 +65,9 @@ class TensorData:
         """Yield one pass of (inputs, labels).
 
         Args:
-            batch_size: examples a batch.
-            generator: shuffles the pass and draws its augmentation; None: in order, and as for a
-                test, since augmentation is drawn from nothing else.
-            train: augment, where the task does.
+            batch_size: examples per batch.
+            generator: shuffles and augments; None: in order and without augmentation.
+            train: augment, if the task does.
             drop_last: leave out a last, smaller batch unless it is the only one.
         """
         if len(self) == 0:
@@ -110,9 +84,9 @@ class TensorData:
 
 
 class ConditionedData(TensorData):
-    """The same, its inputs (B, d + C): an example's values, and behind them its class, one-hot.
+    """TensorData with inputs (B, d + C), an example's values and its one-hot class.
 
-    For models that are told the class and make the example (tasks/models/cvae.py).
+    For conditional generative models (tasks/models/cvae.py).
     """
 
     def batches(
@@ -123,7 +97,7 @@ class ConditionedData(TensorData):
         train: bool,
         drop_last: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield one pass of (inputs, labels), as :class:`TensorData` does."""
+        """Yield one pass of (inputs, labels)."""
         for examples, labels in super().batches(
             batch_size, generator=generator, train=train, drop_last=drop_last
         ):

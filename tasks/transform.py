@@ -1,4 +1,4 @@
-"""Augmentation and normalisation of whole batches, on the device of the images."""
+"""Transforms of raw examples on a device into inputs: images are augmented and normalised."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Transform:
-    """What happens to raw pixels before the model sees them.
-
-    The order is flip, crop, normalise: a crop's border is black, 0 before normalisation.
+    """Augmentation and normalisation of images, in the order flip, crop, normalise.
 
     Attributes:
         mean: per channel, of pixels in [0, 1].
         std: per channel, of pixels in [0, 1].
         flip: mirror each training image left to right with probability 1/2.
-        crop_padding: cut each training image from a copy padded by so many pixels; 0: no crop.
-        crop_probability: of a training image to be cut so.
+        crop_padding: black pixels around a training image before a random crop; 0: no crop.
+        crop_probability: of a training image to be cropped.
     """
 
     mean: tuple[float, ...]
@@ -46,7 +44,7 @@ class Transform:
     def place(
         self, raw: NDArray[np.uint8], device: torch.device, *, channels_last: bool
     ) -> PlacedImages:
-        """Return pixels (n, C, H, W) on the device."""
+        """Copy pixels (n, C, H, W) to the device."""
         return PlacedImages(torch.from_numpy(np.array(raw)).to(device), self, channels_last)
 
     def module(self) -> Normalise:
@@ -55,11 +53,7 @@ class Transform:
 
 
 class Normalise(nn.Module):
-    """Pixels 0..255 (B, C, H, W) of any type to inputs, as a layer.
-
-    Args:
-        transform: its means and standard deviations; a layer does not augment.
-    """
+    """Layer that normalises pixels 0..255 (B, C, H, W) of any type, without augmentation."""
 
     scale: Tensor
     shift: Tensor
@@ -77,12 +71,12 @@ class Normalise(nn.Module):
 
 @dataclass(frozen=True)
 class Augmentation:
-    """The random choices for the images of one pass, drawn at once: one transfer to the device.
+    """Random flips and crops for the images of one pass, drawn at once.
 
     Attributes:
         flipped: (n,) bool.
-        top: (n,) first row of the cut, in the padded image.
-        left: (n,) first column of the cut, in the padded image.
+        top: (n,) first row of the crop, in the padded image.
+        left: (n,) first column of the crop, in the padded image.
     """
 
     flipped: Tensor
@@ -91,7 +85,7 @@ class Augmentation:
 
     @classmethod
     def draw(cls, transform: Transform, size: int, generator: torch.Generator) -> Augmentation:
-        """Draw for ``size`` images."""
+        """Draw flips and crops for ``size`` images."""
         device = generator.device
         flipped = torch.zeros(size, dtype=torch.bool, device=device)
         corners = torch.full((size, 2), transform.crop_padding, device=device)
@@ -108,18 +102,14 @@ class Augmentation:
                 corners = cuts
         return cls(flipped, corners[:, 0], corners[:, 1])
 
-    def to(self, device: torch.device) -> Augmentation:
-        """Return a copy on the device."""
-        return Augmentation(self.flipped.to(device), self.top.to(device), self.left.to(device))
-
-    def split(self, batch_size: int) -> Iterator[Augmentation]:
-        """Yield the choices batch by batch."""
-        choices = (self.flipped, self.top, self.left)
-        for parts in zip(*(torch.split(values, batch_size) for values in choices), strict=True):
+    def batches(self, batch_size: int, device: torch.device) -> Iterator[Augmentation]:
+        """Yield the choices batch by batch, on the device."""
+        drawn = (values.to(device) for values in (self.flipped, self.top, self.left))
+        for parts in zip(*(torch.split(values, batch_size) for values in drawn), strict=True):
             yield Augmentation(*parts)
 
     def apply(self, padded: Tensor, chosen: Tensor, height: int, width: int) -> Tensor:
-        """Cut and flip.
+        """Crop and flip.
 
         Args:
             padded: all images (n, H + 2p, W + 2p, C), uint8.
@@ -134,25 +124,25 @@ class Augmentation:
         columns = torch.where(self.flipped[:, None], width - 1 - steps, steps)
         columns = columns + self.left[:, None]  # (B, W)
         rows = self.top[:, None] + torch.arange(height, device=padded.device)  # (B, H)
-        rows = rows + chosen[:, None] * padded.shape[1]  # of all images, end to end
+        rows = rows + chosen[:, None] * padded.shape[1]  # of all images in one column
         places = rows[:, :, None] * padded.shape[2] + columns[:, None, :]  # (B, H, W)
         pixels = padded.flatten(0, 2).index_select(0, places.flatten())
         return pixels.view(*places.shape, -1)
 
 
 class PlacedImages:
-    """Raw pixels on a device, and the inputs that they give.
+    """Raw pixels on a device, turned into inputs.
 
     Args:
         pixels: (n, C, H, W), uint8.
         transform: augmentation and normalisation.
-        channels_last: give batches in that memory format.
+        channels_last: yield batches in that memory format.
     """
 
     def __init__(self, pixels: Tensor, transform: Transform, channels_last: bool) -> None:
         self._transform = transform
         self._channels_last = channels_last
-        # Pixels that are moved one by one, or wanted channels last, lie channels last.
+        # Augmentation moves single pixels, which is fast only with channels last.
         self._by_pixel = channels_last or transform.augments
         self._pixels = pixels.permute(0, 2, 3, 1).contiguous() if self._by_pixel else pixels
         self._padded: Tensor | None = None
@@ -166,15 +156,15 @@ class PlacedImages:
     def batches(
         self, order: Tensor, batch_size: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
-        """Yield normalised inputs (B, C, H, W), augmented where a generator is given."""
+        """Yield normalised inputs (B, C, H, W), augmented if a generator is given."""
         batches = torch.split(order, batch_size)
         if generator is None or not self._transform.augments:
             for chosen in batches:
                 yield self._finish(self._pixels[chosen])
             return
         drawn = Augmentation.draw(self._transform, len(self._pixels), generator)
-        parts = drawn.to(self._pixels.device).split(batch_size)
-        # The order may leave out the last, smaller batch, which is drawn for all the same.
+        parts = drawn.batches(batch_size, self._pixels.device)
+        # The order may leave out the last, smaller batch, although it was drawn for.
         for chosen, part in zip(batches, parts, strict=False):
             yield self._finish(part.apply(self.padded(), chosen, *self._pixels.shape[1:3]))
 
@@ -187,7 +177,7 @@ class PlacedImages:
 
     def _constants(self) -> tuple[Tensor, Tensor]:
         scale, shift = self._transform.constants(self._pixels.device)
-        if self._channels_last:  # (W, C), since an innermost loop over three channels is slow
+        if self._channels_last:  # (W, C): an innermost loop over three channels is slow
             width = self._pixels.shape[2]
             return scale.repeat(width, 1), shift.repeat(width, 1)
         return scale.view(-1, 1, 1), shift.view(-1, 1, 1)
@@ -198,3 +188,42 @@ class PlacedImages:
             pixels = pixels.permute(0, 3, 1, 2).contiguous()
         inputs = pixels.float().mul_(self._scale).add_(self._shift)
         return inputs.permute(0, 3, 1, 2) if self._channels_last else inputs
+
+
+@dataclass(frozen=True)
+class TokenTransform:
+    """Texts are not augmented and have no memory format."""
+
+    augments = False
+
+    def place(
+        self, raw: NDArray[np.signedinteger], device: torch.device, *, channels_last: bool
+    ) -> PlacedTokens:
+        """Copy tokens (n, T) to the device."""
+        return PlacedTokens(torch.from_numpy(np.array(raw)).to(device))
+
+    def module(self) -> nn.Module:
+        """Return the identity: tokens are the inputs."""
+        return nn.Identity()
+
+
+@dataclass(frozen=True)
+class PlacedTokens:
+    """Tokens (n, T) of any integer type on a device, turned into inputs."""
+
+    tokens: Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tokens."""
+        return self.tokens.numel() * self.tokens.element_size()
+
+    def batches(
+        self, order: Tensor, batch_size: int, generator: torch.Generator | None
+    ) -> Iterator[Tensor]:
+        """Yield tokens (B, T), int64."""
+        for chosen in torch.split(order, batch_size):
+            yield self.tokens[chosen].long()
+
+
+InputTransform = Transform | TokenTransform

@@ -8,7 +8,7 @@ The file holds the network, its parameters and the normalisation of its inputs:
     probabilities = program.module()(images)        # (B, C), of uint8 (B, channels, H, W)
 
 about.json says what goes in (shape and type), what the classes are called, for texts the words of
-the vocabulary by rank (tasks/tokens.py has the tokens before them), and of which run it is. Where
+the vocabulary by rank (see tasks/vocabulary.py for their tokens), and of which run it is. Where
 clients keep tensors of their own, such as FedPer's heads, --state names the file of one of them
 (client-*/round-*.safetensors), and the model is that client's.
 """
@@ -34,8 +34,8 @@ from conf import method_name
 from fedhet.commands import parser_of, say_error
 from fedhet.load_run import classes_in, classifier_of, meaning_of, recipe_of, task_of
 from tasks import Task
-from tasks.inference_model import Deployable
-from tasks.tokens import SPECIAL_TOKENS
+from tasks.inference_model import InferenceModel
+from tasks.vocabulary import SPECIAL_TOKENS
 
 ABOUT = "about.json"
 OF_THE_RUN = ("accuracy", "parameters_sha256", "seed")  # of summary.json
@@ -59,7 +59,7 @@ def export(folder: Path, path: Path, state: Path | None = None) -> dict[str, Any
     recipe = recipe_of(folder)
     task = task_of(recipe, classes_in(meaning_of(folder)))
     classifier = classifier_of(folder, task, state).cpu()
-    module = Deployable(classifier, task.config.transform).eval()
+    module = InferenceModel(classifier, task.config.transform).eval()
     examples = _examples(task, 2)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of its own about recurrent layers, and about nothing
@@ -117,7 +117,7 @@ def _of_the_run(folder: Path) -> dict[str, Any]:
     return {key: summary[key] for key in OF_THE_RUN if key in summary}
 
 
-def _require_the_same(module: Deployable, content: io.BytesIO, examples: Tensor) -> None:
+def _require_the_same(module: InferenceModel, content: io.BytesIO, examples: Tensor) -> None:
     """Compare what the file does with what the model does, on a batch of another size."""
     content.seek(0)
     program = torch.export.load(content).module()

@@ -1,21 +1,18 @@
-"""The Gaussian mechanism on sums and counts by class, and the (epsilon, delta) it buys.
+"""The Gaussian mechanism for sums and counts by class, and its privacy accountant.
 
-Dwork and Roth 2014; Abadi et al., Deep Learning with Differential Privacy, CCS 2016,
-https://arxiv.org/abs/1607.00133 (clipping). An example adds a vector v, clipped to ||v|| <= S, to
-the sums of its class and 1 to the count. With one example more or less at a client, and the same
-model, the upload (sums, counts) moves by at most
+Dwork and Roth 2014; clipping: Abadi et al., Deep Learning with Differential Privacy, CCS 2016,
+https://arxiv.org/abs/1607.00133. An example adds a vector v, clipped to ||v|| <= S, to the sums of
+its class and 1 to the count. Adding or removing one example of a client, with the same model, moves
+the upload (sums, counts) by at most
 
     Delta = sqrt(S^2 + 1),  so N(0, (z Delta)^2) is added to every number, z the noise multiplier
 
-One upload is a Gaussian mechanism of multiplier z; T uploads of a client compose. Opacus' PRV
-accountant gives epsilon for delta (for T Gaussian mechanisms it must be within its error of the
-closed form of Balle and Wang 2018, which a test compares). Every upload counts, as though the same
-example were in each: no amplification by sampling is claimed, since who took part is known.
+T uploads of a client compose; Opacus' PRV accountant gives epsilon for delta. Every upload counts
+as if the same example were in each: the server knows who took part, so sampling amplifies nothing.
 
-What it covers: what the uploaded sums and counts say beyond the model they were computed with. The
-model update that travels beside them is not covered: that takes DP-SGD. And whoever knows the run's
-seed, as the server does, can draw the same noise and take it off again: that is right for an
-experiment, which must repeat itself; ``secret`` draws from the operating system instead.
+The mechanism covers what the sums and counts reveal beyond the model they were computed with. It
+does not cover the model update beside them: that takes DP-SGD. Whoever knows the run's seed, as the
+server does, can draw the same noise and subtract it: set ``secret`` for real clients.
 """
 
 from __future__ import annotations
@@ -25,6 +22,7 @@ import math
 import random
 import warnings
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +35,7 @@ from strategies.base import Tensors
 if TYPE_CHECKING:
     from opacus.accountants import IAccountant
 
-_HOPELESS = 60.0  # an epsilon from which on the tight accountant takes gigabytes for nothing
+_HOPELESS = 60.0  # above this epsilon the tight accountant takes gigabytes for nothing
 
 
 @dataclass(frozen=True)
@@ -46,9 +44,9 @@ class GaussianMechanism:
 
     Attributes:
         noise_multiplier: z; 0: neither clipping nor noise.
-        clip: S, the greatest L2 norm of an example's vector. (A soft label's is at most 1.)
-        delta: for which epsilon is reported.
-        secret: draw the noise from the operating system and not from the run's seed. Such a run
+        clip: S, the largest L2 norm of an example's vector (at most 1 for a soft label).
+        delta: epsilon is reported for it.
+        secret: draw the noise from the operating system instead of the run's seed; such a run
             cannot be repeated to the bit.
     """
 
@@ -58,14 +56,14 @@ class GaussianMechanism:
     secret: bool = False
 
     def __post_init__(self) -> None:
-        """Check the ranges; below the least delta the accountant's arithmetic gives out."""
+        """Check the ranges; below delta=1e-10 the accountant loses precision."""
         require_range("strategy.soft_labels.noise_multiplier", self.noise_multiplier)
         require_range("strategy.soft_labels.clip", self.clip, open_low=True)
         require_range("strategy.soft_labels.delta", self.delta, low=1e-10, high=0.1)
 
     @property
     def active(self) -> bool:
-        """Whether there is noise."""
+        """Whether the mechanism adds noise."""
         return self.noise_multiplier > 0
 
     @property
@@ -78,10 +76,10 @@ class GaussianMechanism:
         return vectors.renorm(2, 0, self.clip) if self.active else vectors
 
     def noised(self, values: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the values with noise, drawn on the CPU."""
+        """Return the values plus noise drawn on the CPU."""
         if not self.active:
             return values
-        if self.secret:  # torch's generators start from 32 bits, which can be tried one by one
+        if self.secret:  # torch seeds its generators with 32 bits, few enough to try them all
             system = random.SystemRandom()
             drawn = torch.tensor([system.gauss() for _ in range(values.numel())])
             drawn = drawn.view(values.shape).to(values.dtype)
@@ -90,28 +88,24 @@ class GaussianMechanism:
         return values + self.noise * drawn.to(values.device)
 
     def epsilon(self, uploads: int) -> float:
-        """Return epsilon for ``delta`` after so many uploads of one client.
-
-        Raises:
-            ConfigError: where Opacus is not installed.
-        """
+        """Return epsilon for ``delta`` after this many uploads of one client."""
         return epsilon_of(self.noise_multiplier, uploads, self.delta, "strategy.soft_labels")
 
 
 class Uploads(dict[int, int]):
-    """By client id, how often it was asked: each time counts, whatever came of it."""
+    """How often each client was asked to upload; requests without a reply count, too."""
 
     def add(self, client_id: int) -> None:
-        """Count one more."""
+        """Count one more request."""
         self[client_id] = self.get(client_id, 0) + 1
 
     @property
     def most(self) -> int:
-        """The count of the client that was asked most often."""
+        """The largest count of any client."""
         return max(self.values(), default=0)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return them as tensors, for a checkpoint."""
+        """Return the counts as tensors, for a checkpoint."""
         clients = sorted(self)
         return {
             "clients": torch.tensor(clients, dtype=torch.int64),
@@ -120,32 +114,35 @@ class Uploads(dict[int, int]):
 
     @classmethod
     def of(cls, tensors: Tensors) -> Uploads:
-        """Return what :meth:`tensors` gave."""
+        """Return the counts that :meth:`tensors` wrote."""
         pairs = zip(tensors["clients"].tolist(), tensors["uploads"].tolist(), strict=True)
         return cls(pairs)
 
 
+@lru_cache
 def epsilon_of(
     noise_multiplier: float, uploads: int, delta: float, key: str, rate: float = 1.0
 ) -> float:
-    """Return epsilon for ``delta`` after so many Gaussian mechanisms.
+    """Return epsilon for ``delta`` after composed Gaussian mechanisms.
 
     Args:
-        noise_multiplier: z, the noise' standard deviation over the sensitivity.
-        uploads: how many.
+        noise_multiplier: z, the standard deviation of the noise over the sensitivity.
+        uploads: T, the number of mechanisms.
         delta: of (epsilon, delta).
-        key: whose ``noise_multiplier`` it is, for the error.
-        rate: with which probability, each time anew, what is to be protected is in it at all.
+        key: of the recipe, for the error.
+        rate: Poisson sampling rate of what is protected, drawn anew each time.
 
     Raises:
-        ConfigError: where Opacus is not installed.
+        ConfigError: if Opacus is not installed.
     """
     if uploads == 0:
         return 0.0
     loose, tight = _accountants(key)
     loose.history = tight.history = [(noise_multiplier, rate, uploads)]
     with warnings.catch_warnings(), np.errstate(divide="ignore"):
-        warnings.simplefilter("ignore")  # at a sampling rate of 1 it takes log 0, and copes
+        warnings.simplefilter(
+            "ignore"
+        )  # a sampling rate of 1 makes it take log 0, which it handles
         bound = float(loose.get_epsilon(delta=delta))
         if bound > _HOPELESS:
             return bound
@@ -153,7 +150,7 @@ def epsilon_of(
 
 
 def _accountants(key: str) -> tuple[IAccountant, IAccountant]:
-    """Return a loose one (Renyi divergence) and a tight one (distribution of the privacy loss)."""
+    """Return a loose accountant (Renyi divergence) and a tight one (privacy loss distribution)."""
     handlers = list(logging.root.handlers)
     try:
         from opacus.accountants import PRVAccountant, RDPAccountant
@@ -162,5 +159,7 @@ def _accountants(key: str) -> tuple[IAccountant, IAccountant]:
             "noise needs an accountant: pip install -e '.[privacy]', or set "
             f"{key}.noise_multiplier=0"
         ) from error
-    logging.root.handlers = handlers  # its import adds one, and every line would come twice
+    logging.root.handlers = (
+        handlers  # Opacus' import adds a handler, which would print every line twice
+    )
     return RDPAccountant(), PRVAccountant()

@@ -1,16 +1,16 @@
-"""Replies that a server knows the sum of, and no single one.
+"""Packs a client's reply into one vector, and the mean of all vectors back into a reply.
 
-Secure aggregation adds up one vector of each client and shows the server the sum. So all that a
-client sends is put into one vector (:class:`Layout`), and what comes back, the mean of the clients'
-vectors, is taken apart into a reply again: that of the mean client, which then stands for each of
-them. A method to which only sums matter does with these what it does with the clients' own:
+Secure aggregation adds one vector per client and shows the server only the sum. :class:`Layout`
+packs all that a client sends into such a vector and unpacks the mean of the vectors into the reply
+of a mean client, which then stands for each of them. A method that needs only sums does with it
+what it does with the clients' own replies:
 
     u    = sum_i w_i u_i / sum_i w_i,   w_i = n_i (weighted mean) or 1 (plain mean)
-    p    = sum_i p_i / |S|              of every payload, so that |S| replies sum to what they did
-    b    = sum_i n_i b_i / sum_i n_i    of every buffer;  n, K, lr_sum: means over the clients
+    p    = sum_i p_i / |S|              for every payload, so that |S| replies have the same sum
+    b    = sum_i n_i b_i / sum_i n_i    for every buffer;  n, K, lr_sum: means over the clients
 
-Which methods those are is derived from what their parts declare (:func:`require_sums`): an
-aggregator that is a weighted mean, an output that reads no reply, server sides that sum payloads.
+:func:`require_sums` derives from a method's parts whether it needs only sums: its aggregator is a
+weighted mean, its output reads no reply, and its server sides sum payloads.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from strategies.base import (
     MeanAggregator,
     Observer,
     Output,
+    Payloads,
     ReadsNoReply,
     Reply,
     ReplyTransform,
@@ -44,8 +45,8 @@ from strategies.base import (
 from strategies.components.aggregators import mean_of
 
 CLIPPED = "clipped-share"
-# What of a client's metrics is summed, too: others are not sent. The scores of a client's own model
-# are plain means over clients, the rest is weighted by n_i.
+# The metrics of a client that are summed, too; others are not sent. The scores of a client's own
+# model have plain means over clients, the others are weighted by n_i.
 METRICS = (
     CLIPPED,
     STATE_LOST,
@@ -57,7 +58,8 @@ METRICS = (
     "personal-test-loss",
 )
 _OWN = "personal-"
-_COUNTS = ("ones", "num-examples", "num-steps", "lr-sum")
+_PAYLOAD = "payloads/"
+_COUNTS = 4  # numbers at the vector's start: 1, and the means of n, K and the step size
 
 Vector = NDArray[np.float64]
 
@@ -76,21 +78,21 @@ def require_sums(
     *,
     summed: bool,
 ) -> Weighting:
-    """Return how the aggregator weighs clients, if no part of the method reads single replies.
+    """Reject parts of a method that read single replies; return how the aggregator weighs clients.
 
     Args:
-        what: the key that leaves the server with the sum only.
+        what: the key that gives the server only the sum.
         client_sides: of the method, by name.
         server_sides: of the method, by name.
         aggregator: of the method.
         transforms: of the method.
         output: of the method.
         observers: of the run.
-        summed: they are summed before the server has them; or else by the server, in the
-            ``receive`` of a side, which itself still reads single replies.
+        summed: replies are summed before they reach the server; otherwise the ``receive`` of a
+            server side sums them and may read single replies itself.
 
     Raises:
-        ConfigError: naming every part that reads single replies, and why.
+        ConfigError: names every part that reads single replies, and why.
     """
     readers = [
         side
@@ -109,7 +111,7 @@ def require_sums(
     ]
     if reasons or not isinstance(aggregator, MeanAggregator):
         raise ConfigError(
-            f"{what} gives the server the sum of the clients' replies and no single one, but "
+            f"{what} gives the server the sum of the clients' replies only, but "
             f"{'; '.join(reasons)}. Set {what}=none, or choose another method"
         )
     return aggregator.weighting
@@ -137,10 +139,10 @@ def _unsummed(
 
 
 def require_private(client_sides: Mapping[str, ClientSide]) -> None:
-    """Refuse payloads that clipping by client does not cover, and that nothing else covers.
+    """Reject payloads that neither clipping nor noise of their own protects.
 
     Raises:
-        ConfigError: naming them.
+        ConfigError: names them.
     """
     if not any(side.clips for side in client_sides.values()):
         return
@@ -148,8 +150,8 @@ def require_private(client_sides: Mapping[str, ClientSide]) -> None:
     if bare := sorted(per_example(client_sides) - private):
         raise ConfigError(
             f"the payloads {bare} are sums over a client's examples, which "
-            "strategy/differential_privacy does not clip, and have no noise of their own: set that "
-            "(strategy.soft_labels.noise_multiplier for soft labels), or choose another method"
+            "strategy/differential_privacy does not clip, and have no noise of their own: set "
+            "strategy.soft_labels.noise_multiplier (for soft labels), or choose another method"
         )
 
 
@@ -158,15 +160,15 @@ def require_private(client_sides: Mapping[str, ClientSide]) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the numbers of a reply stand in its vector.
+    """Positions of the numbers of a reply in its vector.
 
     Args:
-        update: the trainable shared tensors' shapes.
-        buffers: those of the shared buffers.
-        payloads: those of the payloads' tensors.
+        update: shapes of the trainable shared tensors.
+        buffers: shapes of the shared buffers.
+        payloads: shapes of the payloads' tensors.
         per_example: payloads that grow with the client's number of examples.
         weighting: how the aggregator weighs clients.
-        max_examples: what n_i and all that grows with it are divided by, to be of the size of 1.
+        max_examples: divides n_i and all that grows with it, so that numbers are of order 1.
     """
 
     update: Mapping[str, tuple[int, ...]]
@@ -177,12 +179,7 @@ class Layout:
     max_examples: int
 
     @classmethod
-    def of(
-        cls,
-        reply: Reply,
-        weighting: Weighting,
-        max_examples: int,
-    ) -> Layout:
+    def of(cls, reply: Reply, weighting: Weighting, max_examples: int) -> Layout:
         """Return the layout of a reply like this one."""
         return cls(
             shapes_of(reply.update),
@@ -194,60 +191,58 @@ class Layout:
         )
 
     def __len__(self) -> int:
-        """Return how many numbers a vector has."""
-        return sum(size for _, _, size, _ in self._blocks)
+        """Return the length of a vector."""
+        return _COUNTS + sum(math.prod(shape) for _, _, shape in self._blocks)
 
     def pack(self, reply: Reply) -> Vector:
-        """Return a reply's vector."""
+        """Return the vector of a reply."""
         share = reply.num_examples / self.max_examples
-        values: list[Vector] = [
-            np.array([1.0, share, reply.num_steps / self.max_examples, _step_size(reply)])
-        ]
-        for group, name, _, _ in self._blocks[1:]:
+        step_size = reply.lr_sum / max(reply.num_steps, 1)  # small and alike: large sums are cut
+        counts = [1.0, share, reply.num_steps / self.max_examples, step_size]
+        values: list[Vector] = [np.array(counts)]
+        for group, name, _ in self._blocks:
             if group == "metrics":
                 weight = 1.0 if name.startswith(_OWN) else share
                 known = name in reply.metrics
                 values.append(np.array([weight * reply.metrics.get(name, 0.0), weight * known]))
             else:
-                factor = self._factor(group, share)
-                values.append(
-                    factor * self._tensors(reply, group)[name].double().cpu().numpy().ravel()
-                )
+                own: Payloads = {"update": reply.update, "buffers": reply.buffers}
+                tensors = own[group] if group in own else reply.payloads[_payload(group)]
+                array = tensors[name].double().cpu().numpy().ravel()
+                values.append(self._factor(group, share) * array)
         return np.concatenate(values)
 
     def unpack(self, mean: Vector, size: int, tolerance: float) -> Reply:
-        """Return the reply of the mean client, whose id is -1.
+        """Return the reply of the mean client, with id -1.
 
         Args:
             mean: of the clients' vectors.
-            size: how many clients.
+            size: number of clients.
             tolerance: a client's numbers are multiples of it.
 
         Raises:
             ValueError: if this is no mean of vectors: the first number is not 1.
         """
-        mean = np.where(np.abs(mean) < 0.5 * tolerance / size, 0.0, mean)  # nobody's is exactly 0
-        ones, share, steps, step_size = (float(value) for value in mean[: len(_COUNTS)])
+        mean = np.where(np.abs(mean) < 0.5 * tolerance / size, 0.0, mean)  # exact zeros
+        ones, share, steps, step_size = (float(value) for value in mean[:_COUNTS])
         if len(mean) != len(self) or not abs(ones - 1.0) <= tolerance or not share > 0.0:
             raise ValueError(
-                f"this is no mean of {len(self)} numbers of each client: {len(mean)} numbers, of "
-                f"which the first is {ones:.4g} and not 1"
+                f"this is no mean of {len(self)} numbers of each client: it has {len(mean)} "
+                f"numbers, and the first is {ones:.4g} instead of 1"
             )
-        update: dict[str, Tensor] = {}
-        buffers: dict[str, Tensor] = {}
-        payloads: dict[str, dict[str, Tensor]] = {name: {} for name in self.payloads}
+        tensors: dict[str, dict[str, Tensor]] = {group: {} for group in self._groups}
         metrics: dict[str, float] = {}
-        at = len(_COUNTS)
-        for group, name, size, shape in self._blocks[1:]:
-            values, at = mean[at : at + size], at + size
-            if group == "metrics":
-                if values[1] > 1e-4 * (1.0 if name.startswith(_OWN) else share):
-                    metrics[name] = float(values[0] / values[1])
-                continue
-            scaled = values / self._factor(group, share)
-            tensor = torch.from_numpy(scaled.astype(np.float32)).reshape(shape)
-            target = {"update": update, "buffers": buffers}.get(group)
-            (payloads[group.removeprefix("payloads/")] if target is None else target)[name] = tensor
+        at = _COUNTS
+        for group, name, shape in self._blocks:
+            length = math.prod(shape)
+            values, at = mean[at : at + length], at + length
+            if group != "metrics":
+                scaled = values / self._factor(group, share)
+                tensors[group][name] = torch.from_numpy(scaled.astype(np.float32)).reshape(shape)
+            elif values[1] > 1e-4 * (1.0 if name.startswith(_OWN) else share):
+                metrics[name] = float(values[0] / values[1])
+        update, buffers = tensors.pop("update"), tensors.pop("buffers")
+        payloads = {_payload(group): of_payload for group, of_payload in tensors.items()}
         num_examples, num_steps = (
             max(1, round(value * self.max_examples * size)) / size for value in (share, steps)
         )
@@ -257,38 +252,30 @@ class Layout:
         return Reply(-1, *counts, lr_sum, update, payloads, metrics, buffers)
 
     @cached_property
-    def _blocks(self) -> list[tuple[str, str, int, tuple[int, ...]]]:
-        """Group, name, size and shape of every part; in an order that all parties come to."""
-        groups = {"update": self.update, "buffers": self.buffers}
-        groups |= {f"payloads/{name}": shapes for name, shapes in self.payloads.items()}
+    def _groups(self) -> dict[str, Mapping[str, tuple[int, ...]]]:
+        payloads = {f"{_PAYLOAD}{name}": shapes for name, shapes in self.payloads.items()}
+        return {"update": self.update, "buffers": self.buffers, **payloads}
+
+    @cached_property
+    def _blocks(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """Group, name and shape of every part after the counts, in the same order everywhere."""
         tensors = [
-            (group, name, math.prod(shape), shape)
-            for group in sorted(groups)
-            for name, shape in sorted(groups[group].items())
+            (group, name, shape)
+            for group in sorted(self._groups)
+            for name, shape in sorted(self._groups[group].items())
         ]
-        return [
-            ("counts", "", len(_COUNTS), (len(_COUNTS),)),
-            *tensors,
-            *(("metrics", name, 2, (2,)) for name in METRICS),
-        ]
+        return [*tensors, *(("metrics", name, (2,)) for name in METRICS)]
 
     def _factor(self, group: str, share: float) -> float:
         if group == "update":
             return share if self.weighting == "examples" else 1.0
         if group == "buffers":
             return share
-        return 1 / self.max_examples if group.removeprefix("payloads/") in self.per_example else 1.0
-
-    @staticmethod
-    def _tensors(reply: Reply, group: str) -> Tensors:
-        if group == "update":
-            return reply.update
-        return reply.buffers if group == "buffers" else reply.payloads[group[len("payloads/") :]]
+        return 1 / self.max_examples if _payload(group) in self.per_example else 1.0
 
 
-def _step_size(reply: Reply) -> float:
-    """Return what a step counts in lr_sum: alike at all clients, and small, as sums are cut off."""
-    return reply.lr_sum / max(reply.num_steps, 1)
+def _payload(group: str) -> str:
+    return group.removeprefix(_PAYLOAD)
 
 
 def per_example(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:
@@ -297,7 +284,7 @@ def per_example(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:
 
 
 def mean_reply(replies: Sequence[Reply]) -> Reply:
-    """Return the reply of the mean client, whose id is -1; every client counts the same."""
+    """Return the unweighted mean of the replies, with client id -1."""
     size, alike = len(replies), [1.0] * len(replies)
     payloads = {
         name: mean_of([reply.payloads[name] for reply in replies], alike)
@@ -316,15 +303,10 @@ def mean_reply(replies: Sequence[Reply]) -> Reply:
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
-    """Return the shapes by name."""
+    """Return the shapes of tensors by name."""
     return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
-def beyond(vector: Vector, limit: float) -> float:
-    """Return the share of the numbers whose size is above the limit."""
-    return float(np.mean(np.abs(vector) > limit))
-
-
 def stand_ins(mean: Reply, replies: Sequence[Reply]) -> list[Reply]:
-    """Return the mean reply in the place of each of the replies."""
+    """Return the mean reply in place of each reply."""
     return [replace(mean, client_id=reply.client_id) for reply in replies]

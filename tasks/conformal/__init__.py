@@ -1,4 +1,4 @@
-"""Prediction sets: scores, and what clients send of them; here the names under which they do."""
+"""Conformal prediction sets: scores, and calibration by clients' histograms."""
 
 CALIBRATE = "calibrate"  # the action of the messages, and the record of what clients answer
 LOG_LOSSES = "log-losses"

@@ -1,24 +1,20 @@
-"""Split conformal prediction of classes: temperature, scores, the quantile and what it promises.
+"""Split conformal prediction of classes: temperature, scores, quantile and coverage.
 
 Adaptive prediction sets (APS): Romano, Sesia, Candes, NeurIPS 2020, https://arxiv.org/abs/2006.02544
 Regularised ones (RAPS): Angelopoulos, Bates, Jordan, Malik, ICLR 2021, https://arxiv.org/abs/2009.14193
 
-With the classes in the order of their probabilities, p_(1) >= p_(2) >= ..., class y in place r and
-one uniform number u for the example, the score of y is
+With the classes sorted by probability, p_(1) >= p_(2) >= ..., class y in place r and one uniform
+number u for the example, the score of y is
 
     s(x, y, u) = p_(1) + ... + p_(r-1) + u p_(r) + penalty max(0, r - free)
 
 penalty = 0 is APS. With q the ceil((n + 1)(1 - a))-th smallest of the scores of n calibration
-examples, the set {y : s(x, y, u) <= q} of a further one holds its label with a probability of
-1 - a at least, and 1 - a + 1 / (n + 1) at most, whatever the model: all that is needed is that the
-n + 1 examples are exchangeable. A set may be empty; never to let it be would cover more.
+examples, the set {y : s(x, y, u) <= q} of a further example holds its label with a probability of
+at least 1 - a and at most 1 - a + 1 / (n + 1) for any model, if the n + 1 examples are
+exchangeable. A set may be empty.
 
-Written here, for no maintained library has it all: MAPIE 1.6 chooses RAPS's two numbers by itself,
-crepes 0.9 has neither score, TorchCP 1.2 has both and brings transformers, torch-geometric and
-torchsort, puncc 0.9 wants numpy below 2. MAPIE's APS is what the tests compare with.
-
-SciPy is imported where it is needed: it takes up to a second, and every message of a deployment
-starts a process that imports this.
+Written here because no maintained library has both scores with free parameters and few
+dependencies; a test compares with MAPIE's APS. SciPy is imported lazily: it takes up to a second.
 """
 
 from __future__ import annotations
@@ -32,7 +28,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
-COLDEST, HOTTEST = 0.05, 20.0  # temperatures that are looked at
+COLDEST, HOTTEST = 0.05, 20.0  # range of temperatures
 
 
 @dataclass(frozen=True)
@@ -42,7 +38,7 @@ class Score:
     Args:
         name: of the score.
         penalty: lambda, for each place beyond the free ones; 0 is APS.
-        free: k_reg, how many places cost nothing.
+        free: k_reg, the number of places without a penalty.
     """
 
     name: str
@@ -50,7 +46,7 @@ class Score:
     free: int = 1
 
     def __call__(self, probabilities: Array, uniform: Array) -> Array:
-        """Return the score of every class, (n, C), with one uniform number (n,) an example."""
+        """Return the score of every class (n, C), given one uniform number per example (n,)."""
         order = np.argsort(-probabilities, axis=1, kind="stable")
         ranked = np.take_along_axis(probabilities, order, axis=1)
         before = np.cumsum(ranked, axis=1) - ranked
@@ -62,7 +58,7 @@ class Score:
         return found
 
     def largest(self, classes: int) -> float:
-        """Return a bound of the scores with so many classes."""
+        """Return an upper bound of the scores."""
         return 1.0 + self.penalty * max(0, classes - self.free)
 
 
@@ -75,29 +71,29 @@ APS = Score("APS")
 
 
 def scores_for(classes: int) -> tuple[Score, ...]:
-    """Return the scores that sets are made with, for so many classes."""
+    """Return the scores for a number of classes."""
     return APS, raps(classes)
 
 
 def of_labels(scores: Array, labels: Labels) -> Array:
-    """Return the scores (n,) of the labels out of those of all classes (n, C)."""
+    """Return the scores of the labels (n,) from those of all classes (n, C)."""
     found: Array = np.take_along_axis(scores, labels[:, None], axis=1)[:, 0]
     return found
 
 
 def rank_of_quantile(count: int, alpha: float) -> int:
-    """Return ceil((n + 1)(1 - a)); above n, no score is large enough."""
-    return math.ceil((count + 1) * (1 - alpha) - 1e-9)  # 10 * .9 is 9, and not a little more
+    """Return ceil((n + 1)(1 - a)); above n no score is large enough."""
+    return math.ceil((count + 1) * (1 - alpha) - 1e-9)  # 10 * .9 is 9, up to rounding
 
 
 def quantile(scores: Array, alpha: float) -> float:
-    """Return q of calibration scores (n,); infinite where there are too few for this alpha."""
+    """Return q of calibration scores (n,); infinite if there are too few for this alpha."""
     rank = rank_of_quantile(len(scores), alpha)
     return math.inf if rank > len(scores) else float(np.sort(scores)[rank - 1])
 
 
 def coverage_and_size(scores: Array, labels: Labels, threshold: float) -> tuple[float, float]:
-    """Return the share of labels in the sets, and the mean size of these.
+    """Return the share of labels in their sets, and the mean size of the sets.
 
     Args:
         scores: of every class, (n, C).
@@ -112,10 +108,10 @@ def coverage_and_size(scores: Array, labels: Labels, threshold: float) -> tuple[
 def coverage_band(
     calibration: int, evaluation: int, alpha: float, level: float = 0.95
 ) -> tuple[float, float]:
-    """Return within which the coverage of one split lies with probability ``level``.
+    """Return the band that holds the coverage of one split with probability ``level``.
 
-    The labels covered among m further examples are beta-binomial(m, k, n + 1 - k), with
-    k = ceil((n + 1)(1 - a)), where scores do not tie.
+    Without ties, the number of covered labels among m further examples is beta-binomial(m, k,
+    n + 1 - k), k = ceil((n + 1)(1 - a)).
 
     Args:
         calibration: n.

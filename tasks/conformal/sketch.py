@@ -1,17 +1,16 @@
-"""Calibration without moving examples: clients send histograms of their scores.
+"""Federated calibration: clients send histograms of their scores, not examples.
 
-A score is rounded up to the next of ``bins`` edges, evenly spaced up to the largest score there is.
-A client sends how many of its scores each edge has, four bytes each, and nothing else; the server
-adds the histograms. The quantile of the rounded scores, which the sum gives exactly, is
+A score is rounded up to the next of ``bins`` evenly spaced edges. A client sends the number of its
+scores at each edge, four bytes each; the server adds the histograms. The quantile of the rounded
+scores, which the sum gives exactly, is
 
-    q <= q' <= q + width        q: of the scores themselves, pooled
+    q <= q' <= q + width        q: of the pooled scores without rounding
 
-so sets with q' cover at least what those with q do: 1 - a, for an example that is exchangeable with
-the pooled ones, one of a client drawn in proportion to its calibration examples. They cover more by
-no more than the probability of a score between q and q + width.
+so sets with q' cover at least 1 - a, for an example that is exchangeable with the pooled ones, and
+exceed those with q by at most the probability of a score between q and q + width.
 
-The temperature is chosen from a fixed grid, by the sums of the clients' log losses at each: of
-examples that do not calibrate, for q's promise is for scores that are not fitted to its examples.
+The temperature is chosen from a fixed grid by the sums of the clients' log losses, on examples that
+do not calibrate, because the coverage holds only for scores that are not fitted to them.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ class Grid:
     """Edges that scores are rounded up to.
 
     Args:
-        largest: the last edge; what is above it counts as infinite.
-        bins: how many edges.
+        largest: the last edge; larger scores count as infinite.
+        bins: number of edges.
     """
 
     largest: float
@@ -61,16 +60,16 @@ class Grid:
 
     @property
     def width(self) -> float:
-        """Between two edges."""
+        """The distance of two edges."""
         return self.largest / self.bins
 
     def counts(self, scores: Array) -> Counts:
-        """Return how many scores (n,) each edge, and infinity, gets: (bins + 1,)."""
+        """Return the number of scores (n,) at each edge and at infinity: (bins + 1,)."""
         places = np.searchsorted(self.edges, scores, side="left")  # the first edge >= the score
         return np.bincount(places, minlength=self.bins + 1).astype(np.uint32)
 
     def quantile(self, counts: Counts, alpha: float) -> float:
-        """Return q' of the summed histograms; infinite where they hold too few scores."""
+        """Return q' of the summed histograms; infinite if they hold too few scores."""
         below = np.cumsum(counts, dtype=np.int64)
         rank = rank_of_quantile(int(below[-1]), alpha)
         return math.inf if rank > below[-1] else float(self.edges[np.searchsorted(below, rank)])
@@ -78,12 +77,12 @@ class Grid:
 
 @dataclass(frozen=True)
 class Client:
-    """A client's own examples, those that it has not trained on; they stay here.
+    """A client's held-out examples, which stay with it.
 
     Args:
-        logits: that the model gives for them, (n, C).
+        logits: of the model, (n, C).
         labels: (n,).
-        fitting: the examples that the temperature is for, (n,); the others calibrate.
+        fitting: which examples fit the temperature, (n,); the others calibrate.
         uniform: a number in [0, 1) for each, (n,).
     """
 
@@ -93,28 +92,25 @@ class Client:
     uniform: Array
 
     def log_losses(self) -> Array:
-        """Return the sum of the log losses at every temperature of the grid: this is sent."""
+        """Return the sum of the log losses at every temperature of the grid, which is sent."""
         logits, labels = self.logits[self.fitting], self.labels[self.fitting]
         if not len(labels):
             return np.zeros(len(TEMPERATURES))
         return np.array([len(labels) * log_loss(logits, labels, float(t)) for t in TEMPERATURES])
 
     def scores(self, score: Score, temperature: float) -> Array:
-        """Return the scores of the labels of the examples that calibrate: they are not sent."""
+        """Return the labels' scores of the calibrating examples, which are not sent."""
         kept = ~self.fitting
         probabilities = probabilities_of(self.logits[kept], temperature)
         return of_labels(score(probabilities, self.uniform[kept]), self.labels[kept])
 
     def sketch(self, score: Score, temperature: float, grid: Grid) -> Counts:
-        """Return the histogram of these scores: this is sent."""
+        """Return the histogram of these scores, which is sent."""
         return grid.counts(self.scores(score, temperature))
 
 
 def shared_temperature(losses: Sequence[Array]) -> float:
-    """Return the temperature of the grid with the least sum of the clients' losses.
-
-    It is 1 where no client had an example for it: all losses are 0.
-    """
+    """Return the temperature with the least sum of the clients' losses; 1 without examples."""
     total = np.sum(losses, axis=0)
     return float(TEMPERATURES[int(np.argmin(total))]) if np.any(total) else 1.0
 
@@ -125,10 +121,10 @@ def shared_quantile(sketches: Sequence[Counts], grid: Grid, alpha: float) -> flo
 
 
 def bytes_up(grid: Grid) -> int:
-    """Return what a client sends: its log losses and its histogram."""
+    """Return the bytes that a client sends: its log losses and its histogram."""
     return int(TEMPERATURES.nbytes + (grid.bins + 1) * np.dtype(np.uint32).itemsize)
 
 
 def bytes_down() -> int:
-    """Return what it gets beside the model: the temperature and q'."""
+    """Return the bytes that it receives beside the model: the temperature and q'."""
     return 2 * np.dtype(np.float64).itemsize

@@ -1,4 +1,4 @@
-"""The papers' models, by name."""
+"""The models of the papers, by name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tasks.models.model import Model
 from tasks.models.resnet import feddw_resnet18, resnet8, resnet18_bn, resnet18_gn
 from tasks.models.vgg import vgg11
 
-PLAIN: dict[str, Callable[..., Model]] = {
+ON_IMAGES: dict[str, Callable[..., Model]] = {
     "mlp": mlp,
     "fedavg_cnn": fedavg_cnn,
     "feddw_cnn": feddw_cnn,
@@ -30,21 +30,20 @@ PLAIN: dict[str, Callable[..., Model]] = {
     "feddw_resnet18": feddw_resnet18,
     "feddw_shufflenet": feddw_shufflenet,
     "feddw_mobilenetv2": feddw_mobilenetv2,
-}
-WITH_STEM: dict[str, Callable[..., Model]] = {
     "resnet18_gn": resnet18_gn,
     "resnet18_bn": resnet18_bn,
 }
+WITH_STEM = ("resnet18_gn", "resnet18_bn")
 ON_TEXT: dict[str, Callable[..., Model]] = {"bilstm": bilstm}
-ON_IMAGES = (*PLAIN, *WITH_STEM)
 MODELS = (*ON_IMAGES, *ON_TEXT)
-# No classifiers: their inputs are images with the class behind them, their outputs parts of a loss.
+# Generators of images given the class, not classifiers.
 CONDITIONAL: dict[str, Callable[..., CVAE]] = {"cvae": cvae}
-# On networks whose weights are to be had elsewhere, if at all.
+# On networks whose weights torchvision downloads.
 PRETRAINED: dict[str, Callable[..., Model]] = {
     "frozen_resnet18": frozen_resnet18,
     "frozen_resnet34": frozen_resnet34,
 }
+ALL: dict[str, Callable[..., Model | CVAE]] = {**ON_IMAGES, **ON_TEXT, **CONDITIONAL, **PRETRAINED}
 
 __all__ = ["CONDITIONAL", "MODELS", "Model", "build_model"]
 
@@ -65,31 +64,31 @@ def build_model(
     Args:
         name: one of MODELS, CONDITIONAL or PRETRAINED.
         input_shape: (C, H, W) of images, (T,) of texts.
-        num_classes: outputs.
-        head_bias: None: as the model's paper has it.
-        head_init: orthogonal: the classifier starts with rows of length 1 at right angles to each
-            other, and a bias of zero; None: as PyTorch has it.
-        stem: of a ResNet-18: imagenet or cifar; None: as the model's paper has it.
+        num_classes: C, the number of outputs.
+        head_bias: None: as in the model's paper.
+        head_init: orthogonal: the classifier starts with orthonormal rows and a bias of zero;
+            None: PyTorch's.
+        stem: of a ResNet-18: imagenet or cifar; None: as in the model's paper.
         vocabulary_size: of texts: the number of tokens.
-        seed: of the initial parameters; the global random state stays as it was.
+        seed: of the initial parameters; the global random state is not changed.
 
     Raises:
-        ConfigError: for an unknown name, a model for other inputs, a stem or a start of the head
-            that the model cannot have, too small images, or weights that cannot be had.
+        ConfigError: for an unknown name, a model for other inputs, a stem or head_init that the
+            model does not have, too small images, or missing weights.
     """
-    require_choice("task.model", name, (*MODELS, *CONDITIONAL, *PRETRAINED))
+    require_choice("task.model", name, ALL)
     build = _builder(name, input_shape, stem, vocabulary_size)
     with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach the GPUs' too
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs, too
         model = build(num_classes=num_classes, head_bias=head_bias)
-        if head_init is not None:  # last, so that the body is what it is without
+        if head_init is not None:  # last, so that the body stays the same
             require_choice("task.head_init", head_init, ("orthogonal",))
-            _start_at_right_angles(name, model)
+            _start_orthogonal(name, model)
         return model
 
 
-def _start_at_right_angles(name: str, model: Model | CVAE) -> None:
-    """Give the classifier rows of length 1 at right angles, and a bias of zero."""
+def _start_orthogonal(name: str, model: Model | CVAE) -> None:
+    """Give the classifier orthonormal rows and a bias of zero."""
     if isinstance(model, CVAE):
         raise ConfigError(
             f"task.head_init=orthogonal is for classifiers, and task.model={name} is none: "
@@ -109,7 +108,7 @@ def _start_at_right_angles(name: str, model: Model | CVAE) -> None:
 def _builder(
     name: str, input_shape: tuple[int, ...], stem: str | None, vocabulary_size: int | None
 ) -> Callable[..., Model | CVAE]:
-    """Return the model's function with what this model alone takes."""
+    """Return the model's function with the arguments that only this model takes."""
     if (name in ON_TEXT) != (len(input_shape) == 1):
         made_for, others = ("texts", ON_IMAGES) if name in ON_TEXT else ("images", ON_TEXT)
         raise ConfigError(
@@ -123,9 +122,7 @@ def _builder(
     if name in ON_TEXT:
         if vocabulary_size is None:
             raise ConfigError(f"task.model={name} needs task.vocabulary_size")
-        return partial(ON_TEXT[name], vocabulary_size=vocabulary_size)
+        return partial(ALL[name], vocabulary_size=vocabulary_size)
     if name in WITH_STEM:
-        return partial(WITH_STEM[name], input_shape, stem=stem)
-    if name in CONDITIONAL:
-        return partial(CONDITIONAL[name], input_shape)
-    return partial({**PLAIN, **PRETRAINED}[name], input_shape)
+        return partial(ALL[name], input_shape, stem=stem)
+    return partial(ALL[name], input_shape)

@@ -1,19 +1,17 @@
-"""The plain convolutional networks: FedAvg's, FedDW's two, MA-Echo's, one with GroupNorm."""
+"""Plain convolutional networks: of FedAvg, FedDW and MA-Echo, and one with GroupNorm."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from tasks.models.mapping import mapped_model
-from tasks.models.model import Model
-from tasks.models.shapes import Shape, require_size
+from tasks.models.model import Model, Shape, mapped_model, require_size
 
 
 def fedavg_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return McMahan et al.'s CNN without padding; 582,026 parameters on MNIST."""
     height, width = _after_two_convolutions("fedavg_cnn", input_shape)
     body = nn.Sequential(
-        # ReLU after pooling is the same function with the same gradient, on a quarter of the pixels
+        # ReLU after pooling: the same function and gradient on a quarter of the pixels
         nn.Conv2d(input_shape[0], 32, 5),
         nn.MaxPool2d(2),
         nn.ReLU(),
@@ -28,10 +26,7 @@ def fedavg_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) 
 
 
 def feddw_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
-    """Return FedDW's CNN: for grey images 121,642 parameters, for RGB images 139,714.
-
-    Its features are those of FedDW's mapping (tasks/models/mapping.py).
-    """
+    """Return FedDW's CNN; 121,642 parameters on grey images, 139,714 on RGB images."""
     channels = input_shape[0]
     height, width = _after_two_convolutions("feddw_cnn", input_shape)
     if channels == 1:
@@ -51,9 +46,9 @@ def feddw_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -
 
 
 def maecho_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
-    """Return MA-Echo's CNN, no biases; 4,971,368 parameters on RGB images with 10 classes.
+    """Return MA-Echo's CNN without biases; 4,971,368 parameters on RGB images with 10 classes.
 
-    Linear layers start as its released code's do, Xavier normal; convolutions as PyTorch's.
+    As in its released code, linear layers start Xavier normal and convolutions as in PyTorch.
     """
     require_size("maecho_cnn", input_shape, 8)
     layers: list[nn.Module] = []
@@ -77,9 +72,7 @@ def maecho_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) 
 def gn_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return a small CNN with GroupNorm(2); 96,298 parameters on RGB images with 10 classes.
 
-    Three strided convolutions to 32, 64 and 128 channels, then the mean over the image: of no
-    paper, and made for fedhet of hundreds of rounds on a CPU (a step on 50 images of CIFAR-10
-    takes a quarter of the time that pooling instead of strides would).
+    Three strided convolutions and the mean over the image: our own, for many rounds on a CPU.
     """
     layers: list[nn.Module] = []
     channels, size = input_shape[0], 5
@@ -92,7 +85,7 @@ def gn_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> M
 
 
 def _after_two_convolutions(name: str, input_shape: Shape) -> tuple[int, int]:
-    """Return the size after two times a 5x5 convolution without padding and a halving."""
+    """Return the image size after two rounds of an unpadded 5x5 convolution and a halving."""
     require_size(name, input_shape, 16)
     height, width = (((size - 4) // 2 - 4) // 2 for size in input_shape[1:])
     return height, width

@@ -1,9 +1,9 @@
 """The conditional variational auto-encoder of MA-Echo's Figure 4.
 
 Sohn, Lee, Yan, "Learning structured output representation using deep conditional generative
-models", NeurIPS 2015. MA-Echo gives the decoder, 30-256-512-784, and no more: 30 is read as 20
-latent numbers and the class as one of 10; the encoder is the mirror image; activations are ReLU,
-pixels Bernoulli, the prior N(0, I) whatever the class.
+models", NeurIPS 2015. MA-Echo gives only the decoder, 30-256-512-784. Our reading: 20 latent
+numbers and a one-hot class of 10; the encoder is the mirror image; ReLU, Bernoulli pixels, and the
+prior N(0, I) for every class.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tasks.models.shapes import Shape
+from tasks.models.model import Shape
 
 LATENT = 20
-HIDDEN = (256, 512)  # of the decoder; the encoder's are the other way round
+HIDDEN = (256, 512)  # of the decoder; the encoder has them in reverse
 
 
 class CVAE(nn.Module):
-    """Encoder and decoder, which both see the class.
-
-    It is no classifier: it has no head, and no accuracy.
+    """Encoder and decoder, both conditioned on the class; no head, so no accuracy.
 
     Args:
         pixels: d, of an image, each in [0, 1].
         num_classes: C.
-        latent: numbers that stand for what the class leaves open.
+        latent: number of latent variables.
     """
 
     classifies = False
-    fused = "decoder"  # what can be fused: an encoder stays with its client
+    fused = "decoder"  # the part that fusion merges; the encoder stays with its client
 
     def __init__(self, pixels: int, num_classes: int, latent: int = LATENT) -> None:
         super().__init__()
@@ -45,12 +43,11 @@ class CVAE(nn.Module):
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the posterior's means (B, latent), and each example's two parts of -ELBO (B, 2).
 
-        The parts, in nats, are the cross-entropy of the pixels given one sample of the posterior,
-        and the posterior's divergence from the prior. The sample is a new one each time in
-        training; in evaluation it is the same for the same batch.
+        The parts, in nats: the cross-entropy of the pixels given one sample of the posterior, and
+        the posterior's divergence from the prior. The sample is fixed in evaluation.
 
         Args:
-            inputs: (B, d + C), the pixels and behind them the class, one-hot.
+            inputs: (B, d + C), the pixels followed by the one-hot class.
         """
         targets, classes = inputs[:, : self.pixels], inputs[:, self.pixels :]
         means, log_variances = self.encoder(inputs).chunk(2, dim=1)
@@ -73,7 +70,7 @@ class CVAE(nn.Module):
 
 
 def cvae(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> CVAE:
-    """Return the auto-encoder; ``head_bias`` says nothing, for it has no head."""
+    """Return the auto-encoder; it has no head, so ``head_bias`` is ignored."""
     return CVAE(math.prod(input_shape), num_classes)
 
 

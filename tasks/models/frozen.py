@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from common.errors import ConfigError
-from tasks.models.model import Model
-from tasks.models.shapes import Shape
+from tasks.models.model import Model, Shape
 
 
 class Frozen(nn.Module):
-    """A network that is used and nothing else: never trained, sent or stored.
+    """A feature extractor that is never trained, sent or stored.
 
-    Its tensors are no parameters of the model around it, so it moves to the inputs' device itself.
+    Its tensors are no parameters of the surrounding model, so it follows the inputs' device.
 
     Args:
         network: any.
@@ -23,11 +22,11 @@ class Frozen(nn.Module):
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
-        self._held = [network.eval().requires_grad_(False)]  # in a list it is no submodule
+        self._held = [network.eval().requires_grad_(False)]  # a list hides it from the submodules
 
     @torch.no_grad()
     def forward(self, inputs: Tensor) -> Tensor:
-        """Return what the network makes of the inputs."""
+        """Return the network's features of the inputs."""
         network = self._held[0].to(inputs.device)
         features: Tensor = network(inputs)
         return features
@@ -36,13 +35,13 @@ class Frozen(nn.Module):
 def frozen_resnet18(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return 512 features of ResNet-18, a layer of 512 with ReLU, and the head.
 
-    MA-Echo's paper says "two fully-connected layers", and not how wide the first is.
+    MA-Echo's paper says "two fully-connected layers" without the width of the first.
     """
     return _on_resnet("resnet18", input_shape, num_classes, head_bias)
 
 
 def frozen_resnet34(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
-    """Return the same on ResNet-34."""
+    """Return the same model on ResNet-34."""
     return _on_resnet("resnet34", input_shape, num_classes, head_bias)
 
 

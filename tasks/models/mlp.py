@@ -1,4 +1,4 @@
-"""The multilayer perceptron of MA-Echo (facts: 784-400-200-100-10, no biases)."""
+"""The multilayer perceptron of MA-Echo: 784-400-200-100-10, no biases."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import math
 
 from torch import nn
 
-from tasks.models.model import Model
-from tasks.models.shapes import Shape
+from tasks.models.model import Model, Shape
 
 
 def mlp(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:

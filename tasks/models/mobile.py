@@ -1,7 +1,7 @@
-"""The networks for small devices of FedDW's Table II: ShuffleNet and MobileNetV2.
+"""ShuffleNet and MobileNetV2, the networks for small devices of FedDW's Table II.
 
-ShuffleNet as FedDW's code has it for images of 32x32 pixels; MobileNetV2 with that code's widths
-and torchvision's blocks, which differ (below). Both with FedDW's mapping and head.
+ShuffleNet follows FedDW's code for images of 32x32 pixels; MobileNetV2 has that code's widths and
+torchvision's blocks. Both have FedDW's mapping and head.
 """
 
 from __future__ import annotations
@@ -9,14 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tasks.models.mapping import mapped_model
-from tasks.models.model import Model
-from tasks.models.shapes import Shape, require_size
+from tasks.models.model import Model, Shape, mapped_model, require_size
 
-# With three halvings, what leaves BatchNorm two values even of one image.
-LEAST_SIZE = 9
+LEAST_SIZE = 9  # after three halvings, BatchNorm still gets two values from one image
 GROUPS = 2
-# ShuffleNet's stages: channels, and units of which the first halves the image.
+# ShuffleNet's stages: channels and units; the first unit halves the image.
 STAGES = ((200, 4), (400, 8), (800, 4))
 # MobileNetV2's: expansion, channels, blocks, and the stride of the first.
 BOTTLENECKS = (
@@ -27,14 +24,14 @@ SHRINK = 2
 
 
 class ShuffleUnit(nn.Module):
-    """ShuffleNet's unit: grouped 1x1, shuffled channels, 3x3 channel by channel, grouped 1x1.
+    """ShuffleNet's unit: grouped 1x1, channel shuffle, depthwise 3x3, grouped 1x1.
 
     Zhang et al., ShuffleNet, CVPR 2018, https://arxiv.org/abs/1707.01083, Figure 2 (b) and (c).
 
     Args:
         channels: of the inputs.
         wide: channels of the outputs.
-        halve: halve the image; the inputs are then pooled and laid beside what is new, not added.
+        halve: halve the image; the pooled inputs are then concatenated instead of added.
         groups: of the first convolution.
     """
 
@@ -49,8 +46,7 @@ class ShuffleUnit(nn.Module):
             nn.ChannelShuffle(groups),
             nn.Conv2d(narrow, narrow, 3, 2 if halve else 1, 1, groups=narrow, bias=False),
             nn.BatchNorm2d(narrow),
-            # FedDW's code has an activation here, which the paper has not
-            nn.ReLU(inplace=True),
+            nn.ReLU(inplace=True),  # in FedDW's code, not in the paper
             nn.Conv2d(narrow, new, 1, groups=GROUPS, bias=False),
             nn.BatchNorm2d(new),
         )
@@ -67,8 +63,8 @@ class ShuffleUnit(nn.Module):
 def feddw_shufflenet(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return FedDW's ShuffleNet; 1,130,424 parameters on RGB images with 100 classes.
 
-    ShuffleNet with two groups and a 1x1 stem without halving, so that three stages of 200, 400 and
-    800 channels leave 4x4 pixels of 32x32.
+    Two groups and a 1x1 stem without halving: three stages of 200, 400 and 800 channels reduce
+    32x32 pixels to 4x4.
     """
     require_size("feddw_shufflenet", input_shape, LEAST_SIZE)
     channels = 24
@@ -89,12 +85,11 @@ def feddw_shufflenet(input_shape: Shape, num_classes: int, *, head_bias: bool | 
 def feddw_mobilenetv2(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return FedDW's MobileNetV2; 791,428 parameters on RGB images with 100 classes.
 
-    "Shrink 2" is read as its code does: every bottleneck's width and the last convolution's 1,280
-    are halved, the stem's 32 channels are not. For 32x32 pixels the stem and the second group of
-    bottlenecks do not halve the image, so that 4x4 are left. The blocks are torchvision's, that is
-    the MobileNetV2 paper's (https://arxiv.org/abs/1801.04381); FedDW's code has ReLU instead of
-    ReLU6, expands in the first block too (32 to 32 channels), and projects the shortcut where only
-    the width changes.
+    As in its code, "Shrink 2" halves every bottleneck's width and the last convolution's 1,280, not
+    the stem's 32 channels; the stem and the second group of bottlenecks do not halve the image, so
+    32x32 pixels become 4x4. The blocks are torchvision's, as in the MobileNetV2 paper
+    (https://arxiv.org/abs/1801.04381); FedDW's code has ReLU instead of ReLU6, also expands in the
+    first block, and projects the shortcut where only the width changes.
     """
     from torchvision.models.mobilenetv2 import InvertedResidual
     from torchvision.ops import Conv2dNormActivation

@@ -1,8 +1,13 @@
-"""A model is a body and a head, and returns the features between them."""
+"""A model: a body, a linear classifier, and the features between them."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
+
+from common.errors import ConfigError
+
+Shape = tuple[int, int, int]  # (C, H, W) of an image
+MAPPED = 128  # features of FedDW's networks
 
 
 class Model(nn.Module):
@@ -13,8 +18,8 @@ class Model(nn.Module):
         features: d.
         num_classes: C.
         head_bias: give the head a bias.
-        classifier_tensors: how many of the body's last tensors count as classifier, beside the
-            head's.
+        classifier_tensors: how many of the body's last tensors belong to the classifier, beside
+            the head's.
     """
 
     def __init__(
@@ -35,3 +40,36 @@ class Model(nn.Module):
         """Return features (B, d) and logits (B, C)."""
         features = self.body(inputs)
         return features, self.head(features)
+
+
+def mapped_model(
+    extractor: list[nn.Module], extracted: int, num_classes: int, head_bias: bool | None
+) -> Model:
+    """Return a network of FedDW: an extractor, FedDW's mapping to 128 features, and the head.
+
+    The mapping has no activation at its end. FedDW's text wants a head without bias
+    (``task.head_bias=false``); its code and its parameter counts have one.
+
+    Args:
+        extractor: layers from images to (B, extracted).
+        extracted: number of extracted features.
+        num_classes: C.
+        head_bias: None: the head has one.
+    """
+    mapping = [nn.Linear(extracted, 256), nn.ReLU(), nn.Linear(256, MAPPED)]
+    body = nn.Sequential(*extractor, *mapping)
+    return Model(body, MAPPED, num_classes, head_bias=head_bias is not False)
+
+
+def require_size(name: str, input_shape: Shape, least: int) -> None:
+    """Reject images that are smaller than ``least`` pixels in height or width.
+
+    Raises:
+        ConfigError: names the model and the keys to change.
+    """
+    height, width = input_shape[1:]
+    if min(height, width) < least:
+        raise ConfigError(
+            f"task.model={name} needs images of at least {least}x{least} pixels and these are "
+            f"{height}x{width}: choose another task.model (mlp, resnet8) or task.image_size"
+        )

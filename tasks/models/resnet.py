@@ -7,24 +7,22 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from common.errors import require_choice
-from tasks.models.mapping import mapped_model
-from tasks.models.model import Model
-from tasks.models.shapes import Shape, require_size
+from tasks.models.model import Model, Shape, mapped_model, require_size
 
 
 def group_norm(channels: int) -> nn.Module:
-    """Return a normalisation over two groups of channels, without running statistics."""
+    """Return GroupNorm over two groups of channels."""
     return nn.GroupNorm(2, channels)
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions around a shortcut, which projects where the shape changes.
+    """Two 3x3 convolutions and a shortcut, which projects if the shape changes.
 
     Args:
         channels: of the inputs.
         wide: channels of the outputs.
         stride: of the first convolution.
-        norm: makes the normalisation of so many channels.
+        norm: builds the normalisation for a number of channels.
         bias: give the convolutions a bias.
     """
 
@@ -79,15 +77,15 @@ def resnet8(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> 
 def resnet18_gn(
     input_shape: Shape, num_classes: int, *, head_bias: bool | None, stem: str | None
 ) -> Model:
-    """Return torchvision's ResNet-18 with GroupNorm(2); stem: imagenet unless told otherwise."""
+    """Return torchvision's ResNet-18 with GroupNorm(2); the default stem is imagenet."""
     return _resnet18(input_shape, num_classes, group_norm, head_bias, stem or "imagenet")
 
 
 def resnet18_bn(
     input_shape: Shape, num_classes: int, *, head_bias: bool | None, stem: str | None
 ) -> Model:
-    """Return torchvision's ResNet-18 with BatchNorm; stem: cifar unless told otherwise."""
-    least = 33 if stem == "imagenet" else 9  # BatchNorm wants two values even of one image
+    """Return torchvision's ResNet-18 with BatchNorm; the default stem is cifar."""
+    least = 33 if stem == "imagenet" else 9  # BatchNorm needs two values from one image
     require_size("resnet18_bn", input_shape, least)
     return _resnet18(input_shape, num_classes, nn.BatchNorm2d, head_bias, stem or "cifar")
 
@@ -117,10 +115,9 @@ def _resnet18(
 def feddw_resnet18(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return FedDW's ResNet-18; 11,350,756 parameters on RGB images with 100 classes.
 
-    A 3x3 stem without pooling, BatchNorm, and unlike torchvision's a bias in every convolution,
-    which BatchNorm cancels in the outputs but which travels.
+    A 3x3 stem without pooling, BatchNorm, and unlike torchvision a bias in every convolution.
     """
-    require_size("feddw_resnet18", input_shape, 9)  # BatchNorm wants two values even of one image
+    require_size("feddw_resnet18", input_shape, 9)  # BatchNorm needs two values from one image
     layers: list[nn.Module] = [
         nn.Conv2d(input_shape[0], 64, 3, padding=1),
         nn.BatchNorm2d(64),

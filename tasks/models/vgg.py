@@ -1,4 +1,4 @@
-"""VGG-11 without batch normalisation, as FedPVR's code has it."""
+"""VGG-11 without batch normalisation, as in FedPVR's code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import math
 
 from torch import nn
 
-from tasks.models.model import Model
-from tasks.models.shapes import Shape, require_size
+from tasks.models.model import Model, Shape, require_size
 
 WIDTHS = (64, None, 128, None, 256, 256, None, 512, 512, None, 512, 512, None)  # None: halve
 

@@ -1,4 +1,4 @@
-"""How the training examples are spread over clients, by name; drawn once and cached."""
+"""Partitions of the training examples over clients, by name; drawn once and cached."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigError
+from common.errors import ConfigError, require_whole
 from tasks.partitions.config import FLAVOURS, PartitionConfig
 from tasks.sources.arrays import Indices
 from tasks.sources.store import build_once, cache_folder, cache_key
 
 __all__ = ["FLAVOURS", "PartitionConfig", "hold_out", "partition_rows"]
 
-FORMAT = 1  # of what the flavours draw: raise it when one of them changes
+FORMAT = 1  # version of the draws: raise it when one of them changes
 HOLDOUT_STREAM = 1
 
 
@@ -33,13 +33,12 @@ def partition_rows(
         labels: of all examples, (n,).
         groups: the natural ids of all examples, (n,).
         num_clients: N.
-        seed: of the run; the partition's own seed goes before it.
+        seed: of the run; the partition's own seed overrides it.
 
     Raises:
-        ConfigError: where the flavour cannot be had with these examples.
+        ConfigError: if these examples cannot be partitioned so.
     """
-    if num_clients < 1:
-        raise ConfigError(f"clients={num_clients} must be >= 1")
+    require_whole("clients", num_clients, low=1)
     if num_clients > len(labels):
         raise ConfigError(
             f"clients={num_clients} is more than the {len(labels)} training examples: lower "
@@ -48,7 +47,7 @@ def partition_rows(
     seed = seed if config.seed is None else config.seed
     if not 0 <= seed < 2**32:
         key = "seed" if config.seed is None else "partition.seed"
-        raise ConfigError(f"{key}={seed} must be in 0..2**32 - 1")
+        raise ConfigError(f"{key}={seed} must be a whole number in 0..2**32 - 1")
     identity = {
         "format": FORMAT,
         "labels": _digest(labels),
@@ -72,13 +71,13 @@ def partition_rows(
 
 
 def hold_out(rows: Indices, fraction: float, seed: int, client_id: int) -> tuple[Indices, Indices]:
-    """Split a client's rows; a row that it holds twice stays on one side.
+    """Split a client's rows; copies of a row stay on one side.
 
     Args:
         rows: of the client.
-        fraction: of its different rows to hold out, rounded; at least one stays for training.
+        fraction: of its distinct rows to hold out, rounded; at least one stays for training.
         seed: of the run or the partition.
-        client_id: the client draws for itself.
+        client_id: each client draws for itself.
 
     Returns:
         The rows to train on, in the order given, and those held out.

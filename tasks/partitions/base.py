@@ -1,4 +1,4 @@
-"""Flower Datasets' Partitioner over rows that are drawn once."""
+"""Flower Datasets' Partitioner for flavours that draw the rows of all clients at once."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from flwr_datasets.partitioner import Partitioner
 
 from tasks.sources.arrays import Indices
 
-LABEL, GROUP, ROW = "label", "group", "row"
+LABEL, GROUP, ROW = "label", "group", "row"  # columns of the table that is partitioned
 
 
 class RowPartitioner(Partitioner):  # type: ignore[misc]
-    """A partitioner that draws the rows of all clients at the first request.
+    """A partitioner that draws the rows of all clients on the first request.
 
     Args:
         num_partitions: N, the number of clients.
-        partition_by: the column with the labels, from 0.
+        seed: of the draw.
     """
 
-    def __init__(self, num_partitions: int, partition_by: str = LABEL) -> None:
+    def __init__(self, num_partitions: int, seed: int = 0) -> None:
         super().__init__()
-        self._num_partitions = num_partitions
-        self._partition_by = partition_by
+        self.clients = num_partitions
+        self.seed = seed
         self._rows: list[Indices] | None = None
 
     @property
     def num_partitions(self) -> int:
         """N, the number of clients."""
-        return self._num_partitions
+        return self.clients
 
     def load_partition(self, partition_id: int) -> Dataset:
         """Return the examples of one client."""
@@ -39,7 +39,7 @@ class RowPartitioner(Partitioner):  # type: ignore[misc]
     def rows(self) -> list[Indices]:
         """Return the rows of every client."""
         if self._rows is None:
-            self._rows = self._draw(np.asarray(self.dataset[self._partition_by][:]))
+            self._rows = self._draw(np.asarray(self.dataset[LABEL][:]))
         return self._rows
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""conf/partition/*.yaml as checked values; every key is explained in those files."""
+"""conf/partition/*.yaml as checked values; those files explain every key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import ConfigError, require_choice, require_known_keys, require_types
+from common.errors import (
+    require_choice,
+    require_known_keys,
+    require_range,
+    require_types,
+    require_whole,
+)
 
 COMMON = ("name", "holdout", "seed")
 # The keys of each flavour with their defaults.
@@ -25,7 +31,7 @@ FLAVOURS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class PartitionConfig:
-    """How the training examples are spread over clients.
+    """The partition of the training examples over clients.
 
     Attributes:
         name: the flavour.
@@ -56,20 +62,10 @@ class PartitionConfig:
         given = {key: partition[key] for key in kinds if key in partition}
         require_types("partition", given, kinds)
         holdout = partition.get("holdout") or 0.0
-        if not (isinstance(holdout, int | float) and 0 <= holdout < 1):
-            raise ConfigError(f"partition.holdout={holdout} must be in [0, 1)")
+        require_range("partition.holdout", holdout, high=1.0, open_high=True)
         options = defaults | {key: partition[key] for key in defaults if key in partition}
-        _check_ranges(options)
+        if "alpha" in options:
+            require_range("partition.alpha", options["alpha"], open_low=True)
+        for key in {"min_size", "group_size", "shards_per_client", "classes"} & options.keys():
+            require_whole(f"partition.{key}", options[key], low=1)
         return cls(name, float(holdout), partition.get("seed"), options)
-
-
-def _check_ranges(options: Mapping[str, Any]) -> None:
-    if "alpha" in options and not (
-        isinstance(options["alpha"], int | float) and options["alpha"] > 0
-    ):
-        raise ConfigError(
-            f"partition.alpha={options['alpha']} must be > 0 (small: few classes a client)"
-        )
-    for key in ("min_size", "group_size", "shards_per_client", "classes"):
-        if key in options and not (isinstance(options[key], int) and options[key] >= 1):
-            raise ConfigError(f"partition.{key}={options[key]} must be a whole number, >= 1")

@@ -1,4 +1,4 @@
-"""Every class is with one client: no two clients have a class in common (MA-Echo, Figure 4)."""
+"""Disjoint classes: no two clients have a class in common (MA-Echo, Figure 4)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from common.errors import ConfigError
-from tasks.partitions.base import LABEL, RowPartitioner
+from tasks.partitions.base import RowPartitioner
 from tasks.sources.arrays import Indices
 
 KEY = "partition.sets"
@@ -18,25 +18,18 @@ class DisjointClassesPartitioner(RowPartitioner):
 
     Args:
         num_partitions: N, the number of clients.
-        sets: the classes of each client, by label; what is in none of them is left out. None: all
-            classes, dealt out at random, as evenly as can be.
-        seed: of the dealing.
-        partition_by: the column with the labels.
+        sets: the classes of each client, by label; other classes are left out. None: all classes,
+            dealt out at random, as evenly as possible.
+        seed: of the random deal.
 
     Raises:
         ConfigError: unless there are N sets without a class in common.
     """
 
     def __init__(
-        self,
-        num_partitions: int,
-        sets: Sequence[Sequence[int]] | None = None,
-        *,
-        seed: int = 0,
-        partition_by: str = LABEL,
+        self, num_partitions: int, sets: Sequence[Sequence[int]] | None = None, *, seed: int = 0
     ) -> None:
-        super().__init__(num_partitions, partition_by)
-        self._seed = seed
+        super().__init__(num_partitions, seed)
         self.sets = None if sets is None else [[int(label) for label in held] for held in sets]
         if self.sets is None:
             return
@@ -47,28 +40,25 @@ class DisjointClassesPartitioner(RowPartitioner):
             )
         listed = [label for held in self.sets for label in held]
         if twice := sorted({label for label in listed if listed.count(label) > 1}):
-            raise ConfigError(
-                f"{KEY} names the classes {twice} more than once: a class is with one"
-            )
+            raise ConfigError(f"{KEY} names the classes {twice} more than once: name each once")
 
     def _draw(self, labels: Indices) -> list[Indices]:
         present = np.unique(labels)
-        sets = self._dealt(present) if self.sets is None else self.sets
+        sets = self._deal(present) if self.sets is None else self.sets
         for client, held in enumerate(sets):
             if not set(held) & set(present.tolist()):
                 raise ConfigError(
-                    f"{KEY} gives client {client} the classes {held}, of which there is no "
-                    f"example: the classes are {present.tolist()}"
+                    f"{KEY} gives client {client} the classes {held}, which have no examples; the "
+                    f"classes are {present.tolist()}"
                 )
         return [np.flatnonzero(np.isin(labels, held)) for held in sets]
 
-    def _dealt(self, present: Indices) -> list[list[int]]:
-        clients = self._num_partitions
-        if clients > len(present):
+    def _deal(self, present: Indices) -> list[list[int]]:
+        if self.clients > len(present):
             raise ConfigError(
-                f"clients={clients} is more than the {len(present)} classes, and with "
-                "partition=disjoint_classes each client has one at least: lower clients, or choose "
+                f"clients={self.clients} is more than the {len(present)} classes, and with "
+                "partition=disjoint_classes each client needs one: lower clients, or choose "
                 "another partition"
             )
-        drawn = np.random.default_rng(self._seed).permutation(present)
-        return [sorted(part.tolist()) for part in np.array_split(drawn, clients)]
+        drawn = np.random.default_rng(self.seed).permutation(present)
+        return [sorted(part.tolist()) for part in np.array_split(drawn, self.clients)]

@@ -1,4 +1,4 @@
-"""The partitioner of a flavour, over a table of labels; imports Flower Datasets, which is slow."""
+"""Draws a partition; imports Flower Datasets, which is slow."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ from common.errors import ConfigError
 from tasks.partitions.base import GROUP, LABEL, ROW, RowPartitioner
 from tasks.partitions.class_prior import ClassPriorDirichletPartitioner, FewClassesPartitioner
 from tasks.partitions.config import PartitionConfig
-from tasks.partitions.dirichlet import ClassDirichletPartitioner
+from tasks.partitions.dirichlet import ClassDirichletPartitioner, RecutDirichletPartitioner
 from tasks.partitions.disjoint import DisjointClassesPartitioner
-from tasks.partitions.feddf import RecutDirichletPartitioner
 from tasks.sources.arrays import Indices
+
+OURS: dict[str, type[RowPartitioner]] = {
+    "dirichlet": ClassDirichletPartitioner,
+    "class_prior_dirichlet": ClassPriorDirichletPartitioner,
+    "feddf_dirichlet": RecutDirichletPartitioner,
+    "disjoint_classes": DisjointClassesPartitioner,
+}
 
 
 def draw_rows(
@@ -34,10 +40,10 @@ def draw_rows(
     """Return the rows of every client.
 
     Raises:
-        ConfigError: where the flavour cannot be had with these examples.
+        ConfigError: if these examples cannot be partitioned so.
     """
     rows = np.arange(len(labels))
-    if config.name == "iid":  # the library's cuts the table as it lies, without drawing
+    if config.name == "iid":  # Flower's cuts the table in its order, without drawing
         rows = np.random.default_rng(seed).permutation(rows)
     ids = np.arange(num_clients)
     if config.name == "natural":
@@ -49,14 +55,14 @@ def draw_rows(
         _check_shards(num_clients, config.options["shards_per_client"], len(labels))
     partitioner = build_partitioner(config, num_clients, seed)
     partitioner.dataset = Dataset.from_dict(table).with_format("numpy")
-    if isinstance(partitioner, RowPartitioner):  # the same as below, without a table a client
+    if isinstance(partitioner, RowPartitioner):  # faster than load_partition
         return partitioner.rows()
     disable_progress_bars()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # of pyarrow, about Dataset.sort
             return [np.asarray(partitioner.load_partition(int(i))[ROW][:]) for i in ids]
-    except ValueError as error:  # the library's, which knows nothing of our keys
+    except ValueError as error:  # Flower's, which does not know our keys
         raise ConfigError(
             f"partition={config.name} {dict(config.options)} with clients={num_clients} over "
             f"{len(rows)} examples is not possible: {error}"
@@ -64,35 +70,30 @@ def draw_rows(
 
 
 def build_partitioner(config: PartitionConfig, num_clients: int, seed: int) -> Partitioner:
-    """Return the flavour's partitioner, without a data set yet."""
+    """Return the flavour's partitioner, without a data set."""
     options = dict(config.options)
-    if config.name == "iid":
-        return IidPartitioner(num_clients)
-    if config.name == "dirichlet":
-        return ClassDirichletPartitioner(num_clients, seed=seed, **options)
-    if config.name == "class_prior_dirichlet":
-        return ClassPriorDirichletPartitioner(num_clients, seed=seed, **options)
-    if config.name == "feddf_dirichlet":
-        return RecutDirichletPartitioner(num_clients, seed=seed, **options)
-    if config.name == "pathological" and options["equal_sizes"]:
-        return FewClassesPartitioner(num_clients, options["classes"], seed=seed)
-    if config.name == "pathological":
-        return PathologicalPartitioner(num_clients, LABEL, options["classes"], seed=seed)
-    if config.name == "disjoint_classes":
-        return DisjointClassesPartitioner(num_clients, seed=seed, **options)
-    if config.name == "shards":
-        per_client = options["shards_per_client"]
-        return ShardPartitioner(num_clients, LABEL, per_client, seed=seed)
-    if config.name == "natural":
-        return NaturalIdPartitioner(GROUP)
+    if config.name in OURS:
+        return OURS[config.name](num_clients, seed=seed, **options)
+    match config.name:
+        case "iid":
+            return IidPartitioner(num_clients)
+        case "pathological" if options["equal_sizes"]:
+            return FewClassesPartitioner(num_clients, options["classes"], seed=seed)
+        case "pathological":
+            return PathologicalPartitioner(num_clients, LABEL, options["classes"], seed=seed)
+        case "shards":
+            per_client = options["shards_per_client"]
+            return ShardPartitioner(num_clients, LABEL, per_client, seed=seed)
+        case "natural":
+            return NaturalIdPartitioner(GROUP)
     raise ConfigError(
-        "partition=site has nothing to divide: each node reads the folder that its own node config "
-        "names (data-folder)"
+        "partition=site divides nothing: each node reads the folder that its own node config names "
+        "(data-folder)"
     )
 
 
 def _check_shards(num_clients: int, per_client: int, examples: int) -> None:
-    if num_clients * per_client > examples:  # where the library divides by zero
+    if num_clients * per_client > examples:  # Flower would divide by zero
         raise ConfigError(
             f"clients={num_clients} with partition.shards_per_client={per_client} need as many "
             f"shards, and there are {examples} examples: lower one of them"
@@ -104,7 +105,7 @@ def _choose_groups(
 ) -> tuple[Indices, Indices]:
     """Return the rows of as many natural ids as there are clients, and the clients' order.
 
-    The library makes one client of every id that it sees, so it sees only the chosen ones.
+    Flower makes a client of every id in the table, so the table has only the chosen ones.
     """
     if groups is None:
         raise ConfigError(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,58 +13,17 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Record:
-    """One decoded example.
+    """One example.
 
     Attributes:
-        values: as the encoding has them: pixels (C, H, W) or tokens (T,).
+        value: as its table has it; decoded: pixels (C, H, W) or tokens (T,).
         label: from 0.
-        group: the natural id (such as a writer), where there is one.
+        group: the natural id (such as a writer), if there is one.
     """
 
-    values: NDArray[Any]
+    value: Any
     label: int
     group: str | None = None
-
-
-class Encoding(Protocol):
-    """How an example, as its source has it, becomes an array."""
-
-    @property
-    def kind(self) -> str:
-        """What the arrays hold: the cache's folder and file are called so."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one example's array."""
-
-    @property
-    def dtype(self) -> type[np.integer]:
-        """Of the arrays."""
-
-    @property
-    def identity(self) -> dict[str, object]:
-        """What the arrays depend on beside the source, as plain values."""
-
-    def encode(self, value: Any) -> NDArray[Any]:
-        """Return the array of a table's value."""
-
-
-class Decoder(Protocol):
-    """One split of a data set, not yet decoded."""
-
-    @property
-    def identity(self) -> dict[str, object]:
-        """What the decoded examples depend on, as plain values."""
-
-    @property
-    def encoding(self) -> Encoding:
-        """How they are decoded."""
-
-    def count(self) -> int:
-        """Return the number of examples."""
-
-    def records(self) -> Iterator[Record]:
-        """Yield the examples in order."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +34,7 @@ class Split:
         values: of all examples, (n, C, H, W) pixels or (n, T) tokens.
         labels: of this split's examples, (m,).
         groups: the natural ids of this split's examples as numbers, (m,).
-        rows: where this split's examples are in ``values``, (m,); None: all, in order.
+        rows: of this split's examples in ``values``, (m,); None: all, in order.
     """
 
     values: NDArray[Any]
@@ -107,7 +65,7 @@ def stratified_split(strata: NDArray[Any], fraction: float, seed: int) -> tuple[
 
     Args:
         strata: of each row, (n,).
-        fraction: of the rows that the second part gets, rounded up; a stratum keeps at least one.
+        fraction: of the rows in the second part, rounded up; each stratum keeps at least one row.
         seed: of the choice.
 
     Returns:

@@ -1,46 +1,67 @@
-"""How examples become arrays: images pixels, texts tokens."""
+"""Encodings of examples as arrays: images as pixels, texts as tokens."""
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.sources.vocabulary import Vocabulary
+from tasks.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # imported only to decode: it is slow
+    from PIL import Image
+
+MODES = {1: "L", 3: "RGB"}
 
 
 @dataclass(frozen=True)
 class ImageEncoding:
-    """Pixels.
+    """Images as pixels, uint8.
 
     Attributes:
-        shape: (C, H, W) that the images are brought to.
+        shape: (C, H, W); images of another size or mode are scaled and converted.
     """
 
     shape: tuple[int, int, int]
 
-    kind = "images"
+    kind = "images"  # names the cache's folder and file
     dtype = np.uint8
 
     @property
     def identity(self) -> dict[str, object]:
-        """The shape."""
+        """All that the arrays depend on beside the source."""
         return {"shape": list(self.shape)}
 
     def encode(self, value: Any) -> NDArray[np.uint8]:
-        """Return the pixels of an image as tables have it, a struct of bytes and path."""
-        from tasks.sources.pixels import decode_image
+        """Return the pixels of an image in a table, a struct of bytes and path."""
+        return self.decode(value["bytes"] if value["bytes"] is not None else Path(value["path"]))
 
-        encoded = value["bytes"] if value["bytes"] is not None else Path(value["path"])
-        return decode_image(encoded, self.shape)
+    def decode(self, source: bytes | Path) -> NDArray[np.uint8]:
+        """Return the pixels of an encoded image."""
+        from PIL import Image
+
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
+            return self.fit(image)
+
+    def fit(self, image: Image.Image) -> NDArray[np.uint8]:
+        """Return the pixels of an open image."""
+        channels, height, width = self.shape
+        converted = image.convert(MODES[channels])
+        if converted.size != (width, height):
+            from PIL.Image import Resampling
+
+            converted = converted.resize((width, height), Resampling.BILINEAR)
+        pixels = np.asarray(converted, dtype=np.uint8)
+        return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
 
 
 @dataclass(frozen=True)
 class TokenEncoding:
-    """Tokens.
+    """Texts as tokens.
 
     Attributes:
         vocabulary: numbers the words.
@@ -50,7 +71,7 @@ class TokenEncoding:
     vocabulary: Vocabulary
     length: int
 
-    kind = "tokens"
+    kind = "tokens"  # names the cache's folder and file
 
     @property
     def shape(self) -> tuple[int]:
@@ -59,17 +80,20 @@ class TokenEncoding:
 
     @property
     def dtype(self) -> type[np.integer]:
-        """The smaller one that holds every token."""
+        """The smallest type that holds every token."""
         return np.int16 if self.vocabulary.num_tokens <= 2**15 else np.int32
 
     @property
     def identity(self) -> dict[str, object]:
-        """The vocabulary and the length."""
+        """All that the arrays depend on beside the source."""
         return {"vocabulary": self.vocabulary.digest, "length": self.length}
 
     def encode(self, value: Any) -> NDArray[np.signedinteger]:
-        """Return the tokens of a text, padded and cut at its end."""
+        """Return the tokens of a text, padded or cut at its end."""
         tokens = np.zeros(self.length, self.dtype)
         known = self.vocabulary.tokens(value, self.length)
         tokens[: len(known)] = known
         return tokens
+
+
+Encoding = ImageEncoding | TokenEncoding

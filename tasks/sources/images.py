@@ -1,28 +1,35 @@
-"""Images: with the code, in tables, in folders."""
+"""Images from scikit-learn, from tables or from folders with one subfolder per class."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
+
 from common.errors import ConfigError
 from tasks.config import ImageConfig
-from tasks.sources.arrays import Decoder
-from tasks.sources.embedded import DigitsDecoder
+from tasks.sources.arrays import Record
 from tasks.sources.encodings import ImageEncoding
-from tasks.sources.folders import FolderDecoder, class_folders
-from tasks.sources.source import Source, existing
+from tasks.sources.source import Source, require_folder
+from tasks.sources.store import Decoder
 from tasks.sources.tables import Columns
+
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
 @dataclass(frozen=True)
 class ImageSource(Source):
     """The examples of a task on images.
 
-    A site's folder may also hold train/ and test/ with one subfolder a class, which carry the
-    task's class names.
+    A site's folder may also hold train/ and test/ with one subfolder per class, named like the
+    task's classes.
     """
 
     site_layouts: ClassVar[str] = "train.parquet nor a folder train/"
@@ -40,25 +47,23 @@ class ImageSource(Source):
         return Columns(self.task.image_column, self.task.label_column, self.task.group_column)
 
     def class_names(self) -> tuple[str, ...]:
-        """Return the classes in the order of their labels; may have to look at the data folder."""
+        """Return the classes in the order of their labels; may look into the data folder."""
         if self.task.class_names is None and self.task.source == "image_folder":
-            return class_folders(_train_folder(self._image_folder()))
+            return class_folders(self._train_folder())
         return super().class_names()
 
     def _train_decoder(self) -> Decoder:
         if self.task.source == "embedded":
             return DigitsDecoder(self.encoding)
         if self.task.source == "image_folder":
-            return self._folder(_train_folder(self._image_folder()))
+            return self._folder(self._train_folder())
         return super()._train_decoder()
 
     def _test_decoder(self) -> Decoder | None:
         if self.task.source == "image_folder":
             folder = self._image_folder() / "test"
             return self._folder(folder) if folder.is_dir() else None
-        if self.task.source == "embedded":
-            return None
-        return super()._test_decoder()
+        return None if self.task.source == "embedded" else super()._test_decoder()
 
     def _site_decoder(self, folder: Path, split: str) -> Decoder | None:
         decoder = super()._site_decoder(folder, split)
@@ -68,22 +73,120 @@ class ImageSource(Source):
 
     def _image_folder(self) -> Path:
         if self.task.path is not None:
-            return existing(Path(self.task.path).expanduser(), "task.path")
+            return require_folder(Path(self.task.path).expanduser(), "task.path")
         root = os.environ.get("FEDHET_DATA")
         if root is None:
             raise ConfigError(
                 "task.path is not set: it names the folder with train/ and, optionally, test/"
             )
-        return existing(Path(root) / self.task.name, "task.path or FEDHET_DATA")
+        return require_folder(Path(root) / self.task.name, "task.path or FEDHET_DATA")
+
+    def _train_folder(self) -> Path:
+        folder = self._image_folder() / "train"
+        if not folder.is_dir():
+            raise ConfigError(
+                f"{folder.parent} has no subfolder train/ with one subfolder per class (nor test/, "
+                "which is enough to evaluate)"
+            )
+        return folder
 
     def _folder(self, folder: Path) -> FolderDecoder:
         return FolderDecoder(folder, self.class_names(), self.encoding)
 
 
-def _train_folder(folder: Path) -> Path:
-    if not (folder / "train").is_dir():
-        raise ConfigError(
-            f"{folder} has no subfolder train/ with one subfolder a class (nor test/, which is "
-            "enough to evaluate)"
-        )
-    return folder / "train"
+def class_folders(folder: Path) -> tuple[str, ...]:
+    """Return the names of the subfolders, the classes, in alphabetical order.
+
+    Raises:
+        ConfigError: if there is none.
+    """
+    paths = (path for path in folder.iterdir() if path.is_dir())
+    names = sorted(path.name for path in paths if not path.name.startswith("."))
+    if not names:
+        raise ConfigError(f"{folder} has no subfolder: give each class one with its images")
+    return tuple(names)
+
+
+@dataclass(frozen=True)
+class DigitsDecoder:
+    """scikit-learn's handwritten digits: 1,797 images of 8x8 pixels that need no download."""
+
+    encoding: ImageEncoding
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """The version of scikit-learn, which holds the images."""
+        version = importlib.metadata.version("scikit-learn")
+        return {"scikit-learn": version, **self.encoding.identity}
+
+    def count(self) -> int:
+        """Return the number of examples."""
+        return 1797
+
+    def records(self) -> Iterator[Record]:
+        """Yield the examples; their 17 shades of grey become 0..255."""
+        from PIL import Image
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        shades = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+        for pixels, label in zip(shades, digits.target, strict=True):
+            yield Record(self.encoding.fit(Image.fromarray(pixels)), int(label))
+
+
+@dataclass(frozen=True)
+class FolderDecoder:
+    """One split as an image folder.
+
+    Attributes:
+        folder: holds one subfolder per class; a class without one has no examples here.
+        classes: their names, in the order of the labels.
+        encoding: of the images.
+    """
+
+    folder: Path
+    classes: tuple[str, ...]
+    encoding: ImageEncoding
+
+    @cached_property
+    def _files(self) -> list[tuple[Path, int]]:
+        labels = {name: label for label, name in enumerate(self.classes)}
+        files = []
+        for name in class_folders(self.folder):
+            if name not in labels:
+                raise ConfigError(
+                    f"{self.folder} has a subfolder {name!r} and the classes are: "
+                    f"{', '.join(self.classes)}; rename it or set task.classes"
+                )
+            images = (self.folder / name).rglob("*")
+            chosen = sorted(path for path in images if path.suffix.lower() in SUFFIXES)
+            files += [(path, labels[name]) for path in chosen]
+        return files
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """The current files, and how they are read."""
+        digest = hashlib.sha256()
+        for path, label in self._files:
+            stat = path.stat()
+            digest.update(f"{path} {label} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        return {
+            "folder": str(self.folder.resolve()),
+            "files": digest.hexdigest(),
+            "classes": list(self.classes),
+            **self.encoding.identity,
+        }
+
+    def count(self) -> int:
+        """Return the number of images."""
+        return len(self._files)
+
+    def records(self) -> Iterator[Record]:
+        """Yield the images class by class."""
+        from PIL import UnidentifiedImageError
+
+        for path, label in self._files:
+            try:
+                yield Record(self.encoding.decode(path), label)
+            except (UnidentifiedImageError, OSError) as error:
+                raise ConfigError(f"{path} cannot be read as an image: {error}") from error

@@ -1,4 +1,4 @@
-"""The training and the test examples of a task, wherever they are."""
+"""The training and test examples of a task."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from common.errors import ConfigError
 from tasks.config import TaskConfig
-from tasks.sources.arrays import Decoder, Encoding, Indices, Split, stratified_split
-from tasks.sources.store import decode_once
+from tasks.sources.arrays import Indices, Split, stratified_split
+from tasks.sources.encodings import Encoding
+from tasks.sources.store import Decoder, decode_once
 from tasks.sources.tables import (
     Columns,
     HubTable,
@@ -22,14 +23,14 @@ from tasks.sources.tables import (
     TableDecoder,
     parquet_files,
 )
-from tasks.sources.vocabulary import Vocabulary
+from tasks.vocabulary import Vocabulary
 
-SPLIT_SEED = 0  # of a test set that we split off: the same whatever the run's seed
+SPLIT_SEED = 0  # of our own test splits: independent of the run's seed
 
 
 @dataclass(frozen=True)
 class Source(ABC):
-    """Examples in tables: parquet files or the hub. A kind of inputs adds how they are decoded."""
+    """Examples in parquet files or on the hub; subclasses add how they are decoded."""
 
     site_layouts: ClassVar[str] = "train.parquet nor train-*.parquet"
 
@@ -38,7 +39,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def encoding(self) -> Encoding:
-        """How an example becomes an array."""
+        """The encoding of examples as arrays."""
 
     @property
     @abstractmethod
@@ -46,7 +47,7 @@ class Source(ABC):
         """The tables' columns."""
 
     def class_names(self) -> tuple[str, ...]:
-        """Return the classes in the order of their labels; may have to look at the data folder."""
+        """Return the classes in the order of their labels; may look into the data folder."""
         if self.task.class_names is None:
             raise ConfigError(
                 f"task.num_classes is not set: task.source={self.task.source} needs it"
@@ -54,12 +55,12 @@ class Source(ABC):
         return self.task.class_names
 
     def vocabulary(self) -> Vocabulary | None:
-        """Return the words that tokens stand for; None where the inputs are no texts."""
+        """Return the words of the tokens; None if the inputs are images."""
         return None
 
     def load(self) -> tuple[Split, Split]:
         """Return the training and the test split, decoded."""
-        train, test = self._train_decoder(), self._test_decoder()  # what is missing is said at once
+        train, test = self._train_decoder(), self._test_decoder()
         examples = decode_once(f"{self.task.name}-train", train)
         if test is not None:
             return examples, decode_once(f"{self.task.name}-test", test)
@@ -69,20 +70,20 @@ class Source(ABC):
         return examples.select(kept), examples.select(split_off)
 
     def load_test(self) -> Split | None:
-        """Return the test split where it stands by itself; None: it is part of the training one.
+        """Return the test split without looking for training examples, which a server may lack.
 
-        Does not look for training examples: the server of a federation of sites has none.
+        None: the test split is part of the training examples.
         """
         decoder = self._test_decoder()
         return None if decoder is None else decode_once(f"{self.task.name}-test", decoder)
 
     def load_site(self, folder: Path) -> tuple[Split, Split | None]:
-        """Return the examples in a site's own folder: train, and test where it has one.
+        """Return the training split in a site's own folder, and the test split if there is one.
 
         The folder holds train.parquet and test.parquet in the task's schema. Labels mean the same
-        at all sites; not every class must be there.
+        at all sites; classes may be missing.
         """
-        existing(folder, "the node config's data-folder")
+        require_folder(folder, "the node config's data-folder")
         splits: list[Split] = []
         for split in ("train", "test"):
             decoder = self._site_decoder(folder, split)
@@ -114,11 +115,20 @@ class Source(ABC):
     # ---- parquet files and the hub ---------------------------------------------------------------
 
     def _table(self, split: str) -> Table:
-        folder = self._files_folder()
-        return self._hub(split) if folder is None else self._parquet(folder, split)
+        classes, folder = len(self.class_names()), self._files_folder()
+        if folder is not None:
+            if files := parquet_files(folder, split):
+                return ParquetTable(tuple(files), self.columns, classes)
+            raise ConfigError(
+                f"{folder} has no {split}.parquet; the splits are named by task.train_split and "
+                "task.test_split (null: split off task.test_fraction)"
+            )
+        if self.task.hub is None:
+            raise ConfigError("task.source=hub needs task.hub, the name of the data set there")
+        return HubTable(self.task.hub, split, self.columns, classes, self.task.name)
 
     def _files_folder(self) -> Path | None:
-        """Return where the parquet files are; None: load from the hub."""
+        """Return the folder with the parquet files; None: load from the hub."""
         root = self.task.path or os.environ.get("FEDHET_DATA")
         folder = None if root is None else Path(root).expanduser() / self.task.name
         if folder is not None and folder.is_dir():
@@ -130,32 +140,12 @@ class Source(ABC):
             )
         return None
 
-    def _parquet(self, folder: Path, split: str) -> ParquetTable:
-        files = parquet_files(folder, split)
-        if not files:
-            raise ConfigError(
-                f"{folder} has no {split}.parquet; the splits are named by task.train_split and "
-                "task.test_split (null: split off task.test_fraction)"
-            )
-        return ParquetTable(tuple(files), self.columns, len(self.class_names()))
 
-    def _hub(self, split: str) -> HubTable:
-        if self.task.hub is None:
-            raise ConfigError("task.source=hub needs task.hub, the name of the data set there")
-        return HubTable(
-            repository=self.task.hub,
-            split=split,
-            columns=self.columns,
-            num_classes=len(self.class_names()),
-            folder_name=self.task.name,
-        )
-
-
-def existing(folder: Path, key: str) -> Path:
-    """Return the folder.
+def require_folder(folder: Path, key: str) -> Path:
+    """Return the folder if it exists.
 
     Raises:
-        ConfigError: where it is none; names the key that says which.
+        ConfigError: names ``key``, which sets the folder.
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder: change {key}")

@@ -1,4 +1,4 @@
-"""The cache: each split is decoded once, into arrays that every process maps into its memory."""
+"""The cache of decoded splits: arrays that every process maps into its memory."""
 
 from __future__ import annotations
 
@@ -9,16 +9,36 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
 from common.errors import ConfigError
-from tasks.sources.arrays import Decoder, Split
+from tasks.sources.arrays import Record, Split
+from tasks.sources.encodings import Encoding
 
 FORMAT = 1  # of the cache's files
 logger = logging.getLogger(__name__)
+
+
+class Decoder(Protocol):
+    """One split of a data set, not yet decoded."""
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """All that the decoded examples depend on, as plain values."""
+
+    @property
+    def encoding(self) -> Encoding:
+        """The encoding of the examples."""
+
+    def count(self) -> int:
+        """Return the number of examples."""
+
+    def records(self) -> Iterator[Record]:
+        """Yield the decoded examples in order."""
 
 
 def cache_folder() -> Path:
@@ -33,14 +53,14 @@ def cache_key(identity: object) -> str:
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Make a cache folder unless it is there; safe when several processes race.
+    """Build a cache folder unless it exists; safe if several processes race.
 
-    One process builds and the others wait. Where the lock does not hold (some network drives) each
-    builds its own, and the first that is complete is kept.
+    One process builds and the others wait. If the lock does not hold (on some network drives) each
+    builds its own, and the first complete one is kept.
 
     Args:
-        folder: appears only when complete.
-        build: writes the content into the empty folder that it is given.
+        folder: appears only when it is complete.
+        build: writes the content into an empty folder.
     """
     if folder.is_dir():
         return folder
@@ -74,7 +94,7 @@ def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:
         unfinished.chmod(0o755)
         unfinished.replace(folder)
     except OSError:
-        if not folder.is_dir():  # otherwise another process was faster, and its result is as good
+        if not folder.is_dir():  # otherwise another process was faster
             raise
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -84,8 +104,8 @@ def decode_once(name: str, decoder: Decoder) -> Split:
     """Return the decoded examples of a split, memory-mapped from the cache.
 
     Args:
-        name: for the folder's name and the progress bar.
-        decoder: asked for examples only where the cache has none.
+        name: of the folder and the progress bar.
+        decoder: decodes the examples if the cache does not have them.
     """
     kind = decoder.encoding.kind
     folder = cache_folder() / kind / f"{name}-{cache_key(decoder.identity)}"
@@ -123,7 +143,7 @@ def _decode(name: str, decoder: Decoder, folder: Path) -> None:
         disable=not sys.stderr.isatty(),
     )
     for row, record in enumerate(records):
-        values[row], labels[row] = record.values, record.label
+        values[row], labels[row] = record.value, record.label
         if record.group is not None:
             groups.append(record.group)
     values.flush()

@@ -1,27 +1,28 @@
-"""Examples in tables of the hub's schema: parquet files, or the hub itself."""
+"""Examples in tables of the Hugging Face hub's schema: parquet files, or the hub itself."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from common.errors import ConfigError
-from tasks.sources.arrays import Encoding, Record
+from tasks.sources.arrays import Record
+from tasks.sources.encodings import Encoding
 
-CHUNK = 512  # rows that are read at once
+CHUNK = 512  # rows per read
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold what.
+    """The columns of a table.
 
     Attributes:
         example: images, as structs of bytes and path, or texts.
         label: numbers from 0.
-        group: the natural ids, where there are any.
-        example_key: the key of the task that names the first.
+        group: the natural ids, if there are any.
+        example_key: the key of the task that names the column of examples.
     """
 
     example: str
@@ -31,62 +32,17 @@ class Columns:
 
     @property
     def names(self) -> list[str]:
-        """All that are read."""
+        """The columns that are read."""
         return [name for name in (self.example, self.label, self.group) if name is not None]
 
     def check(self, where: object, available: list[str]) -> None:
-        """Refuse a table without these columns."""
+        """Reject a table without these columns."""
         keys = (self.example_key, "label_column", "group_column")
         for key, name in zip(keys, (self.example, self.label, self.group), strict=True):
             if name is not None and name not in available:
                 raise ConfigError(
                     f"{where} has no column {name!r} (task.{key}); it has: {', '.join(available)}"
                 )
-
-
-@dataclass(frozen=True)
-class Row:
-    """One example as a table has it."""
-
-    value: Any
-    label: int
-    group: str | None
-
-
-class Table(Protocol):
-    """One split of a data set as a table."""
-
-    @property
-    def identity(self) -> dict[str, object]:
-        """Where it is and how it is read, as plain values."""
-
-    def count(self) -> int:
-        """Return the number of rows."""
-
-    def rows(self) -> Iterator[Row]:
-        """Yield the rows in order."""
-
-
-@dataclass(frozen=True)
-class TableDecoder:
-    """One split as a table whose examples an encoding decodes."""
-
-    table: Table
-    encoding: Encoding
-
-    @property
-    def identity(self) -> dict[str, object]:
-        """The table, and how it is decoded."""
-        return {**self.table.identity, **self.encoding.identity}
-
-    def count(self) -> int:
-        """Return the number of rows."""
-        return self.table.count()
-
-    def records(self) -> Iterator[Record]:
-        """Yield the examples in the table's order."""
-        for row in self.table.rows():
-            yield Record(self.encoding.encode(row.value), row.label, row.group)
 
 
 def parquet_files(folder: Path, split: str) -> list[Path]:
@@ -105,7 +61,7 @@ class ParquetTable:
 
     @property
     def identity(self) -> dict[str, object]:
-        """The files as they are now, and how they are read."""
+        """The current files, and how they are read."""
         stats = [(str(path.resolve()), path.stat()) for path in self.files]
         files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]
         return {"files": files, "columns": self.columns.names, "classes": self.num_classes}
@@ -116,7 +72,7 @@ class ParquetTable:
 
         return sum(int(ParquetFile(path).metadata.num_rows) for path in self.files)
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Record]:
         """Yield the rows in the files' order."""
         from pyarrow.parquet import ParquetFile
 
@@ -148,10 +104,10 @@ class HubTable:
         }
 
     def count(self) -> int:
-        """Return the number of rows; downloads the data set where that has not been done."""
+        """Return the number of rows; downloads the data set if necessary."""
         return len(self._load())
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self) -> Iterator[Record]:
         """Yield the rows in the hub's order."""
         table = self._load()
         self.columns.check(self.repository, list(table.column_names))
@@ -164,7 +120,7 @@ class HubTable:
 
         try:
             return datasets.load_dataset(self.repository, split=self.split)
-        except Exception as error:  # offline, a firewall, a renamed set: each library its own error
+        except Exception as error:  # offline, firewall, renamed: each library has its own error
             raise ConfigError(
                 f"{self.repository} could not be loaded from the hub "
                 f"({type(error).__name__}: {error}). Without a connection, put its parquet files "
@@ -173,7 +129,32 @@ class HubTable:
             ) from error
 
 
-def _rows(chunk: Any, columns: Columns, num_classes: int, where: object) -> Iterator[Row]:
+Table = ParquetTable | HubTable
+
+
+@dataclass(frozen=True)
+class TableDecoder:
+    """One split as a table, and the encoding of its examples."""
+
+    table: Table
+    encoding: Encoding
+
+    @property
+    def identity(self) -> dict[str, object]:
+        """The table, and how it is decoded."""
+        return {**self.table.identity, **self.encoding.identity}
+
+    def count(self) -> int:
+        """Return the number of rows."""
+        return self.table.count()
+
+    def records(self) -> Iterator[Record]:
+        """Yield the examples in the table's order."""
+        for row in self.table.rows():
+            yield Record(self.encoding.encode(row.value), row.label, row.group)
+
+
+def _rows(chunk: Any, columns: Columns, num_classes: int, where: object) -> Iterator[Record]:
     values = chunk.column(columns.example).to_pylist()
     labels = chunk.column(columns.label).to_pylist()
     groups = chunk.column(columns.group).to_pylist() if columns.group else [None] * len(labels)
@@ -183,4 +164,4 @@ def _rows(chunk: Any, columns: Columns, num_classes: int, where: object) -> Iter
                 f"{where} has the label {label} and task.num_classes={num_classes} allows "
                 f"0..{num_classes - 1}: change task.num_classes or task.label_column"
             )
-        yield Row(value, int(label), None if group is None else str(group))
+        yield Record(value, int(label), None if group is None else str(group))

@@ -1,4 +1,4 @@
-"""Texts in tables, and the vocabulary that their tokens come from."""
+"""Texts in tables, and their vocabulary."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.sources.encodings import TokenEncoding
 from tasks.sources.source import SPLIT_SEED, Source
 from tasks.sources.store import build_once, cache_folder, cache_key
 from tasks.sources.tables import Columns
-from tasks.sources.vocabulary import (
+from tasks.vocabulary import (
     SPLITTING,
     Vocabulary,
     count_words,
@@ -48,7 +48,7 @@ class TextSource(Source):
         return self.encoding.vocabulary
 
     def _vocabulary(self) -> Vocabulary:
-        """Return what task.vocabulary_file holds, or the training split's most frequent words."""
+        """Return task.vocabulary_file, or the training split's most frequent words."""
         size = self.task.vocabulary_size
         if self.task.vocabulary_file is not None:
             return read_vocabulary(Path(self.task.vocabulary_file).expanduser(), size)
@@ -68,7 +68,7 @@ class TextSource(Source):
     def _training_texts(self) -> list[str]:
         rows = list(self._table(self.task.train_split).rows())
         kept = np.arange(len(rows))
-        if self.task.test_split is None:  # no word comes from what is split off for tests
+        if self.task.test_split is None:  # do not count words of the test examples
             strata = [row.label if row.group is None else row.group for row in rows]
             kept, _ = self._split_off(np.array(strata))
         return [rows[row].value for row in kept]

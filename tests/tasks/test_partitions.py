@@ -1,18 +1,42 @@
+"""Partitions: invariants of all flavours, published sizes, moments of the draws, refusals."""
+
+import os
+
 import numpy as np
 import pytest
 from datasets import Dataset
 from flwr_datasets.partitioner import Partitioner
 
 from common.errors import ConfigError
-from tasks.partitions import hold_out, partition_rows
+from tasks.partitions import PartitionConfig, hold_out, library, partition_rows
 from tasks.partitions.config import COMMON, FLAVOURS
-from tasks.partitions.library import build_partitioner
-from tests.tasks.drawing import config, draw, labels_of
-from tests.tasks.generated import values
+from tasks.partitions.dirichlet import ClassDirichletPartitioner
+from tests.tasks.generated import make_task, values
 
 DRAWN = sorted(set(FLAVOURS) - {"site"})
 # Every example goes to at most one client; in the others a class that has run out is used again.
 DISJOINT = sorted(set(DRAWN) - {"class_prior_dirichlet", "pathological"})
+MNIST_COUNTS = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+PUBLISHED_SIZES = [5199, 11370, 17651, 12665, 13115]
+
+
+def config(name, **options):
+    return PartitionConfig.from_mapping({"name": name, **options})
+
+
+def labels_of(classes, each, seed=0):
+    return np.random.default_rng(seed).permutation(np.repeat(np.arange(classes), each))
+
+
+def draw(name, labels=None, *, clients=10, seed=0, groups=None, **options):
+    labels = labels_of(10, 300) if labels is None else labels
+    if name == "natural" and groups is None:
+        groups = np.arange(len(labels)) * 7 % 20
+    return partition_rows(config(name, **options), labels, groups, num_clients=clients, seed=seed)
+
+
+def counts(labels, rows):
+    return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in rows])
 
 
 # ---- all flavours --------------------------------------------------------------------------------
@@ -22,55 +46,40 @@ DISJOINT = sorted(set(DRAWN) - {"class_prior_dirichlet", "pathological"})
 def test_no_example_goes_to_two_clients(name):
     rows = np.concatenate(draw(name))
     assert len(np.unique(rows)) == len(rows)
-    assert rows.min() >= 0
-    assert rows.max() < 3000
-
-
-@pytest.mark.parametrize("name", ["iid", "dirichlet", "feddf_dirichlet", "shards"])
-def test_every_example_goes_to_a_client(name):
-    assert sorted(np.concatenate(draw(name))) == list(range(3000))
+    assert (rows.min() >= 0) & (rows.max() < 3000)
+    if name in ("iid", "dirichlet", "feddf_dirichlet", "shards"):
+        assert len(rows) == 3000
 
 
 @pytest.mark.parametrize(
-    "name", ["iid", "feddf_dirichlet", "class_prior_dirichlet", "pathological", "shards"]
+    ("name", "sizes"),
+    [
+        ("iid", [428] * 3 + [429] * 4),
+        ("feddf_dirichlet", [428] * 7),
+        ("class_prior_dirichlet", [428] * 7),
+        ("pathological", [428] * 7),
+    ],
 )
-def test_equal_sizes(name):
-    assert [len(part) for part in draw(name, clients=12)] == [250] * 12
+def test_equal_sizes(name, sizes):
+    assert sorted(len(part) for part in draw(name, clients=7)) == sizes
 
 
-@pytest.mark.parametrize("name", ["feddf_dirichlet", "class_prior_dirichlet", "pathological"])
-def test_equal_sizes_leave_a_remainder_out(name):
-    rows = draw(name, clients=7)
-    assert [len(part) for part in rows] == [3000 // 7] * 7
-
-
-def test_iid_sizes_differ_by_one():
-    assert sorted(len(part) for part in draw("iid", clients=7)) == [428] * 3 + [429] * 4
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.usefixtures("empty_cache")
-def test_the_seed_decides(name, monkeypatch, tmp_path):
+def test_the_seed_decides_and_the_partitions_own_seed_overrides_it(name, monkeypatch, tmp_path):
     first, other = draw(name, seed=1), draw(name, seed=2)
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "another"))  # drawn again
-    again = draw(name, seed=1)
-    assert all(map(np.array_equal, first, again))
+    groups = np.arange(3000) * 7 % 20
+    own = partition_rows(config(name, seed=1), labels_of(10, 300), groups, num_clients=10, seed=9)
+    assert all(map(np.array_equal, first, own))
     assert not all(map(np.array_equal, first, other))
-
-
-@pytest.mark.parametrize("name", DRAWN)
-def test_the_partitions_own_seed_goes_before_the_runs(name):
-    labels = labels_of(10, 300)
-    groups = np.arange(3000) % 20
-    of_run = draw(name, labels, groups=groups, seed=3)
-    own = partition_rows(config(name, seed=3), labels, groups, num_clients=10, seed=99)
-    assert all(map(np.array_equal, of_run, own))
 
 
 @pytest.mark.parametrize("name", sorted(set(DRAWN) - {"natural"}))
 def test_each_flavour_is_a_flower_partitioner(name):
     labels = labels_of(10, 60)
-    partitioner = build_partitioner(config(name), 4, seed=0)
+    partitioner = library.build_partitioner(config(name), 4, seed=0)
     assert isinstance(partitioner, Partitioner)
     partitioner.dataset = Dataset.from_dict({"label": labels, "row": np.arange(600)})
     assert partitioner.num_partitions == 4
@@ -81,14 +90,10 @@ def test_each_flavour_is_a_flower_partitioner(name):
 def test_partitions_are_cached(monkeypatch, empty_cache):
     labels = labels_of(4, 30)
     first = draw("iid", labels, seed=4)
-    from tasks.partitions import library
-
-    monkeypatch.setattr(library, "draw_rows", lambda *a: pytest.fail("drawn again"))
-    assert all(map(np.array_equal, first, draw("iid", labels.copy(), seed=4)))
-    monkeypatch.undo()
-    monkeypatch.setenv("FEDHET_CACHE", str(empty_cache))
-    other = draw("iid", labels[::-1].copy(), seed=4, clients=9)
-    assert len(other) == 9
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "draw_rows", lambda *a: pytest.fail("drawn again"))
+        assert all(map(np.array_equal, first, draw("iid", labels.copy(), seed=4)))
+    assert len(draw("iid", labels[::-1].copy(), seed=4, clients=9)) == 9
 
 
 @pytest.mark.parametrize("name", sorted(FLAVOURS))
@@ -98,53 +103,195 @@ def test_recipes_have_the_flavours_keys_and_defaults(name):
     assert {key: recipe[key] for key in FLAVOURS[name]} == FLAVOURS[name]
 
 
-# ---- bad input -----------------------------------------------------------------------------------
+# ---- iid and Dirichlet over clients --------------------------------------------------------------
 
 
-def test_more_clients_than_examples_is_refused():
-    with pytest.raises(ConfigError, match=r"clients=31 is more than the 30 training examples"):
-        draw("iid", labels_of(3, 10), clients=31)
-    with pytest.raises(ConfigError, match=r"clients=0 must be >= 1"):
-        draw("iid", clients=0)
+def test_iid_draws_classes_in_proportion_from_a_sorted_data_set():
+    labels = np.repeat(np.arange(10), 300)  # Flower's alone would give each client one class
+    table = counts(labels, draw("iid", labels))
+    spread = ((table - 30.0) ** 2 / 30).sum()  # about chi-squared with 81 degrees of freedom
+    assert 30 < spread < 150
 
 
-def test_seeds_that_no_generator_takes_are_refused_by_key():
-    with pytest.raises(ConfigError, match=r"^seed=-1 must be in"):
-        draw("dirichlet", seed=-1)
-    fixed = config("dirichlet", seed=2**32)
-    with pytest.raises(ConfigError, match=r"^partition\.seed=4294967296 must be in"):
-        partition_rows(fixed, labels_of(2, 20), None, num_clients=2, seed=0)
+def test_dirichlet_reproduces_the_published_partition_of_mnist():
+    labels = np.repeat(np.arange(10), MNIST_COUNTS)
+    rows = draw("dirichlet", labels, clients=5, seed=1, alpha=0.01)
+    assert [len(part) for part in rows] == PUBLISHED_SIZES
+    table = counts(labels, rows)
+    assert table[0].tolist() == [0, 0, 0, 5199, 0, 0, 0, 0, 0, 0]
+    assert table[4].tolist() == [0, 0, 0, 932, 0, 0, 5918, 6265, 0, 0]
+
+
+@pytest.mark.skipif("FEDHET_DATA" not in os.environ, reason="FEDHET_DATA is not set: no MNIST here")
+@pytest.mark.flower  # it reads 70,000 images: seconds
+def test_dirichlet_reproduces_the_published_partition_on_the_real_mnist():
+    task = make_task("mnist", "dirichlet", clients=5, options={"alpha": 0.01, "seed": 1})
+    assert [len(part) for part in task.client_rows] == PUBLISHED_SIZES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 10.0])
+def test_shares_and_priors_have_the_dirichlets_second_moment(alpha):
+    """E sum p^2 = (alpha + 1) / (K alpha + 1) for K = 10 clients, or classes."""
+    expected = pytest.approx((alpha + 1) / (10 * alpha + 1), rel=0.06)
+    labels = labels_of(400, 200)
+    table = counts(labels, draw("dirichlet", labels, alpha=alpha, balance=False))
+    assert ((table * (table - 1.0)).sum(axis=0) / (200 * 199)).mean() == expected
+    labels = labels_of(10, 3000)
+    table = counts(labels, draw("class_prior_dirichlet", labels, clients=300, alpha=alpha))
+    assert ((table * (table - 1.0)).sum(axis=1) / (100 * 99)).mean() == expected
+
+
+@pytest.mark.slow
+def test_balancing_keeps_sizes_closer():
+    def largest(balance):
+        draws = (draw("dirichlet", seed=s, alpha=0.1, balance=balance) for s in range(8))
+        return np.mean([max(map(len, rows)) for rows in draws])
+
+    assert largest(True) < 0.85 * largest(False)
+
+
+def test_dirichlet_meets_its_minimum_size_or_says_what_to_change(monkeypatch):
+    for seed in range(3):
+        assert min(map(len, draw("dirichlet", seed=seed, alpha=0.05, min_size=60))) >= 60
+    monkeypatch.setattr("tasks.partitions.dirichlet.MAX_DRAWS", 50)
+    with pytest.raises(ConfigError, match=r"partition\.min_size=301 with clients=10 needs 3010"):
+        draw("dirichlet", min_size=301)
+    wanted = r"50 draws .* partition\.min_size=10 .* partition\.alpha=0\.001 and clients=40"
+    with pytest.raises(ConfigError, match=wanted):
+        draw("dirichlet", labels_of(4, 100), clients=40, alpha=0.001)
+
+
+def test_a_class_without_any_client_is_drawn_again_and_not_lost():
+    # with so small an alpha every gamma variate can be 0, and the shares NaN
+    partitioner = ClassDirichletPartitioner(3, 1e-3, min_size=1, seed=0)
+    partitioner.dataset = Dataset.from_dict({"label": labels_of(30, 10)})
+    assert sorted(np.concatenate(partitioner.rows())) == list(range(300))
+
+
+def test_feddf_clients_have_few_classes_at_small_alpha_and_all_at_large():
+    labels = labels_of(10, 600)
+    concentrated = counts(labels, draw("feddf_dirichlet", labels, alpha=0.05)) / 600
+    even = counts(labels, draw("feddf_dirichlet", labels, alpha=1000)) / 600
+    assert np.median(concentrated.max(axis=1)) > 0.4
+    # the re-cut shifts borders, so a client can miss some of its last classes even here
+    assert np.median((even > 0).sum(axis=1)) >= 9
+
+
+def test_feddf_draws_for_groups_of_ten(monkeypatch):
+    labels = labels_of(10, 600)
+    rows = draw("feddf_dirichlet", labels, clients=25, alpha=0.1)
+    assert [len(part) for part in rows] == [240] * 25
+    assert len(np.unique(np.concatenate(rows))) == 6000
+    monkeypatch.setattr("tasks.partitions.dirichlet.MAX_DRAWS", 50)
+    with pytest.raises(ConfigError, match=r"partition\.alpha=0\.01 and clients=60 .*group_size"):
+        draw("feddf_dirichlet", labels_of(10, 60), clients=60, alpha=0.01, group_size=100)
+
+
+# ---- class priors --------------------------------------------------------------------------------
+
+
+def test_an_exhausted_class_is_used_again_each_example_in_turn():
+    labels = np.repeat([0, 1], [10, 990])
+    rows = np.concatenate(draw("pathological", labels, clients=5, classes=2))
+    times = np.bincount(rows, minlength=1000)
+    assert times[:10].min() >= 40  # about 500 of 1000 draws for 10 examples
+    assert times[:10].max() - times[:10].min() <= 1
+    assert times[10:].max() == 1
+
+
+@pytest.mark.parametrize("classes", [1, 3])
+def test_pathological_clients_have_that_many_classes_in_equal_parts(classes):
+    labels = labels_of(10, 3000)
+    table = counts(labels, draw("pathological", labels, clients=100, classes=classes))
+    assert ((table > 0).sum(axis=1) == classes).all()
+    assert table[table > 0].std() <= 1.3 * (300 * (1 / classes) * (1 - 1 / classes)) ** 0.5
+    holders = (table > 0).sum(axis=0)  # binomial: 100 clients, classes / 10
+    assert abs(holders - 10 * classes).max() < 4.5 * (10 * classes) ** 0.5
+    assert len(np.unique(table > 0, axis=0)) >= min(10, 40 * (classes - 1) + 8)
+
+
+def test_pathological_of_flower_uses_no_example_twice():
+    rows = draw("pathological", labels_of(10, 60), clients=8, equal_sizes=False)
+    joined = np.concatenate(rows)
+    assert len(np.unique(joined)) == len(joined)
+    assert ((counts(labels_of(10, 60), rows) > 0).sum(axis=1) == 2).all()
+
+
+# ---- shards, natural ids, disjoint classes -------------------------------------------------------
+
+
+def test_shards_hold_one_class_each():
+    labels = labels_of(10, 300)
+    table = counts(labels, draw("shards", labels, clients=15, shards_per_client=2))
+    assert set(table.flatten()) <= {0, 100, 200}
+    assert ((table > 0).sum(axis=1) <= 2).all()
+
+
+def test_natural_clients_are_single_ids_with_enough_examples():
+    groups = np.repeat(np.arange(6), [5, 50, 5, 50, 50, 5])
+    labels = np.zeros(165, dtype=np.int64)
+    rows = draw("natural", labels, groups=groups, clients=3, min_size=6)
+    assert sorted(np.unique(groups[part]).tolist() for part in rows) == [[1], [3], [4]]
+    assert [len(part) for part in rows] == [50] * 3
+    with pytest.raises(ConfigError, match=r"clients=4 is more than the 3 natural ids .*min_size=6"):
+        draw("natural", labels, groups=groups, clients=4, min_size=6)
+    with pytest.raises(ConfigError, match="femnist"):
+        make_task("digits", "natural").client_data(0)
+
+
+def test_sets_of_classes_go_to_their_clients_and_other_classes_are_left_out():
+    labels = labels_of(10, 30)
+    sets = [[0, 1, 3, 4, 7], [2, 5, 6, 8]]
+    rows = draw("disjoint_classes", labels, clients=2, sets=sets)
+    for held, part in zip(sets, rows, strict=True):
+        assert np.array_equal(part, np.flatnonzero(np.isin(labels, held)))
+
+
+def test_without_sets_every_class_is_with_one_client_and_the_shares_are_even():
+    labels = labels_of(10, 30)
+    table = counts(labels, draw("disjoint_classes", labels, clients=4))
+    assert sorted((table > 0).sum(axis=1)) == [2, 2, 3, 3]
+    assert ((table > 0).sum(axis=0) == 1).all()
+    assert (table.sum(axis=0) == 30).all()
+
+
+# ---- refusals ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
+        ("iid", {"clients": 3001}, r"clients=3001 is more than the 3000 training examples"),
+        ("iid", {"clients": 0}, r"clients=0 is not allowed"),
+        ("dirichlet", {"seed": -1}, r"partition\.seed=-1 must be a whole number in 0"),
+        ("dirichlet", {"seed": 2**32}, r"partition\.seed=4294967296 must be"),
         ("lda", {}, r"partition\.name='lda' is unknown; allowed: .*dirichlet.*shards"),
-        ("dirichlet", {"alpha": 0}, r"partition\.alpha=0 must be > 0"),
-        ("class_prior_dirichlet", {"alpha": -1.0}, r"partition\.alpha=-1\.0 must be > 0"),
+        ("dirichlet", {"alpha": 0}, r"partition\.alpha=0 .* number in \(0\.0"),
         ("feddf_dirichlet", {"alpha": float("nan")}, r"partition\.alpha=nan"),
-        ("pathological", {"classes": 0}, r"partition\.classes=0 must be a whole number"),
-        (
-            "iid",
-            {"alpha": 1.0},
-            r"unknown key partition\.alpha; partition has: holdout, name",
-        ),
-        ("iid", {"holdout": 1.0}, r"partition\.holdout=1\.0 must be in \[0, 1\)"),
-        (
-            "shards",
-            {"shards_per_client": 0},
-            r"partition\.shards_per_client=0 must be a whole number",
-        ),
+        ("pathological", {"classes": 0}, r"partition\.classes=0 .* whole number"),
+        ("pathological", {"classes": 11}, "11"),
+        ("pathological", {"classes": 11, "equal_sizes": False}, "11"),
+        ("iid", {"alpha": 1.0}, r"unknown key partition\.alpha; partition has: holdout, name"),
+        ("iid", {"holdout": 1.0}, r"partition\.holdout=1\.0 .* in \[0\.0, 1\.0\)"),
+        ("shards", {"shards_per_client": 0}, r"partition\.shards_per_client=0 .* whole number"),
+        ("shards", {"clients": 1501}, r"clients=1501 with partition\.shards_per_client=2 need"),
+        ("disjoint_classes", {"sets": [[0]]}, r"partition\.sets has 1 lists .* clients=10"),
+        ("disjoint_classes", {"clients": 2, "sets": [[0, 1], [1]]}, r"classes \[1\] more than"),
+        ("disjoint_classes", {"clients": 2, "sets": [[0], [10]]}, r"client 1 the classes \[10\]"),
+        ("disjoint_classes", {"clients": 11}, r"clients=11 is more than the 10 classes"),
     ],
 )
 def test_bad_values_are_refused_by_key(name, options, message):
+    own = {key: value for key, value in options.items() if key != "clients"}
     with pytest.raises(ConfigError, match=message):
-        config(name, **options)
-
-
-def test_more_shards_than_examples_are_refused():
-    with pytest.raises(ConfigError, match=r"clients=20 with partition\.shards_per_client=2 need"):
-        draw("shards", labels_of(3, 10), clients=20, shards_per_client=2)
+        partition_rows(
+            config(name, **own),
+            labels_of(10, 300),
+            None,
+            num_clients=options.get("clients", 10),
+            seed=0,
+        )
 
 
 # ---- held-out examples ---------------------------------------------------------------------------
@@ -160,14 +307,9 @@ def test_held_out_rows_are_apart_from_the_others():
     assert not np.array_equal(hold_out(rows, 0.2, 0, 4)[1], held_out)
 
 
-def test_a_row_held_twice_stays_on_one_side():
-    rows = np.tile(np.arange(10), 3)
-    kept, held_out = hold_out(rows, 0.3, seed=0, client_id=0)
-    assert len(held_out) == 3
+def test_copies_of_a_row_stay_on_one_side_and_one_row_stays_for_training():
+    kept, held_out = hold_out(np.tile(np.arange(10), 3), 0.3, seed=0, client_id=0)
+    assert (len(kept), len(held_out)) == (21, 3)
     assert not set(kept) & set(held_out)
-    assert len(kept) == 21
-
-
-def test_at_least_one_example_stays_for_training():
     assert [len(part) for part in hold_out(np.array([4]), 0.9, 0, 0)] == [1, 0]
     assert [len(part) for part in hold_out(np.array([4, 5]), 0.9, 0, 0)] == [1, 1]

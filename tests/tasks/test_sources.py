@@ -31,26 +31,21 @@ def test_digits_are_split_by_class_and_always_in_the_same_way():
     assert max(test.class_counts()) <= 37
 
 
-def test_digits_are_scikit_learns():
+def test_digits_are_scikit_learns_and_can_be_scaled():
     from sklearn.datasets import load_digits
 
-    task = make_task("digits")
-    train, test = task._splits
+    train, test = make_task("digits")._splits
     pixels = np.concatenate([train.read(), test.read()])[:, 0] / (255 / 16)
     found = sorted(map(tuple, np.rint(pixels).reshape(1797, 64)))
     assert found == sorted(map(tuple, load_digits().images.reshape(1797, 64)))
-
-
-def test_digits_can_be_scaled_for_a_model_that_needs_larger_images():
-    task = make_task("digits", image_size=28, model="fedavg_cnn")
-    [(inputs, _)] = task.test_data().batches(360, generator=None, train=False)
-    assert inputs.shape == (360, 1, 28, 28)
-    assert task.build_model(0)(inputs[:2])[1].shape == (2, 10)
+    larger = make_task("digits", image_size=28).test_data()
+    assert next(larger.batches(360, generator=None, train=False))[0].shape == (360, 1, 28, 28)
 
 
 # ---- parquet files -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HUB_TASKS)
 @pytest.mark.usefixtures("empty_cache")
 def test_files_in_the_hubs_schema(name, tmp_path):
@@ -90,21 +85,16 @@ def test_split_in_several_files_as_the_hub_stores_them(tmp_path):
     train = make_task("mnist", path=str(tmp_path)).train_split
     assert train.labels.tolist() == [0, 1, 2, 3, 4, 5]
     assert np.array_equal(train.read()[:, 0], images)
+    changes = {"channels": 3, "mean": [0.5] * 3, "std": [0.5] * 3, "image_size": 40}
+    scaled = make_task("mnist", path=str(tmp_path), **changes).train_split.read()
+    assert scaled.shape == (6, 3, 40, 40)  # grey images of another size become RGB of the task's
+    assert np.array_equal(scaled[:, 0], scaled[:, 2])
 
 
-@pytest.mark.usefixtures("empty_cache")
-def test_grey_images_of_another_size_become_rgb_of_the_tasks_size(tmp_path):
-    grey = random_images(4, 20, 1)
-    for split in ("train", "valid"):
-        path = tmp_path / "tiny_imagenet" / f"{split}.parquet"
-        write_parquet(path, grey, {"label": np.arange(4)})
-    pixels = make_task("tiny_imagenet", path=str(tmp_path)).train_split.read()
-    assert pixels.shape == (4, 3, 64, 64)
-    assert np.array_equal(pixels[:, 0], pixels[:, 2])
-
-
-@pytest.mark.usefixtures("empty_cache")
+@pytest.mark.usefixtures("empty_cache", "no_data_folder")
 def test_wrong_files_are_refused_by_key(tmp_path):
+    with pytest.raises(ConfigError, match="FEDHET_DATA"):
+        make_task("mnist", source="files").client_data(0)
     with pytest.raises(ConfigError, match=r"mnist is not a folder: task\.path"):
         make_task("mnist", path=str(tmp_path)).client_data(0)
     images = random_images(3, 28, 1)
@@ -121,15 +111,10 @@ def test_wrong_files_are_refused_by_key(tmp_path):
         ).client_data(0)
 
 
-@pytest.mark.usefixtures("empty_cache", "no_data_folder")
-def test_explicit_files_need_a_root():
-    with pytest.raises(ConfigError, match="FEDHET_DATA"):
-        make_task("mnist", source="files").client_data(0)
-
-
 # ---- the hub -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("empty_cache", "no_data_folder")
 def test_hub(tmp_path, monkeypatch):
     images = write_hub_set(tmp_path / "remote", "cifar10")
@@ -185,23 +170,21 @@ def test_image_folder_without_test_is_split_by_class(tmp_path):
 
 
 @pytest.mark.usefixtures("empty_cache", "no_data_folder")
-def test_image_folder_errors(tmp_path):
-    with pytest.raises(ConfigError, match=r"task\.path is not set"):
-        make_task("image_folder").client_data(0)
-    with pytest.raises(ConfigError, match=r"is not a folder: change task\.path"):
-        make_task("image_folder", path=str(tmp_path / "no")).client_data(0)
-    with pytest.raises(ConfigError, match="no subfolder train/"):
-        make_task("image_folder", path=str(tmp_path)).client_data(0)
+def test_broken_image_folders_are_refused_by_key(tmp_path):
+    def refused(message, path=tmp_path):
+        with pytest.raises(ConfigError, match=message):
+            make_task("image_folder", path=path and str(path)).client_data(0)
+
+    refused(r"task\.path is not set", None)
+    refused(r"is not a folder: change task\.path", tmp_path / "no")
+    refused("no subfolder train/")
     (tmp_path / "train").mkdir()
-    with pytest.raises(ConfigError, match="one a class"):
-        make_task("image_folder", path=str(tmp_path)).client_data(0)
+    refused("has no subfolder")
     write_image_folder(tmp_path / "train", {"cat": 3, "dog": 3})
     write_image_folder(tmp_path / "test", {"cow": 1})
-    with pytest.raises(ConfigError, match=r"subfolder 'cow' .* cat, dog"):
-        make_task("image_folder", path=str(tmp_path)).client_data(0)
+    refused(r"subfolder 'cow' .* cat, dog")
     (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"no image")
-    with pytest.raises(ConfigError, match=r"broken\.png cannot be read as an image"):
-        make_task("image_folder", path=str(tmp_path)).client_data(0)
+    refused(r"broken\.png cannot be read as an image")
 
 
 # ---- sites ---------------------------------------------------------------------------------------

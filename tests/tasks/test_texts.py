@@ -3,16 +3,14 @@
 import os
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import torch
 
 from common.errors import ConfigError
-from tasks import build_task
 from tasks.sources import tables
 from tasks.sources.encodings import TokenEncoding
-from tasks.sources.vocabulary import Vocabulary, split_words
+from tasks.vocabulary import Vocabulary, split_words
 from tests.tasks.generated import make_task, write_texts
 
 pytestmark = pytest.mark.usefixtures("empty_cache")
@@ -65,33 +63,25 @@ def test_a_models_numbers_mean_the_words(root):
     assert make_task("digits").vocabulary is None
 
 
-def test_tokens_of_the_tiny_corpus(root):
+def test_tokens_and_vocabulary_of_the_tiny_corpus(root, empty_cache):
     train, test = imdb(root)._splits
     assert train.read().tolist() == TRAIN_TOKENS
     assert test.read().tolist() == TEST_TOKENS
     assert (train.labels.tolist(), test.labels.tolist()) == ([1, 0], [0, 1])
-
-
-def test_the_vocabulary_lies_beside_the_tokens_by_rank(root, empty_cache):
-    imdb(root).client_data(0)
     [path] = (empty_cache / "tokens").glob("imdb-vocabulary-*/vocabulary.txt")
     assert path.read_text(encoding="utf-8").split() == WORDS
-
-
-def test_a_small_corpus_has_a_small_vocabulary_and_the_model_all_rows(root):
     task = imdb(root, vocabulary_size=100)
-    words = task._source.encoding.vocabulary.words
-    assert list(words[5:]) == ["it's", "made", "miss", "was", "well"]
+    assert task.vocabulary[5:] == ("it's", "made", "miss", "was", "well")
     assert task.build_model(0).body.embedding.num_embeddings == 100
 
 
-def test_words_of_a_test_split_that_is_split_off_are_not_counted(tmp_path):
+def test_words_of_test_examples_that_are_split_off_are_not_counted(tmp_path):
     texts = [f"word{row}" for row in range(10)]
     write_texts(tmp_path / "imdb" / "train.parquet", texts, [0, 1] * 5)
     task = imdb(tmp_path, test_split=None, vocabulary_size=50)
     train, test = task._splits
     assert (len(train), len(test)) == (8, 2)
-    assert sorted(task._source.encoding.vocabulary.words) == [texts[row] for row in train.rows]
+    assert sorted(task.vocabulary) == [texts[row] for row in train.rows]
     assert test.read()[:, 1].tolist() == [2, 2]
 
 
@@ -106,16 +96,6 @@ def test_the_last_token_fits_the_arrays(num_words, dtype):
 # ---- batches -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
-def test_batches_are_tokens_as_they_are(root, channels_last):
-    data, _ = imdb(root).client_data(0, channels_last=channels_last)
-    [(tokens, labels)] = data.batches(2, generator=None, train=True)
-    assert tokens.dtype == torch.int64
-    order = labels.argsort(descending=True)
-    assert tokens[order].tolist() == TRAIN_TOKENS
-    assert data.num_bytes == 2 * 8 * 2
-
-
 def test_tokens_stay_with_their_labels_and_every_text_comes_once(tmp_path):
     texts = [f"w{row % 5}" for row in range(23)]  # so w0 has token 3, and so on
     for split in ("train", "test"):
@@ -128,6 +108,8 @@ def test_tokens_stay_with_their_labels_and_every_text_comes_once(tmp_path):
     found = torch.cat([labels for _, labels in batches])
     assert torch.bincount(found).tolist() == [5, 5, 5, 4, 4]
     assert found.tolist() != task.train_split.labels.tolist()
+    assert batches[0][0].dtype == torch.int64
+    assert data.num_bytes == 23 * 8 * 2
 
 
 # ---- the cache -----------------------------------------------------------------------------------
@@ -145,22 +127,6 @@ def test_texts_are_encoded_once(root, monkeypatch):
     own = vocabulary_file(root, ["made", "good"])
     found = imdb(root, vocabulary_file=own).train_split
     assert found.read().tolist()[1] == [1, 4, 2, 2, 2, 3, 0, 0]
-
-
-@pytest.mark.usefixtures("no_data_folder")
-def test_hub(root, monkeypatch):
-    asked = []
-
-    def load(repository, split):
-        asked.append((repository, split))
-        path = str(root / "imdb" / f"{split}.parquet")
-        return datasets.Dataset.from_parquet(path, cache_dir=str(root / "hub"))
-
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    train, test = imdb(root, path=None)._splits
-    assert train.read().tolist() == TRAIN_TOKENS
-    assert test.read().tolist() == TEST_TOKENS
-    assert set(asked) == {("stanfordnlp/imdb", "train"), ("stanfordnlp/imdb", "test")}
 
 
 # ---- sites ---------------------------------------------------------------------------------------
@@ -214,44 +180,19 @@ def test_a_wrong_vocabulary_file_is_refused(root, words, message):
         imdb(root, vocabulary_file=vocabulary_file(root, words)).client_data(0)
 
 
-def test_a_vocabulary_file_that_is_not_one_is_refused(root):
-    with pytest.raises(ConfigError, match=r"not a file: change task\.vocabulary_file"):
-        imdb(root, vocabulary_file=str(root / "no")).client_data(0)
+def test_unreadable_vocabulary_files_and_wrong_columns_are_refused_by_key(root):
     (root / "latin.txt").write_bytes("café".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"latin\.txt \(task\.vocabulary_file\) is not UTF-8"):
-        imdb(root, vocabulary_file=str(root / "latin.txt")).client_data(0)
-
-
-def test_wrong_columns_are_refused_by_key(root):
-    with pytest.raises(ConfigError, match=r"no column 'review' \(task\.text_column\)"):
-        imdb(root, text_column="review").client_data(0)
-    with pytest.raises(ConfigError, match=r"1 is no text: change task\.text_column"):
-        imdb(root, text_column="label").client_data(0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"inputs": "sound"}, r"task\.inputs='sound' is unknown; allowed: images, text"),
-        ({"flip": True}, r"unknown key task\.flip; task has: .*vocabulary_size"),
-        ({"source": "image_folder"}, r"'image_folder' is unknown; allowed: files, hub"),
-        ({"length": 1}, r"task\.length=1 must be >= 2"),
-        ({"vocabulary_size": 3}, r"task\.vocabulary_size=3 must be at least 4"),
-        ({"test_fraction": 0}, r"task\.test_fraction=0 must be in \(0, 1\)"),
-        ({"classes": ["neg"]}, r"task\.classes names 1 classes and task\.num_classes=2"),
-    ],
-)
-def test_bad_values_are_refused_by_key(tmp_path, changes, message):
-    with pytest.raises(ConfigError, match=message):
-        imdb(tmp_path, **changes)
-
-
-def test_keys_of_texts_are_unknown_to_images():
-    with pytest.raises(ConfigError, match=r"unknown key task\.length"):
-        make_task("digits", length=200)
-    values = {"name": "mine", "source": "files", "model": "bilstm", "inputs": "text"}
-    with pytest.raises(ConfigError, match=r"lacks task\.length, task\.vocabulary_size"):
-        build_task(values, {"name": "iid"}, seed=0, num_clients=1)
+    for changes, message in (
+        ({"vocabulary_file": str(root / "no")}, r"not a file: change task\.vocabulary_file"),
+        (
+            {"vocabulary_file": str(root / "latin.txt")},
+            r"latin\.txt \(task\.vocabulary_file\) is not",
+        ),
+        ({"text_column": "review"}, r"no column 'review' \(task\.text_column\)"),
+        ({"text_column": "label"}, r"1 is no text: change task\.text_column"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            imdb(root, **changes).client_data(0)
 
 
 # ---- the real data -------------------------------------------------------------------------------

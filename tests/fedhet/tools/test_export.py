@@ -125,7 +125,9 @@ def test_a_program_that_does_not_do_the_same_is_not_written(tmp_path, monkeypatc
     program = torch.export.export(other, (torch.ones(2, 3),))
     monkeypatch.setattr("fedhet.tools.export._examples", lambda task, count: torch.ones(2, 3))
     monkeypatch.setattr("torch.export.export", lambda *_, **__: program)
-    monkeypatch.setattr("fedhet.tools.export.Deployable.forward", lambda self, raw: other(raw) + 1)
+    monkeypatch.setattr(
+        "fedhet.tools.export.InferenceModel.forward", lambda self, raw: other(raw) + 1
+    )
     with pytest.raises(SystemExit) as ended:
         main([str(tmp_path / "run"), "--out", str(old)])
     assert ended.value.code == 2

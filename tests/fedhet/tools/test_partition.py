@@ -48,7 +48,7 @@ def test_many_clients_and_many_classes(tmp_path):
     ("words", "message"),
     [
         (["partition=dirichlett"], "class_prior_dirichlet"),
-        (["partition.alpha=-1"], "partition.alpha=-1 must be > 0"),
+        (["partition.alpha=-1"], "partition.alpha=-1 is not allowed"),
         (["task=digits", "clients=5000"], "more than the 1437 training examples"),
         (["clients=0"], "here, set clients"),
         (["partition=site"], "data-folder"),

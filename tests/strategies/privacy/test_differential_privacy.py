@@ -15,19 +15,16 @@ from strategies.components.aggregators import NormMean, UniformMean
 from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from strategies.fedavg import FedAvg
 from strategies.feddw import FedDWClient
+from strategies.privacy.clipping import NORM_BIT, AdaptiveNorm, FixedNorm, clip
 from strategies.privacy.differential_privacy import (
     CLIPPING,
     NORM,
-    NORM_BIT,
     UNCLIPPED,
-    AdaptiveNorm,
     CentralPrivacy,
     ClippingClient,
-    FixedNorm,
     LocalMechanism,
     LocalPrivacyClient,
     LocalPrivacyServer,
-    clipped,
 )
 from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
 from strategies.privacy.secure_aggregation import SecAggPlus
@@ -58,18 +55,15 @@ def reply(client: int, *values: float, delta: float = 0.0, counts: float = 7.0) 
 
 def test_update_and_payload_are_clipped_as_one_vector():
     """||(3, 4, 12)|| = 13; counts are not in it."""
-    found, was_longer = clipped(reply(0, 3.0, 4.0, delta=12.0), 6.5)
+    found, was_longer = clip(reply(0, 3.0, 4.0, delta=12.0), 6.5)
     assert was_longer
     assert found.update["w"].tolist() == [1.5, 2.0]
     assert found.payloads["delta"]["w"].tolist() == [6.0]
     assert found.payloads["counts"]["c"].tolist() == [7.0]
     assert found.update["w"].dtype == torch.float32
-
-
-@pytest.mark.parametrize("values", [(3.0, 4.0), (0.0, 0.0)])
-def test_what_is_short_enough_stays_as_it_is(values):
-    whole = reply(0, *values)
-    assert clipped(whole, 5.0) == (whole, False)
+    for values in ((3.0, 4.0), (0.0, 0.0)):
+        short = reply(0, *values)
+        assert clip(short, 5.0) == (short, False)
 
 
 def test_a_client_clips_to_the_norm_that_it_is_sent_and_tells_one_bit():
@@ -147,20 +141,17 @@ def test_local_noise_has_the_standard_deviation_of_the_formula():
     assert mechanism.noise_multiplier == pytest.approx(expected / (2 * 0.5))
     other = LocalPrivacyClient(mechanism).upload(sent, {}, np.random.SeedSequence(1))
     assert not torch.equal(other.update["w"], found.update["w"])
-
-
-def test_under_local_privacy_a_client_says_nothing_of_its_losses():
-    found = LocalPrivacyClient().upload(reply(3, 1.0), {}, SEED)
-    assert set(found.metrics) == {"partition-id", "num-examples"}
+    quiet = LocalPrivacyClient().upload(reply(3, 1.0), {}, SEED)  # it keeps its losses
+    assert set(quiet.metrics) == {"partition-id", "num-examples"}
 
 
 # ---- a norm that adapts --------------------------------------------------------------------------
 
 
 def test_the_norm_finds_the_quantile():
-    """Of norms 1 to 5, one fifth is to stay unclipped: C comes to lie between 1 and 2.
+    """Of norms 1 to 5, one fifth stays unclipped: C ends between 1 and 2.
 
-    With the share of the clipped in its place, as in Flower's wrappers, C would run away.
+    With the clipped share instead, as in Flower's wrappers, C would run away.
     """
     norm = AdaptiveNorm(value=40.0, quantile=0.3, lr=0.3)
     side = CentralPrivacy(0.0, norm, "server")
@@ -168,10 +159,7 @@ def test_the_norm_finds_the_quantile():
     for _ in range(200):
         side.receive({}, replies)
     assert 0.9 < norm.value < 2.1
-
-
-def test_a_step_of_the_norm_by_hand():
-    """Two of four are short enough at C = 2: C <- 2 exp(-.5 (2 / 4 - .9))."""
+    # one step by hand: two of four are short enough at C = 2, C <- 2 exp(-.5 (2 / 4 - .9))
     norm = AdaptiveNorm(value=2.0, quantile=0.9, lr=0.5)
     CentralPrivacy(0.0, norm, "server").receive({}, [reply(i, 0.9 * (i + 1)) for i in range(4)])
     assert norm.value == pytest.approx(2.0 * math.exp(0.2))
@@ -190,21 +178,18 @@ def test_client_and_server_clipping_move_the_norm_alike():
     assert norms[0] == pytest.approx(norms[1])
 
 
-def test_a_lost_reply_does_not_change_the_noise_on_the_count():
-    """s = 11 / 20 is just enough for z = 1; that of 10 clients would not be."""
-    privacy = CentralPrivacy(1.0, AdaptiveNorm(), clients=11)
-    assert privacy.norm.count_stddev == pytest.approx(0.55)
-    assert privacy.norm.noise_multiplier(1.0, 10) == privacy.norm.noise_multiplier(1.0, 11)
-    with pytest.raises(ConfigError, match=r"count_stddev=0\.5"):
-        CentralPrivacy(1.0, AdaptiveNorm(), clients=10)
-
-
 def test_mean_and_count_share_the_noise_multiplier():
     """z^-2 = z_v^-2 + (2 s)^-2: 3-4-5 in reciprocals, 1 / 2.4^2 = 1 / 4^2 + 1 / 3^2."""
     norm = AdaptiveNorm(count_stddev=1.5)
     assert norm.noise_multiplier(2.4, 10) == pytest.approx(4.0)
     assert AdaptiveNorm().noise_multiplier(2.4, 30) == pytest.approx(4.0)  # s = 30 / 20
-    with pytest.raises(ConfigError, match=r"count_stddev=0\.5, must be above 0\.6"):
+    # s = 11 / 20 is just enough for z = 1; that of 10 clients would not be
+    privacy = CentralPrivacy(1.0, AdaptiveNorm(), clients=11)
+    assert privacy.norm.count_stddev == pytest.approx(0.55)
+    assert privacy.norm.noise_multiplier(1.0, 10) == privacy.norm.noise_multiplier(1.0, 11)
+    with pytest.raises(ConfigError, match=r"count_stddev=0\.5"):
+        CentralPrivacy(1.0, AdaptiveNorm(), clients=10)
+    with pytest.raises(ConfigError, match=r"count_stddev=0\.5 .* must be above 0\.6"):
         CentralPrivacy(1.2, AdaptiveNorm(), clients=20, participation=0.5)
 
 
@@ -221,6 +206,7 @@ def test_the_count_has_its_noise():
 # ---- epsilon -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_epsilon_is_of_the_client_that_was_asked_most_often():
     central, local = CentralPrivacy(4.0), LocalPrivacyServer(LocalMechanism(epsilon=1.2))
     for side in (central, local):
@@ -234,6 +220,7 @@ def test_epsilon_is_of_the_client_that_was_asked_most_often():
     assert "dp-epsilon" not in CentralPrivacy(0.0).metrics()
 
 
+@pytest.mark.slow
 def test_epsilon_under_poisson_sampling_is_that_of_the_literature():
     """q = .01, z = 4, 10,000 steps, delta 1e-5.
 
@@ -246,6 +233,7 @@ def test_epsilon_under_poisson_sampling_is_that_of_the_literature():
     assert found < 1.26
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sampler", "clients", "participation", "claimed"),
     [
@@ -269,7 +257,7 @@ def test_amplification_is_claimed_where_clients_are_drawn_one_by_one(
         assert found["dp-epsilon-sampled"] < 0.5 * found["dp-epsilon"]
 
 
-def test_state_goes_on():
+def test_a_restart_changes_nothing():
     """Two rounds, a restart, a third: as three rounds."""
     whole, cut, resumed = (
         CentralPrivacy(1.0, AdaptiveNorm(count_stddev=3.0), "server", seed=1) for _ in range(3)
@@ -301,6 +289,7 @@ def central(z: float, *, adaptive: bool = False, **slots) -> FederatedStrategy:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_with_secure_aggregation_it_is_the_same_round(adaptive):
     """Clipping at the clients, the norm bit among what is summed, the noise on the sum."""

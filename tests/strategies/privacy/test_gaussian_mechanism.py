@@ -14,7 +14,7 @@ from common.errors import ConfigError
 from common.results import read_rows
 from strategies.base import Cohort, LocalSummary
 from strategies.feddw import FedDW
-from strategies.privacy.gaussian_mechanism import GaussianMechanism
+from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
 from strategies.round.records import to_record, to_tensors
 from strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_sums
 from strategies.statistics.soft_labels import (
@@ -67,8 +67,9 @@ def test_the_exact_epsilon_gives_back_delta(noise_multiplier, uploads):
     assert torch.trapezoid(excess, x).item() == pytest.approx(DELTA, rel=1e-4)
 
 
-@pytest.mark.parametrize("uploads", [1, 10, 50, 500])
-@pytest.mark.parametrize("noise_multiplier", [1.0, 4.0, 15.0, 60.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("uploads", [1, 50, 500])
+@pytest.mark.parametrize("noise_multiplier", [1.0, 4.0, 60.0])
 def test_epsilon_is_never_below_the_exact_one_and_hardly_above(noise_multiplier, uploads):
     exact = exact_epsilon(noise_multiplier, uploads)
     found = GaussianMechanism(noise_multiplier, delta=DELTA).epsilon(uploads)
@@ -78,16 +79,13 @@ def test_epsilon_is_never_below_the_exact_one_and_hardly_above(noise_multiplier,
         assert exact <= found <= 1.1 * exact
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.02, 0.1])
-def test_an_epsilon_beyond_any_use_takes_neither_time_nor_memory(noise_multiplier):
-    assert 1e4 < GaussianMechanism(noise_multiplier).epsilon(500) < math.inf
-
-
-def test_without_uploads_nothing_is_lost():
+def test_epsilon_is_zero_without_uploads_and_cheap_when_it_is_hopeless():
     assert GaussianMechanism(1.0).epsilon(0) == 0.0
+    assert 1e4 < GaussianMechanism(0.02).epsilon(500) < math.inf
 
 
 def test_a_missing_accountant_is_said_before_round_1(monkeypatch):
+    epsilon_of.cache_clear()
     monkeypatch.setitem(sys.modules, "opacus", None)
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     side = SoftLabelServer(mechanism=GaussianMechanism(1.0))
@@ -135,13 +133,9 @@ def test_one_example_moves_an_upload_by_no_more_than_delta(clip):
     assert max(moves) <= delta + 1e-5
     assert max(moves) == pytest.approx(delta, rel=1e-4)
     assert delta == pytest.approx(math.sqrt(clip**2 + 1))
-
-
-def test_a_soft_label_is_clipped_no_more_than_it_must_be():
-    mechanism = GaussianMechanism(noise_multiplier=1.0, clip=0.5)
-    soft = torch.tensor([[0.3, 0.4], [0.6, 0.8], [0.1, 0.2]])
-    expected = torch.tensor([[0.3, 0.4], [0.3, 0.4], [0.1, 0.2]])
-    torch.testing.assert_close(mechanism.clipped(soft), expected)
+    rows = clip * torch.tensor([[0.6, 0.8], [1.2, 1.6], [0.2, 0.4]])  # only the second is too long
+    expected = clip * torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.2, 0.4]])
+    torch.testing.assert_close(mechanism.clipped(rows), expected)
 
 
 # ---- noise ---------------------------------------------------------------------------------------
@@ -153,7 +147,10 @@ def test_the_noise_has_the_standard_deviation_that_it_claims(noise_multiplier, c
     """z sqrt(S^2 + 1); of 40,000 numbers the estimate is off by .35 % (one standard deviation)."""
     mechanism = GaussianMechanism(noise_multiplier, clip=clip, secret=secret)
     values = torch.full((200, 200), 5.0)
-    drawn = mechanism.noised(values, torch.Generator().manual_seed(0)) - values
+    drawn, again = (
+        mechanism.noised(values, torch.Generator().manual_seed(0)) - values for _ in range(2)
+    )
+    assert torch.equal(drawn, again) != secret
     expected = noise_multiplier * math.sqrt(clip**2 + 1)
     assert drawn.std().item() == pytest.approx(expected, rel=0.025)
     assert abs(drawn.mean().item()) < 7 * expected / 200
@@ -161,38 +158,23 @@ def test_the_noise_has_the_standard_deviation_that_it_claims(noise_multiplier, c
     assert within == pytest.approx(0.6827, abs=0.017)
 
 
-def test_the_seed_gives_the_noise_unless_it_is_secret():
-    def draw(secret: bool) -> Tensor:
-        generator = torch.Generator().manual_seed(3)
-        return GaussianMechanism(1.0, secret=secret).noised(torch.zeros(9), generator)
-
-    assert torch.equal(draw(False), draw(False))
-    assert not torch.equal(draw(True), draw(True))
-
-
-def test_sums_and_counts_get_noise_of_their_own():
+def test_sums_and_counts_get_noise_of_their_own_and_none_is_drawn_without():
     data = blobs(1)[0]
-    summary = LocalSummary(len(data), 1, 0.1)
-    plain, noised = (
-        SoftLabelClient(mechanism).end(context_of(Biasless(), data), summary)[SOFT_LABEL_SUMS]
-        for mechanism in (None, GaussianMechanism(1.0))
-    )
+    summary, sent = LocalSummary(len(data), 1, 0.1), []
+    for mechanism in (None, GaussianMechanism(0.0, clip=0.01), GaussianMechanism(1.0)):
+        context = context_of(Biasless(), data)
+        before = context.generator.get_state()
+        sent.append(SoftLabelClient(mechanism).end(context, summary)[SOFT_LABEL_SUMS])
+        drawn = not torch.equal(context.generator.get_state(), before)
+        assert drawn == (mechanism is not None and mechanism.active)
+    plain, same, noised = sent
+    assert_same(plain, same)
     noise = torch.cat([(noised[name] - plain[name]).flatten() for name in (SUMS, COUNTS)])
     assert noise.abs().min() > 0
     assert len(noise.unique()) == len(noise) == 12
 
 
-def test_without_noise_nothing_changes_and_nothing_is_drawn():
-    data = blobs(1)[0]
-    sent = []
-    for mechanism in (None, GaussianMechanism(0.0, clip=0.01)):
-        context = context_of(Biasless(), data)
-        before = context.generator.get_state()
-        sent.append(SoftLabelClient(mechanism).end(context, LocalSummary(len(data), 1, 0.1)))
-        assert torch.equal(context.generator.get_state(), before)
-    assert_same(*(payloads[SOFT_LABEL_SUMS] for payloads in sent))
-
-
+@pytest.mark.slow
 def test_the_order_of_the_batches_does_not_depend_on_noise():
     """At mu = 0 the soft labels do not reach the model, and so neither does noise."""
     plain, _ = train(FedDW(0.0, local_lr=0.1))
@@ -258,6 +240,7 @@ def spoil(reply: Message) -> Message:
     return reply
 
 
+@pytest.mark.slow
 def test_epsilon_counts_every_client_that_was_asked_and_refused_replies_too():
     strategy = FedDW(mechanism=GaussianMechanism(4.0, delta=DELTA), sampler=Turns())
     _, reports = train(strategy, rounds=3, tamper=spoil)

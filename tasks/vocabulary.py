@@ -1,4 +1,8 @@
-"""The words that a model on texts knows: of one vocabulary every site has the same tokens."""
+"""The vocabulary of a model on texts: words and their tokens.
+
+As in Keras' IMDB, token 0 pads, 1 starts a text, 2 is any unknown word, and the vocabulary's words
+follow by rank from 3. (Keras skips 3 and begins at 4.)
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,19 @@ from itertools import islice
 from pathlib import Path
 
 from common.errors import ConfigError
-from tasks.tokens import SPECIAL_TOKENS, START, UNKNOWN
 
-SPLITTING = 1  # how texts become words: raise it when that changes
-# Letters and digits; an apostrophe between them belongs to the word, other punctuation ends it.
+PADDING, START, UNKNOWN = range(3)
+SPECIAL_TOKENS = 3  # and the token of the first word
+SPLITTING = 1  # version of :func:`split_words`: raise it when that changes
+# Letters and digits, with apostrophes between them; other punctuation ends a word.
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 def split_words(text: str) -> list[str]:
-    """Return a text's words, in lower case, without punctuation and line breaks of HTML.
+    """Return the lower-case words of a text without punctuation and HTML line breaks.
 
     Raises:
-        ConfigError: where it is no text.
+        ConfigError: if it is no text.
     """
     if not isinstance(text, str):
         raise ConfigError(f"{text!r} is no text: change task.text_column or the data")
@@ -42,12 +47,12 @@ class Vocabulary:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens there are: the words and the special ones."""
+        """The number of tokens: words and special tokens."""
         return len(self.words) + SPECIAL_TOKENS
 
     @cached_property
     def digest(self) -> str:
-        """What tokens depend on, as a hash."""
+        """A hash of all that the tokens depend on."""
         text = "\n".join((str(SPLITTING), *self.words))
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -56,17 +61,17 @@ class Vocabulary:
         return {word: number for number, word in enumerate(self.words, SPECIAL_TOKENS)}
 
     def tokens(self, text: str, most: int) -> list[int]:
-        """Return the start and a token a word, ``most`` at most."""
+        """Return the start token and one token per word, at most ``most``."""
         words = islice(split_words(text), most - 1)
         return [START, *(self._numbers.get(word, UNKNOWN) for word in words)]
 
 
 def count_words(texts: Iterable[str], size: int) -> Vocabulary:
-    """Return the most frequent words of texts; of equally frequent ones the alphabet's first.
+    """Return the most frequent words of texts; ties go by the alphabet.
 
     Args:
         texts: of the training split.
-        size: the number of tokens, the special ones included.
+        size: the number of tokens, special tokens included.
     """
     counts: Counter[str] = Counter()
     for text in texts:
@@ -76,7 +81,7 @@ def count_words(texts: Iterable[str], size: int) -> Vocabulary:
 
 
 def write_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
-    """Write one word a line, by rank."""
+    """Write one word per line, by rank."""
     path.write_text("".join(f"{word}\n" for word in vocabulary.words), encoding="utf-8")
 
 
@@ -84,11 +89,11 @@ def read_vocabulary(path: Path, size: int) -> Vocabulary:
     """Return the vocabulary in a file.
 
     Args:
-        path: a text file in UTF-8, one word a line, by rank.
-        size: the most tokens, the special ones included.
+        path: a text file in UTF-8, one word per line, by rank.
+        size: the most tokens, special tokens included.
 
     Raises:
-        ConfigError: where the file is not there, too long, or no such list.
+        ConfigError: if the file is missing, too long or malformed.
     """
     if not path.is_file():
         raise ConfigError(f"{path} is not a file: change task.vocabulary_file")
@@ -109,8 +114,8 @@ def read_vocabulary(path: Path, size: int) -> Vocabulary:
         if word in seen or split_words(word) != [word]:
             raise ConfigError(
                 f"{path} (task.vocabulary_file), line {line}: {word!r} is "
-                f"{'there twice' if word in seen else 'no word in lower case'}; a line has one "
-                "word, without punctuation, and lines go by rank"
+                f"{'there twice' if word in seen else 'no word in lower case'}; each line must "
+                "have one word without punctuation, by rank"
             )
         seen.add(word)
     return Vocabulary(tuple(words))

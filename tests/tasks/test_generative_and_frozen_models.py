@@ -1,8 +1,12 @@
-"""The conditional auto-encoder: its sizes, its loss, and what it is told."""
+"""The conditional auto-encoder and models on a frozen pretrained network."""
+
+import copy
+from urllib.error import URLError
 
 import pytest
 import torch
 from torch.distributions import Bernoulli, Normal, kl_divergence
+from torchvision.models import ResNet18_Weights, resnet18
 
 from common.errors import ConfigError
 from tasks import build_model
@@ -11,13 +15,6 @@ from tasks.models.cvae import CVAE
 from tests.tasks.generated import make_task
 
 PIXELS = {"model": "cvae", "mean": [0.0], "std": [1.0]}
-
-
-def some_inputs(model, count=5):
-    generator = torch.Generator().manual_seed(1)
-    pixels = torch.rand(count, model.pixels, generator=generator)
-    classes = torch.eye(model.num_classes)[torch.arange(count) % model.num_classes]
-    return torch.cat([pixels, classes], dim=1)
 
 
 def linear_sizes(layers):
@@ -33,10 +30,14 @@ def test_the_decoder_is_the_papers_and_the_encoder_its_mirror_image():
     assert [tuple(value.shape) for value in last] == [(784, 512), (784,)]
 
 
-def test_the_two_parts_are_those_of_the_evidence_lower_bound():
-    model = CVAE(pixels=7, num_classes=3, latent=4).eval()
-    inputs = some_inputs(model)
-    means, parts = model(inputs)
+def test_the_outputs_are_the_two_parts_of_the_evidence_lower_bound():
+    model = CVAE(pixels=7, num_classes=3, latent=4)
+    pixels = torch.rand(5, 7, generator=torch.Generator().manual_seed(1))
+    inputs = torch.cat([pixels, torch.eye(3)[torch.arange(5) % 3]], dim=1)
+    state = torch.get_rng_state()
+    means, parts = model.eval()(inputs)
+    assert torch.equal(model(inputs)[1], parts)  # in evaluation the samples are the same
+    assert torch.equal(torch.get_rng_state(), state)
     mean, log_variance = model.encoder(inputs).chunk(2, dim=1)
     posterior = Normal(mean, (log_variance / 2).exp())
     divergence = kl_divergence(posterior, Normal(torch.zeros(4), torch.ones(4))).sum(1)
@@ -45,34 +46,13 @@ def test_the_two_parts_are_those_of_the_evidence_lower_bound():
     pixels = -Bernoulli(logits=logits, validate_args=False).log_prob(inputs[:, :7]).sum(1)
     torch.testing.assert_close(parts, torch.stack([pixels, divergence], dim=1))
     torch.testing.assert_close(means, mean)
-
-
-def test_an_untrained_decoder_of_zeros_costs_log_two_a_pixel():
-    model = CVAE(pixels=6, num_classes=2, latent=3).eval()
-    torch.nn.init.zeros_(model.decoder[-1].weight)
-    torch.nn.init.zeros_(model.decoder[-1].bias)
-    for parameter in model.encoder.parameters():
-        torch.nn.init.zeros_(parameter)  # then the posterior is the prior
-    _, parts = model(some_inputs(model))
-    expected = torch.tensor([6 * torch.log(torch.tensor(2.0)), 0.0]).expand(5, 2)
-    torch.testing.assert_close(parts, expected)
-
-
-def test_samples_are_new_in_training_and_the_same_in_evaluation():
-    model = CVAE(pixels=7, num_classes=3)
-    inputs = some_inputs(model)
-    torch.manual_seed(0)
-    first, second = model.train()(inputs)[1], model(inputs)[1]
+    first, second = model.train()(inputs)[1], model(inputs)[1]  # in training they are new
     assert not torch.equal(first[:, 0], second[:, 0])
     assert torch.equal(first[:, 1], second[:, 1])
-    state = torch.get_rng_state()
-    assert torch.equal(model.eval()(inputs)[1], model(inputs)[1])
-    assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_inputs_are_pixels_and_behind_them_the_class():
-    task = make_task("digits", **PIXELS)
-    plain = make_task("digits", mean=[0.0], std=[1.0])
+def test_inputs_are_pixels_and_the_one_hot_class():
+    task, plain = make_task("digits", **PIXELS), make_task("digits", mean=[0.0], std=[1.0])
     for generator in (None, torch.Generator()):
         batches = []
         for each in (task, plain):
@@ -81,9 +61,7 @@ def test_inputs_are_pixels_and_behind_them_the_class():
             data, _ = each.client_data(1)
             batches.append(next(data.batches(50, generator=generator, train=True)))
         (inputs, labels), (images, same) = batches
-        assert inputs.shape == (50, 64 + 10)
-        assert torch.equal(inputs[:, :64], images.flatten(1))
-        assert torch.equal(inputs[:, 64:], torch.eye(10)[labels])
+        assert torch.equal(inputs, torch.cat([images.flatten(1), torch.eye(10)[labels]], dim=1))
         assert torch.equal(labels, same)
 
 
@@ -91,16 +69,14 @@ def test_the_loss_is_the_mean_of_both_parts_and_there_is_no_accuracy():
     task = make_task("digits", **PIXELS)
     model, data = task.build_model(0), task.test_data()
     loss, accuracy = evaluate_model(model, data, task.loss, batch_size=500)
-    (inputs, labels), *others = data.batches(500, generator=None, train=False)
-    assert not others
+    [(inputs, labels)] = data.batches(500, generator=None, train=False)
     with torch.no_grad():
         parts = model.eval()(inputs)[1]
     assert loss == pytest.approx(float(parts.sum() / len(labels)), rel=1e-5)
     assert accuracy is None
 
 
-def test_what_stands_for_a_class_that_is_not_there_is_not_trained():
-    """Without weight decay no gradient reaches the columns of a class that a client never saw."""
+def test_the_columns_of_an_absent_class_are_not_trained():
     task = make_task("digits", **PIXELS)
     model = task.build_model(0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -117,8 +93,45 @@ def test_what_stands_for_a_class_that_is_not_there_is_not_trained():
         assert changed.tolist() == [True] * 5 + [False] * 5
 
 
-def test_pixels_that_are_normalised_are_refused_by_key():
+def test_inputs_that_a_cvae_cannot_take_are_refused_by_key():
     with pytest.raises(ConfigError, match=r"task\.model=cvae takes pixels in \[0, 1\].*task\.mean"):
         make_task("digits", model="cvae")
     with pytest.raises(ConfigError, match=r"task\.model=cvae is for images"):
         make_task("imdb", model="cvae").build_model(0)
+
+
+# ---- on a frozen network -------------------------------------------------------------------------
+
+
+def build_frozen():
+    return build_model("frozen_resnet18", input_shape=(3, 32, 32), num_classes=7, seed=0)
+
+
+@pytest.mark.slow
+def test_a_frozen_network_stays_as_it_is_and_only_linear_layers_train(monkeypatch):
+    """Its BatchNorm keeps its statistics, and no gradient reaches it; the weights are random."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        network = resnet18().eval()
+    state = copy.deepcopy(network.state_dict())
+    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", lambda self, **_: state)
+    network.fc = torch.nn.Identity()
+    model = build_frozen().train()
+    names = ["body.1.weight", "body.1.bias", "head.weight", "head.bias"]
+    assert [name for name, _ in model.named_parameters()] == list(model.state_dict()) == names
+    inputs = torch.randn(4, 3, 32, 32)
+    expected = model.body[1:](network(inputs))
+    for _ in range(2):
+        features, logits = model(inputs)
+        torch.testing.assert_close(features, expected)
+        logits.sum().backward()
+    torch.testing.assert_close(copy.deepcopy(model).eval()(inputs)[0], expected)
+
+
+def test_missing_pretrained_weights_are_named(monkeypatch):
+    def fail(self, **options):
+        raise URLError("no network")
+
+    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", fail)
+    with pytest.raises(ConfigError, match=r"frozen_resnet18 needs .* put https://\S+ there"):
+        build_frozen()
