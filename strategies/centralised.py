@@ -14,11 +14,12 @@ from __future__ import annotations
 from typing import Unpack
 
 from strategies.round.federated import FederatedStrategy, Slots
+from strategies.round.registration import FederationConfig
 
 
 class Centralised(FederatedStrategy):
     """FedAvg's server for one client."""
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("num_clients", 1)
+        slots.setdefault("federation", FederationConfig(num_clients=1))
         super().__init__(**slots)

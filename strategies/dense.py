@@ -58,7 +58,7 @@ from strategies.components.local_optimizers import SGD, Adam
 from strategies.ensemble import MeanLogits, mean_logits, require_logits
 from strategies.fusion.image_generator import Generator, view
 from strategies.round.federated import FederatedStrategy, Slots
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 Initial = Literal["average", "server"]
@@ -321,7 +321,7 @@ class Distilled:
         self.crop_padding = require_whole(f"{key}.crop_padding", crop_padding)
         self.flip, self.seed = flip, seed
 
-    def bind(self, network: Network) -> None:
+    def bind(self, network: ServerModel) -> None:
         """Take the network.
 
         Raises:
@@ -386,12 +386,12 @@ def _seeded(seed: int, device: torch.device) -> Iterator[torch.Generator]:
 
 
 class DENSE(FederatedStrategy):
-    """One round, whose replies are distilled: ``DENSE(network=Network(...)).start(...)``.
+    """One round, whose replies are distilled: ``DENSE(server_model=ServerModel(...))``.
 
     Args:
         epochs: of generation and distillation.
         masked_teacher: the masked ensemble in place of the plain one.
-        slots: of :class:`FederatedStrategy`; ``network`` is required.
+        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ from torch.func import functional_call
 from common.errors import ConfigError
 from strategies.base import Reply, Tensors
 from strategies.round.federated import FederatedStrategy, Slots
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import (
     CLASS_COUNTS,
     ClassCountsClient,
@@ -68,7 +68,7 @@ class MeanLogits(nn.Module):
         return features, (logits * self.shares).sum(1)
 
 
-def mean_logits(network: Network, replies: Sequence[Reply], *, masked: bool) -> MeanLogits:
+def mean_logits(network: ServerModel, replies: Sequence[Reply], *, masked: bool) -> MeanLogits:
     """Return the ensemble of the replies' models, in eval mode.
 
     Args:
@@ -81,7 +81,7 @@ def mean_logits(network: Network, replies: Sequence[Reply], *, masked: bool) -> 
     return MeanLogits(network.model, states, shares).eval()
 
 
-def require_logits(what: str, network: Network) -> None:
+def require_logits(what: str, network: ServerModel) -> None:
     """Refuse a network that does not classify (``classifies`` is False, as of a CVAE).
 
     Raises:
@@ -122,7 +122,7 @@ class AllClients:
     def __init__(self, masked: bool = True) -> None:
         self.masked = masked
 
-    def bind(self, network: Network) -> None:
+    def bind(self, network: ServerModel) -> None:
         """Take the network.
 
         Raises:
@@ -142,7 +142,7 @@ class AllClients:
                 found[f"{CLIENTS}.{reply.client_id}.{name}"] = value
         return found
 
-    def network(self, tensors: Tensors) -> MeanLogits:
+    def build_model(self, tensors: Tensors) -> MeanLogits:
         """Return the ensemble that was given out."""
         return ensemble_of(tensors, self._network.model)
 
@@ -165,11 +165,11 @@ def ensemble_of(tensors: Tensors, model: nn.Module) -> MeanLogits:
 
 
 class Ensemble(FederatedStrategy):
-    """One round, whose replies answer together: ``Ensemble(network=Network(...)).start(...)``.
+    """One round whose replies answer together; takes ``server_model=ServerModel(...)``.
 
     Args:
         masked: a model says nothing of the classes that its client does not hold.
-        slots: of :class:`FederatedStrategy`; ``network`` is required.
+        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
     """
 
     def __init__(self, masked: bool = True, **slots: Unpack[Slots]) -> None:

@@ -100,11 +100,11 @@ def _mean_classifier(
 
 
 class FedMA(FederatedStrategy):
-    """One round that gives out the grown network: ``FedMA(network=Network(...)).start(...)``.
+    """One round whose output is the grown network; takes ``server_model=ServerModel(...)``.
 
     Args:
         output: :class:`MatchedAveraging`; by default with the released code's numbers.
-        slots: of :class:`FederatedStrategy`; ``network`` is required.
+        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
     """
 
     def __init__(self, **slots: Unpack[Slots]) -> None:

@@ -67,7 +67,7 @@ from strategies.base import Reply, Tensors, local_model
 from strategies.fusion.layer_chain import Chain, Link, read_chain
 from strategies.fusion.projected_layers import bias_of, flattened
 from strategies.round.federated import FederatedStrategy, Slots
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer, class_counts
 
 GROWN = "grown"
@@ -201,7 +201,7 @@ class GrownNetwork(ABC):
         self.sweeps = require_whole(f"{key}.sweeps", sweeps)
         self.seed = seed
 
-    def bind(self, network: Network) -> None:
+    def bind(self, network: ServerModel) -> None:
         """Take the network.
 
         Raises:
@@ -248,7 +248,7 @@ class GrownNetwork(ABC):
             shares: each client's share of the examples of each class (J, C).
         """
 
-    def network(self, tensors: Tensors) -> nn.Module:
+    def build_model(self, tensors: Tensors) -> nn.Module:
         """Return the network that was given out."""
         return grown_network(tensors, self._network.model)
 
@@ -384,11 +384,11 @@ def _own_tensors(link: Link, own: Tensor, *, first: bool) -> dict[str, Tensor]:
 
 
 class PFNM(FederatedStrategy):
-    """One round that gives out the grown network: ``PFNM(network=Network(...)).start(...)``.
+    """One round whose output is the grown network; takes ``server_model=ServerModel(...)``.
 
     Args:
         output: :class:`NeuralMatching`; by default with the released code's numbers.
-        slots: of :class:`FederatedStrategy`; ``network`` is required.
+        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
     """
 
     def __init__(self, **slots: Unpack[Slots]) -> None:

@@ -10,7 +10,7 @@ while x is what travels, what the clients say of the model they received, and wh
 on from. Round 0 gives out the initial model. After a round with too few replies what was given out
 last stays; it is in the checkpoint for that reason, one more model, unless it is x itself.
 
-An output may give out another network than the task's (server_network.py), as the ensemble of
+An output may give out another network than the task's (server_model.py), as the ensemble of
 the clients' models is (strategies/ensemble.py): then its tensors are all there is of it.
 """
 

@@ -28,7 +28,7 @@ from strategies.dense import (
 )
 from strategies.ensemble import MeanLogits, mean_logits
 from strategies.fusion.image_generator import Generator, view
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
 from tests.recipes import TINY, run_recipe
 
@@ -216,7 +216,7 @@ def test_views_are_normalised_and_the_border_is_black():
 # ---- the stages ----------------------------------------------------------------------------------
 
 
-def replies_of(network: Network, count: int = 3) -> list[Reply]:
+def replies_of(network: ServerModel, count: int = 3) -> list[Reply]:
     """Return clients whose models are the network's and random numbers, statistics too."""
     x, generator = network.model.state_dict(), seeded(11)
     own = {name for name, _ in network.model.named_buffers()}
@@ -235,14 +235,14 @@ def replies_of(network: Network, count: int = 3) -> list[Reply]:
     return replies
 
 
-def normed(dropout: float = 0.0) -> Network:
+def normed(dropout: float = 0.0) -> ServerModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Normed(dropout)
-    return Network(model, SHAPE, 3, torch.tensor([-1.0]), torch.tensor([2.0]))
+    return ServerModel(model, SHAPE, 3, torch.tensor([-1.0]), torch.tensor([2.0]))
 
 
-def views_of(network: Network, seed: int = 0) -> Views:
+def views_of(network: ServerModel, seed: int = 0) -> Views:
     low, high = network.black[:, None, None], network.white[:, None, None]
     return Views(low, high, 1, False, seeded(seed))
 
@@ -304,7 +304,7 @@ def test_the_images_are_those_of_the_lowest_loss(weights):
 
 
 def test_a_network_without_batchnorm_has_no_gap():
-    network = Network(nn.Module(), SHAPE, 2)
+    network = ServerModel(nn.Module(), SHAPE, 2)
     network.model.head = nn.Linear(64, 2)
     network.model.forward = lambda inputs: (inputs, network.model.head(inputs.flatten(1)))
     views = Views(torch.tensor(0.0), torch.tensor(1.0), 0, False, seeded(0))
@@ -357,7 +357,7 @@ def test_a_last_batch_of_one_is_left_out():
 # ---- the aggregator ------------------------------------------------------------------------------
 
 
-def aggregate(network: Network, replies: list[Reply], **options) -> dict[str, torch.Tensor]:
+def aggregate(network: ServerModel, replies: list[Reply], **options) -> dict[str, torch.Tensor]:
     """Return x + Delta by name, buffers included."""
     options = {"generation": SMALL, "epochs": 3, "crop_padding": 1, **options}
     aggregator = Distilled(**options)
@@ -471,7 +471,7 @@ def test_inputs_that_are_no_images_are_refused():
     with pytest.raises(
         ConfigError, match=r"strategy=dense generates images, and inputs of shape \(200,\)"
     ):
-        Distilled().bind(Network(Normed(), (200,), 2))
+        Distilled().bind(ServerModel(Normed(), (200,), 2))
 
 
 def test_a_network_without_logits_is_refused():

@@ -16,7 +16,7 @@ from strategies.components.samplers import FixedSizeSampler
 from strategies.fedavg import FedAvg
 from strategies.round.federated import FederatedStrategy
 from strategies.round.records import to_record, to_tensors
-from strategies.round.registration import register_clients
+from strategies.round.registration import FederationConfig, register_clients
 from strategies.scaffold import SCAFFOLD
 from tests.federation import InProcessGrid, Regression, TensorBatches, federate, node_info
 
@@ -159,7 +159,7 @@ def test_too_few_replies_leave_the_model_as_it_was():
     def tamper(reply: Message) -> Message | None:
         return None if fail["now"] and _is_train(reply) and not from_client(reply, 0) else reply
 
-    strategy = FedAvg(min_replies=2, max_failed_rounds=2)
+    strategy = FedAvg(federation=FederationConfig(min_replies=2, max_failed_rounds=2))
     params, reports = run(strategy, rounds=1, tamper=tamper)
     assert torch.equal(params["head.weight"], torch.zeros(1, 2, dtype=torch.float64))
     assert len(reports[1].failures) == 2
@@ -168,7 +168,7 @@ def test_too_few_replies_leave_the_model_as_it_was():
 def test_failed_rounds_in_a_row_end_the_run():
     with pytest.raises(RuntimeError, match=r"2 rounds in a row.*min_replies=1.*client 0: no reply"):
         run(
-            FedAvg(max_failed_rounds=2),
+            FedAvg(federation=FederationConfig(max_failed_rounds=2)),
             tamper=lambda reply: None if _is_train(reply) else reply,
         )
 
@@ -216,7 +216,7 @@ def test_resume_equals_the_uninterrupted_run(every, tmp_path):
     def until_five(report, arrays):
         if report.round and report.round % every == 0:
             saved["params"], saved["state"] = to_tensors(arrays), first.snapshot()
-            first.mark_durable()
+            first.state.mark_durable()
         return report.round == 5
 
     first = strategy()
@@ -383,14 +383,20 @@ def answer(*node_infos: RecordDict | str) -> InProcessGrid:
 
 
 def test_roll_call_maps_clients_to_nodes():
-    registry = register_clients(answer(node_info(1, 2, 30), node_info(0, 2, 20)), 2, {}, 1.0)
+    registry = register_clients(
+        answer(node_info(1, 2, 30), node_info(0, 2, 20)),
+        FederationConfig(2, connect_timeout_seconds=1.0, fingerprint={}),
+    )
     assert registry.nodes == {0: 101, 1: 100}
     assert registry.num_examples == {0: 20, 1: 30}
 
 
 def test_two_nodes_with_one_partition_id_are_refused():
     with pytest.raises(ConfigError, match="nodes 100 and 101 both say partition-id=1"):
-        register_clients(answer(node_info(1, 2, 3), node_info(1, 2, 3)), 2, {}, 1.0)
+        register_clients(
+            answer(node_info(1, 2, 3), node_info(1, 2, 3)),
+            FederationConfig(2, connect_timeout_seconds=1.0, fingerprint={}),
+        )
 
 
 @pytest.mark.parametrize("what", ["code", "recipe"])
@@ -398,12 +404,17 @@ def test_a_node_with_other_code_or_recipe_is_refused(what):
     mine = {"code": "aa", "recipe": "bb"}
     node_infos = [node_info(0, 2, 3, **mine), node_info(1, 2, 3, **{**mine, what: "cc"})]
     with pytest.raises(ConfigError, match=rf"node 101 \(partition 1\) runs another {what}: 'cc'"):
-        register_clients(answer(*node_infos), 2, mine, 1.0)
+        register_clients(
+            answer(*node_infos), FederationConfig(2, connect_timeout_seconds=1.0, fingerprint=mine)
+        )
 
 
 def test_too_few_nodes_time_out():
     with pytest.raises(TimeoutError, match="clients=3, but only 1 SuperNodes"):
-        register_clients(answer(node_info(0, 3, 3)), 3, {}, 0.3)
+        register_clients(
+            answer(node_info(0, 3, 3)),
+            FederationConfig(3, connect_timeout_seconds=0.3, fingerprint={}),
+        )
 
 
 def test_too_many_nodes_are_refused():
@@ -415,7 +426,10 @@ def test_too_many_nodes_are_refused():
 
 def test_a_node_that_cannot_take_part_says_why():
     with pytest.raises(ConfigError, match="node 101 cannot take part: no such folder"):
-        register_clients(answer(node_info(0, 2, 3), "no such folder"), 2, {}, 1.0)
+        register_clients(
+            answer(node_info(0, 2, 3), "no such folder"),
+            FederationConfig(2, connect_timeout_seconds=1.0, fingerprint={}),
+        )
 
 
 def test_config_of_a_message():

@@ -8,12 +8,12 @@ from torch import nn
 
 from common.errors import ConfigError
 from conf import compose, plain_part
-from server_app.assembly import network_of
+from server_app.assembly import server_model_of
 from strategies.base import Reply
 from strategies.components.aggregators import WeightedMean
 from strategies.fedavg import FedAvg
 from strategies.round.records import to_tensors
-from strategies.round.server_network import GivesNetwork, Network
+from strategies.round.server_model import BuildsOutputModel, ServerModel
 from tasks import build_task
 from tests.federation import Regression, TensorBatches, federate
 from tests.recipes import TINY, overrides, run_recipe
@@ -40,7 +40,7 @@ class Watching(WeightedMean):
     def __init__(self) -> None:
         self.held: list[tuple[dict, dict]] = []
 
-    def bind(self, network: Network) -> None:
+    def bind(self, network: ServerModel) -> None:
         """Take the network."""
         self.network = network
 
@@ -60,8 +60,8 @@ class Setting(WeightedMean):
         return {**super().__call__(params, replies), **ones}
 
 
-def network(model: nn.Module) -> Network:
-    return Network(model, (2,), 1)
+def network(model: nn.Module) -> ServerModel:
+    return ServerModel(model, (2,), 1)
 
 
 def test_while_slots_are_called_the_network_holds_what_was_sent():
@@ -105,7 +105,9 @@ def test_what_was_trained_is_what_was_sent_and_the_changes():
 
 
 def test_a_slot_that_runs_the_network_needs_one():
-    with pytest.raises(ConfigError, match=r"aggregator Watching runs the network.*network=Network"):
+    with pytest.raises(
+        ConfigError, match=r"aggregator Watching runs the network.*server_model=ServerModel"
+    ):
         FedAvg(aggregator=Watching())
 
 
@@ -147,7 +149,7 @@ class Another:
         """Return one tensor that x does not have."""
         return {"answer": update["head.weight"] + 42.0}
 
-    def network(self, tensors):
+    def build_model(self, tensors):
         """Return a layer that holds it."""
         layer = nn.Linear(2, 1, bias=False)
         layer.weight.data.copy_(tensors["answer"])
@@ -155,7 +157,7 @@ class Another:
 
 
 def test_another_network_is_given_out_alone_and_outlives_a_resume():
-    assert isinstance(Another(), GivesNetwork)
+    assert isinstance(Another(), BuildsOutputModel)
     strategy = FedAvg(output=Another(), local_lr=0.05)
     output_model, _ = federate(
         strategy, clients(), model=lambda: Regression(2), rounds=1, options=OPTIONS
@@ -165,13 +167,13 @@ def test_another_network_is_given_out_alone_and_outlives_a_resume():
     resumed.restore(strategy.snapshot())
     again, _ = federate(resumed, clients(), model=lambda: Regression(2), rounds=1, options=OPTIONS)
     assert torch.equal(again["answer"], output_model["answer"])
-    layer = resumed.network_of(again)
+    layer = resumed.server_model_of(again)
     assert torch.equal(layer.weight.double(), again["answer"].float().double())
 
 
 def test_the_tasks_own_network_is_no_other():
     with pytest.raises(ValueError, match="the task's own network"):
-        FedAvg().network_of({})
+        FedAvg().server_model_of({})
 
 
 def test_clients_cannot_evaluate_another_network(tmp_path):
@@ -189,7 +191,7 @@ def task_of(*words: str):
 def test_black_and_white_are_what_the_task_makes_of_them():
     """(0 - mean) / std and (1 - mean) / std, and what the task's own transform gives."""
     task = task_of("task=cifar10")
-    found = network_of(task, nn.Linear(1, 1))
+    found = server_model_of(task, nn.Linear(1, 1))
     assert (found.input_shape, found.num_classes) == ((3, 32, 32), 10)
     mean = torch.tensor([0.4914, 0.4822, 0.4465])
     std = torch.tensor([0.2023, 0.1994, 0.2010])
@@ -198,7 +200,7 @@ def test_black_and_white_are_what_the_task_makes_of_them():
 
 
 def test_a_text_is_neither_black_nor_white():
-    found = network_of(task_of("task=imdb"), nn.Linear(1, 1))
+    found = server_model_of(task_of("task=imdb"), nn.Linear(1, 1))
     assert found.black is None
     assert found.white is None
     assert found.input_shape == (200,)
