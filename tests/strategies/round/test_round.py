@@ -257,29 +257,6 @@ def test_bytes_are_those_of_the_arrays_as_serialised():
     assert (scaffold[1].bytes_down, scaffold[1].bytes_up) == (6 * 144, 6 * 144)
 
 
-def test_personal_tensors_stay_and_survive():
-    """The head is never sent; each client goes on with its own."""
-    from tests.strategies.test_reductions import Classifier, blobs  # which imports this module
-
-    stores = {i: ContextStateStore(RecordDict()) for i in range(2)}
-    strategy = FedAvg(local_lr=0.1)
-    params, _ = federate(
-        strategy,
-        blobs(2),
-        model=Classifier,
-        loss=torch.nn.functional.cross_entropy,
-        rounds=3,
-        stores=stores,
-        personal="head.*",
-    )
-    assert sorted(params) == ["body.0.bias", "body.0.weight"]
-    heads = [
-        stores[i].load(strategy.state.experiment, 3)["personal"]["head.weight"] for i in range(2)
-    ]
-    assert not torch.equal(heads[0], heads[1])
-    assert not torch.equal(heads[0], Classifier().head.weight)
-
-
 class Normed(nn.Module):
     """A head on normalised inputs."""
 
