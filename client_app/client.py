@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from pathlib import Path
@@ -178,19 +178,18 @@ class FederatedClient(NumPyClient):
                 for side in self.sides.values()
                 for name, tensors in side.end(context, summary).items()
             }
-        self._keep_personal(context.state)
+        if self.personal_names:
+            own = {name: self._tensors[name].clone() for name in self.personal_names}
+            context.state[PERSONAL] = own
         if context.state:
             if lost:
                 log(WARNING, "client %s lost its state of round %s", self.client_id, version)
                 metrics[STATE_LOST] = 1.0
             keep = {version, int(config.get("state-keep", 0))}
             self.store.save(experiment, round, dict(context.state), keep)
-        metrics |= {
-            "num-steps": summary.num_steps,
-            "lr-sum": max(map(summary.lr_sum_of, context.anchor), default=summary.lr_sum),
-            "train-loss": train_loss,
-            **_penalty_share(context.measurements()),
-        }
+        lr_sum = max(map(summary.lr_sum_of, context.anchor), default=summary.lr_sum)
+        metrics |= {"num-steps": summary.num_steps, "lr-sum": lr_sum, "train-loss": train_loss}
+        metrics |= _penalty_share(context.measurements())
         if config.get("evaluate-trained", False):
             metrics |= self._evaluate_own()
         return self.get_parameters(config), summary.num_examples, metrics
@@ -282,10 +281,6 @@ class FederatedClient(NumPyClient):
 
     def _to_device(self, tensors: Tensors) -> Tensors:
         return {name: value.to(self._device) for name, value in tensors.items()}
-
-    def _keep_personal(self, state: MutableMapping[str, Tensors]) -> None:
-        if self.personal_names:
-            state[PERSONAL] = {name: self._tensors[name].clone() for name in self.personal_names}
 
     @torch.no_grad()
     def _evaluate(self) -> tuple[float, float | None]:

@@ -95,29 +95,17 @@ class Calibration:
         found = _read(ask(QUERY, again), lambda answer: _histograms(answer, grids))
         if not found:
             raise CalibrationError("no client has sent a valid histogram of its scores")
-        sets = [
-            {
-                "score": score.name,
-                "alpha": alpha,
-                "threshold": _finite(
-                    shared_quantile(
-                        [of_client[score.name] for of_client in found.values()],
-                        grids[score.name],
-                        alpha,
-                    )
-                ),
-            }
-            for score in scores
-            for alpha in self.alphas
-        ]
+        sets = []
+        for name, grid in grids.items():
+            counts = [of_client[name] for of_client in found.values()]
+            for alpha in self.alphas:
+                threshold = shared_quantile(counts, grid, alpha)
+                finite = threshold if math.isfinite(threshold) else None
+                sets.append({"score": name, "alpha": alpha, "threshold": finite})
         examples = sum(int(of_client[scores[0].name].sum()) for of_client in found.values())
         log(INFO, "prediction sets of %s held-out examples, T = %.3g", examples, temperature)
-        return {
-            "temperature": temperature,
-            "examples": examples,
-            "clients": sorted(found),
-            "sets": sets,
-        }
+        about = {"temperature": temperature, "examples": examples, "clients": sorted(found)}
+        return {**about, "sets": sets}
 
 
 def add_coverage(
@@ -169,7 +157,3 @@ def _histograms(sent: Mapping[str, Tensor], grids: Mapping[str, Grid]) -> dict[s
     if len({int(of_score.sum()) for of_score in counts.values()}) > 1:
         raise RefusedReplyError("its histograms are not of equally many examples")
     return counts
-
-
-def _finite(threshold: float) -> float | None:
-    return threshold if math.isfinite(threshold) else None

@@ -146,28 +146,22 @@ def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(optimizer):
     assert all(not torch.equal(value, start[n]) for n, value in one.model.named_parameters())
 
 
-def test_fine_tuning_leaves_the_state_and_the_next_round_alone():
-    store = ContextStateStore(RecordDict())
-    one = client(Classifier(), store=store, personal=TensorSelector("head.*"))
-    x = one.get_parameters({})
-    one.fit(x, {**CONFIG, "experiment": "run"})
-    kept = {name: value.clone() for name, value in store.load("run", 1)["personal"].items()}
-    names = sorted(store.records)
-    later = {"round": 2, "lr": 0.1, "experiment": "run", "state-round": 1}
-    untouched = client(Classifier(), store=store, personal=TensorSelector("head.*"))
-    one.evaluate(x, {**later, "finetune-epochs": 5})
-    assert sorted(store.records) == names
-    assert all(torch.equal(value, store.load("run", 1)["personal"][n]) for n, value in kept.items())
-    left, right = one.fit(x, dict(later))[0], untouched.fit(x, dict(later))[0]
-    assert all((a == b).all() for a, b in zip(left, right, strict=True))
-
-
-def test_fine_tuning_a_client_without_state_leaves_its_first_round_alone():
+@pytest.mark.parametrize("trained", [True, False])
+def test_fine_tuning_leaves_the_state_and_the_next_round_alone(trained):
+    """Of a client that has a state, and of one that has none yet."""
+    stores = [ContextStateStore(RecordDict()) for _ in range(2)]
     head = TensorSelector("head.*")
-    one, untouched = client(Classifier(), personal=head), client(Classifier(), personal=head)
-    x = one.get_parameters({})
-    one.evaluate(x, {"round": 1, "lr": 0.1, "finetune-epochs": 5})
-    left, right = one.fit(x, dict(CONFIG))[0], untouched.fit(x, dict(CONFIG))[0]
+    one, untouched = (client(Classifier(), store=store, personal=head) for store in stores)
+    x, config = one.get_parameters({}), {**CONFIG, "experiment": "run"}
+    if trained:
+        for each in (one, untouched):
+            each.fit(x, dict(config))
+        config |= {"round": 2, "state-round": 1}
+    one.evaluate(x, {**config, "finetune-epochs": 5})
+    left, right = (store.load("run", 1).get("personal", {}) for store in stores)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+    left, right = one.fit(x, dict(config))[0], untouched.fit(x, dict(config))[0]
     assert all((a == b).all() for a, b in zip(left, right, strict=True))
 
 
