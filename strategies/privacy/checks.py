@@ -75,8 +75,8 @@ def reply_layout(
     shapes, expected = shapes_of(tensors), step.expected()
     if unknown := sorted(names - expected.keys()):
         raise ConfigError(
-            f"the server does not know the shapes of the payloads {unknown} before round 1, and a "
-            f"secure sum needs them: set {KEY}=none, or choose another method"
+            f"the payloads {unknown} have no shape that the server knows before round 1, and a "
+            f"secure sum needs it: set {KEY}=none, or choose another method"
         )
     assert isinstance(step.aggregator, MeanAggregator)
     return Layout(
