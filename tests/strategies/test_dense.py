@@ -500,7 +500,7 @@ def test_values_out_of_range_are_refused_by_their_key(make, key):
 
 
 def test_the_strategy_itself():
-    with pytest.raises(ConfigError, match="aggregator Distilled runs the network"):
+    with pytest.raises(ConfigError, match="aggregator Distilled runs the model"):
         DENSE()
     masked = DENSE(epochs=2, masked_teacher=True, network=normed())
     assert masked.client_sides["class_counts"].sends == {CLASS_COUNTS}

@@ -275,7 +275,7 @@ def test_after_a_failed_round_the_last_ensemble_stays_resumed_or_not(tmp_path):
 
 def test_the_strategy_itself():
     """Without a recipe it says what it needs; masked or not decides what clients send."""
-    with pytest.raises(ConfigError, match="output AllClients runs the network"):
+    with pytest.raises(ConfigError, match="output AllClients runs the model"):
         Ensemble()
     network = ServerModel(Layers(), (2,), 3)
     assert Ensemble(network=network).client_sides["class_counts"].sends == {CLASS_COUNTS}
