@@ -1,4 +1,4 @@
-"""What a client says of the examples that it holds out, for prediction sets."""
+"""A client's answers for the calibration of prediction sets on its held-out examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.conformal import CALIBRATE, LOG_LOSSES
 from tasks.conformal.scores import scores_for
 from tasks.conformal.sketch import Client, Grid
 
-_SPLIT = 0xCA  # keeps what is drawn here independent of the rest
+_SPLIT = 0xCA  # makes draws here independent of other draws
 
 
 def calibrate_reply(client: FederatedClient, message: Message) -> Message:

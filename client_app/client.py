@@ -1,10 +1,10 @@
-"""FederatedClient: a NumPyClient whose ``fit`` runs any method's client half."""
+"""FederatedClient: a NumPyClient that runs any method's client half."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from pathlib import Path
@@ -39,16 +39,15 @@ from strategies.components.tensor_selection import (
 from strategies.round.client_snapshots import FILE, load_trained
 from tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
 
-PERSONAL = "personal"  # the client state's entry for the tensors that never travel
+PERSONAL = "personal"  # entry of the client state: the tensors that are never sent
 
 
 @dataclass
 class FederatedClient(NumPyClient):
     """One client.
 
-    ``fit`` and ``evaluate`` keep NumPyClient's contract, over the tensors named by
-    ``shared_names``. What a method's sides exchange beyond the model lies beside it: set
-    ``received`` before ``fit``, read ``sent`` after it.
+    ``fit`` and ``evaluate`` keep NumPyClient's contract for the tensors in ``shared_names``.
+    Payloads are passed beside it: set ``received`` before ``fit``, read ``sent`` after it.
 
     Args:
         client_id: the partition id.
@@ -56,15 +55,14 @@ class FederatedClient(NumPyClient):
         data: the training examples.
         loss: mean task loss of (logits, labels).
         optimizer: the local optimizer.
-        options: how long and how to train.
-        store: where the client state lives.
+        options: how to train.
+        store: of the client state.
         sides: client halves of the methods, by name.
-        seed: of the run; batch order, augmentation and dropout follow from it, the round and
-            ``client_id``.
-        held_out: examples that are not trained on; ``evaluate`` uses them when there are any.
-        personal: tensors that stay here: kept in the client state, never sent.
-        test_data: the global test set, where a simulation gives it to its clients.
-        build: makes a freshly initialised model of a seed, for ``options.initial="own"``.
+        seed: of the run; with round and ``client_id`` it seeds batches, augmentation and dropout.
+        held_out: examples that are not trained on, for ``evaluate``.
+        personal: tensors that are kept in the client state and never sent.
+        test_data: the global test set, in a simulation.
+        build: builds a freshly initialised model of a seed, for ``options.initial="own"``.
     """
 
     client_id: int
@@ -84,7 +82,7 @@ class FederatedClient(NumPyClient):
     sent: Payloads = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Let every side refuse what it cannot work with."""
+        """Let every side check model and optimizer."""
         self._params = dict(self.model.named_parameters())
         self.personal_names = set(personal_names(self.model, self.personal))
         for phase in self.options.phases:
@@ -108,10 +106,9 @@ class FederatedClient(NumPyClient):
         sides: Mapping[str, ClientSide],
         store: ClientStateStore,
     ) -> FederatedClient:
-        """Return another client of the run, on the same model: what this one left in it is gone.
+        """Return another client on the same model, cleared of what this one left in it.
 
-        What the constructor found out about the model is not looked up again, and optimizer and
-        sides are not checked again: they are to be like this one's.
+        Optimizer and sides must be like this one's: they are not checked again.
         """
         other = copy.copy(self)
         other.client_id, other.data, other.held_out = client_id, data, held_out
@@ -137,16 +134,15 @@ class FederatedClient(NumPyClient):
 
         Args:
             parameters: x, in the order of ``shared_names``.
-            config: "round" (t, from 1), "lr"; optionally "experiment", "state-round" (which
-                version of the client state to start from), "state-keep", "state-dropped" (keys of
-                it that start again, with commas), "evaluate-received",
+            config: "round" (t, from 1), "lr"; optionally "experiment", "state-round" (the version
+                of the client state to start from), "state-keep" (a version to keep),
+                "state-dropped" (comma-separated keys to drop), "evaluate-received",
                 "evaluate-trained".
 
         Returns:
-            y_i in the same order, n_i, and metrics: "num-steps", "lr-sum", "train-loss", where
-            there are penalties their mean "penalty" and "penalty-share" of the objective, what
-            else the sides measured, and when asked for "received-loss" and "received-accuracy" of
-            x, and what ``_evaluate_own`` gives of y_i.
+            y_i in the same order, n_i, and metrics: "num-steps", "lr-sum", "train-loss",
+            "penalty" and "penalty-share" of the objective (means, if there are penalties), the
+            sides' measurements, and if asked for the scores of x and of y_i.
         """
         round = int(config["round"])
         experiment = str(config.get("experiment", "experiment"))
@@ -182,19 +178,18 @@ class FederatedClient(NumPyClient):
                 for side in self.sides.values()
                 for name, tensors in side.end(context, summary).items()
             }
-        self._keep_personal(context.state)
+        if self.personal_names:
+            own = {name: self._tensors[name].clone() for name in self.personal_names}
+            context.state[PERSONAL] = own
         if context.state:
             if lost:
                 log(WARNING, "client %s lost its state of round %s", self.client_id, version)
                 metrics[STATE_LOST] = 1.0
             keep = {version, int(config.get("state-keep", 0))}
             self.store.save(experiment, round, dict(context.state), keep)
-        metrics |= {
-            "num-steps": summary.num_steps,
-            "lr-sum": max(map(summary.lr_sum_of, context.anchor), default=summary.lr_sum),
-            "train-loss": train_loss,
-            **_shared_out(context.measurements()),
-        }
+        lr_sum = max(map(summary.lr_sum_of, context.anchor), default=summary.lr_sum)
+        metrics |= {"num-steps": summary.num_steps, "lr-sum": lr_sum, "train-loss": train_loss}
+        metrics |= _penalty_share(context.measurements())
         if config.get("evaluate-trained", False):
             metrics |= self._evaluate_own()
         return self.get_parameters(config), summary.num_examples, metrics
@@ -202,13 +197,13 @@ class FederatedClient(NumPyClient):
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
-        """Evaluate ``parameters`` on the held-out examples, or on all where none are held out.
+        """Evaluate ``parameters`` on the held-out examples, or on all if none are held out.
 
         Args:
             parameters: x, in the order of ``shared_names``.
             config: optionally "experiment", "state-round" (as for ``fit``), and "finetune-epochs":
-                train all tensors so long first, with the plain task loss at the step size "lr" of
-                "round". What that makes of the model is not kept.
+                first train all tensors with the plain task loss at the step size "lr". The
+                fine-tuned model is not kept.
         """
         state = self._load_known(parameters, config)
         if epochs := int(config.get("finetune-epochs", 0)):
@@ -219,17 +214,13 @@ class FederatedClient(NumPyClient):
     def logits(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return what ``parameters`` say of the held-out examples: logits (n, C), and labels (n,).
-
-        Args:
-            parameters: x, in the order of ``shared_names``.
-            config: optionally "experiment" and "state-round", as for ``fit``.
+        """Return logits (n, C) and labels (n,) of the held-out examples; arguments as ``evaluate``.
 
         Raises:
-            ValueError: if the client holds nothing out.
+            ValueError: if there are no held-out examples.
         """
         if self.held_out is None:
-            raise ValueError("it holds nothing out: set partition.holdout, the share to hold out")
+            raise ValueError("this client has no held-out examples: set partition.holdout")
         self._load_known(parameters, config)
         return logits_of(self.model, self.held_out)
 
@@ -251,7 +242,7 @@ class FederatedClient(NumPyClient):
             self._tensors[name].copy_(kept)
 
     def _load_known(self, parameters: NDArrays, config: dict[str, Scalar]) -> ClientState:
-        """Load ``parameters`` with the client state that the server knows of, and return that."""
+        """Load ``parameters`` and the committed client state; return the state."""
         experiment = str(config.get("experiment", "experiment"))
         state = self.store.load(experiment, int(config.get("state-round", 0)))
         self._load(parameters, state)
@@ -260,14 +251,14 @@ class FederatedClient(NumPyClient):
     @torch.no_grad()
     def _start_from_own(self) -> None:
         if self.build is None:
-            raise ValueError("local.initial=own needs `build`, which makes a client's own model")
+            raise ValueError("local.initial=own needs `build`, which builds a client's own model")
         seed = np.random.SeedSequence([self.seed, self.client_id]).generate_state(1)[0]
         for name, value in self.build(int(seed)).state_dict().items():
             self._tensors[name].copy_(value)
 
     @torch.no_grad()
     def _take_trained(self, run: Path) -> tuple[LocalSummary, float]:
-        """Load the model that this client had at the end of another run."""
+        """Load this client's trained model of another run."""
         model, summary, loss = load_trained(run / FILE, self.client_id, self._tensors)
         for name, value in model.items():
             self._tensors[name].copy_(value)
@@ -291,22 +282,18 @@ class FederatedClient(NumPyClient):
     def _to_device(self, tensors: Tensors) -> Tensors:
         return {name: value.to(self._device) for name, value in tensors.items()}
 
-    def _keep_personal(self, state: MutableMapping[str, Tensors]) -> None:
-        if self.personal_names:
-            state[PERSONAL] = {name: self._tensors[name].clone() for name in self.personal_names}
-
     @torch.no_grad()
     def _evaluate(self) -> tuple[float, float | None]:
         return evaluate_model(self.model, self._evaluation_data, self.loss)
 
     def _evaluate_own(self) -> dict[str, Scalar]:
-        """Evaluate the client's own model, y_i: on examples as this client sees them, and on all.
+        """Evaluate the client's own model y_i.
 
         Returns:
-            "personal-test-loss" and "personal-test-accuracy" on the global test set, where it is
-            at hand; "personal-accuracy" on the held-out examples. Where there are none, the
-            latter is the global test set's, its classes weighted as this client's examples are.
-            A model that does not classify has the loss alone.
+            "personal-test-loss" and "personal-test-accuracy" on the global test set, if there is
+            one; "personal-accuracy" on the held-out examples, or else on the global test set with
+            its classes weighted as in this client's examples. A model that does not classify has
+            only the loss.
         """
         scores: dict[str, Scalar] = {}
         if self.held_out is not None:
@@ -322,7 +309,7 @@ class FederatedClient(NumPyClient):
             scores |= {"personal-test-loss": loss, "personal-test-accuracy": accuracy}
             held = torch.tensor(self.data.class_counts(), dtype=by_class.dtype)
             held[by_class.isnan()] = 0.0
-            if held.sum() > 0:  # the test set has some class of this client's
+            if held.sum() > 0:  # the test set has a class of this client
                 matched = float((held * by_class.nan_to_num()).sum() / held.sum())
                 scores.setdefault("personal-accuracy", matched)
         return scores
@@ -339,12 +326,12 @@ def _named(prefix: str, loss: float, accuracy: float | None) -> dict[str, Scalar
 
 
 def _accuracy(name: str, accuracy: float | None) -> dict[str, Scalar]:
-    """Return it by its name; nothing of a model that does not classify."""
+    """Return the metric; none for a model that does not classify."""
     return {} if accuracy is None else {name: accuracy}
 
 
-def _shared_out(means: Mapping[str, float]) -> dict[str, float]:
-    """Return the means, with the penalties' share of the objective in the objective's place."""
+def _penalty_share(means: Mapping[str, float]) -> dict[str, float]:
+    """Return the means, with "objective" replaced by the penalties' share of it."""
     rest = {name: value for name, value in means.items() if name != "objective"}
     if means.get("objective"):
         rest["penalty-share"] = means["penalty"] / means["objective"]
@@ -355,15 +342,14 @@ def _shared_out(means: Mapping[str, float]) -> dict[str, float]:
 def seeded(
     seed: int, round: int, client_id: int, device: torch.device
 ) -> Iterator[tuple[torch.Generator, torch.Generator]]:
-    """Give two generators of (seed, round, client), and seed torch's own inside the block only.
+    """Yield generators for the batches and for the sides, and seed torch's own inside the block.
 
-    The first is for the batches, the second for what a method's sides draw. Dropout draws from
-    torch's global generator and takes no other; its state is put back after.
+    Dropout can only draw from torch's global generator, whose state is restored afterwards.
     """
     stream = np.random.SeedSequence([seed, round, client_id]).generate_state(3, np.uint64)
     on_gpu = device.type == "cuda"
     with torch.random.fork_rng(devices=[device] if on_gpu else []):
-        # torch.manual_seed() seeds every kind of device, and takes a millisecond for it
+        # torch.manual_seed() seeds every kind of device and takes a millisecond
         torch.default_generator.manual_seed(int(stream[0] >> 1))
         if on_gpu:
             with torch.cuda.device(device):

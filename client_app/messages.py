@@ -1,4 +1,4 @@
-"""Messages in front of a FederatedClient, and its results behind it."""
+"""Translates Flower messages to FederatedClient calls, and the results to replies."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from strategies.round.records import (
     to_tensors,
 )
 
-_UPLOAD = 0x0C  # keeps what is drawn for an upload independent of the batches
+_UPLOAD = 0x0C  # makes draws for an upload independent of the batches
 
 
 def train_reply(
@@ -62,7 +62,7 @@ def trained(
         evaluate_trained: evaluate the trained model.
 
     Returns:
-        what the client sends: y_i - x, its payloads, and its metrics.
+        the reply to send: y_i - x, the payloads and the metrics.
     """
     began = time.perf_counter()
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])
@@ -99,7 +99,7 @@ def trained(
 
 
 def upload_seed(seed: int, client_id: int, message: Message) -> np.random.SeedSequence:
-    """Return the seed of what is drawn for a client's upload, of the run's and the round."""
+    """Return the seed of the random draws for a client's upload, of the run and the round."""
     round = int(str(message.content.config_records[CONFIG]["round"]))
     return np.random.SeedSequence([seed, round, client_id, _UPLOAD])
 

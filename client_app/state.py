@@ -1,8 +1,7 @@
-"""Client state: what a method keeps at the client between rounds, in versions.
+"""Stores of the client state: what a method keeps at the client between rounds, by version.
 
-Each version is the state after a round. The server says from which one a round starts: that of
-the client's last *aggregated* reply. So a reply that was refused or got lost, and a run resumed
-from a checkpoint, leave the state as consistent as if the lost round had not been.
+Each version is the state after a round; the server says which one a round starts from
+(strategies/round/client_versions.py).
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import RecordDict
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,17 +22,17 @@ ClientState = dict[str, Mapping[str, Tensor]]
 
 
 class ClientStateStore(Protocol):
-    """Keeps the versions of one client's state, by experiment."""
+    """Stores the versions of one client's state, by experiment."""
 
     def load(self, experiment: str, round: int) -> ClientState:
-        """Return the state after ``round``; empty where there is none (round 0: always)."""
+        """Return the state after ``round``; empty if there is none, as for round 0."""
 
     def save(self, experiment: str, round: int, state: ClientState, keep: Collection[int]) -> None:
-        """Store the state after ``round`` and drop all versions but it and those in ``keep``."""
+        """Store the state after ``round``; delete all versions but it and those in ``keep``."""
 
 
 class ContextStateStore:
-    """In Flower's ``Context.state``: survives rounds, not the node's process nor the run."""
+    """Stores in Flower's ``Context.state``, as long as the run and the process live."""
 
     def __init__(self, records: RecordDict) -> None:
         self.records = records
@@ -48,22 +47,19 @@ class ContextStateStore:
         }
 
     def save(self, experiment: str, round: int, state: ClientState, keep: Collection[int]) -> None:
-        """Store the state after ``round`` and drop the versions that nobody can ask for."""
+        """Store the state after ``round`` and delete the versions not in ``keep``."""
         kept = tuple(f"state/{experiment}/{version}/" for version in {*keep, round})
         for name in [n for n in self.records.array_records if n.startswith("state/")]:
             if not name.startswith(kept):
                 del self.records[name]
         for name, tensors in state.items():
-            self.records[f"state/{experiment}/{round}/{name}"] = ArrayRecord(
-                dict(to_record(tensors))
-            )
+            self.records[f"state/{experiment}/{round}/{name}"] = to_record(tensors)
 
 
 class FolderStateStore:
-    """A folder on disk, one safetensors file a version: survives the process and the run.
+    """Stores in a folder that outlives the process and the run.
 
-    Layout: ``<folder>/<experiment>/client-<id>/round-<t>.safetensors``. Files are written whole
-    or not at all (write beside, flush to disk, rename).
+    Files: ``<folder>/<experiment>/client-<id>/round-<t>.safetensors``, written atomically.
     """
 
     def __init__(self, folder: Path, client_id: int) -> None:
@@ -82,7 +78,7 @@ class FolderStateStore:
         return dict(state)
 
     def save(self, experiment: str, round: int, state: ClientState, keep: Collection[int]) -> None:
-        """Store the state after ``round`` and drop the versions that nobody can ask for."""
+        """Store the state after ``round`` and delete the versions not in ``keep``."""
         path = self._path(experiment, round)
         path.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(
@@ -100,6 +96,6 @@ class FolderStateStore:
 
     def _path(self, experiment: str, round: int) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", experiment) or experiment.startswith("."):
-            raise ValueError(f"experiment={experiment!r} is no folder name")  # it came by network
+            raise ValueError(f"experiment={experiment!r} is no folder name")
         client = f"client-{self.client_id:05d}"
         return self.folder / experiment / client / f"round-{round:06d}.safetensors"

@@ -1,4 +1,4 @@
-"""The one local training loop; every method runs through it."""
+"""The local training loop of all methods."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ def train_locally(
     """Train ``context.model`` in place on the client's data.
 
     Args:
-        context: the round as this client sees it; the sides' ``begin`` has been called.
-        sides: whose penalties and corrections apply.
+        context: of the round; the sides' ``begin`` has been called.
+        sides: their penalties and corrections apply.
         optimizer: takes the steps.
-        options: how long.
+        options: how long to train.
         lr: eta_l of this round.
-        generator: the order of the examples and their augmentation are drawn from it.
+        generator: draws the order of the examples and their augmentation.
 
     Returns:
         what was done, and the mean local objective over the steps (penalties included).
 
     Raises:
-        ValueError: if the examples do not last for one step, in any phase.
+        ValueError: if there are too few examples for one step of a phase.
     """
     context.model.train()
     optimizer.start(context.params, lr)
@@ -59,11 +59,11 @@ def train_locally(
         with _training(context.params, phase.layers):
             while options.steps is None or context.num_steps < options.steps:
                 context.first_pass = True
-                try:  # a optimizer may draw several batches a step: only it knows when they run out
+                try:  # an optimizer may draw several batches a step
                     loss = optimizer.step(partial(next, stream), backward, correct)
                 except StopIteration:
                     break
-                total = total + loss  # stays on the device: no synchronisation per step
+                total = total + loss  # stays on the device
                 context.num_steps += 1
         if context.num_steps == before:
             raise ValueError(_too_few(len(context.data), phase, options))
@@ -102,7 +102,7 @@ def _stream(
 
 @contextmanager
 def _training(params: Mapping[str, Tensor], layers: TensorSelector) -> Iterator[None]:
-    """Freeze all other params inside the block. What the model itself freezes stays frozen."""
+    """Freeze all other params inside the block."""
     chosen = set(layers.select(params))
     frozen = [p for name, p in params.items() if p.requires_grad and name not in chosen]
     for param in frozen:
@@ -149,6 +149,6 @@ def _correct(context: LocalContext, sides: Sequence[ClientSide], clip: float | N
 
 
 def _gradient(param: Tensor) -> Tensor:
-    if param.grad is None:  # unused in this batch; a correction applies to it all the same
+    if param.grad is None:  # unused in this batch; corrections still apply
         param.grad = torch.zeros_like(param)
     return param.grad

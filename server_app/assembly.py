@@ -1,4 +1,4 @@
-"""The recipe's parts put together, each checked before round 1."""
+"""Builds a recipe's strategy and checks the recipe before round 1."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 from torch import nn
 
-from common.errors import ConfigError, require_range, require_whole
+from common.errors import ConfigError, require_choice, require_range, require_whole
 from conf import (
     build_local_optimizer,
     build_part,
@@ -23,7 +23,8 @@ from strategies.base import Observer, Output, ReplyTransform
 from strategies.components.local_training_config import local_training_config
 from strategies.components.tensor_selection import TensorSelector, trainable_shared
 from strategies.round.federated import FederatedStrategy
-from strategies.round.server_network import GivesNetwork, Network
+from strategies.round.registration import FederationConfig
+from strategies.round.server_model import BuildsOutputModel, ServerModel
 from tasks import Task
 from tasks.evaluation import classifies
 from tasks.transform import Transform
@@ -45,11 +46,7 @@ def check_recipe(recipe: DictConfig) -> None:
     require_whole("evaluation.finetune_epochs", recipe.evaluation.finetune_epochs)
     for name in ("round_timeout_seconds", "connect_timeout_seconds"):
         require_range(f"runtime.{name}", recipe.runtime[name], open_low=True)
-    if recipe.evaluation.model not in EVALUATED:
-        raise ConfigError(
-            f"evaluation.model={recipe.evaluation.model!r} is not allowed: it must be one of "
-            f"{', '.join(EVALUATED)}"
-        )
+    require_choice("evaluation.model", recipe.evaluation.model, EVALUATED)
     if recipe.target_accuracy is not None:
         require_range("target_accuracy", recipe.target_accuracy, high=1.0)
         if recipe.evaluation.every == 0:
@@ -60,10 +57,10 @@ def check_recipe(recipe: DictConfig) -> None:
 
 
 def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Calibration:
-    """Return the recipe's calibration, which is none without alphas.
+    """Return the recipe's calibration; without alphas nothing is calibrated.
 
     Raises:
-        ConfigError: if the clients can or may not do it.
+        ConfigError: if the clients cannot calibrate, or must not.
     """
     found = Calibration(**plain_part(recipe, "calibration"))
     if not found.alphas:
@@ -71,38 +68,38 @@ def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Cali
     start = f"calibration.alphas={list(found.alphas)}: "
     if not recipe.partition.holdout:
         raise ConfigError(
-            f"{start}clients calibrate on what they hold out, and partition.holdout="
-            f"{recipe.partition.holdout} is nothing; set it to 0.1, or calibration.alphas=[]"
+            f"{start}clients calibrate on held-out examples; set partition.holdout="
+            f"{recipe.partition.holdout} to 0.1, or calibration.alphas=[]"
         )
     for group in ("secure_aggregation", "differential_privacy"):
         if recipe.strategy.get(group):
             raise ConfigError(
-                f"{start}every client's histogram is sent as it is, which strategy/{group} is to "
-                f"prevent; set calibration.alphas=[], or strategy/{group}=none"
+                f"{start}every client sends a histogram in the clear, and strategy/{group} "
+                f"forbids that; set calibration.alphas=[], or strategy/{group}=none"
             )
     if not classifies(model):
         raise ConfigError(f"{start}task.model={recipe.task.model} does not classify")
-    if isinstance(output, GivesNetwork):
+    if isinstance(output, BuildsOutputModel):
         raise ConfigError(
-            f"{start}strategy={method_name(recipe)} gives out another network than the clients'; "
-            "set calibration.alphas=[]"
+            f"{start}the output of strategy={method_name(recipe)} is another network than the "
+            "clients'; set calibration.alphas=[]"
         )
     return found
 
 
-def network_of(task: Task, model: nn.Module) -> Network:
-    """Return what a strategy may know of the task's network."""
+def server_model_of(task: Task, model: nn.Module) -> ServerModel:
+    """Return the task's model for the parts of a strategy that run it."""
     black = white = None
     if isinstance(task.config.transform, Transform):
         scale, black = task.config.transform.constants(next(model.parameters()).device)
         white = 255 * scale + black
-    return Network(model, task.input_shape, task.num_classes, black, white)
+    return ServerModel(model, task.input_shape, task.num_classes, black, white)
 
 
 def build_strategy(
     recipe: DictConfig,
     task: Task,
-    network: Network,
+    server_model: ServerModel,
     first: Sequence[ReplyTransform] = (),
     observers: Sequence[Observer] = (),
 ) -> FederatedStrategy:
@@ -111,11 +108,11 @@ def build_strategy(
     Args:
         recipe: composed.
         task: of the recipe.
-        network: its network.
-        first: sees the replies as they came, before the recipe's own transforms.
-        observers: see every round.
+        server_model: of the task.
+        first: transforms to apply before the recipe's own.
+        observers: of every round.
     """
-    model, tensors = network.model, task.classifier_tensors
+    model, tensors = server_model.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
     optimizer = build_local_optimizer(recipe, tensors)
     shared = trainable_shared(model, TensorSelector(recipe.strategy.personal))
@@ -130,20 +127,22 @@ def build_strategy(
         aggregator=build_part(recipe, "strategy.aggregator", tensors),
         server_optimizer=build_part(recipe, "strategy.server_optimizer", tensors),
         output=build_part(recipe, "strategy.output", tensors),
-        network=network,
+        server_model=server_model,
         sampler=build_part(recipe, "strategy.sampler", tensors),
         transforms=[*first, *(transforms[name] for name in sorted(transforms))],
         observers=observers,
         schedule=build_part(recipe, "schedule", tensors),
         local_lr=recipe.local.lr,
         buffers=[name for name, _ in model.named_buffers()],
-        num_clients=int(recipe.clients),
-        min_clients=recipe.runtime.min_clients,
-        min_replies=recipe.min_replies,
-        max_failed_rounds=recipe.max_failed_rounds,
-        fingerprint=fingerprint(recipe),
+        federation=FederationConfig(
+            num_clients=int(recipe.clients),
+            min_clients=recipe.runtime.min_clients,
+            min_replies=recipe.min_replies,
+            max_failed_rounds=recipe.max_failed_rounds,
+            connect_timeout_seconds=float(recipe.runtime.connect_timeout_seconds),
+            fingerprint=fingerprint(recipe),
+        ),
         evaluate_on_clients=bool(recipe.evaluation.clients),
-        connect_timeout_seconds=float(recipe.runtime.connect_timeout_seconds),
         secure_aggregation=build_part(recipe, "strategy.secure_aggregation", tensors),
         allow_stacked_corrections=bool(recipe.strategy.allow_stacked_corrections),
     )

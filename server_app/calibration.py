@@ -1,8 +1,7 @@
-"""Prediction sets that the clients calibrate on what they hold out, after the last round.
+"""Prediction sets that the clients calibrate on held-out examples after the last round.
 
-Two exchanges (docs/conformal.md): every client tells its log losses at the temperatures of a grid,
-and then, at the best one, how its scores are spread over a grid. tasks/conformal/sketch.py has what
-follows from these.
+Two exchanges (docs/conformal.md): every client sends its log losses at the temperatures of a grid,
+then a histogram of its scores at the best temperature (tasks/conformal/sketch.py).
 """
 
 from __future__ import annotations
@@ -40,20 +39,20 @@ QUERY = f"{MessageType.QUERY}.{CALIBRATE}"
 
 
 class CalibrationError(RuntimeError):
-    """No client has answered as it should."""
+    """No client has sent a valid answer."""
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What sets to calibrate.
+    """Which prediction sets to calibrate.
 
     Args:
-        alphas: a set is to hold the right class in 1 - alpha of all cases; of each in (0, 1).
+        alphas: a set must hold the right class in 1 - alpha of all cases; each in (0, 1).
         bins: of a client's histogram of scores.
-        temperature_share: of what a client holds out, the examples that the temperature is for.
+        temperature_share: share of the held-out examples that fits the temperature.
 
     Raises:
-        ConfigError: naming what is out of its range.
+        ConfigError: if a value is out of its range.
     """
 
     alphas: Sequence[float] = ()
@@ -74,64 +73,48 @@ class Calibration:
         """Ask the clients, and return temperature and thresholds.
 
         Args:
-            ask: sends the model and a config to the clients, and returns what they answered.
+            ask: sends the model and a config to the clients, and returns their answers.
             classes: C.
 
         Returns:
-            "temperature", "examples" that calibrate, "clients" whose histograms these are,
-            and "sets": "score", "alpha" and "threshold" of each, None where there are too few
-            examples for the alpha: every class is in the set.
+            "temperature", the number of "examples", the "clients" that sent histograms, and
+            "sets": "score", "alpha" and "threshold" of each. The threshold is None if there are
+            too few examples for the alpha: every class is in the set.
 
         Raises:
-            CalibrationError: if no client has answered as it should.
+            CalibrationError: if no client has sent a valid answer.
         """
         asked = ConfigRecord({"temperature-share": self.temperature_share, "bins": self.bins})
         losses = _read(ask(QUERY, asked), _losses)
         if not losses:
-            raise CalibrationError("no client could say how well the model knows what it holds out")
+            raise CalibrationError("no client has sent valid log losses of its held-out examples")
         temperature = shared_temperature(list(losses.values())) if self.temperature_share else 1.0
         again = ConfigRecord({**asked, "temperature": temperature})
         scores = scores_for(classes)
         grids = {score.name: Grid(score.largest(classes), self.bins) for score in scores}
         found = _read(ask(QUERY, again), lambda answer: _histograms(answer, grids))
         if not found:
-            raise CalibrationError("no client could say how its scores are spread")
-        sets = [
-            {
-                "score": score.name,
-                "alpha": alpha,
-                "threshold": _finite(
-                    shared_quantile(
-                        [of_client[score.name] for of_client in found.values()],
-                        grids[score.name],
-                        alpha,
-                    )
-                ),
-            }
-            for score in scores
-            for alpha in self.alphas
-        ]
+            raise CalibrationError("no client has sent a valid histogram of its scores")
+        sets = []
+        for name, grid in grids.items():
+            counts = [of_client[name] for of_client in found.values()]
+            for alpha in self.alphas:
+                threshold = shared_quantile(counts, grid, alpha)
+                finite = threshold if math.isfinite(threshold) else None
+                sets.append({"score": name, "alpha": alpha, "threshold": finite})
         examples = sum(int(of_client[scores[0].name].sum()) for of_client in found.values())
         log(INFO, "prediction sets of %s held-out examples, T = %.3g", examples, temperature)
-        return {
-            "temperature": temperature,
-            "examples": examples,
-            "clients": sorted(found),
-            "sets": sets,
-        }
+        about = {"temperature": temperature, "examples": examples, "clients": sorted(found)}
+        return {**about, "sets": sets}
 
 
 def add_coverage(
     found: Mapping[str, Any], model: nn.Module, data: Batched, classes: int, seed: int
 ) -> None:
-    """Add to each of the sets its "coverage" and "mean_size" on the test set.
+    """Add "coverage" and "mean_size" on the test set to each set of ``found``.
 
-    Args:
-        found: what :meth:`Calibration.run` has returned.
-        model: that was calibrated.
-        data: the test set.
-        classes: C.
-        seed: of the scores' uniform numbers.
+    ``found`` is the result of :meth:`Calibration.run` for ``model``; ``seed`` draws the uniform
+    numbers of the scores.
     """
     logits, labels = logits_of(model, data)
     probabilities = probabilities_of(logits, found["temperature"])
@@ -148,7 +131,7 @@ def _is_share(value: object) -> bool:
 
 
 def _read(answers: Answers, read: Callable[[Mapping[str, Tensor]], Read]) -> dict[int, Read]:
-    """Return what was read of each client's arrays; those that are refused are named in the log."""
+    """Return each client's answer, read by ``read``; refused ones are logged."""
     found = {}
     for client, content in answers.items():
         try:
@@ -174,7 +157,3 @@ def _histograms(sent: Mapping[str, Tensor], grids: Mapping[str, Grid]) -> dict[s
     if len({int(of_score.sum()) for of_score in counts.values()}) > 1:
         raise RefusedReplyError("its histograms are not of equally many examples")
     return counts
-
-
-def _finite(threshold: float) -> float | None:
-    return threshold if math.isfinite(threshold) else None

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file a round with everything needed to go on after it."""
+"""Checkpoints: one safetensors file a round with everything needed to resume after it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import safe_open
-from torch import Tensor
 
 from strategies.base import Tensors
 from strategies.round.round_report import StrategyState
-from strategies.round.tensor_files import save_tensors
+from strategies.round.tensor_files import below, save_tensors
 
-_KEPT = 2  # the last one, and the one before it should the disk fail under the last
+_KEPT = 2  # the last one, and one more in case the disk fails under it
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Checkpoint:
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint (whole or not at all) and drop all but the last two."""
+    """Write a checkpoint atomically and delete all but the last two."""
     folder.mkdir(parents=True, exist_ok=True)
     state = checkpoint.state
     tensors = {f"params/{name}": value for name, value in checkpoint.params.items()}
@@ -68,7 +67,7 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["fedhet"])
         tensors = {key: file.get_tensor(key) for key in file.keys()}
-    params = _below("params/", tensors)
+    params = below("params/", tensors)
     if set(params) != set(order):
         raise ValueError(
             f"{path} holds other tensors than the model: {sorted(set(params) ^ set(order))}; "
@@ -79,14 +78,8 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
         experiment=about["experiment"],
         committed={int(client): version for client, version in about["committed"].items()},
         failed_rounds=about["failed_rounds"],
-        restarted=about.get("restarted", {}),  # older checkpoints have none
+        restarted=about["restarted"],
         personal={int(client): scores for client, scores in about["personal"].items()},
-        tensors={group: _below(f"state/{group}/", tensors) for group in about["groups"]},
+        tensors={group: below(f"state/{group}/", tensors) for group in about["groups"]},
     )
     return Checkpoint({name: params[name] for name in order}, state, about["recipe"])
-
-
-def _below(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {
-        key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)
-    }

@@ -1,11 +1,8 @@
-"""Figures of every layer, in files beside metrics.jsonl (recipe key ``diagnostics``).
+"""Diagnostics by layer, in files beside metrics.jsonl (recipe key ``diagnostics``).
 
-layers.jsonl: ``shapes`` of the tensors at round 0, then a line a round, ``drift_diversity`` and
-``update_norm`` by tensor (update_diagnostics.py). similarity.jsonl: a line every so many
-rounds, ``cka`` by layer (linear_cka.py) between the models of ``clients``, (N, N), on
-the test set.
-
-Both are measured at the server, which has the updates and the test set, and change nothing.
+layers.jsonl: ``shapes`` of the tensors at round 0, then ``drift_diversity`` and ``update_norm`` by
+tensor every round (update_diagnostics.py). similarity.jsonl: every few rounds ``cka`` by layer
+(linear_cka.py), (N, N), between the models of ``clients`` on the test set.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from common.results import RowsFile
 from server_app.machine import usable_cpus
 from strategies.base import Cohort, Reply, Tensors
 from strategies.components.tensor_selection import TensorSelector
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from strategies.statistics.linear_cka import layers_of, similarities
 from strategies.statistics.update_diagnostics import diagnose_layers
 from tasks.evaluation import Batched
@@ -33,17 +30,13 @@ _BATCH_SIZE = 500
 
 
 class Recorder:
-    """An observer that writes a file of its own.
-
-    Args:
-        path: of the file.
-    """
+    """An observer that writes its own file at ``path``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def start(self, last_round: int | None) -> None:
-        """Open the file: afresh, or to go on after ``last_round``."""
+        """Open the file: afresh, or to continue after ``last_round``."""
         self.file = RowsFile(self.path, last_round)
 
     def __call__(self, params: Tensors, replies: Sequence[Reply], cohort: Cohort) -> None:
@@ -52,19 +45,14 @@ class Recorder:
 
 
 class LayerFigures(Recorder):
-    """Writes each layer's figures of every round.
-
-    Args:
-        path: of layers.jsonl.
-        shapes: of the tensors, by name.
-    """
+    """Writes layers.jsonl, for the tensors named by ``shapes``."""
 
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
         super().__init__(path)
         self.shapes = shapes
 
     def start(self, last_round: int | None) -> None:
-        """Open the file; a fresh one begins with the shapes."""
+        """Open the file; a new one begins with the shapes."""
         super().start(last_round)
         if not self.file.rows:
             shapes = {name: list(shape) for name, shape in self.shapes.items()}
@@ -81,19 +69,19 @@ class LayerFigures(Recorder):
 
 
 class Similarity(Recorder):
-    """Writes how alike the clients' models are, in the first round, every k-th and the last.
+    """Writes similarity.jsonl, in the first round, every k-th and the last.
 
     Args:
-        path: of similarity.jsonl.
-        names: tensors at whose layers they are compared.
-        test_data: on whose examples.
-        examples: of them, the first ones.
+        path: of the file.
+        names: the tensors whose layers are compared.
+        test_data: the test set.
+        examples: number of its first examples to use.
         every: k.
         last: the last round.
-        clients: of the round's clients, the first ones.
+        clients: number of the round's first clients to compare.
 
     Raises:
-        ConfigError: where a layer gives no features.
+        ConfigError: if a layer has no features.
     """
 
     def __init__(
@@ -111,10 +99,10 @@ class Similarity(Recorder):
         self.layers, self.test_data = layers_of(names), test_data
         self.examples, self.every, self.last, self.clients = examples, every, last, clients
 
-    def bind(self, network: Network) -> None:
-        """Take the network; one batch of two says whether its layers can be compared."""
-        self.network = network
-        similarities(network.model, [{}], self.layers, self._batches(2))
+    def bind(self, server_model: ServerModel) -> None:
+        """Keep the model; a batch of two examples checks that its layers can be compared."""
+        self.server_model = server_model
+        similarities(server_model.model, [{}], self.layers, self._batches(2))
 
     def __call__(self, params: Tensors, replies: Sequence[Reply], cohort: Cohort) -> None:
         """Write the round's line, if it is due and has two clients to compare."""
@@ -122,9 +110,9 @@ class Similarity(Recorder):
         chosen = replies[: self.clients]
         if not due or len(chosen) < 2:
             return
-        models = [self.network.trained(reply) for reply in chosen]
+        model, models = self.server_model.model, list(map(self.server_model.trained, chosen))
         torch.set_num_threads(usable_cpus())  # no client trains meanwhile
-        found = similarities(self.network.model, models, self.layers, self._batches(self.examples))
+        found = similarities(model, models, self.layers, self._batches(self.examples))
         torch.set_num_threads(1)
         cka = {
             layer: [[_rounded(value) for value in row] for row in matrix.tolist()]
@@ -143,27 +131,21 @@ class Similarity(Recorder):
 
 
 def _rounded(value: float) -> float | None:
-    """Keep as many digits as tell runs apart; JSON has no NaN."""
+    """Round to a few digits; JSON has no NaN."""
     return None if value != value else float(f"{value:.{DIGITS}g}")
 
 
 def observers_of(
-    recipe: DictConfig, folder: Path, network: Network, test_data: Batched
+    recipe: DictConfig, folder: Path, server_model: ServerModel, test_data: Batched
 ) -> list[Recorder]:
-    """Return what the recipe's ``diagnostics`` asks for.
-
-    Args:
-        recipe: composed.
-        folder: the results directory.
-        network: of the task.
-        test_data: the global test set.
+    """Return the observers of the recipe's ``diagnostics``, writing into ``folder``.
 
     Raises:
-        ConfigError: where a selector selects nothing, a number is out of range, or clients keep
-            tensors of their own and cannot be compared.
+        ConfigError: if a selector selects nothing, a number is out of range, or personal tensors
+            make whole models incomparable.
     """
     options, found = recipe.diagnostics, list[Recorder]()
-    shapes = {name: value.shape for name, value in network.model.named_parameters()}
+    shapes = {name: value.shape for name, value in server_model.model.named_parameters()}
     names = list(shapes)
     kept = TensorSelector(recipe.strategy.personal).select(names)
     shared = [name for name in names if name not in kept]
@@ -172,8 +154,8 @@ def observers_of(
     if compared := TensorSelector(options.cka, "diagnostics.cka").select(names):
         if kept:
             raise ConfigError(
-                f"diagnostics.cka={options.cka} compares whole models, and the server has not the "
-                f"clients' {kept} (strategy.personal={recipe.strategy.personal}): set it to none"
+                f"diagnostics.cka={options.cka} compares whole models, but the server does not "
+                f"have {kept} (strategy.personal={recipe.strategy.personal}): set it to none"
             )
         examples = len(test_data) if options.cka_examples is None else int(options.cka_examples)
         found.append(

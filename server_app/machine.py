@@ -1,4 +1,4 @@
-"""The machine that a run was measured on, for summary.json."""
+"""The machine of a run, for summary.json."""
 
 from __future__ import annotations
 
@@ -11,11 +11,7 @@ import torch
 
 
 def machine(device: torch.device) -> dict[str, str | int]:
-    """Return CPU, cores, memory, GPU and system; nothing that names the machine itself.
-
-    Args:
-        device: that the run computes on.
-    """
+    """Return CPU, cores, memory, GPU and system, without the machine's name."""
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "none used"
     return {
         "cpu": _cpu_model(),

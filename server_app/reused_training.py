@@ -1,4 +1,4 @@
-"""Whether the clients' models of another run are those that this run would have trained."""
+"""Checks that another run's client models are those that this run would have trained."""
 
 from __future__ import annotations
 
@@ -14,21 +14,16 @@ from strategies.round.client_snapshots import FILE
 
 KEY = "local.reuse_training"
 _TRAINING = ("seed", "clients", "task", "partition", "local", "strategy.phases")
-_HOOKS = ("begin", "penalty", "correct")  # by which a side acts on training
-# where the examples are read from, and what a composed recipe has not yet found out
+_HOOKS = ("begin", "penalty", "correct")  # those that change training
+# the folder of the examples, and values that a composed recipe lacks
 _ASIDE = ("task.path", "task.classifier_tensors", KEY)
 
 
 def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: int) -> None:
-    """Refuse a run that trained in another way, or for another number of rounds than one.
-
-    Args:
-        recipe: of this run.
-        folder: of the other, ``local.reuse_training``.
-        classifier_tensors: of the model.
+    """Refuse to reuse the run in ``folder`` if it trained differently or for several rounds.
 
     Raises:
-        ConfigError: naming the keys in which the two differ.
+        ConfigError: names the keys in which the two runs differ.
     """
     config = folder / "config.yaml"
     if not config.is_file() or not (folder / FILE).is_file():
@@ -38,10 +33,10 @@ def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: 
         )
     theirs = OmegaConf.load(config)
     assert isinstance(theirs, DictConfig)
-    for run, rounds in (("it", theirs.rounds), ("this run", recipe.rounds)):
+    for run, rounds in (("that run", theirs.rounds), ("this run", recipe.rounds)):
         if int(rounds) != 1:
             raise ConfigError(
-                f"{KEY}={folder}: the models of a single round can be taken, and {run} has "
+                f"{KEY}={folder} reuses the models of a single round, and {run} has "
                 f"rounds={rounds}; set rounds=1"
             )
     resolved = OmegaConf.create(config_yaml(recipe, classifier_tensors))
@@ -53,13 +48,11 @@ def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: 
         if here.get(key) != there.get(key)
     ]
     if differing:
-        raise ConfigError(
-            f"{KEY}={folder} is of a run that trained in another way: {', '.join(differing)}"
-        )
+        raise ConfigError(f"{KEY}={folder} trained in another way: {', '.join(differing)}")
 
 
 def _training(recipe: DictConfig) -> dict[str, Any]:
-    """Return all that local training depends on, by key, of a resolved recipe."""
+    """Return the values of a resolved recipe that local training depends on, by key."""
     sides: dict[str, ClientSide] = build_part(recipe, "strategy.client_sides", classifier_tensors=0)
     acting = [f"strategy.client_sides.{name}" for name, side in sides.items() if _acts(side)]
     found: dict[str, Any] = {}

@@ -1,10 +1,9 @@
-"""The interface that every method is written against; the one file a method's author must read.
+"""The interface of a method: the one file that a method's author must read.
 
-What *adds* is a set: any number of :class:`ClientSide` and :class:`ServerSide` parts.
-What *replaces* is a slot: one aggregator, server optimiser, output, sampler and local
-optimizer.
+A method adds any number of :class:`ClientSide` and :class:`ServerSide` parts, and may replace
+slots: the aggregator, server optimiser, output, sampler and local optimizer.
 
-One sign convention holds everywhere: ``update_i = y_i - x`` and ``x <- x + eta_g * Delta``.
+Sign convention: ``update_i = y_i - x`` and ``x <- x + eta_g * Delta``.
 """
 
 from __future__ import annotations
@@ -19,21 +18,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError
-
 Tensors = Mapping[str, Tensor]  # by parameter (or statistic) name
 Payloads = Mapping[str, Tensors]  # by payload name
 Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by payload name, then tensor name
 Batch = tuple[Tensor, Tensor]  # inputs (B, ...), labels (B,)
-Weighting = Literal["examples", "clients"]  # how clients count in a mean: by n_i, or all the same
+Weighting = Literal["examples", "clients"]  # clients weigh n_i, or all the same
 
 
-STATE_LOST = "state-lost"  # among a reply's metrics: the client had a state, and has it no more
-RESERVED_RECORDS = frozenset({"params", "config", "update", "metrics", "client"})
+STATE_LOST = "state-lost"  # a reply's metric: the client has lost the state it had
 
 
 class RefusedReplyError(Exception):
-    """A reply that is left out of the round; the message says why."""
+    """A reply is invalid and left out of the round; the message says why."""
 
 
 class ClientData(Protocol):
@@ -41,7 +37,7 @@ class ClientData(Protocol):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes of the task, held by this client or not."""
+        """Number of classes of the task."""
 
     def __len__(self) -> int:
         """Return the number of examples."""
@@ -62,34 +58,22 @@ class ClientData(Protocol):
 
 @dataclass(frozen=True)
 class Reply:
-    """One client's valid answer to a round.
+    """One client's valid reply of a round."""
 
-    Attributes:
-        client_id: the partition id of the client.
-        num_examples: n_i, number of training examples.
-        num_steps: K, number of optimiser steps taken.
-        lr_sum: sum of the step sizes really taken (K * eta_l when eta_l is constant).
-        update: ``y_i - x`` for every trainable shared tensor.
-        buffers: ``y_i - x`` for every shared floating-point buffer (BatchNorm statistics).
-        payloads: what the client's sides sent, by payload name.
-        per_example: those of the payloads that are sums over the client's examples.
-        metrics: scalars that the client measured.
-    """
-
-    client_id: int
-    num_examples: int
-    num_steps: int
-    lr_sum: float
-    update: Tensors
-    payloads: Payloads = field(default_factory=dict)
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    buffers: Tensors = field(default_factory=dict)
-    per_example: frozenset[str] = frozenset()
+    client_id: int  # the partition id
+    num_examples: int  # n_i, training examples
+    num_steps: int  # K, optimiser steps
+    lr_sum: float  # sum of the step sizes taken: K * eta_l when eta_l is constant
+    update: Tensors  # y_i - x of every trainable shared tensor
+    payloads: Payloads = field(default_factory=dict)  # of the client sides
+    metrics: Mapping[str, float] = field(default_factory=dict)  # that the client measured
+    buffers: Tensors = field(default_factory=dict)  # y_i - x of shared floating-point buffers
+    per_example: frozenset[str] = frozenset()  # payloads that are sums over the client's examples
 
 
 @dataclass(frozen=True)
 class Cohort:
-    """The round (t, from 1), the number of valid replies |S| and the num_clients N."""
+    """The round t (from 1), the number of valid replies |S| and the number of clients N."""
 
     round: int
     size: int
@@ -98,16 +82,13 @@ class Cohort:
 
 @dataclass(frozen=True)
 class LocalSummary:
-    """What local training did: n_i, K and the sum of the step sizes taken.
+    """What local training did."""
 
-    ``lr_sums`` has that sum of each trainable tensor, where phases of training leave some out;
-    ``reaches`` how far gradients of 1 would have moved it: with momentum that is further.
-    """
-
-    num_examples: int
-    num_steps: int
-    lr_sum: float
-    lr_sums: Mapping[str, float] = field(default_factory=dict)
+    num_examples: int  # n_i
+    num_steps: int  # K
+    lr_sum: float  # sum of the step sizes taken
+    lr_sums: Mapping[str, float] = field(default_factory=dict)  # by tensor: phases leave some out
+    # how far gradients of 1 would have moved each tensor: with momentum, further
     reaches: Mapping[str, float] = field(default_factory=dict)
 
     def lr_sum_of(self, name: str) -> float:
@@ -121,37 +102,22 @@ class LocalSummary:
 
 @dataclass
 class LocalContext:
-    """Everything a client side may see during one round of local training.
+    """What a client side sees during one round of local training."""
 
-    Attributes:
-        model: the local model y_i, in training; ``forward`` returns (features, logits).
-        received_state: the model's whole state as received (clones, never written).
-        anchor: x, the trainable shared tensors as received (a subset of ``received_state``).
-        received: the payloads the server sent this client, by payload name.
-        state: the client state; it survives rounds and never travels.
-        data: the client's training examples.
-        loss: mean task loss of (logits, labels), a scalar.
-        round: t, from 1.
-        batch_size: the local batch size.
-        generator: for what a side draws; the order of the batches does not depend on it.
-        num_steps: k, how many steps have been taken.
-        first_pass: whether the optimizer asks for the first gradient of this step, which is at y_k.
-        start: y_0 by name. It is x, unless the client or a side's ``begin`` has moved the model.
-    """
-
-    model: nn.Module
-    received_state: Tensors
-    anchor: Tensors
-    received: Payloads
-    state: MutableMapping[str, Tensors]
-    data: ClientData
-    loss: Callable[[Tensor, Tensor], Tensor]
-    round: int
+    model: nn.Module  # y_i, in training; ``forward`` returns (features, logits)
+    received_state: Tensors  # the whole state as received, never written
+    anchor: Tensors  # x: the trainable shared tensors of ``received_state``
+    received: Payloads  # of the server sides
+    state: MutableMapping[str, Tensors]  # the client state; it survives rounds and is never sent
+    data: ClientData  # the client's training examples
+    loss: Callable[[Tensor, Tensor], Tensor]  # mean task loss of (logits, labels), a scalar
+    round: int  # t, from 1
     batch_size: int
+    # for random draws of a side; independent of the order of the batches
     generator: torch.Generator = field(default_factory=torch.Generator)
-    num_steps: int = field(default=0, init=False)
-    first_pass: bool = field(default=True, init=False)
-    start: Tensors = field(init=False)
+    num_steps: int = field(default=0, init=False)  # k, the steps taken
+    first_pass: bool = field(default=True, init=False)  # at y_k, the first gradient of the step
+    start: Tensors = field(init=False)  # y_0: x, unless the client or a ``begin`` moved the model
     _measured: dict[str, tuple[Tensor, int]] = field(default_factory=dict, init=False)
     _received: tuple[Tensor, Tensor] | None = field(default=None, init=False)
 
@@ -160,7 +126,7 @@ class LocalContext:
         self.start = self.anchor
 
     def start_here(self) -> None:
-        """Take the model as it is for y_0."""
+        """Take the current model as y_0."""
         self.start = {name: param.detach().clone() for name, param in self.params.items()}
 
     @property
@@ -175,35 +141,32 @@ class LocalContext:
 
     @cached_property
     def global_model(self) -> nn.Module:
-        """The model as received: frozen, in eval mode, made once and shared by all sides."""
+        """The received model: frozen, in eval mode, built once for all sides."""
         model = copy.deepcopy(self.model)
         model.load_state_dict(dict(self.received_state), strict=True)
         return model.requires_grad_(False).eval()
 
     @torch.no_grad()
     def received_features(self, inputs: Tensor) -> Tensor:
-        """Return the features (B, d) that the model as received makes of a batch.
-
-        Computed once for a batch, however many sides and passes of a optimizer ask for them.
-        """
+        """Return the received model's features (B, d) of a batch, computed once a batch."""
         if self._received is None or self._received[0] is not inputs:
             self._received = (inputs, self.global_model(inputs)[0])
         return self._received[1]
 
     def measure(self, name: str, value: Tensor) -> None:
-        """Take a scalar into the mean of ``name`` that the client's reply reports as a metric.
+        """Add a scalar to the mean over steps that the reply reports as the metric ``name``.
 
-        A mean over steps: what a optimizer's further passes of a step give, elsewhere than at y_k,
-        does not count. It stays on its device until training has ended: no step waits for it.
+        Only the first pass of a step, at y_k, counts. The scalar stays on its device until
+        training ends, so no step waits for it.
         """
         if not self.first_pass:
             return
-        single = value.detach().float()  # under autocast it may have few digits
+        single = value.detach().float()  # autocast leaves few digits
         total, count = self._measured.get(name, (torch.zeros_like(single), 0))
         self._measured[name] = (total + single, count + 1)
 
     def measurements(self) -> dict[str, float]:
-        """Return the means of what was measured, by name."""
+        """Return the means of all measured scalars, by name."""
         return {name: float(total) / count for name, (total, count) in self._measured.items()}
 
 
@@ -220,17 +183,14 @@ class Step:
 
 
 class LocalOptimizer(Protocol):
-    """Takes local steps. A fresh one is started every round, so its state never leaks."""
+    """Takes local steps; started afresh every round."""
 
     @property
     def momentum(self) -> float | None:
-        """By which a gradient goes on moving the ``stateful`` tensors in later steps.
-
-        None: their steps are no sum of gradients (Adam).
-        """
+        """Momentum of the ``stateful`` tensors; None where a step is no sum of gradients (Adam)."""
 
     def start(self, params: Tensors, lr: float) -> None:
-        """Begin a round on these trainable tensors with this step size."""
+        """Begin a round on these trainable tensors with step size ``lr``."""
 
     def step(
         self,
@@ -247,18 +207,21 @@ class LocalOptimizer(Protocol):
         """
 
     def stateful(self, names: Sequence[str]) -> list[str]:
-        """Return those of the named tensors whose step is not plain SGD (momentum, Adam)."""
+        """Return the named tensors whose step is not plain SGD (momentum, Adam)."""
 
 
 class ClientSide:
-    """A method's client half: five hooks, each a no-op by default.
+    """A method's client half; every hook does nothing by default.
 
-    ``needs`` are payloads the server must broadcast, ``sends`` payloads that ``end`` returns (or
-    ``upload`` adds), ``per_example`` those of them that are sums over the client's examples and so
-    grow with their number, ``private`` those that the side itself clips and adds noise to. With
-    ``clips``, ``upload`` covers all payloads that are not ``per_example``.
-    A side may keep what ``begin`` computed on ``self`` until ``end``; what must outlive the round
-    goes into ``context.state``.
+    A side may keep values on ``self`` from ``begin`` to ``end``; values that must outlive the
+    round go into ``context.state``.
+
+    Attributes:
+        needs: payloads that the server must broadcast.
+        sends: payloads that ``end`` returns or ``upload`` adds.
+        per_example: the sent payloads that are sums over the client's examples.
+        private: the sent payloads that the side itself clips and adds noise to.
+        clips: whether ``upload`` clips all payloads that are not ``per_example``.
     """
 
     needs: frozenset[str] = frozenset()
@@ -268,12 +231,9 @@ class ClientSide:
     clips: bool = False
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Refuse, before round 1, a model or optimizer this side cannot work with.
+        """Refuse, before round 1, a model or optimizer that this side cannot work with.
 
-        Args:
-            model: the client's.
-            optimizer: takes the local steps.
-            shared: the trainable tensors that travel; the others are personal.
+        ``shared`` names the trainable tensors that are sent; the others are personal.
         """
 
     def begin(self, context: LocalContext) -> None:
@@ -291,29 +251,27 @@ class ClientSide:
         return {}
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
-        """Return what the client sends in place of ``reply``: clipped, with noise.
+        """Return the reply to send instead, such as clipped and with noise; called last.
 
-        Called last, after every side's ``end``.
-
-        Args:
-            reply: all that the client would send.
-            received: the payloads that the server sent.
-            seed: for what is drawn; of the run, the round and the client.
+        ``received`` are the server's payloads, ``seed`` is of the run, the round and the client.
         """
         return reply
 
 
 class ServerSide:
-    """A method's server half.
+    """A method's server half; every hook does nothing by default.
 
-    ``additive_payloads`` are the payloads of which ``receive`` and ``reduce`` read the sum over the
-    clients, and nothing else of a single reply: they must do the same when each reply is
-    replaced by the mean of all. None (the default): they read single replies, if at all.
-    With ``averages`` it is ``receive`` that gives every client the mean of all, so that no other
-    part may read single replies.
-    ``coupled_state`` are the keys of the client state that the side's own state is made of, such as
-    c of all c_i. When a client has lost its state, ``init`` is called again, and all clients drop
-    theirs.
+    Attributes:
+        needs: payloads that the clients must send.
+        sends: payloads that ``broadcast`` returns.
+        coupled_state: keys of the client state that this side's state is computed from, as c from
+            all c_i. When a client loses its state, ``init`` is called again and all clients drop
+            these keys.
+        additive_payloads: payloads of which ``receive`` and ``reduce`` read only the sum over the
+            clients: replacing each reply by their mean changes nothing. None: they may read
+            single replies.
+        averages: whether ``receive`` replaces every reply by the mean, so that no other part may
+            read single replies.
     """
 
     needs: frozenset[str] = frozenset()
@@ -330,24 +288,21 @@ class ServerSide:
         return {}
 
     def expected(self) -> Shapes:
-        """Return the tensors, with shapes, that a reply's payloads must hold (if known)."""
+        """Return the names and shapes that a reply's payloads must have, if known."""
         return {}
 
     def check(self, reply: Reply) -> None:
-        """Refuse a reply whose payloads are not what they should be (RefusedReplyError).
-
-        Names and shapes that ``expected`` gives, NaN and Inf are checked before.
-        """
+        """Raise RefusedReplyError for invalid payloads (NaN, Inf, ``expected`` are checked)."""
 
     def receive(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
         """Return the replies to aggregate instead; called after the transforms."""
         return replies
 
     def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
-        """Take in the round: its valid replies (by client id) and the aggregate Delta."""
+        """Update the state from the valid replies (by client id) and the aggregate Delta."""
 
     def metrics(self) -> Mapping[str, float]:
-        """Return scalars to report beside the finished round's, by name."""
+        """Return scalars to report of the finished round, by name."""
         return {}
 
     def state_dict(self) -> Payloads:
@@ -358,35 +313,28 @@ class ServerSide:
         """Restore what ``state_dict`` returned."""
 
 
+# ---- slots: what a method may replace ------------------------------------------------------------
+
+# (x, replies) -> the replies to aggregate instead: alignment, clipping, compression
+ReplyTransform = Callable[[Tensors, Sequence[Reply]], Sequence[Reply]]
+# (x, valid replies by client id, cohort) -> nothing; called before any transform, only measures
+Observer = Callable[[Tensors, Sequence[Reply], Cohort], None]
+# (t in 1..T, T) -> factor of the local learning rate
+Schedule = Callable[[int, int], float]
+
+
 class Aggregator(Protocol):
     """(x, replies) -> Delta, over the trainable shared tensors."""
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """Return the aggregate of the replies' updates.
-
-        Changes of buffers may be among it; without, a buffer moves by the clients' mean change.
-        """
+        """Return Delta; a buffer that it leaves out moves by the clients' mean change."""
 
 
 @runtime_checkable
 class MeanAggregator(Protocol):
-    """An aggregator that is a weighted mean of the updates: it needs nothing but their sum."""
+    """An aggregator that is a weighted mean of the updates, so that their sum is enough."""
 
     weighting: Weighting
-
-
-class ReplyTransform(Protocol):
-    """(x, replies) -> replies: alignment, clipping, compression."""
-
-    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
-        """Return the replies to aggregate instead."""
-
-
-class Observer(Protocol):
-    """Measures what came in a round, and changes nothing in it."""
-
-    def __call__(self, params: Tensors, replies: Sequence[Reply], cohort: Cohort) -> None:
-        """Look at x and the valid replies (by client id), as they came, before any transform."""
 
 
 class ServerOptimizer(Protocol):
@@ -406,18 +354,15 @@ class ServerOptimizer(Protocol):
 
 
 class Output(Protocol):
-    """Which model a round gives out: evaluated and stored. What is trained on stays x."""
+    """The model that a round evaluates and stores; training continues from x."""
 
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
     ) -> Tensors:
-        """Return the trainable shared tensors to give out; ``stepped`` itself gives out x.
+        """Return the trainable shared tensors of the output model.
 
-        Args:
-            params: x as it was sent to the clients.
-            update: Delta, what the aggregator made of their replies.
-            stepped: the new x, after the server optimiser.
-            replies: those replies.
+        ``params`` is x as it was sent, ``update`` Delta and ``stepped`` the new x, which is
+        returned itself where the output is x.
         """
 
 
@@ -429,17 +374,13 @@ class ReadsNoReply(Protocol):
 
 
 class ClientSampler(Protocol):
-    """Chooses the cohort; a pure function of its seed, the round and the num_clients."""
+    """Chooses the cohort; a pure function of its seed, the round and the number of clients."""
 
     def sample(self, round: int, num_clients: int) -> list[int]:
         """Return the sorted client ids of a round's cohort."""
 
 
-class Schedule(Protocol):
-    """Learning-rate factor of a round."""
-
-    def __call__(self, round: int, num_rounds: int) -> float:
-        """Return the factor for ``round`` in 1..num_rounds."""
+# ---- arithmetic by tensor name -------------------------------------------------------------------
 
 
 def zeros_like(tensors: Tensors) -> dict[str, Tensor]:
@@ -455,52 +396,3 @@ def subtract(left: Tensors, right: Tensors) -> dict[str, Tensor]:
 def local_model(params: Tensors, reply: Reply) -> dict[str, Tensor]:
     """Return a client's model ``y_i = x + update_i`` by name."""
     return {name: x + reply.update[name] for name, x in params.items()}
-
-
-def check_sides(
-    client_sides: Mapping[str, ClientSide],
-    server_sides: Mapping[str, ServerSide],
-    *,
-    allow_stacked_corrections: bool = False,
-) -> None:
-    """Refuse sides whose payloads do not meet, or whose corrections depend on their order.
-
-    Raises:
-        ConfigError: naming the side, the payload and the key.
-    """
-    broadcast = _all_payloads("server", server_sides)
-    sent = _all_payloads("client", client_sides)
-    for name, client_side in client_sides.items():
-        _require_payloads(f"strategy.client_sides.{name}", client_side.needs, broadcast, "server")
-    for name, server_side in server_sides.items():
-        _require_payloads(f"strategy.server_sides.{name}", server_side.needs, sent, "client")
-    correcting = sorted(
-        name for name, side in client_sides.items() if type(side).correct is not ClientSide.correct
-    )
-    if len(correcting) > 1 and not allow_stacked_corrections:
-        raise ConfigError(
-            f"client sides {correcting} all correct the gradient, so their order matters; allowed "
-            "is one. Drop one from strategy=[...], or set strategy.allow_stacked_corrections=true"
-        )
-
-
-def _all_payloads(
-    half: str, sides: Mapping[str, ClientSide] | Mapping[str, ServerSide]
-) -> frozenset[str]:
-    names = [payload for side in sides.values() for payload in side.sends]
-    clashes = sorted({n for n in names if names.count(n) > 1 or n in RESERVED_RECORDS})
-    if clashes:
-        raise ConfigError(
-            f"the payloads {clashes} are sent by two of the {half} sides {sorted(sides)}, or are "
-            f"reserved ({sorted(RESERVED_RECORDS)}); drop one from strategy=[...]"
-        )
-    return frozenset(names)
-
-
-def _require_payloads(key: str, needs: frozenset[str], offered: frozenset[str], other: str) -> None:
-    missing = sorted(needs - offered)
-    if missing:
-        raise ConfigError(
-            f"{key} needs the payloads {missing}, but no {other} side sends them (sent are: "
-            f"{sorted(offered)}); add the {other} half to strategy.{other}_sides"
-        )

@@ -55,7 +55,7 @@ from strategies.ensemble import MeanLogits, mean_logits, require_logits
 from strategies.fusion.distillation import Distillation, Generation, distil, generate
 from strategies.fusion.image_generator import Generator, Views
 from strategies.round.federated import FederatedStrategy, Slots
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 _LOG_LINES = 20
@@ -96,7 +96,7 @@ class Distilled:
         self.crop_padding = require_whole(f"{key}.crop_padding", crop_padding)
         self.flip, self.seed = flip, seed
 
-    def bind(self, network: Network) -> None:
+    def bind(self, network: ServerModel) -> None:
         """Take the network; refuse one without logits, or whose inputs are not images."""
         require_logits("strategy=dense", network)
         if network.black is None or network.white is None or len(network.input_shape) != 3:
@@ -148,12 +148,12 @@ def _seeded(seed: int, device: torch.device) -> Iterator[torch.Generator]:
 
 
 class DENSE(FederatedStrategy):
-    """One round, whose replies are distilled: ``DENSE(network=Network(...)).start(...)``.
+    """One round, whose replies are distilled: ``DENSE(server_model=ServerModel(...)).start(...)``.
 
     Args:
         epochs: of generation and distillation.
         masked_teacher: the masked ensemble instead of the plain one.
-        slots: of :class:`FederatedStrategy`; ``network`` is required.
+        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
     """
 
     def __init__(

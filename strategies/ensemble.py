@@ -28,7 +28,7 @@ from torch.func import functional_call
 from common.errors import ConfigError
 from strategies.base import Reply, Tensors
 from strategies.round.federated import FederatedStrategy, Slots
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import (
     CLASS_COUNTS,
     ClassCountsClient,
@@ -64,14 +64,14 @@ class MeanLogits(nn.Module):
         return features, (logits * self.shares).sum(1)
 
 
-def mean_logits(network: Network, replies: Sequence[Reply], *, masked: bool) -> MeanLogits:
+def mean_logits(network: ServerModel, replies: Sequence[Reply], *, masked: bool) -> MeanLogits:
     """Return the ensemble of the replies' models, in eval mode."""
     shares = class_shares(replies, network.num_classes, masked=masked).to(network.device)
     states = [network.trained(reply) for reply in replies]
     return MeanLogits(network.model, states, shares).eval()
 
 
-def require_logits(what: str, network: Network) -> None:
+def require_logits(what: str, network: ServerModel) -> None:
     """Refuse a network that does not classify (``classifies`` is False, as of a CVAE)."""
     if not getattr(network.model, "classifies", True):
         raise ConfigError(
@@ -108,7 +108,7 @@ class AllClients:
     def __init__(self, masked: bool = True) -> None:
         self.masked = masked
 
-    def bind(self, network: Network) -> None:
+    def bind(self, network: ServerModel) -> None:
         """Take the network; refuse one without logits."""
         require_logits("strategy=ensemble", network)
         self._network = network
@@ -124,7 +124,7 @@ class AllClients:
                 found[f"{CLIENTS}.{reply.client_id}.{name}"] = value
         return found
 
-    def network(self, tensors: Tensors) -> MeanLogits:
+    def build_model(self, tensors: Tensors) -> MeanLogits:
         """Return the ensemble that the tensors of a round belong to."""
         return ensemble_of(tensors, self._network.model)
 
@@ -145,11 +145,11 @@ def ensemble_of(tensors: Tensors, model: nn.Module) -> MeanLogits:
 
 
 class Ensemble(FederatedStrategy):
-    """One round, whose output is the ensemble: ``Ensemble(network=Network(...)).start(...)``.
+    """One round, whose output is the ensemble: ``Ensemble(server_model=ServerModel(...)).start(...)``.
 
     Args:
         masked: a model has no say in classes that its client does not hold.
-        slots: of :class:`FederatedStrategy`; ``network`` is required.
+        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
     """
 
     def __init__(self, masked: bool = True, **slots: Unpack[Slots]) -> None:

@@ -78,11 +78,11 @@ def _weights(
 
 
 class FedMA(FederatedStrategy):
-    """One round whose output is the grown network: ``FedMA(network=Network(...)).start(...)``.
+    """One round whose output is the grown network: ``FedMA(server_model=ServerModel(...)).start(...)``.
 
     Args:
         output: :class:`MatchedAveraging`; by default with the released code's numbers.
-        slots: of :class:`FederatedStrategy`; ``network`` is required.
+        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
     """
 
     def __init__(self, **slots: Unpack[Slots]) -> None:

@@ -100,11 +100,11 @@ class NeuralMatching(GrownNetwork):
 
 
 class PFNM(FederatedStrategy):
-    """One round whose output is the grown network: ``PFNM(network=Network(...)).start(...)``.
+    """One round whose output is the grown network: ``PFNM(server_model=ServerModel(...)).start(...)``.
 
     Args:
         output: :class:`NeuralMatching`; by default with the released code's numbers.
-        slots: of :class:`FederatedStrategy`; ``network`` is required.
+        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
     """
 
     def __init__(self, **slots: Unpack[Slots]) -> None:

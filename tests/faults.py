@@ -28,7 +28,7 @@ from safetensors.torch import load_file
 from client_app.app import app as client_app
 from common.results import read_rows
 from conf import PACKAGES, compose
-from server_app.app import Run
+from server_app.run import Run
 from strategies.round.records import CONFIG
 from tests.deployed import ACTIVATED, ROOT, SECONDS, SITES, Deployment
 from tests.faulty.faulty import GO, WAITING

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
@@ -16,7 +16,7 @@ from client_app.state import ContextStateStore
 from strategies.base import ClientSide, LocalOptimizer, Weighting
 from strategies.components.local_optimizers import SGD
 from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.tensor_selection import shared_names
+from strategies.components.tensor_selection import TensorSelector, shared_names
 from strategies.privacy.reply_vector import Layout
 from strategies.privacy.secure_aggregation import SecAggPlus
 from strategies.round.federated import FederatedStrategy
@@ -27,12 +27,14 @@ Handler = Callable[[Message], Message]
 
 
 class InProcessGrid(Grid):
-    """Delivers each message to its node's handler and shuffles the replies.
+    """The Grid stub of all tests: delivers each message to its node's handler.
 
     Args:
-        handlers: by node id.
+        handlers: by node id; a handler that raises gives an error reply, as in Flower.
         tamper: may replace a reply, or drop it by returning None.
     """
+
+    set_run = create_message = run = None  # not used by a strategy
 
     def __init__(
         self,
@@ -42,59 +44,50 @@ class InProcessGrid(Grid):
         self.handlers = dict(handlers)
         self.tamper = tamper
         self.shuffle = random.Random(1).shuffle
-        self.sent: list[Message] = []
-
-    def set_run(self, run: object) -> None:
-        """Not needed."""
-
-    @property
-    def run(self) -> object:
-        """Not needed."""
-        raise NotImplementedError
-
-    def create_message(self, *args: object, **kwargs: object) -> Message:
-        """Not needed: messages are constructed."""
-        raise NotImplementedError
+        self.asked: dict[str, Message] = {}  # pushed
+        self.sent: list[Message] = []  # last
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the node ids."""
         return list(self.handlers)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Not needed."""
-        raise NotImplementedError
+        """Keep the messages; they are answered when they are pulled."""
+        messages = list(messages)
+        for message in messages:
+            message_id = f"message {len(self.asked)}"
+            message.metadata.__dict__["_message_id"] = message_id  # as Flower's grids do
+            self.asked[message_id] = message
+        return [message.metadata.message_id for message in messages]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Not needed."""
-        raise NotImplementedError
+        """Answer these messages."""
+        replies = [self.tamper(self._answer(self.asked[one])) for one in message_ids]
+        return [reply for reply in replies if reply is not None]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Answer all messages; a handler that raises gives an error reply, as in Flower."""
+        """Answer all messages, in a random order."""
         self.sent = list(messages)
-        replies = []
-        for number, message in enumerate(self.sent):
-            message.metadata.__dict__["_message_id"] = f"message {number}"  # as Flower's grids do
-            try:
-                reply = self.handlers[message.metadata.dst_node_id](message)
-            except Exception as error:
-                reply = Message(Error(code=2, reason=str(error)), reply_to=message)
-            if (kept := self.tamper(reply)) is not None:
-                replies.append(kept)
+        ids = InProcessGrid.push_messages(self, self.sent)
+        replies = list(InProcessGrid.pull_messages(self, ids))
+        for one in ids:
+            del self.asked[one]
         self.shuffle(replies)
         return replies
 
+    def _answer(self, message: Message) -> Message:
+        try:
+            return self.handlers[message.metadata.dst_node_id](message)
+        except Exception as error:
+            return Message(Error(code=2, reason=str(error)), reply_to=message)
+
 
 def node_info(client_id: int, num_clients: int, num_examples: int, **more: str) -> RecordDict:
-    """Return a roll-call answer."""
-    values = {
-        "partition-id": client_id,
-        "num-partitions": num_clients,
-        "num-examples": num_examples,
-        **more,
-    }
-    return RecordDict({"client": ConfigRecord(values)})
+    """Return an answer to the registration."""
+    counts = {"num-partitions": num_clients, "num-examples": num_examples}
+    return RecordDict({"client": ConfigRecord({"partition-id": client_id, **counts, **more})})
 
 
 def handler(
@@ -188,10 +181,9 @@ def federate(
     seed: int = 0,
     initial: Mapping[str, Tensor] | None = None,
     personal: str = "none",
+    on_round: Callable[[RoundReport, ArrayRecord], object] = lambda report, arrays: False,
 ) -> tuple[dict[str, Tensor], list[RoundReport]]:
     """Run a strategy over one client per dataset; return the final params and the reports."""
-    from strategies.components.tensor_selection import TensorSelector
-
     stores = stores or {i: ContextStateStore(RecordDict()) for i in range(len(datasets))}
     chosen = options or LocalTrainingConfig()
 
@@ -228,6 +220,6 @@ def federate(
         InProcessGrid(handlers, tamper),
         to_record(state),
         num_rounds=rounds,
-        on_round=lambda report, arrays: bool(reports.append(report)),
+        on_round=lambda report, arrays: bool(reports.append(report) or on_round(report, arrays)),
     )
     return to_tensors(result.arrays), reports

@@ -137,7 +137,7 @@ def test_a_run_over_a_tunnel_that_breaks_goes_on_after_ctrl_c_and_is_followed_ag
     assert (here / "checkpoints" / "round-000002.safetensors").exists()
     log = (here / "log.txt").read_text()
     assert "fedhet-told" not in log
-    assert log.count("Roll call: 3 clients") == 1
+    assert log.count("Registered 3 clients") == 1
 
 
 def test_a_run_that_ctrl_c_stops_is_resumed_from_its_checkpoint(

@@ -13,7 +13,8 @@ from flwr.app import Message
 
 from common.results import read_rows
 from conf import compose
-from server_app.app import Run, last_checkpoint
+from server_app.app import last_checkpoint
+from server_app.run import Run
 from tests.faults import RECIPE, Attended, equal_tensors, fill, small_disk
 
 pytestmark = [

@@ -21,9 +21,10 @@ from docs.generator.checks import Test, checks_of, matrix_of
 from docs.generator.measure import Cost, measure
 from docs.generator.prose import first_sentence, url_after
 from docs.generator.recipes import ROOT, Recipe, all_recipes
-from strategies.base import ClientSide, ServerSide, check_sides
+from strategies.base import ClientSide, ServerSide
 from strategies.components.local_optimizers import SGD
 from strategies.components.tensor_selection import TensorSelector, shared_names
+from strategies.round.checks import check_sides
 from strategies.round.federated import FederatedStrategy, Slots
 from tasks.models import build_model
 
@@ -174,7 +175,7 @@ class Method:
             for mine, theirs in zip(self.recipe.sides, other.recipe.sides, strict=True)
         )
         try:
-            check_sides(client, server, allow_stacked_corrections=True)
+            check_sides(client, server, allow_stacked=True)
         except ConfigError:
             return f"both send {_both_send(client, server)}"
         try:

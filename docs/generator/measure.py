@@ -24,7 +24,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from client_app.app import app as client_app
 from conf import RunConfig, compose
-from server_app.app import Run
+from server_app.run import Run
 from strategies.base import Payloads, Tensors
 from strategies.round.records import METRICS, scalars, to_tensors
 

@@ -1,8 +1,8 @@
-"""Loggers: where a round's figures go beside metrics.jsonl, at the server, as the round ends.
+"""Loggers write each round's metrics to CSV, TensorBoard, W&B or MLflow, beside metrics.jsonl.
 
 The recipe's ``logger`` names them (``logger=csv``, ``logger=[csv,tensorboard]``); each is a file
-here and one in conf/logger/. metrics.jsonl stays the record of a run: a resumed run hands its rows
-to :meth:`Logger.start`, so that a logger has every round once, whatever it had before.
+here and one in conf/logger/. A resumed run hands the rows of metrics.jsonl to
+:meth:`Logger.start`, so that a logger has every round once.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a logger learns before round 1.
+    """The run that a logger writes, before round 1.
 
     Attributes:
         folder: the run's results directory, absolute.
         about: what summary.json says of the run: strategy, task, seed, versions, ...
         config: the recipe, resolved.
-        rows: the rounds that were done before the run was resumed; none in a fresh run.
+        rows: the rounds done before the run was resumed; empty in a fresh run.
     """
 
     folder: Path
@@ -43,13 +43,13 @@ class Logger(Protocol):
     """One output of a run."""
 
     def start(self, run: LoggedRun) -> None:
-        """Open the output, and bring it to where ``run.rows`` ends."""
+        """Open the output and make it end with the last of ``run.rows``."""
 
     def log(self, row: Row) -> None:
-        """Write a round's row, so that it is there if the run is killed in the next moment."""
+        """Write a round's row; it must survive if the run is killed next."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Close the output; ``summary`` is what summary.json holds, of a failed run, too."""
+        """Close the output; ``summary`` is the content of summary.json, also of a failed run."""
 
 
 class Loggers:
@@ -74,8 +74,8 @@ class Loggers:
                 logger.start(run)
             except Exception as error:
                 raise ConfigError(
-                    f"logger.{name} cannot start ({type(error).__name__}: {error}); put that right "
-                    f"or leave {name} out of logger=[{','.join(self._all)}]"
+                    f"logger.{name} cannot start ({type(error).__name__}: {error}); fix it, or "
+                    f"leave {name} out of logger=[{','.join(self._all)}]"
                 ) from error
             self._active[name] = logger
 
@@ -108,7 +108,7 @@ class Loggers:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """Return a row's figures without the round; of a list its length, as ``num_<name>``."""
+    """Return a row's numbers without the round, and the length of each list as ``num_<name>``."""
     figures: dict[str, float] = {}
     for name, value in row.items():
         if isinstance(value, list):

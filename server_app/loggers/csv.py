@@ -15,7 +15,7 @@ class CSV:
     """metrics.csv in the results directory; a figure that a round lacks is an empty cell."""
 
     def start(self, run: LoggedRun) -> None:
-        """Write the file anew, with the rounds that are done."""
+        """Write the file afresh, with the rounds that are done."""
         self._path = run.folder / "metrics.csv"
         self._rows = [_cells(row) for row in run.rows]
         names = [name for row in self._rows for name in row]
@@ -23,7 +23,7 @@ class CSV:
         self._rewrite()
 
     def log(self, row: Row) -> None:
-        """Add a line; a figure that is new becomes a column, and the file is written anew."""
+        """Add a line; a new figure adds a column, and the file is rewritten."""
         cells = _cells(row)
         self._rows.append(cells)
         new = [name for name in cells if name not in self._columns]

@@ -18,21 +18,20 @@ class MLflow:
     """Metrics over rounds (MLflow's steps), the recipe's leaves as params, and the summary.
 
     Args:
-        tracking_uri: the store; None: MLFLOW_TRACKING_URI, or else an SQLite file,
-            mlflow/mlflow.db in the results directory. A password belongs into
-            MLFLOW_TRACKING_PASSWORD, for the recipe is kept.
+        tracking_uri: the store; None: MLFLOW_TRACKING_URI, or else mlflow/mlflow.db in the
+            results directory. Passwords go into MLFLOW_TRACKING_PASSWORD: the recipe is stored.
         experiment: the experiment's name there.
     """
 
     def __init__(self, tracking_uri: str | None = None, experiment: str = "fedhet") -> None:
-        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # it reports to its makers
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         self._tracking = require_package("mlflow.tracking", "mlflow")
         self._entities = require_package("mlflow.entities", "mlflow")
         require_package("sqlalchemy", "mlflow")
         self._uri, self._experiment = tracking_uri, experiment
 
     def start(self, run: LoggedRun) -> None:
-        """Open the run, or the one that was opened here before; add the rounds it lacks."""
+        """Open a run, or continue the folder's earlier one, and add the rounds it lacks."""
         folder = run.folder / "mlflow"
         folder.mkdir(exist_ok=True)
         uri = self._uri or os.environ.get("MLFLOW_TRACKING_URI")
@@ -50,7 +49,7 @@ class MLflow:
             self.log(row)
 
     def log(self, row: Row) -> None:
-        """Log a round, unless MLflow has it: it would keep both."""
+        """Log a round, unless MLflow has it: it would store both."""
         if row["round"] > self._last:
             self._log_metrics(scalars(row), row["round"])
 

@@ -1,7 +1,7 @@
 """TensorBoard: event files below the results directory, `tensorboard --logdir results` shows them.
 
-Written with tensorboardX's events writer and not its SummaryWriter: that one hands rows to a thread
-through a queue, and its ``flush`` does not wait for them.
+tensorboardX's SummaryWriter writes in a thread for which its ``flush`` does not wait, so its
+events writer is used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from server_app.loggers import LoggedRun, Row, require_package, scalars
 
 
 class TensorBoard:
-    """A scalar per figure, named as in metrics.jsonl, over rounds; and the recipe as text."""
+    """Each metric as a scalar over rounds, and the recipe as text."""
 
     def __init__(self) -> None:
         self._files = require_package("tensorboardX.event_file_writer", "tensorboard")
@@ -26,12 +26,12 @@ class TensorBoard:
         self._summary = require_package("tensorboardX.proto.summary_pb2", "tensorboard")
 
     def start(self, run: LoggedRun) -> None:
-        """Write the events anew, with the rounds that are done."""
+        """Write the events afresh, with the rounds that are done."""
         folder = run.folder / "tensorboard"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         self._writer = self._files.EventsWriter(str(folder / "events"))
-        # A TensorBoard that is watching drops what it has read of the run so far.
+        # makes a running TensorBoard forget what it has read of the run
         session = self._event.SessionLog(status=self._event.SessionLog.START)
         self._write(time.time(), session_log=session)
         recipe = OmegaConf.to_yaml(OmegaConf.create(dict(run.config)))
@@ -61,6 +61,6 @@ class TensorBoard:
 
 
 def wall_times(rows: Sequence[Row], now: float) -> list[float]:
-    """Return when rows would have been written had their run gone on without a pause until now."""
+    """Return the times of rows as if their run had ended now and had no pause."""
     elapsed = [float(row["elapsed_seconds"]) for row in rows]  # without the pauses between launches
     return [now - elapsed[-1] + at for at in elapsed]

@@ -28,7 +28,7 @@ class WandB:
         self._project, self._entity, self._mode = project, entity, mode
 
     def start(self, run: LoggedRun) -> None:
-        """Open the run, or the one that was opened here before; add the rounds it lacks."""
+        """Open a run, or continue the folder's earlier one, and add the rounds it lacks."""
         folder = run.folder / "wandb"
         folder.mkdir(exist_ok=True)
         kept = folder / "run_id"

@@ -15,7 +15,7 @@ from common.errors import ConfigError, require_range, require_whole
 from strategies.base import Reply, Tensors, local_model
 from strategies.fusion.layer_chain import Link, read_chain
 from strategies.fusion.neuron_matching import Neurons, match
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import class_counts
 
 GROWN = "grown"
@@ -53,7 +53,7 @@ class GrownNetwork(ABC):
         self.sweeps = require_whole(f"{key}.sweeps", sweeps)
         self.seed = seed
 
-    def bind(self, network: Network) -> None:
+    def bind(self, network: ServerModel) -> None:
         """Take the network; refuse one whose layers cannot be matched."""
         params = {name: value.detach() for name, value in network.model.named_parameters()}
         for link in read_chain(params):
@@ -93,7 +93,7 @@ class GrownNetwork(ABC):
         ``shares`` are each client's shares of the examples of each class (J, C).
         """
 
-    def network(self, tensors: Tensors) -> nn.Module:
+    def build_model(self, tensors: Tensors) -> nn.Module:
         """Return the network that the tensors of a round belong to."""
         return grown_network(tensors, self._network.model)
 

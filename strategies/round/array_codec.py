@@ -1,8 +1,7 @@
-"""Tensors as the bytes of a .npy file, as ``flwr.app.Array`` holds them, without its detours.
+"""Tensors as Flower arrays: the bytes of a .npy file, without numpy's repeated header work.
 
-``numpy.save`` and ``numpy.load`` write and parse a header for every array, which for small tensors
-takes longer than their data. Here a header is made once for every type and shape, and parsed once.
-The bytes are numpy's own.
+``numpy.save`` and ``numpy.load`` write and parse a header for every array, which takes longer than
+small tensors' data. Here each header is made and parsed once per type and shape.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def to_tensor(array: Array) -> Tensor:
     start = _LENGTH.stop + int.from_bytes(data[_LENGTH], "little")
     shape, fortran_order, dtype = _parsed(data[:start])
     if dtype.hasobject or fortran_order or len(data) != start + math.prod(shape) * dtype.itemsize:
-        return torch.from_numpy(array.numpy().copy())  # or numpy's own words for what is wrong
+        return torch.from_numpy(array.numpy().copy())  # numpy reads it or raises
     values = np.frombuffer(data, dtype, offset=start).reshape(shape)
     return torch.from_numpy(values.copy())  # the bytes are read-only
 

@@ -1,8 +1,6 @@
-"""What the clients of the last round sent, kept beside the run (checkpoint.client_models=true).
+"""The replies of the last round, stored beside the run (checkpoint.client_models=true).
 
-The figures of one-shot fusion need the local models themselves, and fusing them again, one step
-after the other, needs what came with them: fedhet/report/ reads both from here. Another run
-can take the models in place of training them anew (local.reuse_training).
+Reports of one-shot fusion read them, and another run can reuse the models (local.reuse_training).
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from strategies.base import LocalSummary, Reply, Tensors, local_model
-from strategies.round.tensor_files import save_tensors
+from strategies.round.tensor_files import below, save_tensors
 
 FILE = "client_models.safetensors"
 RECEIVED, MODEL, PAYLOAD = "received", "model", "payload"
@@ -27,13 +25,10 @@ _COUNTS = ("num_examples", "num_steps", "lr_sum")
 
 @dataclass(frozen=True)
 class ClientSnapshots:
-    """Passes replies on as they are, and writes them to a file, that of the last round.
+    """A reply transform that writes the replies of each round to a file and passes them on.
 
-    Held are the trainable shared tensors: x as "received/NAME", and of every client, by its number,
-    y_i as "3/model/NAME" and its payloads as "3/payload/PAYLOAD/NAME".
-
-    Args:
-        path: of the file.
+    The file holds the trainable shared tensors: x as "received/NAME", and of each client y_i as
+    "<client>/model/NAME" and its payloads as "<client>/payload/PAYLOAD/NAME".
     """
 
     path: Path
@@ -80,13 +75,8 @@ def load_trained(
 ) -> tuple[dict[str, Tensor], LocalSummary, float]:
     """Return one client's model, what its training did, and its mean training loss.
 
-    Args:
-        path: of the file.
-        client: its number.
-        like: the tensors of a model, by name.
-
     Raises:
-        ConfigError: if there is no such file or client, or its model has other tensors.
+        ConfigError: if there is no such file or client, or its tensors are not shaped as ``like``.
     """
     if not path.is_file():
         raise ConfigError(
@@ -100,14 +90,13 @@ def load_trained(
                 f"local.reuse_training={path.parent} lacks client {client}: it has "
                 f"{sorted(clients)}"
             )
-        start = f"{client}/{MODEL}/"
-        held = {key.removeprefix(start): key for key in file.keys() if key.startswith(start)}
-        model = {name: file.get_tensor(key) for name, key in held.items()}
+        keys = below(f"{client}/{MODEL}/", {key: key for key in file.keys()})
+        model = {name: file.get_tensor(key) for name, key in keys.items()}
     shapes = {name: tuple(value.shape) for name, value in model.items()}
     if shapes != {name: tuple(value.shape) for name, value in like.items()}:
         raise ConfigError(
-            f"local.reuse_training={path.parent} holds models of the tensors {shapes}, which is "
-            "not all of the model of this run (buffers and personal tensors are not kept)"
+            f"local.reuse_training={path.parent} holds models of the tensors {shapes}, but the "
+            "model of this run has others (buffers and personal tensors are not stored)"
         )
     counts = clients[str(client)]
     summary = LocalSummary(*(counts[key] for key in _COUNTS))
@@ -115,9 +104,9 @@ def load_trained(
 
 
 def _reply(client: int, params: Tensors, tensors: Tensors, counts: dict[str, float]) -> Reply:
-    model = _below(f"{client}/{MODEL}", tensors)
+    model = below(f"{client}/{MODEL}/", tensors)
     payloads: dict[str, dict[str, Tensor]] = {}
-    for key, value in _below(f"{client}/{PAYLOAD}", tensors).items():
+    for key, value in below(f"{client}/{PAYLOAD}/", tensors).items():
         payload, _, name = key.partition("/")
         payloads.setdefault(payload, {})[name] = value
     return Reply(
@@ -128,8 +117,3 @@ def _reply(client: int, params: Tensors, tensors: Tensors, counts: dict[str, flo
         update={name: model[name] - x for name, x in params.items()},
         payloads=payloads,
     )
-
-
-def _below(prefix: str, tensors: Tensors) -> dict[str, Tensor]:
-    start = f"{prefix}/"
-    return {key.removeprefix(start): v for key, v in tensors.items() if key.startswith(start)}

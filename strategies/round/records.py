@@ -1,19 +1,21 @@
-"""What travels: named tensors in ArrayRecords, and the validation of what comes back."""
+"""Named tensors and metrics as Flower records, and the validation of replies."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from logging import WARNING
 from statistics import fmean
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.common.logger import log
 from torch import Tensor
 
 from strategies.base import Payloads, RefusedReplyError, Reply, Shapes, Tensors
 from strategies.round.array_codec import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
-PERSONAL_SCORE = "personal-"  # how the names of scores of a client's own model begin
+PERSONAL_SCORE = "personal-"  # prefix of the scores of a client's own model
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:
@@ -38,9 +40,9 @@ def check_finite(what: str, tensors: Tensors) -> None:
     for name, value in tensors.items():
         if not value.is_floating_point() or value.numel() == 0:
             continue
-        if math.isfinite(value.sum()):  # the fast way: one bad value spoils the sum
+        if math.isfinite(value.sum()):  # fast path: a bad value spoils the sum
             continue
-        low, high = value.aminmax()  # large values may, too; NaN passes through both of these
+        low, high = value.aminmax()  # large values may spoil it, too
         if not (math.isfinite(low) and math.isfinite(high)):
             raise RefusedReplyError(f"{what} {name!r} holds NaN or Inf")
 
@@ -72,11 +74,11 @@ def parse_reply(
 
     Args:
         message: the reply.
-        client_id: whom it must come from.
+        client_id: the client that must have sent it.
         params: the shared tensors that were sent, buffers included.
-        buffers: which of them are buffers.
+        buffers: names of the buffers among them.
         payload_names: the payloads that the client sides send.
-        expected: names and shapes of the payloads where the server sides know them.
+        expected: names and shapes of the payloads that the server sides know.
 
     Raises:
         RefusedReplyError: for an error reply, a wrong sender, a missing record, a wrong name or
@@ -107,59 +109,55 @@ def parse_reply(
 
 
 def valid_replies(
-    messages: Iterable[Message],
-    cohort: Mapping[int, int],
+    replies: Iterable[Message],
+    sent: Mapping[int, Message],
     parse: Callable[[Message, int], Reply],
-    asked: Mapping[str, int],
     timeout_seconds: float,
 ) -> tuple[list[Reply], list[str], int]:
     """Return the valid replies by client id, why the others are missing, and the bytes received.
 
     Args:
-        messages: the replies as they came.
-        cohort: client id by node id.
-        parse: reads one client's message, or refuses it.
-        asked: node id by the id of the message that the node was sent.
-        timeout_seconds: how long they were waited for.
+        replies: in any order.
+        sent: the messages by client id.
+        parse: reads one client's reply, or refuses it.
+        timeout_seconds: how long the replies were waited for.
     """
-    waiting = dict(cohort)
+    waiting = {message.metadata.dst_node_id: client for client, message in sent.items()}
     valid, failures, bytes_up = [], [], 0
-    for message in messages:
-        if message.has_content():
-            bytes_up += count_bytes(message.content)
-        node = sender(message, asked)
+    for node, reply in with_senders(replies, sent.values()):
+        if reply.has_content():
+            bytes_up += count_bytes(reply.content)
         client = waiting.pop(node, None)
         if client is None:
-            reason = message.error.reason if message.has_error() else "unknown sender"
+            reason = reply.error.reason if reply.has_error() else "unknown sender"
             failures.append(f"node {node}: {reason}")
             continue
         try:
-            valid.append(parse(message, client))
+            valid.append(parse(reply, client))
         except RefusedReplyError as refusal:
             failures.append(f"client {client}: {refusal}")
-    why = silent_for(timeout_seconds)
+    why = no_reply(timeout_seconds)
     failures += [f"client {client}: {why}" for client in sorted(waiting.values())]
     return sorted(valid, key=lambda reply: reply.client_id), failures, bytes_up
 
 
-def asked_by_message(sent: Iterable[Metadata]) -> dict[str, int]:
-    """Return the node ids by the ids of the messages that were sent to them."""
-    return {one.message_id: one.dst_node_id for one in sent if one.message_id}
+def with_senders(
+    replies: Iterable[Message], sent: Iterable[Message]
+) -> Iterator[tuple[int, Message]]:
+    """Yield each reply with the id of the node that it is for.
 
-
-def sender(reply: Message, asked: Mapping[str, int]) -> int:
-    """Return the id of the node that a reply is for.
-
-    Args:
-        reply: the SuperLink's own error, in place of a node that it has lost, names no node.
-        asked: node id by the id of the message that the node was sent.
+    The SuperLink answers with an error of its own for a node that it has lost. Such a reply does
+    not name the node, only the message that the node was sent.
     """
-    node = reply.metadata.src_node_id
-    return asked.get(reply.metadata.reply_to_message_id, node) if reply.has_error() else node
+    nodes = {message.metadata.message_id: message.metadata.dst_node_id for message in sent}
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        asked = reply.metadata.reply_to_message_id
+        yield nodes.get(asked, node) if reply.has_error() and asked else node, reply
 
 
-def silent_for(timeout_seconds: float) -> str:
-    """Return what is said of who has not answered."""
+def no_reply(timeout_seconds: float) -> str:
+    """Return the failure of a client that has not answered."""
     return f"no reply within {timeout_seconds:g} s (runtime.round_timeout_seconds)"
 
 
@@ -196,6 +194,20 @@ def checked_metrics(content: RecordDict, required: Collection[str]) -> dict[str,
     return metrics
 
 
+def valid_evaluations(replies: Iterable[Message]) -> list[dict[str, float]]:
+    """Return the clients' valid evaluation metrics by client id; bad replies are logged."""
+    rows = []
+    for message in replies:
+        node = message.metadata.src_node_id
+        try:
+            if message.has_error():
+                raise RefusedReplyError(message.error.reason)
+            rows.append(checked_metrics(message.content, {"partition-id", "num-examples"}))
+        except RefusedReplyError as refusal:
+            log(WARNING, "evaluation at node %s: %s", node, refusal)
+    return sorted(rows, key=lambda row: row["partition-id"])
+
+
 def to_metrics(values: Mapping[str, float]) -> MetricRecord:
     """Return numbers as a MetricRecord."""
     entries: dict[str, int | float | list[int] | list[float]] = {**values}
@@ -208,7 +220,7 @@ def scalars(record: MetricRecord) -> dict[str, float]:
 
 
 def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the means, weighted by "num-examples", of what every client measured.
+    """Return the means of the clients' metrics, weighted by "num-examples".
 
     Counts ("num-examples", "num-steps") are summed; a metric that only some clients report is the
     mean over those.
@@ -224,17 +236,12 @@ def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def personal_scores(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return what a client measured of the model that it has trained."""
+    """Return the scores of the client's own model."""
     return {name: value for name, value in metrics.items() if name.startswith(PERSONAL_SCORE)}
 
 
 def mean_scores(scores: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the plain means over clients, by name."""
+    """Return the unweighted means over clients, by name."""
     rows = list(scores)
     names = sorted({name for row in rows for name in row})
     return {name: fmean(row[name] for row in rows if name in row) for name in names}
-
-
-def parse_node_info(content: RecordDict) -> ConfigRecord:
-    """Return what a node says of itself in the roll call."""
-    return content.config_records.get(CLIENT, ConfigRecord())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
@@ -12,8 +12,8 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from common.errors import ConfigError
-from strategies.round.records import parse_node_info
+from common.errors import ConfigError, require_whole
+from strategies.round.records import CLIENT
 
 _POLL_SECONDS = 0.2
 _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
@@ -24,11 +24,69 @@ _SIZE_HINT = (
 )
 
 
+@dataclass(frozen=True)
+class FederationConfig:
+    """How many clients a run has, and how many of them it needs.
+
+    Attributes:
+        num_clients: N; 0 reads it from the node configs.
+        min_clients: clients that are enough for round 1 after ``connect_timeout_seconds``; None
+            requires all N. The others may join later.
+        min_replies: a round with fewer valid replies leaves the model unchanged; a round waits
+            until this many clients are connected.
+        max_failed_rounds: this many such rounds in a row end the run with an error.
+        connect_timeout_seconds: how long to wait for the nodes before round 1, and for
+            ``min_replies`` of them before any round.
+        fingerprint: hashes (of the recipe, of the code) that every node must share.
+
+    Raises:
+        ConfigError: if a number is out of range.
+    """
+
+    num_clients: int = 0
+    min_clients: int | None = None
+    min_replies: int = 1
+    max_failed_rounds: int = 3
+    connect_timeout_seconds: float = 600.0
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.min_clients is not None:
+            require_whole("runtime.min_clients", self.min_clients, low=1)
+        require_whole("min_replies", self.min_replies, low=1)
+        require_whole("max_failed_rounds", self.max_failed_rounds, low=1)
+
+    def check_cohort(self, num_clients: int, most: int) -> None:
+        """Refuse to wait for more replies than the ``most`` clients of a round can give."""
+        if self.min_replies > most:
+            raise ConfigError(
+                f"min_replies={self.min_replies}, but of the {num_clients} clients at most {most} "
+                f"take part in a round (participation): set min_replies to {most} or less"
+            )
+
+    def check_failed_rounds(self, failed: int, num_valid: int, failures: Sequence[str]) -> None:
+        """Log a failed round; raise RuntimeError after too many in a row.
+
+        Args:
+            failed: failed rounds in a row.
+            num_valid: valid replies of the last one.
+            failures: why the others were missing or refused.
+        """
+        least, most = self.min_replies, self.max_failed_rounds
+        log(WARNING, "%s valid replies, min_replies=%s: the model is unchanged", num_valid, least)
+        if failed >= most:
+            raise RuntimeError(
+                f"{failed} rounds in a row had fewer than min_replies={least} valid replies "
+                f"(max_failed_rounds={most}); the last failures: {'; '.join(failures[:5])}"
+            )
+
+
 @dataclass
 class ClientRegistry:
-    """The federation: N, and node ids and example counts by client (partition) id.
+    """The registered clients: N, and node ids and example counts by client (partition) id.
 
-    A client that has not joined yet is in neither.
+    A client that has not joined yet is in neither mapping.
     """
 
     size: int
@@ -39,90 +97,74 @@ class ClientRegistry:
         """Return N."""
         return self.size
 
+    def add(self, node: int, info: ConfigRecord) -> int:
+        """Register the node of a client and return the client's id."""
+        client = _partition(info)
+        self.nodes[client] = node
+        self.num_examples[client] = int(str(info["num-examples"]))
+        return client
 
-def register_clients(
-    grid: Grid,
-    size: int,
-    fingerprint: Mapping[str, str],
-    timeout_seconds: float,
-    min_clients: int | None = None,
-) -> ClientRegistry:
+
+def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry:
     """Ask every connected node for its partition id, example count and hashes.
-
-    Args:
-        grid: Flower's connection to the nodes.
-        size: N, the number of clients expected; 0 takes as many as their node configs speak of.
-        fingerprint: hashes (of the recipe, of the code) that every node must share.
-        timeout_seconds: how long to wait for N nodes to be connected, and then for answers.
-        min_clients: so many of the N are enough when that time is over; None: all.
 
     Raises:
         ConfigError: two nodes with one partition id, a node with other code or recipe, partition
             ids other than 0..N-1, a node that cannot answer, silent nodes.
         TimeoutError: too few nodes.
     """
-    end = time.monotonic() + timeout_seconds
-    node_infos: dict[int, ConfigRecord] = {}
+    size, timeout = federation.num_clients, federation.connect_timeout_seconds
+    end = time.monotonic() + timeout
+    infos: dict[int, ConfigRecord] = {}
     expected = size or 1
     while True:
-        enough = expected if min_clients is None else min(min_clients, expected)
-        node_ids = _wait_for_nodes(grid, expected, enough, end, timeout_seconds)
-        node_infos = {node: node_info for node, node_info in node_infos.items() if node in node_ids}
-        strangers = [node for node in node_ids if node not in node_infos]
-        node_infos |= _ask(grid, strangers, timeout_seconds)
-        told = max(map(_num_partitions, node_infos.values()), default=1) if size == 0 else size
-        if told == expected and (len(node_infos) >= expected or time.monotonic() > end):
+        enough = min(federation.min_clients or expected, expected)
+        connected = _wait_for_nodes(grid, expected, enough, end, timeout)
+        infos = {node: info for node, info in infos.items() if node in connected}
+        infos |= _ask(grid, [node for node in connected if node not in infos], timeout)
+        announced = size or max((int(str(i["num-partitions"])) for i in infos.values()), default=1)
+        if announced == expected and (len(infos) >= expected or time.monotonic() > end):
             break
-        expected = told
+        expected = announced
     if size == 0:
-        log(INFO, "clients=0: the %s SuperNodes of the node configs are the clients", expected)
-    for node, node_info in node_infos.items():
-        _check_fingerprint(node, node_info, fingerprint)
-    registry = _by_partition(node_infos, expected, enough)
-    releases = sorted({str(node_info.get("versions", "")) for node_info in node_infos.values()})
-    if len(releases) > 1:  # allowed, but the same seed then need not give the same bits
+        log(INFO, "clients=0: the node configs announce %s clients", expected)
+    for node, info in infos.items():
+        _check_fingerprint(node, info, federation.fingerprint)
+    registry = _registry_of(infos, expected, enough)
+    releases = sorted({str(info.get("versions", "")) for info in infos.values()})
+    if len(releases) > 1:  # allowed, but the same seed may then give other bits
         log(WARNING, "the nodes run different versions: %s", releases)
     examples = sum(registry.num_examples.values())
-    log(INFO, "Roll call: %s clients, %s examples", len(registry.nodes), examples)
-    missing = sorted(set(range(expected)) - registry.nodes.keys())
-    if missing:
-        log(WARNING, "clients %s are not there; they may join later", missing)
+    log(INFO, "Registered %s clients with %s examples", len(registry.nodes), examples)
+    if missing := sorted(set(range(expected)) - registry.nodes.keys()):
+        log(WARNING, "clients %s are not connected; they may join later", missing)
     return registry
 
 
 class LateJoiners:
-    """Lets nodes into a run that connect after its roll call.
+    """Registers nodes that connect after registration.
 
-    Such a node plays a client that was not there, or one whose node is gone: a site with a new
-    key. It is asked who it is beside the rounds, which wait for no answer.
+    Such a node plays a client that is missing, or one whose node is gone. It is asked beside the
+    rounds, which do not wait for its answer.
+
+    Args:
+        registry: new clients are added to it.
+        fingerprint: hashes that every node must share.
     """
 
     def __init__(self, registry: ClientRegistry, fingerprint: Mapping[str, str]) -> None:
-        """Know those who are in.
-
-        Args:
-            registry: of the roll call; who is let in is added to it.
-            fingerprint: hashes that every node must share.
-        """
         self._registry, self._fingerprint = registry, fingerprint
         self._asked: dict[int, str] = {}  # by node, the question's message id
         self._refused: set[int] = set()
 
     def admit(self, grid: Grid, connected: Collection[int]) -> None:
-        """Ask those who are new, and let in or refuse those who have answered.
-
-        Args:
-            grid: Flower's connection to the nodes.
-            connected: the nodes that are there now.
-        """
-        there = set(connected)
-        self._asked = {node: asked for node, asked in self._asked.items() if node in there}
-        self._refused &= there  # one that comes again is asked again
+        """Ask the new ones of the connected nodes, and register or refuse those that answered."""
+        self._asked = {node: asked for node, asked in self._asked.items() if node in connected}
+        self._refused.intersection_update(connected)  # a node that reconnects is asked again
         known = {*self._registry.nodes.values(), *self._asked, *self._refused}
-        strangers = sorted(there - known)
-        if strangers:
-            ids = grid.push_messages([_question(node) for node in strangers])
-            self._asked |= dict(zip(strangers, ids, strict=True))
+        if new := sorted(set(connected) - known):
+            ids = grid.push_messages([_question(node) for node in new])
+            self._asked |= dict(zip(new, ids, strict=True))
         if not self._asked:
             return
         nodes = {asked: node for node, asked in self._asked.items()}
@@ -130,63 +172,52 @@ class LateJoiners:
             node = nodes[answer.metadata.reply_to_message_id]
             del self._asked[node]
             try:
-                self._let_in(node, answer, there)
+                self._register(node, answer, connected)
             except ConfigError as refusal:
                 self._refused.add(node)
-                log(WARNING, "refused to let in a node that came late: %s", refusal)
+                log(WARNING, "refused a node that joined late: %s", refusal)
 
-    def _let_in(self, node: int, answer: Message, there: Collection[int]) -> None:
-        node_info = _node_info(node, answer)
-        _check_fingerprint(node, node_info, self._fingerprint)
-        client = _partition(node_info)
+    def _register(self, node: int, answer: Message, connected: Collection[int]) -> None:
+        info = _node_info(node, answer)
+        _check_fingerprint(node, info, self._fingerprint)
+        client = _partition(info)
         if not 0 <= client < len(self._registry):
-            raise ConfigError(
-                f"node {node} says partition-id={client}: {_range_of(self._registry)}"
-            )
+            raise ConfigError(f"node {node} has partition-id={client}: {_ids_of(self._registry)}")
         other = self._registry.nodes.get(client)
-        if other is not None and other in there:
-            raise ConfigError(_both(client, node, other))
-        self._registry.nodes[client] = node
-        self._registry.num_examples[client] = _num_examples(node_info)
+        if other is not None and other in connected:
+            raise ConfigError(_duplicate(client, node, other))
+        self._registry.add(node, info)
         log(INFO, "client %s has joined: node %s", client, node)
 
 
 class ClientAvailability:
-    """Which clients are connected, of those that answered the roll call or have joined since.
+    """Tracks which of the registered clients are connected, and registers late ones.
 
     Args:
-        registry: of the roll call; who joins later is added to it.
-        fingerprint: hashes that every node must share with the server.
-        least: so many clients are waited for, or all where there are fewer (min_replies).
-        timeout_seconds: how long they are waited for.
+        registry: of the clients; late joiners are added to it.
+        federation: of the run.
     """
 
-    def __init__(
-        self,
-        registry: ClientRegistry,
-        fingerprint: Mapping[str, str],
-        least: int,
-        timeout_seconds: float,
-    ) -> None:
+    def __init__(self, registry: ClientRegistry, federation: FederationConfig) -> None:
         self.registry = registry
         self.absent: frozenset[int] = frozenset()
-        self._late_joiners = LateJoiners(registry, fingerprint)
-        self._least = min(least, len(registry))
-        self._timeout_seconds = timeout_seconds
+        self._late_joiners = LateJoiners(registry, federation.fingerprint)
+        self._least = min(federation.min_replies, len(registry))
+        self._timeout_seconds = federation.connect_timeout_seconds
 
     @property
     def present(self) -> list[int]:
-        """The clients that were connected at the last look, in order."""
+        """The clients that were connected at the last refresh, in order."""
         return sorted(self.registry.nodes.keys() - self.absent)
 
     def refresh(self, grid: Grid) -> None:
-        """Find out who is connected; wait while too few are.
+        """Look up which clients are connected; wait while they are fewer than ``min_replies``.
 
         Raises:
             TimeoutError: if they are too few for longer than the timeout.
         """
         began = time.monotonic()
-        while self._look(grid) < self._least:
+        while self._look_up(grid) < self._least:
             if time.monotonic() - began > self._timeout_seconds:
                 present = len(self.registry) - len(self.absent)
                 raise TimeoutError(
@@ -196,12 +227,11 @@ class ClientAvailability:
                 )
             time.sleep(_WAIT_POLL_SECONDS)
 
-    def _look(self, grid: Grid) -> int:
-        """Let in who is new, name who has gone or come back, return how many are there."""
+    def _look_up(self, grid: Grid) -> int:
+        """Register late joiners, log who left or came back, and return how many are connected."""
         connected = set(grid.get_node_ids())
         self._late_joiners.admit(grid, connected)
-        nodes = self.registry.nodes
-        clients = range(len(self.registry))
+        nodes, clients = self.registry.nodes, range(len(self.registry))
         absent = frozenset(client for client in clients if nodes.get(client) not in connected)
         if absent != self.absent:
             log(WARNING, "clients that are not connected: %s", sorted(absent) or "none")
@@ -238,76 +268,63 @@ def _question(node_id: int) -> Message:
 
 
 def _ask(grid: Grid, node_ids: list[int], timeout_seconds: float) -> dict[int, ConfigRecord]:
-    """Return the node_infos by node; without those that have gone, or are silent."""
+    """Return the answers by node, without nodes that have gone or are silent."""
     if not node_ids:
         return {}
     questions = [_question(node_id) for node_id in node_ids]
-    node_infos: dict[int, ConfigRecord] = {}
+    infos: dict[int, ConfigRecord] = {}
     for answer in grid.send_and_receive(questions, timeout=timeout_seconds):
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
-            continue  # killed a minute ago; the SuperLink has only now noticed
-        node_infos[answer.metadata.src_node_id] = _node_info(answer.metadata.src_node_id, answer)
-    silent = sorted(set(node_ids) - node_infos.keys())
-    if silent:
-        log(WARNING, "nodes %s did not answer the roll call", silent)
-    return node_infos
+            continue  # the SuperLink notices a killed node only after a minute
+        node = answer.metadata.src_node_id
+        infos[node] = _node_info(node, answer)
+    if silent := sorted(set(node_ids) - infos.keys()):
+        log(WARNING, "nodes %s did not answer the registration", silent)
+    return infos
 
 
 def _node_info(node: int, answer: Message) -> ConfigRecord:
     if answer.has_error():
         raise ConfigError(f"node {node} cannot take part: {answer.error.reason}")
-    return parse_node_info(answer.content)
+    return answer.content.config_records.get(CLIENT, ConfigRecord())
 
 
-def _partition(node_info: ConfigRecord) -> int:
-    return int(str(node_info["partition-id"]))
+def _partition(info: ConfigRecord) -> int:
+    return int(str(info["partition-id"]))
 
 
-def _num_partitions(node_info: ConfigRecord) -> int:
-    return int(str(node_info["num-partitions"]))
-
-
-def _num_examples(node_info: ConfigRecord) -> int:
-    return int(str(node_info["num-examples"]))
-
-
-def _check_fingerprint(
-    node_id: int, node_info: ConfigRecord, fingerprint: Mapping[str, str]
-) -> None:
+def _check_fingerprint(node_id: int, info: ConfigRecord, fingerprint: Mapping[str, str]) -> None:
     for name, value in fingerprint.items():
-        theirs = node_info.get(name)
+        theirs = info.get(name)
         if theirs != value:
             raise ConfigError(
-                f"node {node_id} (partition {node_info['partition-id']!r}) runs another {name}: "
+                f"node {node_id} (partition {info['partition-id']!r}) runs another {name}: "
                 f"{theirs!r}, the server has {value!r}; give every site the same "
                 "release and the same recipe, then start again"
             )
 
 
-def _by_partition(node_infos: Mapping[int, ConfigRecord], size: int, enough: int) -> ClientRegistry:
+def _registry_of(infos: Mapping[int, ConfigRecord], size: int, enough: int) -> ClientRegistry:
     registry = ClientRegistry(size, {}, {})
-    for node_id, node_info in sorted(node_infos.items()):
-        client = _partition(node_info)
-        if client in registry.nodes:
-            raise ConfigError(_both(client, registry.nodes[client], node_id))
-        registry.nodes[client] = node_id
-        registry.num_examples[client] = _num_examples(node_info)
-    nodes = dict(sorted(registry.nodes.items()))
-    if not nodes.keys() <= set(range(size)) or len(nodes) < enough:
+    for node_id, info in sorted(infos.items()):
+        if (other := registry.nodes.get(_partition(info))) is not None:
+            raise ConfigError(_duplicate(_partition(info), other, node_id))
+        registry.add(node_id, info)
+    registry.nodes = dict(sorted(registry.nodes.items()))
+    if not registry.nodes.keys() <= set(range(size)) or len(registry.nodes) < enough:
         raise ConfigError(
-            f"{_range_of(registry)}, but the {len(nodes)} connected "
-            f"nodes have {sorted(nodes)[:20]}; {_SIZE_HINT}"
+            f"{_ids_of(registry)}, but the {len(registry.nodes)} connected "
+            f"nodes have {list(registry.nodes)[:20]}; {_SIZE_HINT}"
         )
-    registry.nodes = nodes
     return registry
 
 
-def _range_of(registry: ClientRegistry) -> str:
+def _ids_of(registry: ClientRegistry) -> str:
     return f"clients={len(registry)} needs the partition ids 0..{len(registry) - 1}"
 
 
-def _both(client: int, first: int, second: int) -> str:
+def _duplicate(client: int, first: int, second: int) -> str:
     return (
-        f"nodes {first} and {second} both say partition-id={client}; give each SuperNode its own "
+        f"nodes {first} and {second} both have partition-id={client}; give each SuperNode its own "
         "in --node-config"
     )

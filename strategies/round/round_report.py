@@ -1,34 +1,32 @@
-"""What a finished round reports, and what a strategy must get back to go on after it."""
+"""Report of a finished round, and the state from which a strategy resumes after it."""
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from strategies.base import Payloads
+from strategies.round.client_versions import ClientVersions
 
 
 @dataclass
 class RoundReport:
-    """One finished round.
+    """One round.
 
     Attributes:
         round: t, from 1 (0: the initial model).
         lr: the local learning rate.
         clients: ids of the clients whose replies were aggregated.
-        absent: ids of the clients that were not connected as the round began.
-        failures: why each missing or refused reply was not.
-        metrics: example-weighted means of what the clients measured.
-        bytes_down: array bytes sent to clients, as serialised.
-        bytes_up: array bytes received from clients, refused replies included.
-        seconds: from sampling to the new params, evaluation not included.
-        server_seconds: of these, what the server made of the replies in: aggregation and all about
-            it.
-        evaluation: metrics of the model that the round gives out on the server's test set, if
-            evaluated.
-        client_evaluation: the same at the clients, if they were asked.
+        absent: ids of the clients that were not connected when the round began.
+        failures: one reason for each missing or refused reply.
+        metrics: example-weighted means of the clients' metrics.
+        bytes_down: serialised array bytes sent to clients.
+        bytes_up: serialised array bytes received from clients, refused replies included.
+        seconds: from sampling to the new params, without evaluation.
+        server_seconds: the part of ``seconds`` after the last reply.
+        evaluation: metrics of the output model on the server's test set, if evaluated.
+        client_evaluation: metrics of the output model at the clients, if evaluated there.
     """
 
     round: int
@@ -68,25 +66,18 @@ def _key(name: str) -> str:
     return name.replace("-", "_")
 
 
-@dataclass
-class StrategyState:
-    """All a strategy must get back to go on after ``round``, beside the params.
+@dataclass(kw_only=True)
+class StrategyState(ClientVersions):
+    """What a strategy needs to resume after ``round``, besides the params.
 
     Attributes:
         round: the last finished round.
-        experiment: names this run at the clients' state stores.
-        committed: by client id, the round of its last aggregated reply: the version of its client
-            state that the next round starts from.
-        failed_rounds: how many rounds in a row had too few replies.
-        restarted: by key of the client state, the round after which all clients start it again.
-        personal: by client id, what its own model scored when it was last trained.
-        tensors: every side's and the server optimiser's state, by "<owner>/<group>".
+        failed_rounds: consecutive rounds with too few replies.
+        personal: by client id, the scores of its own model when it was last trained.
+        tensors: the state of every side and of the server optimiser, by "<owner>/<group>".
     """
 
     round: int = 0
-    experiment: str = field(default_factory=lambda: uuid.uuid4().hex)
-    committed: dict[int, int] = field(default_factory=dict)
     failed_rounds: int = 0
-    restarted: dict[str, int] = field(default_factory=dict)
     personal: dict[int, dict[str, float]] = field(default_factory=dict)
     tensors: Payloads = field(default_factory=dict)

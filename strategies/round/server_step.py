@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from common.errors import ConfigError
 from strategies.base import (
@@ -21,35 +21,33 @@ from strategies.base import (
     Tensors,
 )
 from strategies.components.aggregators import mean_of
-from strategies.round.server_network import GivesNetwork, Network, RunsNetwork
+from strategies.round.server_model import BuildsOutputModel, ServerModel, UsesServerModel
+from strategies.round.tensor_files import below
 from strategies.statistics.update_diagnostics import diagnose
 
-OUTPUT = "output"  # owns what was given out last, in the state
+OUTPUT = "output"  # owner of the last output model in the state
 
 
 class ServerStep:
-    """transforms -> aggregator -> server optimiser -> output, and every side's reduce.
-
-    Observers see the replies before all that.
+    """observers, transforms -> aggregator -> server optimiser -> output, then every side's reduce.
 
     Args:
         sides: the methods' server halves, by name.
         aggregator: (x, replies) -> Delta.
         optimizer: (x, Delta) -> x.
         transforms: (x, replies) -> replies, applied in order.
-        buffers: names that are not trained: they get the example-weighted mean, and neither sides
-            nor aggregator nor optimiser see them.
-        output: (x, Delta, new x, replies) -> the tensors that the round gives out.
-        network: for the parts that run it.
-        observers: (x, replies, cohort) -> nothing, of every round.
+        buffers: names of tensors that are not trained: they move by the example-weighted mean;
+            sides, aggregator and optimiser do not see them.
+        output: (x, Delta, new x, replies) -> the tensors of the output model.
+        server_model: for the parts that run the model.
+        observers: (x, replies, cohort) -> nothing, every round.
 
     Attributes:
-        output_model: what the last round gave out, buffers included; None: the new tensors
-            themselves.
-        diagnose: (replies as received, Delta) -> scalars to report; how far the updates agree.
+        output_model: tensors of the last output model, buffers included; None: the new x.
+        diagnose: (replies as received, Delta) -> scalars to report of the round's updates.
 
     Raises:
-        ConfigError: if a part runs the network, and there is none.
+        ConfigError: if a part runs the model and ``server_model`` is None.
     """
 
     def __init__(
@@ -60,7 +58,7 @@ class ServerStep:
         transforms: Sequence[ReplyTransform],
         buffers: Collection[str],
         output: Output,
-        network: Network | None = None,
+        server_model: ServerModel | None = None,
         observers: Sequence[Observer] = (),
     ) -> None:
         self.sides = dict(sides)
@@ -70,7 +68,7 @@ class ServerStep:
         self.buffers = frozenset(buffers)
         self.output = output
         self.observers = tuple(observers)
-        self.network = self._bound(network)
+        self.server_model = self._bind(server_model)
         self.output_model: Tensors | None = None
         self.diagnose: Callable[[Sequence[Reply], Tensors], dict[str, float]] = diagnose
         self._diagnostics: dict[str, float] = {}
@@ -80,9 +78,9 @@ class ServerStep:
         params = self._trainable(tensors)
         for owner, part in self._parts().items():
             part.init(params)
-            if groups := _owned_by(owner, state):
+            if groups := below(f"{owner}/", state):
                 part.load_state_dict(groups)
-        output_model = _owned_by(OUTPUT, state).get("params")
+        output_model = below(f"{OUTPUT}/", state).get("params")
         if output_model and output_model.keys() == tensors.keys():
             output_model = {name: output_model[name] for name in tensors}
         self.output_model = output_model
@@ -109,7 +107,7 @@ class ServerStep:
     def __call__(
         self, tensors: Tensors, replies: Sequence[Reply], round: int, num_clients: int
     ) -> dict[str, Tensor]:
-        """Return the new tensors, buffers included; ``output_model`` is the round's then.
+        """Return the new tensors, buffers included, and set ``output_model``.
 
         Args:
             tensors: x and the buffers, as they were sent.
@@ -117,8 +115,8 @@ class ServerStep:
             round: t.
             num_clients: N.
         """
-        if self.network is not None:
-            self.network.load(tensors)
+        if self.server_model is not None:
+            self.server_model.load(tensors)
         params = self._trainable(tensors)
         cohort = Cohort(round, len(replies), num_clients)
         for observe in self.observers:
@@ -136,14 +134,14 @@ class ServerStep:
             side.reduce(replies, update, cohort)
         new = {**tensors, **stepped, **self._new_buffers(tensors, replies, changes)}
         output_model = self.output(params, update, stepped, replies)
-        if isinstance(self.output, GivesNetwork):
+        if isinstance(self.output, BuildsOutputModel):
             self.output_model = output_model
         else:
             self.output_model = None if output_model is stepped else {**new, **output_model}
         return new
 
     def restart_coupled(self, tensors: Tensors) -> frozenset[str]:
-        """Start the parts again that are tied to client states; return the keys of these."""
+        """Reinitialise the parts that are coupled to client states; return those states' keys."""
         restarted: frozenset[str] = frozenset()
         for part in self._parts().values():
             coupled_state: frozenset[str] = getattr(part, "coupled_state", frozenset())
@@ -152,15 +150,25 @@ class ServerStep:
                 restarted |= coupled_state
         return restarted
 
+    def build_output_model(self, tensors: Tensors) -> nn.Module:
+        """Return the model of an output of another architecture than the task's.
+
+        Raises:
+            ValueError: if the output has the task's architecture.
+        """
+        if not isinstance(self.output, BuildsOutputModel):
+            raise ValueError(f"{type(self.output).__name__} has the task's own architecture")
+        return self.output.build_model(tensors)
+
     def metrics(self) -> dict[str, float]:
-        """Return how far the round's updates agree, and what the sides report."""
+        """Return the diagnostics of the round's updates and the sides' metrics."""
         reported = [side.metrics() for side in self.sides.values()]
         return self._diagnostics | {n: value for part in reported for n, value in part.items()}
 
     def state_dict(self) -> dict[str, Tensors]:
         """Return every part's state, by "<owner>/<group>"."""
         states = {owner: part.state_dict() for owner, part in self._parts().items()}
-        if self.output_model is not None:  # it stays what it is where the next round fails
+        if self.output_model is not None:  # kept if the next round fails
             states[OUTPUT] = {"params": self.output_model}
         return {
             f"{owner}/{group}": values
@@ -177,28 +185,22 @@ class ServerStep:
     def _new_buffers(
         self, tensors: Tensors, replies: Sequence[Reply], changes: Tensors
     ) -> dict[str, Tensor]:
-        """Return x's buffers moved by what the aggregator says, or by the clients' mean change."""
+        """Return the buffers, moved by the aggregator's change or else the clients' mean change."""
         if not self.buffers:
             return {}
         mean = mean_of([r.buffers for r in replies], [r.num_examples for r in replies])
         return {name: tensors[name] + changes.get(name, change) for name, change in mean.items()}
 
-    def _bound(self, network: Network | None) -> Network | None:
-        """Return the network if any part runs it, after giving it to those that do."""
+    def _bind(self, server_model: ServerModel | None) -> ServerModel | None:
+        """Give the model to the parts that run it; return it if there are any."""
         observers = {f"observer {number}": part for number, part in enumerate(self.observers)}
         parts = {"aggregator": self.aggregator, "output": self.output, **self.sides, **observers}
-        running = {name: part for name, part in parts.items() if isinstance(part, RunsNetwork)}
+        running = {name: part for name, part in parts.items() if isinstance(part, UsesServerModel)}
         for name, part in running.items():
-            if network is None:
+            if server_model is None:
                 raise ConfigError(
-                    f"{name} {type(part).__name__} runs the network at the server, and was given "
-                    "none: pass network=Network(...) (server_network.py) to the strategy"
+                    f"{name} {type(part).__name__} runs the model at the server: pass "
+                    "server_model=ServerModel(...) (server_model.py) to the strategy"
                 )
-            part.bind(network)
-        return network if running else None
-
-
-def _owned_by(owner: str, state: Payloads) -> dict[str, Tensors]:
-    """Return an owner's groups of the state, by their names without the owner's."""
-    prefix = f"{owner}/"
-    return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix)}
+            part.bind(server_model)
+        return server_model if running else None

@@ -1,10 +1,11 @@
-"""Tensors on disk and their hash: safetensors files, written whole or not at all."""
+"""Tensors on disk: safetensors files, written atomically; the hash of a model."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import save_file
@@ -39,3 +40,11 @@ def parameters_sha256(params: Tensors) -> str:
         digest.update(f"{name} {array.dtype.str} {array.shape}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
+
+
+_Value = TypeVar("_Value")
+
+
+def below(prefix: str, values: Mapping[str, _Value]) -> dict[str, _Value]:
+    """Return the entries whose names start with ``prefix``, by the rest of their names."""
+    return {n.removeprefix(prefix): v for n, v in values.items() if n.startswith(prefix)}

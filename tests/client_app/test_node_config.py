@@ -1,4 +1,4 @@
-"""What a node's own config says goes before the recipe: its folder, its state's, its device."""
+"""A node's own config overrides the recipe: its data folder, state folder and device."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from PIL import Image
 
 from tests.recipes import run_recipe
 
+pytestmark = pytest.mark.slow
+
 RECIPE = ["task=image_folder", "task.classes=[cat,dog]", "task.image_size=12", "task.model=mlp"]
 RECIPE += ["partition=site", "clients=3", "rounds=1", "local.batch_size=4", "device=cpu"]
-RECIPE += [
-    "local.epochs=1",
-    "local.momentum=0",
-    "runtime.channels_last=false",
-    "runtime.simulation=false",
-]
+RECIPE += ["local.epochs=1", "local.momentum=0", "runtime.channels_last=false"]
+RECIPE += ["runtime.simulation=false"]
 IMAGES = {0: {"cat": 2}, 1: {"cat": 1, "dog": 3}, 2: {"dog": 3}}
 
 
@@ -69,24 +67,18 @@ def test_every_node_trains_on_its_own_folder_and_keeps_its_own_state(sites):
     assert not (sites / "run" / "client_state").exists()
 
 
-def test_a_nodes_device_goes_before_the_recipes(sites):
-    """The recipe says cpu, node 1 something that torch does not know: it says so."""
-    with pytest.raises(ValueError, match=r"node 101 cannot take part: .*device.*moon"):
-        run_recipe(
-            sites / "run",
-            *RECIPE,
-            f"task.path={sites / 'server'}",
-            node_config=lambda client: (
-                node(sites, client) | ({"device": "moon"} if client == 1 else {})
-            ),
-        )
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda node: {**node, "device": "moon"}, "node 101 cannot take part: .*device.*moon"),
+        (lambda node: {}, "node 101 cannot take part: .*data-folder"),
+    ],
+)
+def test_a_node_that_cannot_take_part_says_why(config, message, sites):
+    def node_config(client: int) -> dict[str, str]:
+        own = node(sites, client)
+        return config(own) if client == 1 else own
 
-
-def test_a_node_without_a_folder_says_so(sites):
-    with pytest.raises(ValueError, match=r"node 102 cannot take part: .*data-folder"):
-        run_recipe(
-            sites / "run",
-            *RECIPE,
-            f"task.path={sites / 'server'}",
-            node_config=lambda client: node(sites, client) if client != 2 else {},
-        )
+    words = [*RECIPE, f"task.path={sites / 'server'}"]
+    with pytest.raises(ValueError, match=message):
+        run_recipe(sites / "run", *words, node_config=node_config)

@@ -1,4 +1,4 @@
-"""Scores of the clients' own models against a direct count, and what fine-tuning leaves behind."""
+"""Scores of the clients' own models by a direct count; fine-tuning leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ from strategies.fedbabu import FedBABU
 from tests.federation import TensorBatches
 from tests.recipes import TINY, run_recipe
 from tests.strategies.test_reductions import Classifier, blobs
-
-pytestmark = pytest.mark.slow
 
 CONFIG = {"round": 1, "lr": 0.1, "evaluate-trained": True}
 
@@ -57,9 +55,12 @@ def scores_of(**how) -> tuple[dict, nn.Module]:
     return {k: v for k, v in metrics.items() if k.startswith("personal")}, model.eval()
 
 
-def predictions(model: nn.Module, data: TensorBatches) -> list[int]:
+def hits(model: nn.Module, data: TensorBatches, label: int | None = None) -> list[bool]:
+    """Return which examples (of a class) the model classifies right."""
     with torch.no_grad():
-        return model(data.inputs)[1].argmax(1).tolist()
+        guesses = model(data.inputs)[1].argmax(1).tolist()
+    pairs = zip(guesses, data.labels.tolist(), strict=True)
+    return [guess == y for guess, y in pairs if label in (None, y)]
 
 
 # ---- one client ----------------------------------------------------------------------------------
@@ -70,64 +71,51 @@ def test_on_the_test_set_by_a_direct_count(personal):
     """The trained model, its personal tensors with it, in eval mode (the network has dropout)."""
     test = examples(600)  # more than one batch of the evaluation
     scores, model = scores_of(test_data=test, personal=TensorSelector(personal))
-    hits = [p == y for p, y in zip(predictions(model, test), test.labels.tolist(), strict=True)]
     with torch.no_grad():
         loss = F.cross_entropy(model(test.inputs)[1], test.labels)
-    assert scores["personal-test-accuracy"] == pytest.approx(sum(hits) / 600)
+    assert scores["personal-test-accuracy"] == pytest.approx(sum(hits(model, test)) / 600)
     assert scores["personal-test-loss"] == pytest.approx(float(loss), rel=1e-5)
     assert not torch.equal(model.head.weight, Classifier().head.weight)
 
 
-def test_on_held_out_examples():
+def test_on_held_out_examples_by_a_direct_count():
     held_out, test = examples(40, seed=1), examples(60)
     scores, model = scores_of(held_out=held_out, test_data=test)
-    hits = [p == y for p, y in zip(predictions(model, held_out), held_out.labels, strict=True)]
-    assert scores["personal-accuracy"] == pytest.approx(float(sum(hits)) / 40)
+    assert scores["personal-accuracy"] == pytest.approx(sum(hits(model, held_out)) / 40)
     assert scores.keys() == {"personal-accuracy", "personal-test-accuracy", "personal-test-loss"}
     assert scores_of(held_out=held_out)[0].keys() == {"personal-accuracy"}
     assert scores_of()[0] == {}
 
 
-def test_with_the_classes_weighted_as_the_clients_own():
-    """By brute force: for every training example, all test examples of its class vote."""
-    test = examples(60)
+@pytest.mark.parametrize("classes", [3, 2])
+def test_with_the_classes_weighted_as_the_clients_own(classes):
+    """By brute force: for every training example, all test examples of its class vote.
+
+    A class that the test set lacks does not count.
+    """
+    test = examples(60, classes)
     scores, model = scores_of(test_data=test)
-    guesses, votes = predictions(model, test), []
-    for label in blobs(1)[0].labels.tolist():
-        same = [g == y for g, y in zip(guesses, test.labels.tolist(), strict=True) if y == label]
-        votes.append(sum(same) / len(same))
+    right = {label: hits(model, test, label) for label in range(classes)}
+    held = [label for label in blobs(1)[0].labels.tolist() if label < classes]
+    votes = [sum(right[label]) / len(right[label]) for label in held]
     assert scores["personal-accuracy"] == pytest.approx(sum(votes) / len(votes))
     assert scores["personal-accuracy"] != pytest.approx(scores["personal-test-accuracy"])
 
 
-def test_a_class_that_the_test_set_lacks_does_not_count():
-    test = examples(60, classes=2)
-    scores, model = scores_of(test_data=test)
-    guesses = predictions(model, test)
-    right = {
-        c: [g == c for g, y in zip(guesses, test.labels, strict=True) if y == c] for c in (0, 1)
-    }
-    held = [label for label in blobs(1)[0].labels.tolist() if label < 2]
-    votes = [sum(right[label]) / len(right[label]) for label in held]
-    assert scores["personal-accuracy"] == pytest.approx(sum(votes) / len(votes))
-
-
-def test_with_no_class_of_the_client_in_the_test_set_there_is_no_score_of_its_own():
+def test_without_any_class_of_the_client_in_the_test_set_there_is_no_score_of_its_own():
     """A NaN would have the whole reply refused."""
     others = TensorBatches(torch.ones(8, 4), torch.full((8,), 2), num_classes=3)
     scores, _ = scores_of(test_data=examples(60, classes=2), data=others)
     assert scores.keys() == {"personal-test-accuracy", "personal-test-loss"}
 
 
-def test_the_score_does_not_depend_on_being_asked_for():
-    """Evaluation after training draws nothing and moves nothing."""
+def test_evaluation_after_training_draws_nothing_and_moves_nothing():
     asked, plain = Classifier(), Classifier()
     for model, config in ((asked, CONFIG), (plain, {"round": 1, "lr": 0.1})):
         one = client(model, test_data=examples(60))
         one.fit(one.get_parameters({}), dict(config))
-    assert all(
-        torch.equal(a, b) for a, b in zip(asked.parameters(), plain.parameters(), strict=True)
-    )
+    pairs = zip(asked.parameters(), plain.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 # ---- fine-tuning ---------------------------------------------------------------------------------
@@ -143,12 +131,8 @@ def evaluated(epochs: int | None, optimizer=SGD, **how) -> tuple[float, Federate
 
 
 def test_no_epochs_are_no_fine_tuning():
-    assert evaluated(0)[0] == evaluated(None)[0]
-    model = Classifier().eval()
-    hits = [
-        p == y for p, y in zip(predictions(model, blobs(1)[0]), blobs(1)[0].labels, strict=True)
-    ]
-    assert evaluated(0)[0] == pytest.approx(float(sum(hits)) / 17)
+    expected = sum(hits(Classifier().eval(), blobs(1)[0])) / 17
+    assert evaluated(0)[0] == evaluated(None)[0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("optimizer", [SGD, Adam])
@@ -162,28 +146,22 @@ def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(optimizer):
     assert all(not torch.equal(value, start[n]) for n, value in one.model.named_parameters())
 
 
-def test_fine_tuning_leaves_the_state_and_the_next_round_alone():
-    store = ContextStateStore(RecordDict())
-    one = client(Classifier(), store=store, personal=TensorSelector("head.*"))
-    x = one.get_parameters({})
-    one.fit(x, {**CONFIG, "experiment": "run"})
-    kept = {name: value.clone() for name, value in store.load("run", 1)["personal"].items()}
-    names = sorted(store.records)
-    later = {"round": 2, "lr": 0.1, "experiment": "run", "state-round": 1}
-    untouched = client(Classifier(), store=store, personal=TensorSelector("head.*"))
-    one.evaluate(x, {**later, "finetune-epochs": 5})
-    assert sorted(store.records) == names
-    assert all(torch.equal(value, store.load("run", 1)["personal"][n]) for n, value in kept.items())
-    left, right = one.fit(x, dict(later))[0], untouched.fit(x, dict(later))[0]
-    assert all((a == b).all() for a, b in zip(left, right, strict=True))
-
-
-def test_fine_tuning_a_client_without_state_leaves_its_first_round_alone():
+@pytest.mark.parametrize("trained", [True, False])
+def test_fine_tuning_leaves_the_state_and_the_next_round_alone(trained):
+    """Of a client that has a state, and of one that has none yet."""
+    stores = [ContextStateStore(RecordDict()) for _ in range(2)]
     head = TensorSelector("head.*")
-    one, untouched = client(Classifier(), personal=head), client(Classifier(), personal=head)
-    x = one.get_parameters({})
-    one.evaluate(x, {"round": 1, "lr": 0.1, "finetune-epochs": 5})
-    left, right = one.fit(x, dict(CONFIG))[0], untouched.fit(x, dict(CONFIG))[0]
+    one, untouched = (client(Classifier(), store=store, personal=head) for store in stores)
+    x, config = one.get_parameters({}), {**CONFIG, "experiment": "run"}
+    if trained:
+        for each in (one, untouched):
+            each.fit(x, dict(config))
+        config |= {"round": 2, "state-round": 1}
+    one.evaluate(x, {**config, "finetune-epochs": 5})
+    left, right = (store.load("run", 1).get("personal", {}) for store in stores)
+    assert left.keys() == right.keys()
+    assert all(torch.equal(value, right[name]) for name, value in left.items())
+    left, right = one.fit(x, dict(config))[0], untouched.fit(x, dict(config))[0]
     assert all((a == b).all() for a, b in zip(left, right, strict=True))
 
 
@@ -191,7 +169,7 @@ def test_fine_tuning_a_client_without_state_leaves_its_first_round_alone():
 
 
 def run(folder, *words, tamper=lambda reply: reply) -> tuple[dict, list[dict]]:
-    words = (*TINY, "local.epochs=1", "task.test_size=100", *words)
+    words = (*TINY, "local.epochs=1", "task.train_size=300", "task.test_size=100", *words)
     summary = run_recipe(folder, *words, tamper=tamper)
     return summary, read_rows(folder / "metrics.jsonl")
 
@@ -217,8 +195,9 @@ def whole(tmp_path_factory) -> tuple[list[dict], list[dict], dict]:
     return rows, replies, state.personal
 
 
-def test_the_mean_is_over_all_clients_that_have_trained(whole):
-    """Each with the score of its last reply, and all alike, however many examples they have."""
+@pytest.mark.slow
+def test_the_mean_is_over_all_clients_that_have_trained_so_far(whole):
+    """Each with the score of its last reply, and equal weight."""
     rows, replies, scores = whole
     last: dict[int, dict] = {}
     for number, row in enumerate(rows[1:]):
@@ -239,8 +218,9 @@ def test_the_mean_is_over_all_clients_that_have_trained(whole):
     }
 
 
+@pytest.mark.slow
 def test_scores_survive_a_resumed_run(whole, tmp_path):
-    """Of a client that has trained before the interruption and not after it, too."""
+    """Also of a client that trained only before the interruption."""
     rows = whole[0]
     run(tmp_path, *HALF, "rounds=2")
     _, resumed = run(tmp_path, *HALF, "resume=true")
@@ -249,7 +229,8 @@ def test_scores_survive_a_resumed_run(whole, tmp_path):
         assert resumed[-1][name] == rows[-1][name], name
 
 
-def test_both_leaves_accuracy_to_the_server_and_puts_the_clients_beside_it(tmp_path):
+@pytest.mark.slow
+def test_both_reports_the_servers_accuracy_and_the_clients_own(tmp_path):
     both, plain = (
         run(tmp_path / kind, "rounds=1", f"evaluation.model={kind}")[1][-1]
         for kind in ("both", "global")
@@ -259,6 +240,7 @@ def test_both_leaves_accuracy_to_the_server_and_puts_the_clients_beside_it(tmp_p
     assert both["train_loss"] == plain["train_loss"]
 
 
+@pytest.mark.slow
 def test_fine_tuning_in_a_run_changes_nothing_but_its_own_figure(tmp_path):
     words = ["strategy=fedbabu", "evaluation.clients=true"]
     plain, before = run(tmp_path / "plain", *words)

@@ -1,8 +1,7 @@
-"""What is said when a disk is full, and what is left on it."""
+"""A full disk: the error names the file, and the old file stays."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -10,16 +9,15 @@ import torch
 from safetensors import SafetensorError
 
 import strategies.round.tensor_files
-from common.files import save_text
-from common.results import ResultsFolder, read_rows
-from server_app.app import said_if_impossible, write_failure
+from common.results import ResultsFolder, read_rows, read_summary
+from server_app.run import log_write_errors, write_failure
 from strategies.round.tensor_files import save_tensors
 
 FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
 
 
-def test_a_line_that_does_not_fit_names_its_file_and_counts_for_nothing(tmp_path):
+def test_a_row_that_does_not_fit_names_its_file_and_is_not_counted(tmp_path):
     results = ResultsFolder(tmp_path)
     results.append({"round": 0})
     (tmp_path / "metrics.jsonl").rename(tmp_path / "kept")
@@ -48,20 +46,14 @@ def test_tensors_that_do_not_fit_name_their_file_and_leave_the_old_one(
     assert path.read_bytes() == before
 
 
-def test_a_mistake_of_the_caller_stays_what_it_is(tmp_path):
-    with pytest.raises(TypeError):
-        save_text(tmp_path / "x", 3)
-
-
 def test_a_summary_that_does_not_fit_does_not_hide_why_the_run_ended(tmp_path, monkeypatch):
-    results = ResultsFolder(tmp_path)
-    first = RuntimeError("3 rounds in a row")
+    results, first = ResultsFolder(tmp_path), RuntimeError("3 rounds in a row")
     write_failure(results, {"seed": 0}, first)
-    assert json.loads((tmp_path / "summary.json").read_text())["error"] == f"RuntimeError: {first}"
+    assert read_summary(tmp_path)["error"] == f"RuntimeError: {first}"
 
     def full(path: Path, text: str) -> None:
         raise OSError(f"{path} could not be written: No space left on device")
 
     monkeypatch.setattr("common.results.save_text", full)
-    with said_if_impossible(tmp_path):
+    with log_write_errors(tmp_path):
         write_failure(results, {}, first)

@@ -1,6 +1,4 @@
-"""layers.jsonl and similarity.jsonl: what is in them, and that they change nothing."""
-
-import json
+"""layers.jsonl and similarity.jsonl: their content, and that they change nothing in the run."""
 
 import pytest
 import torch
@@ -10,31 +8,39 @@ from server_app.layer_diagnostics import LAYERS, SIMILARITY
 from strategies.round.client_snapshots import FILE, load_replies
 from tests.recipes import TINY, run_recipe
 
+SHORT = [*TINY, "local.epochs=1"]
 ALL = ["diagnostics.layers=all", "diagnostics.cka=head.weight", "diagnostics.cka_every=2"]
 
 
-@pytest.mark.flower
-def test_the_files_hold_what_the_clients_models_say_and_the_run_has_the_same_bits(tmp_path):
-    words = [*TINY, "rounds=3", "local.epochs=1", "checkpoint.client_models=true"]
-    plain = run_recipe(tmp_path / "plain", *words)
-    measured = run_recipe(tmp_path / "run", *words, *ALL)
-    assert measured["parameters_sha256"] == plain["parameters_sha256"]
-    assert measured["fingerprint"] == plain["fingerprint"]
-    assert not (tmp_path / "plain" / LAYERS).exists()
-    assert not (tmp_path / "plain" / SIMILARITY).exists()
-    rows = read_rows(tmp_path / "run" / LAYERS)
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("measured")
+    summary = run_recipe(folder, *SHORT, "rounds=3", "checkpoint.client_models=true", *ALL)
+    return folder, summary
+
+
+@pytest.mark.slow
+def test_the_files_hold_the_figures_of_the_clients_models_and_the_run_has_the_same_bits(
+    measured, tmp_path
+):
+    folder, summary = measured
+    plain = run_recipe(tmp_path, *SHORT, "rounds=3")
+    assert summary["parameters_sha256"] == plain["parameters_sha256"]
+    assert summary["fingerprint"] == plain["fingerprint"]
+    assert not {LAYERS, SIMILARITY} & {path.name for path in tmp_path.iterdir()}
+    rows = read_rows(folder / LAYERS)
     assert [row["round"] for row in rows] == [0, 1, 2, 3]
-    _, replies = load_replies(tmp_path / "run" / FILE)
+    _, replies = load_replies(folder / FILE)
     for name in replies[0].update:
         moves = torch.stack([reply.update[name].flatten() for reply in replies]).double()
         diversity = float(moves.square().sum() / moves.sum(0).square().sum())
-        # y_i went through float32 on its way into the file
+        # y_i was stored as float32
         assert rows[0]["shapes"][name] == list(replies[0].update[name].shape)
         assert rows[-1]["drift_diversity"][name] == pytest.approx(diversity, rel=1e-4)
         assert rows[-1]["update_norm"][name] == pytest.approx(
             float(moves.norm(dim=1).mean()), rel=1e-4
         )
-    alike = read_rows(tmp_path / "run" / SIMILARITY)
+    alike = read_rows(folder / SIMILARITY)
     assert [row["round"] for row in alike] == [1, 2, 3]
     matrix = torch.tensor(alike[-1]["cka"]["head"])
     assert alike[-1]["clients"] == [0, 1, 2]
@@ -43,28 +49,27 @@ def test_the_files_hold_what_the_clients_models_say_and_the_run_has_the_same_bit
     assert 0 < matrix[0, 1] < 1
 
 
-@pytest.mark.flower
-def test_a_resumed_run_has_every_round_once(tmp_path):
-    words = [*TINY, "local.epochs=1", *ALL]
-    run_recipe(tmp_path / "whole", *words, "rounds=3")
-    run_recipe(tmp_path / "run", *words, "rounds=2")
+@pytest.mark.slow
+def test_a_resumed_run_has_every_round_once(measured, tmp_path):
+    run_recipe(tmp_path, *SHORT, *ALL, "rounds=2")
     late = {"round": 3, "drift_diversity": {}, "update_norm": {}}  # died before its checkpoint
-    RowsFile(tmp_path / "run" / LAYERS, 2).append(late)
-    run_recipe(tmp_path / "run", *words, "rounds=3", "resume=true")
+    RowsFile(tmp_path / LAYERS, 2).append(late)
+    run_recipe(tmp_path, *SHORT, *ALL, "rounds=3", "resume=true")
     for name in (LAYERS, SIMILARITY):
-        assert (tmp_path / "run" / name).read_text() == (tmp_path / "whole" / name).read_text()
+        assert (tmp_path / name).read_text() == (measured[0] / name).read_text()
 
 
-@pytest.mark.flower
-def test_every_so_many_rounds_and_some_clients(tmp_path):
-    words = ["rounds=5", "local.epochs=1", "diagnostics.cka=all", "diagnostics.cka_every=3"]
-    run_recipe(tmp_path, *TINY, *words, "diagnostics.cka_clients=2", "diagnostics.cka_examples=50")
-    rows = [json.loads(line) for line in (tmp_path / SIMILARITY).read_text().splitlines()]
+@pytest.mark.slow
+def test_similarity_is_measured_every_few_rounds_between_some_clients(tmp_path):
+    words = ["rounds=5", "diagnostics.cka=all", "diagnostics.cka_every=3"]
+    run_recipe(tmp_path, *SHORT, *words, "diagnostics.cka_clients=2", "diagnostics.cka_examples=50")
+    rows = read_rows(tmp_path / SIMILARITY)
     assert [row["round"] for row in rows] == [1, 3, 5]
     assert all(row["clients"] == [0, 1] for row in rows)
     assert not (tmp_path / LAYERS).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -75,7 +80,7 @@ def test_every_so_many_rounds_and_some_clients(tmp_path):
         (["diagnostics.cka=all", "diagnostics.cka_clients=1"], r"diagnostics\.cka_clients=1"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_before_round_1(words, message, tmp_path):
+def test_invalid_diagnostics_are_refused_before_round_1(words, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         run_recipe(tmp_path, *TINY, *words)
     assert read_rows(tmp_path / "metrics.jsonl") == []

@@ -1,4 +1,4 @@
-"""What loggers leave behind: of a run that ends, is killed and resumed, or whose logger fails."""
+"""What loggers leave behind of a run that ends, is killed and resumed, or whose logger fails."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from server_app.loggers.csv import CSV
 from server_app.loggers.tensorboard import TensorBoard, wall_times
 from tests.recipes import TINY, overrides, run_recipe
 
-pytestmark = pytest.mark.slow
-
 ROWS = [
     {"round": 0, "accuracy": 0.1, "elapsed_seconds": 1.0},
     {"round": 1, "accuracy": 0.5, "clients": [0, 2], "failures": [], "elapsed_seconds": 3.0},
     {"round": 2, "clients": [1], "failures": ["client 0: no, reply"], "elapsed_seconds": 4.0},
     {"round": 3, "accuracy": 0.75, "clients": [], "failures": [], "elapsed_seconds": 6.0},
 ]
+SHORT = [*TINY, "local.epochs=1", "task.train_size=60", "task.test_size=20"]
 
 
 def logged_run(folder: Path, rows: list[dict] = ()) -> LoggedRun:
@@ -35,12 +34,12 @@ def logged_run(folder: Path, rows: list[dict] = ()) -> LoggedRun:
 
 def killed_and_resumed(folder: Path, *words: str) -> list[dict]:
     """Die in round 4 with a checkpoint of round 2, and go on to round 5; return the rows."""
-    recipe = [*TINY, "rounds=5", "checkpoint.every=2", *words]
+    recipe = [*SHORT, "rounds=5", "checkpoint.every=2", *words]
     replies = []
 
     def die_in_round_4(reply):
         replies.append(reply)
-        if len(replies) > 3 * 4:  # three clients; the roll call is the first exchange
+        if len(replies) > 3 * 4:  # three clients; the registration is the first exchange
             raise KeyboardInterrupt
         return reply
 
@@ -53,52 +52,9 @@ def killed_and_resumed(folder: Path, *words: str) -> list[dict]:
     return rows
 
 
-# ---- CSV -----------------------------------------------------------------------------------------
-
-
 def read_csv(folder: Path) -> list[dict[str, str]]:
     with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
-
-
-def test_csv_has_every_figure_of_every_round(tmp_path):
-    """It is what a run writes by default; of a list it has the length."""
-    run_recipe(tmp_path / "run", *TINY)
-    rows = read_rows(tmp_path / "run" / "metrics.jsonl")
-    lines = read_csv(tmp_path / "run")
-    assert [int(line["round"]) for line in lines] == [0, 1, 2]
-    for row, line in zip(rows, lines, strict=True):
-        figures = {name: value for name, value in row.items() if not isinstance(value, list)}
-        assert {name: float(line[name]) for name in figures} == figures
-    assert lines[1]["num_clients"] == "3"
-    assert lines[0]["num_clients"] == ""
-
-
-def test_csv_makes_room_for_columns_that_come_late(tmp_path):
-    """The file is whole after every row, though nothing closes it."""
-    logger = CSV()
-    logger.start(logged_run(tmp_path))
-    for row in ROWS:
-        logger.log(row)
-    assert (tmp_path / "metrics.csv").read_text() == (
-        "round,accuracy,elapsed_seconds,num_clients,num_failures\n"
-        "0,0.1,1.0,,\n"
-        "1,0.5,3.0,2,0\n"
-        "2,,4.0,1,1\n"
-        "3,0.75,6.0,0,0\n"
-    )
-
-
-def test_csv_of_a_resumed_run_has_every_round_once(tmp_path):
-    rows = killed_and_resumed(tmp_path / "run")
-    lines = read_csv(tmp_path / "run")
-    assert [int(line["round"]) for line in lines] == [0, 1, 2, 3, 4, 5]
-    assert [float(line["elapsed_seconds"]) for line in lines] == [
-        row["elapsed_seconds"] for row in rows
-    ]
-
-
-# ---- TensorBoard ---------------------------------------------------------------------------------
 
 
 def read_events(folder: Path) -> list:
@@ -123,6 +79,34 @@ def scalars_of(folder: Path) -> list[tuple[int, str, float]]:
     ]
 
 
+@pytest.mark.slow
+def test_a_resumed_run_has_every_figure_of_every_round_once(tmp_path):
+    """A list is written as its length; a figure that a round lacks is an empty cell."""
+    rows = killed_and_resumed(tmp_path, "logger=[csv,tensorboard]")
+    for row, line in zip(rows, read_csv(tmp_path), strict=True):
+        figures = {name: value for name, value in row.items() if not isinstance(value, list)}
+        assert {name: float(line[name]) for name in figures} == figures
+        assert line["num_clients"] == ("" if row["round"] == 0 else "3")
+    found = [(s, v) for s, tag, v in scalars_of(tmp_path) if tag == "elapsed_seconds"]
+    assert found == [(row["round"], pytest.approx(row["elapsed_seconds"])) for row in rows]
+    starts = [event for event in read_events(tmp_path) if event.HasField("session_log")]
+    assert [(event.step, event.session_log.status) for event in starts] == [(0, 1)]
+
+
+def test_csv_adds_columns_that_come_late_and_is_whole_after_every_row(tmp_path):
+    logger = CSV()
+    logger.start(logged_run(tmp_path))
+    for row in ROWS:
+        logger.log(row)
+    assert (tmp_path / "metrics.csv").read_text() == (
+        "round,accuracy,elapsed_seconds,num_clients,num_failures\n"
+        "0,0.1,1.0,,\n"
+        "1,0.5,3.0,2,0\n"
+        "2,,4.0,1,1\n"
+        "3,0.75,6.0,0,0\n"
+    )
+
+
 def test_tensorboard_has_a_row_as_soon_as_it_is_logged(tmp_path):
     logger = TensorBoard()
     logger.start(logged_run(tmp_path))
@@ -130,23 +114,12 @@ def test_tensorboard_has_a_row_as_soon_as_it_is_logged(tmp_path):
         logger.log(row)
         assert sum(tag == "elapsed_seconds" for _, tag, _ in scalars_of(tmp_path)) == done
     found = scalars_of(tmp_path)
-    assert [(step, value) for step, tag, value in found if tag == "accuracy"] == [
-        (0, pytest.approx(0.1)),
-        (1, 0.5),
-        (3, 0.75),
-    ]
+    accuracies = [(step, pytest.approx(value)) for step, tag, value in found if tag == "accuracy"]
+    assert accuracies == [(0, 0.1), (1, 0.5), (3, 0.75)]
     assert (2, "num_failures", 1.0) in found
     [recipe] = [e for e in read_events(tmp_path) if "recipe/text_summary" in str(e)]
     assert b"lr: 0.1" in recipe.summary.value[0].tensor.string_val[0]
     logger.finish({})
-
-
-def test_tensorboard_of_a_resumed_run_has_every_round_once(tmp_path):
-    rows = killed_and_resumed(tmp_path / "run", "logger=tensorboard")
-    found = [(s, v) for s, tag, v in scalars_of(tmp_path / "run") if tag == "elapsed_seconds"]
-    assert found == [(row["round"], pytest.approx(row["elapsed_seconds"])) for row in rows]
-    starts = [event for event in read_events(tmp_path / "run") if event.HasField("session_log")]
-    assert [(event.step, event.session_log.status) for event in starts] == [(0, 1)]
 
 
 def test_wall_times_leave_out_the_pause():
@@ -155,67 +128,57 @@ def test_wall_times_leave_out_the_pause():
     assert wall_times([], 100.0) == []
 
 
-# ---- the slot ------------------------------------------------------------------------------------
-
-
 class Recorder:
-    """Remembers what it is told, and fails where it is told to."""
+    """Records its calls, and fails in one of them."""
 
     def __init__(self, fails_in: str = "", round: int = -1) -> None:
         self.fails_in, self.round = fails_in, round
-        self.told: list[object] = []
+        self.calls: list[object] = []
 
     def start(self, run):
-        self._tell("start", [row["round"] for row in run.rows])
+        self._record("start", [row["round"] for row in run.rows])
 
     def log(self, row):
-        if self.fails_in != "log" or row["round"] == self.round:
-            self._tell("log", row["round"])
+        self._record("log", row["round"])
 
     def finish(self, summary):
-        self._tell("finish", summary["status"])
+        self._record("finish", summary["status"])
 
-    def _tell(self, what, value):
-        self.told.append(value)
-        if what == self.fails_in:
+    def _record(self, what, value):
+        self.calls.append(value)
+        if what == self.fails_in and (what != "log" or value == self.round):
             raise OSError("the disk is full")
 
 
-def test_a_logger_that_fails_is_dropped_and_the_others_go_on(tmp_path, caplog):
-    failing, sound = Recorder("log", round=1), Recorder()
+@pytest.mark.parametrize(
+    ("failing", "calls", "when"),
+    [
+        (Recorder("log", round=1), [[0], 1], "in round 1"),
+        (Recorder("finish"), [[0], 1, 2, 3, "completed"], "at the end"),
+    ],
+)
+def test_a_logger_that_fails_is_dropped_and_the_others_continue(
+    failing, calls, when, tmp_path, caplog
+):
+    sound = Recorder()
     loggers = Loggers({"failing": failing, "sound": sound})
     loggers.start(logged_run(tmp_path, ROWS[:1]))
     with caplog.at_level(logging.WARNING, logger="flwr"):
         for row in ROWS[1:]:
             loggers.log(row)
         loggers.finish({"status": "completed"})
-    assert failing.told == [[0], 1]
-    assert sound.told == [[0], 1, 2, 3, "completed"]
+    assert failing.calls == calls
+    assert sound.calls == [[0], 1, 2, 3, "completed"]
     [warning] = [record.getMessage() for record in caplog.records]
-    assert "logger.failing failed in round 1" in warning
+    assert f"logger.failing failed {when}" in warning
     assert "OSError: the disk is full" in warning
 
 
-def test_a_logger_that_fails_at_the_end_leaves_the_others_their_end(tmp_path, caplog):
-    sound = Recorder()
-    loggers = Loggers({"failing": Recorder("finish"), "sound": sound})
-    loggers.start(logged_run(tmp_path))
-    loggers.finish({"status": "completed"})
-    assert sound.told == [[], "completed"]
-
-
-def test_a_run_outlives_its_logger(tmp_path, monkeypatch):
-    monkeypatch.setattr(CSV, "log", lambda self, row: 1 / 0)
-    summary = run_recipe(tmp_path / "run", *TINY)
-    assert summary["status"] == "completed"
-    assert read_csv(tmp_path / "run") == []
-
-
+@pytest.mark.slow
 def test_a_logger_that_cannot_start_ends_the_run_before_round_1(tmp_path):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.csv").mkdir()
+    (tmp_path / "run" / "metrics.csv").mkdir(parents=True)
     with pytest.raises(ConfigError, match=r"logger\.csv cannot start .*leave csv out of logger"):
-        run_recipe(tmp_path / "run", *TINY)
+        run_recipe(tmp_path / "run", *SHORT)
     assert not read_rows(tmp_path / "run" / "metrics.jsonl")
 
 
@@ -228,35 +191,31 @@ def test_a_missing_package_is_an_error_that_names_the_extra(extra, package, tmp_
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(ConfigError, match=rf"logger={extra} needs .*\[{extra}\]"):
-        run_recipe(tmp_path / "run", *TINY, f"logger={extra}")
-    assert not read_rows(tmp_path / "run" / "metrics.jsonl")
+        run_recipe(tmp_path / "run", *SHORT, f"logger={extra}")
 
 
 def test_loggers_change_nothing_that_nodes_or_resumed_runs_compare():
-    recipes = [compose(overrides(f"logger={name}")) for name in ("none", "[csv,tensorboard]")]
-    assert sorted(recipes[1].logger) == ["csv", "tensorboard"]
-    assert not recipes[0].logger
-    assert fingerprint(recipes[0]) == fingerprint(recipes[1])
-    assert resume_fingerprint(recipes[0]) == resume_fingerprint(recipes[1])
+    none, two = (compose(overrides(f"logger={name}")) for name in ("none", "[csv,tensorboard]"))
+    assert (sorted(two.logger), dict(none.logger or {})) == (["csv", "tensorboard"], {})
+    assert fingerprint(none) == fingerprint(two)
+    assert resume_fingerprint(none) == resume_fingerprint(two)
 
 
-def test_loggers_have_ended_when_the_run_calls_itself_completed(tmp_path, monkeypatch):
-    found = []
-    summary = tmp_path / "run" / "summary.json"
-    monkeypatch.setattr(CSV, "finish", lambda self, _: found.append(summary.exists()))
-    run_recipe(tmp_path / "run", *TINY)
-    assert found == [False]
-    assert summary.exists()
-
-
-def test_a_failed_run_is_finished_as_failed(tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_loggers_finish_before_the_summary_of_a_completed_run_and_with_a_failed_one(
+    tmp_path, monkeypatch
+):
     ends = []
-    monkeypatch.setattr(CSV, "finish", lambda self, summary: ends.append(summary))
+    monkeypatch.setattr(
+        CSV, "finish", lambda _, summary: ends.append((summary, list(tmp_path.glob("*/summary*"))))
+    )
+    run_recipe(tmp_path / "run", *SHORT)
     with pytest.raises(RuntimeError, match="3 rounds in a row"):
-        run_recipe(tmp_path / "run", *TINY, "rounds=4", tamper=lose_training)
-    [summary] = ends
-    assert summary["status"] == "failed"
-    assert "3 rounds in a row" in summary["error"]
+        run_recipe(tmp_path / "failed", *SHORT, "rounds=4", tamper=lose_training)
+    (completed, written), (failed, _) = ends
+    assert (completed["status"], written) == ("completed", [])
+    assert failed["status"] == "failed"
+    assert "3 rounds in a row" in failed["error"]
 
 
 def lose_training(reply):

@@ -1,12 +1,12 @@
-"""How soon a reply is noticed: a clock of our own."""
+"""How soon a reply is noticed, by a clock of our own."""
 
 from __future__ import annotations
 
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from server_app import polling_grid as module
-from server_app.polling_grid import FastPollingGrid, with_fast_polling
+from server_app import polling_grid
+from server_app.polling_grid import with_fast_polling
 from tests.federation import InProcessGrid
 
 
@@ -25,76 +25,61 @@ class Clock:
 
 
 class SlowGrid(InProcessGrid):
-    """Replies are there after so many seconds, by node."""
+    """A grid of Flower's whose node n replies after ``seconds[n]``."""
 
     def __init__(self, clock: Clock, seconds: dict[int, float]) -> None:
-        super().__init__({})
+        super().__init__(dict.fromkeys(seconds, lambda m: Message(RecordDict(), reply_to=m)))
         self.clock, self.seconds = clock, seconds
-        self.pushed: dict[str, Message] = {}
-        self.asked: list[set[str]] = []
-
-    def push_messages(self, messages):
-        for message in messages:
-            message.metadata.__dict__["_message_id"] = str(len(self.pushed))
-            self.pushed[message.metadata.message_id] = message
-        return list(self.pushed)
+        self.pulls: list[set[int]] = []
 
     def pull_messages(self, message_ids):
-        self.asked.append(set(message_ids))
-        ready = [
-            self.pushed[one]
-            for one in sorted(message_ids)
-            if self.clock.now >= self.seconds[self.pushed[one].metadata.dst_node_id]
-        ]
-        return [Message(RecordDict(), reply_to=message) for message in ready]
+        nodes = {one: self.asked[one].metadata.dst_node_id for one in message_ids}
+        self.pulls.append(set(nodes.values()))
+        ready = [one for one in sorted(nodes) if self.clock.now >= self.seconds[nodes[one]]]
+        return super().pull_messages(ready)
 
 
-def ask(monkeypatch, seconds: dict[int, float], timeout: float | None):
+SlowGrid.__module__ = "flwr.superlink.grid.http_grid"
+
+
+def ask(monkeypatch, seconds: dict[int, float], timeout: float | None = None):
+    """Return which nodes' replies came, when, and which nodes were waited for in each pull."""
     clock = Clock()
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(polling_grid, "time", clock)
     slow = SlowGrid(clock, seconds)
     content = RecordDict({"config": ConfigRecord()})
     messages = [Message(content, node, "train") for node in seconds]
-    replies = list(FastPollingGrid(slow).send_and_receive(messages, timeout=timeout))
-    return [reply.metadata.src_node_id for reply in replies], clock.now, slow
+    replies = with_fast_polling(slow).send_and_receive(messages, timeout=timeout)
+    return [reply.metadata.src_node_id for reply in replies], clock.now, slow.pulls
 
 
-def test_a_reply_is_noticed_within_a_twentieth_of_the_wait(monkeypatch):
-    for seconds in (0.05, 1.0, 7.3, 50.0):
-        nodes, now, _ = ask(monkeypatch, {5: seconds}, None)
-        assert nodes == [5]
-        assert seconds <= now <= seconds * 1.05 + 0.1
-
-
-def test_a_long_wait_costs_no_more_questions_than_flowers_own(monkeypatch):
-    _, now, slow = ask(monkeypatch, {5: 3600.0}, None)
-    assert now < 3603
-    assert len(slow.asked) < 1350  # of 1200 with one every three seconds
-
-
-def test_who_has_answered_is_not_asked_again(monkeypatch):
-    nodes, _, slow = ask(monkeypatch, {5: 0.0, 6: 1.0}, None)
-    assert nodes == [5, 6]
-    assert slow.asked[0] == {"0", "1"}
-    assert slow.asked[1] == {"1"}
-
-
-def test_the_timeout_is_kept_to(monkeypatch):
-    nodes, now, _ = ask(monkeypatch, {5: 1.0, 6: 99.0}, 10.0)
+@pytest.mark.parametrize("seconds", [0.05, 1.0, 7.3, 50.0])
+def test_a_reply_is_noticed_within_a_twentieth_of_the_wait(monkeypatch, seconds):
+    nodes, now, _ = ask(monkeypatch, {5: seconds})
     assert nodes == [5]
+    assert seconds <= now <= seconds * 1.05 + 0.1
+
+
+def test_a_long_wait_costs_few_more_requests_than_flowers_own(monkeypatch):
+    _, now, pulls = ask(monkeypatch, {5: 3600.0})
+    assert now < 3603
+    assert len(pulls) < 1350  # 1200 with one every three seconds
+
+
+def test_a_node_that_has_replied_is_not_asked_again(monkeypatch):
+    nodes, _, pulls = ask(monkeypatch, {5: 0.0, 6: 1.0})
+    assert nodes == [5, 6]
+    assert pulls[:2] == [{5, 6}, {6}]
+
+
+@pytest.mark.parametrize(("late", "nodes"), [(99.0, [5]), (10.0, [5, 6])])
+def test_the_wait_ends_at_the_timeout_and_a_reply_then_counts(monkeypatch, late, nodes):
+    found, now, _ = ask(monkeypatch, {5: 1.0, 6: late}, 10.0)
+    assert found == nodes
     assert now == pytest.approx(10.0)
 
 
-def test_a_reply_at_the_timeout_counts(monkeypatch):
-    nodes, _, _ = ask(monkeypatch, {5: 10.0}, 10.0)
-    assert nodes == [5]
-
-
 def test_only_flowers_own_grids_are_changed():
-    ours = InProcessGrid({})
-    assert with_fast_polling(ours) is ours
-    flowers = type("HttpGrid", (InProcessGrid,), {"__module__": "flwr.superlink.grid.http_grid"})
-    assert isinstance(with_fast_polling(flowers({})), FastPollingGrid)
+    assert "send_and_receive" not in vars(with_fast_polling(InProcessGrid({})))
     simulated = type("InMemoryGrid", (InProcessGrid,), {"pull_interval": 0.1})({})
-    assert with_fast_polling(simulated) is simulated
-    assert simulated.pull_interval == 0.02
+    assert with_fast_polling(simulated).pull_interval == 0.02

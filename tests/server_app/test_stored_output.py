@@ -1,4 +1,4 @@
-"""What a run gives out, on disk: model.safetensors, checkpoints, the early stop, resuming."""
+"""The output model on disk: model.safetensors, checkpoints, the early stop, resuming."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from common.results import read_rows
 from conf import compose, plain_part
 from server_app.checkpoint import checkpoints
+from strategies.round.tensor_files import below
 from tasks import build_task
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
 
 pytestmark = pytest.mark.slow
 
-LATEST = ["strategy=fedavg"]
 LAST_TWO = ["strategy=fedavg", "strategy/output=last_two"]
 PARTICIPANTS = ["strategy=feddyn", "strategy.feddyn.alpha=0.1", "participation=0.67"]
 CASES = pytest.mark.parametrize("words", [LAST_TWO, PARTICIPANTS], ids=["last_two", "participants"])
@@ -31,17 +31,11 @@ def rows_of(folder: Path) -> list[dict]:
 def evaluate(tensors: dict[str, torch.Tensor]) -> tuple[float, float]:
     """Return loss and accuracy of these tensors in a fresh network."""
     recipe = compose(overrides(*TINY))
-    task = build_task(
-        plain_part(recipe, "task"), plain_part(recipe, "partition"), seed=0, num_clients=3
-    )
+    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
+    task = build_task(*parts, seed=0, num_clients=3)
     model = task.build_model(5)
     model.load_state_dict(tensors)
     return evaluate_model(model, task.test_data(torch.device("cpu")), task.loss)
-
-
-def below(prefix: str, path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file whose names begin so."""
-    return {n.removeprefix(prefix): v for n, v in load_file(path).items() if n.startswith(prefix)}
 
 
 @pytest.fixture(scope="module")
@@ -57,31 +51,31 @@ def whole(tmp_path_factory):
 
 
 @CASES
-def test_a_checkpoint_holds_x_and_what_was_given_out(words, tmp_path):
+def test_a_checkpoint_holds_x_and_the_output_model(words, whole):
     """Two models; the stored one is the second, and has the loss of the last row."""
-    run_recipe(tmp_path, *TINY, *words)
-    last = checkpoints(tmp_path / "checkpoints")[-1]
+    folder, _ = whole(*words)
+    last = load_file(checkpoints(folder / "checkpoints")[-1])
     x, output_model = below("params/", last), below("state/output/params/", last)
-    stored = load_file(tmp_path / "model.safetensors")
+    stored = load_file(folder / "model.safetensors")
     assert all(torch.equal(output_model[name], value) for name, value in stored.items())
     assert not any(torch.equal(x[name], value) for name, value in stored.items())
     loss, accuracy = evaluate(stored)
-    row = rows_of(tmp_path)[-1]
+    row = rows_of(folder)[-1]
     assert loss == pytest.approx(row["loss"], rel=1e-5)
     assert accuracy == pytest.approx(row["accuracy"], abs=1e-6)
     assert abs(evaluate(x)[0] - loss) > 1e-3
 
 
-def test_by_default_a_checkpoint_holds_x_alone(tmp_path):
-    run_recipe(tmp_path, *TINY, *LATEST)
-    last = checkpoints(tmp_path / "checkpoints")[-1]
+def test_by_default_the_output_model_is_x(tmp_path):
+    run_recipe(tmp_path, *TINY, "local.epochs=1")
+    last = load_file(checkpoints(tmp_path / "checkpoints")[-1])
     assert not below("state/output/", last)
     stored = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(stored[name], value) for name, value in below("params/", last).items())
 
 
 @CASES
-def test_how_often_it_is_evaluated_changes_nothing(words, whole, tmp_path):
+def test_the_interval_of_evaluation_changes_nothing(words, whole, tmp_path):
     folder, every = whole(*words)
     second = run_recipe(tmp_path / "second", *TINY, "rounds=4", "evaluation.every=2", *words)
     assert second["parameters_sha256"] == every["parameters_sha256"]
@@ -93,7 +87,7 @@ def test_how_often_it_is_evaluated_changes_nothing(words, whole, tmp_path):
 
 @CASES
 def test_the_early_stop_stores_the_model_that_reached_the_target(words, whole, tmp_path):
-    """And resuming without a target goes on from x: as if there had been none."""
+    """Resuming without a target continues from x, as if there had been no target."""
     folder, summary = whole(*words)
     accuracies = [row["accuracy"] for row in rows_of(folder)]
     reached = max(range(1, 4), key=lambda round: accuracies[round])
@@ -124,7 +118,7 @@ def lose_train_replies(begin: int, end: int):
 
 @CASES
 def test_a_resumed_run_whose_rounds_fail_equals_an_uninterrupted_one(words, tmp_path):
-    """Two replies a round or three; those of round 2, the last, are lost."""
+    """All replies of round 2, the last, are lost: two or three."""
     size = 2 if "participation=0.67" in words else 3
     whole = run_recipe(tmp_path / "whole", *TINY, *words, tamper=lose_train_replies(size, 2 * size))
     run_recipe(tmp_path / "cut", *TINY, "rounds=1", *words)
@@ -138,8 +132,8 @@ def test_a_resumed_run_whose_rounds_fail_equals_an_uninterrupted_one(words, tmp_
     assert rows[2]["loss"] == rows[1]["loss"] != rows[0]["loss"]
 
 
-def test_personal_parts_stay_at_the_clients(tmp_path):
-    """The shared part is given out, and every client evaluates it under its own head."""
+def test_personal_tensors_stay_at_the_clients(tmp_path):
+    """The output model is the shared part; every client evaluates it under its own head."""
     words = ["strategy=fedper", "partition=iid", "evaluation.clients=true", "rounds=3"]
     run_recipe(tmp_path / "latest", *TINY, *words)
     run_recipe(tmp_path / "last_two", *TINY, *words, "strategy/output=last_two")
@@ -149,6 +143,5 @@ def test_personal_parts_stay_at_the_clients(tmp_path):
     latest, last_two = rows_of(tmp_path / "latest"), rows_of(tmp_path / "last_two")
     assert last_two[-1]["client_loss"] != latest[-1]["client_loss"]
     assert last_two[-1]["client_loss"] < last_two[1]["client_loss"]
-    # what is the clients' own is scored as it is
-    names = ("personal_test_accuracy", "train_loss", "accuracy")
-    assert [last_two[-1][name] for name in names] == [latest[-1][name] for name in names]
+    for name in ("personal_test_accuracy", "train_loss", "accuracy"):  # of the clients' own models
+        assert last_two[-1][name] == latest[-1][name]

@@ -1,4 +1,4 @@
-"""Weights & Biases and MLflow, for real: offline files and an SQLite store.
+"""Weights & Biases and MLflow: offline files and an SQLite store.
 
 Skipped where the packages are missing, as in the environment of `make install`: they are the extras
 `wandb` and `mlflow`.

@@ -26,7 +26,7 @@ from strategies.fusion.distillation import (
     statistics_gaps,
 )
 from strategies.fusion.image_generator import Generator, Views
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
 from tests.recipes import TINY, run_recipe
 
@@ -184,7 +184,7 @@ def test_views_are_normalised_and_the_border_is_black():
     assert float(images.grad.sum()) == pytest.approx(5.0 * float(kept))
 
 
-def replies_of(network: Network, count: int = 3) -> list[Reply]:
+def replies_of(network: ServerModel, count: int = 3) -> list[Reply]:
     """Return clients whose models are the network's and random numbers, statistics too."""
     x, generator = network.model.state_dict(), seeded(11)
     own = {name for name, _ in network.model.named_buffers()}
@@ -203,14 +203,14 @@ def replies_of(network: Network, count: int = 3) -> list[Reply]:
     return replies
 
 
-def normed(dropout: float = 0.0) -> Network:
+def normed(dropout: float = 0.0) -> ServerModel:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Normed(dropout)
-    return Network(model, SHAPE, 3, torch.tensor([-1.0]), torch.tensor([2.0]))
+    return ServerModel(model, SHAPE, 3, torch.tensor([-1.0]), torch.tensor([2.0]))
 
 
-def views_of(network: Network, seed: int = 0) -> Views:
+def views_of(network: ServerModel, seed: int = 0) -> Views:
     low, high = network.black[:, None, None], network.white[:, None, None]
     return Views(low, high, 1, False, seeded(seed))
 
@@ -308,7 +308,7 @@ def test_a_last_batch_of_one_is_left_out():
     assert int(student.second.num_batches_tracked) == 2
 
 
-def aggregate(network: Network, replies: list[Reply], **options) -> dict[str, torch.Tensor]:
+def aggregate(network: ServerModel, replies: list[Reply], **options) -> dict[str, torch.Tensor]:
     """Return x + Delta by name, buffers included."""
     options = {"generation": SMALL, "epochs": 3, "crop_padding": 1, **options}
     aggregator = Distilled(**options)
@@ -381,7 +381,7 @@ def test_all_random_numbers_follow_from_the_seed():
 
 def test_inputs_that_are_no_images_and_networks_without_logits_are_refused():
     with pytest.raises(ConfigError, match=r"generates images, but inputs have shape \(200,\)"):
-        Distilled().bind(Network(Normed(), (200,), 2))
+        Distilled().bind(ServerModel(Normed(), (200,), 2))
     network = normed()
     network.model.classifies = False
     with pytest.raises(ConfigError, match="strategy=dense averages logits, and Normed has none"):
@@ -409,10 +409,10 @@ def test_values_out_of_range_are_refused_by_their_key(make, key):
 def test_the_flower_strategy_sends_class_counts_only_if_masked():
     with pytest.raises(ConfigError, match="aggregator Distilled runs the network"):
         DENSE()
-    masked = DENSE(epochs=2, masked_teacher=True, network=normed())
+    masked = DENSE(epochs=2, masked_teacher=True, server_model=normed())
     assert masked.client_sides["class_counts"].sends == {CLASS_COUNTS}
     assert masked.server_step.aggregator.epochs == 2
-    assert not DENSE(network=normed()).client_sides["class_counts"].sends
+    assert not DENSE(server_model=normed()).client_sides["class_counts"].sends
 
 
 @pytest.mark.slow

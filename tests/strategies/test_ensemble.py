@@ -15,7 +15,7 @@ from conf import compose, plain_part
 from strategies.base import RefusedReplyError, Reply
 from strategies.ensemble import AllClients, Ensemble, ensemble_of, mean_logits
 from strategies.round.records import to_tensors
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import (
     CLASS_COUNTS,
     COUNTS,
@@ -87,13 +87,13 @@ def test_logits_by_hand(masked, wanted):
     """Masked: 1, (2 + 4) / 2, 0. Plain: (1 + 40 + 60) / 3 and so on."""
     shares = [[1.0, 0.5, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]  # one example is not enough
     assert holder_shares(heads()).tolist() == shares
-    network = Network(Head(), (1,), 3)
+    network = ServerModel(Head(), (1,), 3)
     features, logits = mean_logits(network, heads(), masked=masked)(torch.tensor([[1.0], [2.0]]))
     torch.testing.assert_close(logits, torch.tensor([wanted, [2 * value for value in wanted]]))
     assert features.shape == (2, 3, 1)
 
 
-def trained(count: int = 3) -> tuple[Network, list[Reply], list[nn.Module]]:
+def trained(count: int = 3) -> tuple[ServerModel, list[Reply], list[nn.Module]]:
     """Return x, replies and the clients' models themselves, BatchNorm statistics and all."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
@@ -110,7 +110,7 @@ def trained(count: int = 3) -> tuple[Network, list[Reply], list[nn.Module]]:
         update = {name: value for name, value in change.items() if name not in own}
         buffers = {name: value for name, value in change.items() if name in own}
         replies.append(reply(client, update, counts[client], buffers))
-    return Network(sent, (2,), 3), replies, models
+    return ServerModel(sent, (2,), 3), replies, models
 
 
 INPUTS = torch.randn(6, 2, generator=torch.Generator().manual_seed(1))
@@ -234,8 +234,8 @@ def test_a_run_evaluates_and_stores_the_ensemble(masked, tmp_path):
 def test_the_flower_strategy_sends_class_counts_only_if_masked():
     with pytest.raises(ConfigError, match="output AllClients runs the network"):
         Ensemble()
-    network = Network(Layers(), (2,), 3)
-    assert Ensemble(network=network).client_sides["class_counts"].sends == {CLASS_COUNTS}
-    plain = Ensemble(masked=False, network=network)
+    network = ServerModel(Layers(), (2,), 3)
+    assert Ensemble(server_model=network).client_sides["class_counts"].sends == {CLASS_COUNTS}
+    plain = Ensemble(masked=False, server_model=network)
     assert plain.client_sides["class_counts"].sends == frozenset()
     assert plain.server_step.output.masked is False

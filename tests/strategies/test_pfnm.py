@@ -15,7 +15,7 @@ from strategies.fedma import FedMA, MatchedAveraging
 from strategies.fusion.grown_network import GrownNetwork, grown_network, spread
 from strategies.fusion.neuron_matching import Neurons, assign, match
 from strategies.pfnm import PFNM, NeuralMatching
-from strategies.round.server_network import Network
+from strategies.round.server_model import ServerModel
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, run_recipe
 from tests.strategies.fusion.test_layer_chain import tensors
@@ -147,12 +147,12 @@ def reply_of(i: int, params: dict, counts: list[float]) -> Reply:
 
 def grown(output: GrownNetwork, kind: str, models: list, counts: list | None = None):
     """Return the network that clients with these models give; x is zero."""
-    output.bind(Network(models[0], INPUTS[kind], 10))
+    output.bind(ServerModel(models[0], INPUTS[kind], 10))
     x = {name: torch.zeros_like(value) for name, value in tensors(models[0]).items()}
     counts = counts or [[3.0] * 10 for _ in models]
     replies = [reply_of(i, tensors(m), counts[i]) for i, m in enumerate(models)]
     output_model = output(x, x, x, replies)
-    return output_model, output.network(output_model)
+    return output_model, output.build_model(output_model)
 
 
 @pytest.mark.slow
@@ -306,17 +306,17 @@ def test_what_is_stored_is_the_grown_network_that_was_evaluated(method, tmp_path
 
 
 def test_the_flower_strategy_has_the_paper_s_gamma():
-    network = Network(model_of("mlp", 1), INPUTS["mlp"], 10)
-    assert PFNM(network=network).server_step.output.gamma == 1.0
-    assert FedMA(network=network).server_step.output.gamma == 7.0
+    network = ServerModel(model_of("mlp", 1), INPUTS["mlp"], 10)
+    assert PFNM(server_model=network).server_step.output.gamma == 1.0
+    assert FedMA(server_model=network).server_step.output.gamma == 7.0
 
 
 def test_pfnm_refuses_convolutions_and_both_refuse_norms():
     with pytest.raises(ConfigError, match="PFNM matches linear layers: choose strategy=fedma"):
-        PFNM(network=Network(model_of("feddw_cnn", 1), INPUTS["feddw_cnn"], 10))
+        PFNM(server_model=ServerModel(model_of("feddw_cnn", 1), INPUTS["feddw_cnn"], 10))
     with pytest.raises(ConfigError, match=r"body.0.weight is followed by normalisation \(body.1"):
-        FedMA(network=Network(model_of("normalised", 1), INPUTS["normalised"], 10))
-    with pytest.raises(ConfigError, match="network=Network"):
+        FedMA(server_model=ServerModel(model_of("normalised", 1), INPUTS["normalised"], 10))
+    with pytest.raises(ConfigError, match="server_model=ServerModel"):
         PFNM()
 
 

@@ -24,6 +24,7 @@ from strategies.fedcm import FedCM
 from strategies.feddw import FedDW
 from strategies.fedproto import FedProto
 from strategies.fedpvr import FedPVR
+from strategies.privacy.checks import reply_layout
 from strategies.privacy.reply_vector import Layout
 from strategies.privacy.secure_aggregation import SecAggPlus
 from strategies.round.federated import FederatedStrategy
@@ -160,8 +161,8 @@ def test_the_server_never_sees_a_single_update():
 
     secure = SecAggPlus(max_examples=50)
     strategy = FedAvg(local_lr=0.1, secure_aggregation=secure)
-    train(strategy, rounds=1, tamper=watch)
-    layout = strategy._layout(strategy._params)
+    params, _ = train(strategy, rounds=1, tamper=watch)
+    layout = reply_layout(strategy.client_sides, strategy.server_step, secure, params)
     train(FedAvg(local_lr=0.1), rounds=1, tamper=lambda m: keep(m, plain))
     rounds = [message for message in seen if answered(message)]
     assert len(rounds) == 16  # four clients, four exchanges

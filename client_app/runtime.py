@@ -1,0 +1,199 @@
+"""ClientRuntime: what the clients of one process share, and the clients that it builds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import torch
+from flwr.app import Context, Message
+from omegaconf import DictConfig
+from torch import nn
+
+from client_app.client import FederatedClient
+from client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
+from conf import (
+    build_local_optimizer,
+    build_part,
+    compose_overrides,
+    fingerprint,
+    overrides_of,
+    plain_part,
+    versions,
+)
+from strategies.base import ClientSide, LocalOptimizer, Reply, Weighting
+from strategies.components.local_training_config import LocalTrainingConfig, local_training_config
+from strategies.components.tensor_selection import TensorSelector
+from strategies.privacy.reply_vector import Layout
+from strategies.privacy.secure_aggregation import SecAggPlus
+from strategies.round.records import CONFIG
+from tasks import Task, build_task, keep_freed_memory, pick_device
+from tasks.tensor_data import TensorData
+
+Examples = tuple[TensorData, TensorData | None]  # to train on, held out
+_CACHE_BYTES = 256 << 20
+
+
+@dataclass
+class ClientRuntime:
+    """What the clients of one process share, built once and not for every message.
+
+    Optimizer and sides are prototypes of which every client gets copies. The clients use the model
+    one after the other; ``client`` is the last. ``examples`` caches up to ``_CACHE_BYTES``.
+    """
+
+    task: Task
+    model: nn.Module
+    device: torch.device
+    optimizer: LocalOptimizer
+    sides: Mapping[str, ClientSide]
+    options: LocalTrainingConfig
+    personal: TensorSelector
+    num_clients: int
+    seed: int
+    evaluation: DictConfig
+    client_cpus: int
+    channels_last: bool
+    simulation: bool
+    node_info: Mapping[str, str]
+    examples: dict[int, Examples] = field(default_factory=dict)
+    secure_aggregation: SecAggPlus | None = None
+    weighting: Weighting | None = None
+    client: FederatedClient | None = None
+
+    @cached_property
+    def test_data(self) -> TensorData | None:
+        """The global test set, where a simulation's clients evaluate their own models."""
+        if self.evaluation.model == "global" or not self.simulation:
+            return None
+        return self.task.test_data(self.device, channels_last=self.channels_last)
+
+    def layout(self, reply: Reply) -> Layout:
+        """Return the layout of a reply's vector under secure aggregation."""
+        assert self.secure_aggregation is not None
+        assert self.weighting is not None
+        return Layout.of(reply, self.weighting, self.secure_aggregation.max_examples)
+
+    def client_data(self, client_id: int, site_folder: Path | None) -> Examples:
+        """Return a client's training and held-out examples, on the device."""
+        if client_id in self.examples:
+            return self.examples[client_id]
+        data, held_out = self.task.client_data(
+            client_id, self.device, channels_last=self.channels_last, site_folder=site_folder
+        )
+        cached = [part for pair in self.examples.values() for part in pair if part is not None]
+        if sum(part.num_bytes for part in (data, *cached)) < _CACHE_BYTES:
+            self.examples[client_id] = data, held_out
+        return data, held_out
+
+    def client_id(self, context: Context) -> int:
+        """Return the partition id of a node."""
+        client_id = int(context.node_config["partition-id"])
+        if not 0 <= client_id < self.num_clients:
+            raise ValueError(
+                f"partition-id={client_id} is not one of 0..{self.num_clients - 1}: there are more "
+                f"SuperNodes than clients={self.num_clients}; change clients or the number of "
+                "SuperNodes"
+            )
+        return client_id
+
+    def client_for(self, context: Context, message: Message) -> FederatedClient:
+        """Return the client that a node plays, ready for a message."""
+        client_id = self.client_id(context)
+        torch.set_num_threads(self.client_cpus)
+        data, held_out = self.client_data(client_id, site_folder(context))
+        optimizer, sides = copy.deepcopy(self.optimizer), copy.deepcopy(dict(self.sides))
+        store = self._store(context, message, client_id)
+        if self.client is None:
+            self.client = FederatedClient(
+                client_id=client_id,
+                model=self.model,
+                data=data,
+                held_out=held_out,
+                loss=self.task.loss,
+                optimizer=optimizer,
+                options=self.options,
+                store=store,
+                sides=sides,
+                seed=self.seed,
+                personal=self.personal,
+                test_data=self.test_data,
+                build=self.task.build_model,
+            )
+        else:
+            self.client = self.client.rebind(client_id, data, held_out, optimizer, sides, store)
+        return self.client
+
+    def _store(self, context: Context, message: Message, client_id: int) -> ClientStateStore:
+        """Return the node's state folder, in a simulation the run's, else Flower's Context."""
+        folder = str(context.node_config.get("state-folder", ""))
+        if not folder and self.simulation:  # server and clients share a disk
+            folder = str(message.content.config_records[CONFIG].get("state-folder", ""))
+        if folder:
+            return FolderStateStore(Path(folder).expanduser(), client_id)
+        return ContextStateStore(context.state)
+
+
+def site_folder(context: Context) -> Path | None:
+    """Return the folder of a node's own examples, if it has one."""
+    folder = context.node_config.get("data-folder")
+    return Path(str(folder)) if folder else None
+
+
+def client_runtime(context: Context) -> ClientRuntime:
+    """Return the runtime of a node's recipe and config; built once per process."""
+    node = context.node_config
+    if "partition-id" not in node:
+        raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
+    overrides = tuple(overrides_of(context.run_config))
+    return _build_runtime(
+        overrides, str(node.get("device", "")), int(node.get("num-partitions", 0))
+    )
+
+
+@lru_cache(maxsize=2)
+def _build_runtime(overrides: tuple[str, ...], device: str, num_partitions: int) -> ClientRuntime:
+    """Build it; ``device`` and ``num_partitions`` (where clients=0) are the node config's."""
+    keep_freed_memory()
+    recipe = compose_overrides(overrides)
+    num_clients, seed = int(recipe.clients) or num_partitions, int(recipe.seed)
+    if num_clients == 0:
+        raise ValueError(
+            "clients=0 takes N from the node config, which lacks num-partitions: set clients, or "
+            "--node-config 'partition-id=0 num-partitions=N'"
+        )
+    task = build_task(
+        plain_part(recipe, "task"),
+        plain_part(recipe, "partition"),
+        seed=seed,
+        num_clients=num_clients,
+    )
+    chosen = pick_device(device or str(recipe.device))
+    channels_last = bool(recipe.runtime.channels_last)
+    model: nn.Module = task.build_model(seed).to(chosen)
+    if channels_last:
+        model = model.to(memory_format=torch.channels_last)
+    tensors = task.classifier_tensors
+    secure = build_part(recipe, "strategy.secure_aggregation", tensors)
+    return ClientRuntime(
+        task=task,
+        model=model,
+        device=chosen,
+        optimizer=build_local_optimizer(recipe, tensors),
+        sides=build_part(recipe, "strategy.client_sides", tensors),
+        options=local_training_config(recipe.local, recipe.strategy.phases),
+        personal=TensorSelector(recipe.strategy.personal),
+        num_clients=num_clients,
+        seed=seed,
+        evaluation=recipe.evaluation,
+        client_cpus=max(1, int(recipe.runtime.client_cpus)),
+        channels_last=channels_last,
+        simulation=bool(recipe.runtime.simulation),
+        node_info={"versions": str(versions()), **fingerprint(recipe)},
+        secure_aggregation=secure,
+        # the server has refused aggregators without a weighting
+        weighting=build_part(recipe, "strategy.aggregator", tensors).weighting if secure else None,
+    )

@@ -1,0 +1,275 @@
+"""One run of a recipe: task, strategy and results directory."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from logging import ERROR, INFO
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from omegaconf import DictConfig, OmegaConf
+
+from common.errors import ConfigError
+from common.results import ResultsFolder
+from conf import (
+    FOLDER_KEYS,
+    LONGER,
+    NOTES,
+    SITE_KEYS,
+    build_part,
+    config_yaml,
+    fingerprint,
+    method_name,
+    plain_part,
+    resume_fingerprint,
+    versions,
+)
+from server_app.assembly import build_strategy, calibration_of, check_recipe, server_model_of
+from server_app.calibration import CalibrationError, add_coverage
+from server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from server_app.layer_diagnostics import observers_of
+from server_app.loggers import LoggedRun, Loggers
+from server_app.machine import machine, usable_cpus
+from server_app.reused_training import check_reused_training
+from strategies.base import Tensors
+from strategies.components.tensor_selection import TensorSelector, personal_names, shared_names
+from strategies.round.client_snapshots import FILE, ClientSnapshots
+from strategies.round.records import to_metrics, to_record, to_tensors
+from strategies.round.round_report import RoundReport
+from strategies.round.tensor_files import parameters_sha256, save_tensors
+from tasks import build_task, keep_freed_memory, pick_device
+from tasks.evaluation import evaluate_model
+
+
+class Run:
+    """One run of a recipe, checked before round 1.
+
+    Args:
+        recipe: the composed recipe.
+        folder: the results directory, absolute.
+        last: the checkpoint to resume from, or None.
+    """
+
+    def __init__(self, recipe: DictConfig, folder: Path, last: Path | None) -> None:
+        check_recipe(recipe)
+        self.loggers = Loggers(build_part(recipe, "logger", classifier_tensors=0))
+        keep_freed_memory()
+        torch.set_num_threads(1)  # idle threads of a pool would take the simulated clients' CPUs
+        self.recipe, self.folder = recipe, folder
+        self.began = time.time()
+        self.timeout = float(recipe.runtime.round_timeout_seconds)
+        self.device = pick_device(recipe.device)
+        self.task = build_task(
+            plain_part(recipe, "task"),
+            plain_part(recipe, "partition"),
+            seed=int(recipe.seed),
+            num_clients=int(recipe.clients) or 1,
+        )
+        if recipe.local.reuse_training:
+            reused = Path(recipe.local.reuse_training)
+            check_reused_training(recipe, reused, self.task.classifier_tensors)
+        channels_last = bool(recipe.runtime.channels_last)
+        model = self.task.build_model(int(recipe.seed)).to(self.device)
+        if channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        personal = TensorSelector(recipe.strategy.personal)
+        self.has_personal = bool(personal_names(model, personal))
+        self.names = shared_names(model, personal)
+        self.server_model = server_model_of(self.task, model)
+        snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
+        self.test_data = self.task.test_data(self.device, channels_last=channels_last)
+        observers = observers_of(recipe, folder, self.server_model, self.test_data)
+        self.strategy = build_strategy(recipe, self.task, self.server_model, snapshots, observers)
+        self.calibration = calibration_of(recipe, model, self.strategy.server_step.output)
+        self.arrays = self._restore(last) if last else self._initial_arrays()
+        done = self.strategy.state.round if last else None
+        self.results = ResultsFolder(folder, done)
+        rows = self.results.rows  # of the run that is resumed
+        self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0
+        for observer in observers:
+            observer.start(done)
+        config = config_yaml(recipe, self.task.classifier_tensors)
+        self.results.write_config(config)
+        plain: Any = OmegaConf.to_container(OmegaConf.create(config))
+        self.loggers.start(LoggedRun(folder, self._about(), plain, list(rows)))
+
+    def start(self, grid: Grid) -> None:
+        """Run the rounds; write the summary whether they succeed or fail."""
+        try:
+            result = self.strategy.start(
+                grid,
+                self.arrays,
+                num_rounds=int(self.recipe.rounds),
+                timeout=self.timeout,
+                train_config=self._client_config(),
+                evaluate_config=self._client_config(),
+                evaluate_fn=self._evaluate,
+                on_round=self._on_round,
+            )
+            self._require_a_round()
+            params = to_tensors(result.arrays)
+            save_tensors(self.folder / "model.safetensors", params, self.task.label_metadata())
+            about = self._about() | {"parameters_sha256": parameters_sha256(params)}
+            if self.calibration.alphas:
+                about["prediction_sets"] = self._calibrate(grid, result.arrays)
+            summary = self.results.summary(about, "completed")
+        except BaseException as error:
+            with log_write_errors(self.folder):
+                self.loggers.finish(write_failure(self.results, self._about(), error))
+            raise
+        try:
+            self.loggers.finish(summary)
+        finally:  # last: a launcher ends the processes of a run that is completed
+            self.results.write_summary(summary)
+        log(INFO, "Results are in %s", self.folder)
+
+    # ---- pieces ------------------------------------------------------------------------------
+
+    def _require_a_round(self) -> None:
+        """Refuse to call a run completed whose rounds all failed."""
+        if self.strategy.state.failed_rounds >= int(self.recipe.rounds):
+            raise RuntimeError(
+                f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} valid "
+                f"replies, so the model is the initial one; metrics.jsonl in {self.folder} says why"
+            )
+
+    def _client_config(self) -> ConfigRecord:
+        """Return where the clients of a simulation store their states."""
+        return ConfigRecord({"state-folder": str(self.folder / "client_state")})
+
+    def _initial_arrays(self) -> ArrayRecord:
+        state = self.server_model.model.state_dict()
+        return to_record({name: state[name] for name in self.names})
+
+    def _restore(self, last: Path) -> ArrayRecord:
+        checkpoint = load_checkpoint(last, self.names)
+        if checkpoint.recipe != resume_fingerprint(self.recipe):
+            raise ConfigError(
+                f"resume=true, but {last} was written by another recipe; you may change only "
+                f"{', '.join((*LONGER, *SITE_KEYS, *NOTES, *FOLDER_KEYS))} (its recipe is "
+                f"{self.folder / 'config.yaml'})"
+            )
+        if checkpoint.state.round >= int(self.recipe.rounds):
+            raise ConfigError(
+                f"rounds={self.recipe.rounds} are done already: {last} is of round "
+                f"{checkpoint.state.round}; set rounds higher to continue"
+            )
+        log(INFO, "Resuming after round %s", checkpoint.state.round)
+        self.strategy.restore(checkpoint.state)
+        return to_record(checkpoint.params)
+
+    def _evaluate(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
+        every, last = int(self.recipe.evaluation.every), int(self.recipe.rounds)
+        if round != last and (every == 0 or round % every != 0):
+            return None
+        if round > 0 and self.recipe.evaluation.model == "clients":
+            return self._client_scores()
+        model = self._model_of(to_tensors(arrays))
+        torch.set_num_threads(usable_cpus())  # no client trains meanwhile
+        loss, accuracy = evaluate_model(model, self.test_data, self.task.loss)
+        torch.set_num_threads(1)
+        if accuracy is None:  # the task is no classification
+            return MetricRecord({"loss": loss})
+        return MetricRecord({"accuracy": accuracy, "loss": loss})
+
+    def _model_of(self, tensors: Tensors) -> torch.nn.Module:
+        """Return the output model with these tensors."""
+        if tensors.keys() != set(self.names):
+            return self.strategy.server_step.build_output_model(tensors)
+        self.server_model.load(tensors)
+        return self.server_model.model
+
+    def _calibrate(self, grid: Grid, arrays: ArrayRecord) -> dict[str, Any]:
+        """Let the clients calibrate prediction sets, and measure these on the test set.
+
+        The rounds are done: if this fails, the run has completed all the same.
+        """
+        classes = self.task.num_classes
+        try:
+            found = self.calibration.run(
+                lambda kind, config: self.strategy.ask_clients(
+                    grid,
+                    kind,
+                    arrays,
+                    ConfigRecord({**config, **self._client_config()}),
+                    self.timeout,
+                ),
+                classes,
+            )
+        except (CalibrationError, TimeoutError) as error:
+            log(ERROR, "no prediction sets: %s", error)
+            return {"error": str(error)}
+        if not self.has_personal:  # else every client has its own model
+            model = self._model_of(to_tensors(arrays))
+            add_coverage(found, model, self.test_data, classes, int(self.recipe.seed))
+        return found
+
+    def _client_scores(self) -> MetricRecord | None:
+        """Return the clients' models' mean scores: on the global test set, or else their own."""
+        scores = self.strategy.personal_scores()
+        kind = "personal-test-" if "personal-test-loss" in scores else "personal-"
+        found = {
+            name: scores[kind + name] for name in ("accuracy", "loss") if kind + name in scores
+        }
+        return to_metrics(found) if found else None
+
+    def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
+        elapsed = self.elapsed_before + time.time() - self.began
+        row = report.row() | {"elapsed_seconds": elapsed}
+        self.results.append(row)  # before the checkpoint: resuming drops rows it measures again
+        self.loggers.log(row)
+        every, last = int(self.recipe.checkpoint.every), int(self.recipe.rounds)
+        target = self.recipe.target_accuracy
+        reached = target is not None and report.evaluation.get("accuracy", -1.0) >= float(target)
+        due = reached or report.round == last or (every > 0 and report.round % every == 0)
+        if report.round > 0 and due:
+            self._save_checkpoint(arrays)
+        shown = ("accuracy", "loss", "train_loss")
+        figures = "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row)
+        log(INFO, "[round %s/%s] %s  %.2f s", report.round, last, figures, report.seconds)
+        return reached
+
+    def _save_checkpoint(self, arrays: ArrayRecord) -> None:
+        state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)
+        checkpoint = Checkpoint(to_tensors(arrays), state, recipe)
+        save_checkpoint(self.folder / "checkpoints", checkpoint)
+        self.strategy.state.mark_durable()
+
+    def _about(self) -> dict[str, Any]:
+        recipe = self.recipe
+        return {
+            "strategy": method_name(recipe),
+            "task": recipe.task.name,
+            "model": recipe.task.model,
+            "partition": recipe.partition.name,
+            "clients": int(recipe.clients),
+            "seed": int(recipe.seed),
+            "wall_seconds": time.time() - self.began,
+            "versions": versions(),
+            "machine": machine(self.device),
+            "fingerprint": fingerprint(recipe),
+        }
+
+
+def write_failure(
+    results: ResultsFolder, about: Mapping[str, Any], error: BaseException
+) -> dict[str, Any]:
+    """Write and return the summary of a run that an error has ended."""
+    summary = results.summary(about, "failed", f"{type(error).__name__}: {error}")
+    results.write_summary(summary)
+    return summary
+
+
+@contextlib.contextmanager
+def log_write_errors(folder: Path) -> Iterator[None]:
+    """Log that a summary cannot be written, in place of raising over the run's own error."""
+    try:
+        yield
+    except OSError as error:
+        log(ERROR, "summary.json in %s could not be written: %s", folder, error)

@@ -1,0 +1,89 @@
+"""Checks before round 1 of methods under secure aggregation or differential privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from common.errors import ConfigError
+from strategies.base import ClientSide, MeanAggregator, Tensors
+from strategies.privacy.reply_vector import (
+    Layout,
+    per_example,
+    require_private,
+    require_sums,
+    shapes_of,
+)
+from strategies.privacy.secure_aggregation import KEY, SecAggPlus
+from strategies.round.server_step import ServerStep
+from strategies.statistics.update_diagnostics import step_norm
+
+
+def check_privacy(
+    client_sides: Mapping[str, ClientSide],
+    step: ServerStep,
+    secure_aggregation: SecAggPlus | None,
+    evaluate_on_clients: bool,
+) -> None:
+    """Refuse parts that read single replies where the server only has their sum.
+
+    Where it does, ``step.diagnose`` is replaced by figures of the sum.
+
+    Raises:
+        ConfigError: names the parts and the keys to change.
+    """
+    require_private(client_sides)
+    averaged = any(side.averages for side in step.sides.values())
+    summed = secure_aggregation is not None
+    if not averaged and not summed:
+        return
+    weighting = require_sums(
+        KEY if summed else "strategy/differential_privacy",
+        client_sides,
+        step.sides,
+        step.aggregator,
+        step.transforms,
+        step.output,
+        step.observers,
+        summed=summed,
+    )
+    if averaged and weighting != "clients":
+        raise ConfigError(
+            f"strategy/differential_privacy needs every client to weigh the same, and "
+            f"{type(step.aggregator).__name__} weighs them by their {weighting}: set "
+            "strategy/aggregator=uniform_mean"
+        )
+    step.diagnose = step_norm
+    if evaluate_on_clients and summed:
+        raise ConfigError(
+            f"evaluation.clients=true asks each client for its loss and accuracy, and {KEY} hides "
+            f"values of single clients from the server: set evaluation.clients=false or {KEY}=none"
+        )
+
+
+def reply_layout(
+    client_sides: Mapping[str, ClientSide],
+    step: ServerStep,
+    secure_aggregation: SecAggPlus,
+    tensors: Tensors,
+) -> Layout:
+    """Return the layout of the replies to these tensors.
+
+    Raises:
+        ConfigError: if a payload has no shape that the server knows before round 1.
+    """
+    names = {name for side in client_sides.values() for name in side.sends}
+    shapes, expected = shapes_of(tensors), step.expected()
+    if unknown := sorted(names - expected.keys()):
+        raise ConfigError(
+            f"the payloads {unknown} have no shape that the server knows before round 1, and a "
+            f"secure sum needs it: set {KEY}=none, or choose another method"
+        )
+    assert isinstance(step.aggregator, MeanAggregator)
+    return Layout(
+        update={name: shape for name, shape in shapes.items() if name not in step.buffers},
+        buffers={name: shape for name, shape in shapes.items() if name in step.buffers},
+        payloads={name: expected[name] for name in names},
+        per_example=per_example(client_sides),
+        weighting=step.aggregator.weighting,
+        max_examples=secure_aggregation.max_examples,
+    )

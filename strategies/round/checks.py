@@ -1,0 +1,59 @@
+"""Checks before round 1 that a method's client and server sides fit each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from common.errors import ConfigError
+from strategies.base import ClientSide, ServerSide
+
+RESERVED_RECORDS = frozenset({"params", "config", "update", "metrics", "client"})
+
+
+def check_sides(
+    client_sides: Mapping[str, ClientSide],
+    server_sides: Mapping[str, ServerSide],
+    *,
+    allow_stacked: bool = False,
+) -> None:
+    """Refuse sides whose payloads do not match, or whose corrections depend on their order.
+
+    Raises:
+        ConfigError: naming the side, the payload and the key.
+    """
+    broadcast = _all_payloads("server", server_sides)
+    sent = _all_payloads("client", client_sides)
+    for name, client_side in client_sides.items():
+        _require_payloads(f"strategy.client_sides.{name}", client_side.needs, broadcast, "server")
+    for name, server_side in server_sides.items():
+        _require_payloads(f"strategy.server_sides.{name}", server_side.needs, sent, "client")
+    correcting = sorted(
+        name for name, side in client_sides.items() if type(side).correct is not ClientSide.correct
+    )
+    if len(correcting) > 1 and not allow_stacked:
+        raise ConfigError(
+            f"client sides {correcting} all correct the gradient, so their order matters; allowed "
+            "is one. Drop one from strategy=[...], or set strategy.allow_stacked_corrections=true"
+        )
+
+
+def _all_payloads(
+    half: str, sides: Mapping[str, ClientSide] | Mapping[str, ServerSide]
+) -> frozenset[str]:
+    names = [payload for side in sides.values() for payload in side.sends]
+    clashes = sorted({n for n in names if names.count(n) > 1 or n in RESERVED_RECORDS})
+    if clashes:
+        raise ConfigError(
+            f"the payloads {clashes} are sent by two of the {half} sides {sorted(sides)}, or are "
+            f"reserved ({sorted(RESERVED_RECORDS)}); drop one from strategy=[...]"
+        )
+    return frozenset(names)
+
+
+def _require_payloads(key: str, needs: frozenset[str], offered: frozenset[str], other: str) -> None:
+    missing = sorted(needs - offered)
+    if missing:
+        raise ConfigError(
+            f"{key} needs the payloads {missing}, but no {other} side sends them (sent are: "
+            f"{sorted(offered)}); add the {other} half to strategy.{other}_sides"
+        )

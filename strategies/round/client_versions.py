@@ -1,0 +1,51 @@
+"""Versions of the client states: which one each client starts a round from, and which it may drop.
+
+A client stores its state under the round after which it was saved. It starts from the version of
+its last aggregated reply, so a lost or refused reply, or a resumed run, leaves no trace in it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ClientVersions:
+    """The versions of all clients.
+
+    Attributes:
+        experiment: names this run in the clients' state stores.
+        committed: round of each client's last aggregated reply.
+        restarted: by key of the client state, the round after which all clients start it again.
+        durable: ``committed`` of the last checkpoint on disk.
+    """
+
+    experiment: str = field(default_factory=lambda: uuid.uuid4().hex)
+    committed: dict[int, int] = field(default_factory=dict)
+    restarted: dict[str, int] = field(default_factory=dict)
+    durable: dict[int, int] = field(default_factory=dict)
+
+    def commit(self, clients: Iterable[int], round: int) -> None:
+        """Make the states that these clients saved in ``round`` their current versions."""
+        self.committed |= dict.fromkeys(clients, round)
+
+    def mark_durable(self) -> None:
+        """Record that a checkpoint of the current versions is on disk."""
+        self.durable = dict(self.committed)
+
+    def restart(self, keys: Iterable[str], round: int) -> None:
+        """Make all clients drop these keys of the states that they saved up to ``round``."""
+        self.restarted |= dict.fromkeys(keys, round)
+
+    def config_of(self, client: int) -> dict[str, str | int]:
+        """Return what a message tells a client about the versions of its state."""
+        version = self.committed.get(client, 0)
+        dropped = (key for key, round in self.restarted.items() if version <= round)
+        return {
+            "experiment": self.experiment,
+            "state-round": version,
+            "state-keep": self.durable.get(client, 0),
+            "state-dropped": ",".join(sorted(dropped)),
+        }

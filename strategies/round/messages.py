@@ -1,0 +1,120 @@
+"""The server's messages: a model, payloads and the clients' config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from logging import WARNING
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+
+from strategies.base import Payloads, Schedule, Tensors
+from strategies.round.client_versions import ClientVersions
+from strategies.round.records import CONFIG, PARAMS, no_reply, to_record, with_senders
+
+TIMEOUT, NUM_ROUNDS = "timeout-seconds", "num-rounds"  # in the clients' config
+_CLOCK_SKEW_SECONDS = 3600.0  # by which a site's clock may be ahead of the server's
+
+
+@dataclass(frozen=True)
+class MessageWriter:
+    """Writes the messages of a round. ``more`` are further entries of the clients' config.
+
+    Attributes:
+        nodes: node ids by client id.
+        versions: of the client states.
+        local_lr: eta_l.
+        schedule: its factor per round.
+    """
+
+    nodes: Mapping[int, int]
+    versions: ClientVersions
+    local_lr: float
+    schedule: Schedule
+
+    def lr(self, round: int, more: ConfigRecord) -> float:
+        """Return the local learning rate of a round."""
+        return self.local_lr * self.schedule(round, int(str(more.get(NUM_ROUNDS, round))))
+
+    def train(
+        self,
+        round: int,
+        arrays: ArrayRecord,
+        more: ConfigRecord,
+        cohort: Iterable[int],
+        broadcast: Callable[[int], Payloads],
+    ) -> dict[int, Message]:
+        """Return the train messages by client: x, and the payloads of ``broadcast(client)``."""
+        # A payload that many clients get is serialised once. Beside its record it keeps its id.
+        records: dict[int, tuple[Tensors, ArrayRecord]] = {}
+        messages = {}
+        for client in cohort:
+            content = RecordDict({PARAMS: arrays})
+            for name, tensors in broadcast(client).items():
+                if id(tensors) not in records:
+                    records[id(tensors)] = (tensors, to_record(tensors))
+                content[name] = records[id(tensors)][1]
+            messages[client] = self._message(content, MessageType.TRAIN, client, round, more)
+        return messages
+
+    def model(
+        self,
+        message_type: str,
+        round: int,
+        arrays: ArrayRecord,
+        more: ConfigRecord,
+        clients: Iterable[int],
+    ) -> dict[int, Message]:
+        """Return messages with a model alone, by client."""
+        return {
+            client: self._message(RecordDict({PARAMS: arrays}), message_type, client, round, more)
+            for client in clients
+        }
+
+    def _message(
+        self, content: RecordDict, message_type: str, client: int, round: int, more: ConfigRecord
+    ) -> Message:
+        """Add the config; no node starts on the message long after the round has ended."""
+        timeout = timeout_of(more)
+        content[CONFIG] = ConfigRecord(
+            {
+                **more,
+                "round": round,
+                NUM_ROUNDS: int(str(more.get(NUM_ROUNDS, round))),
+                "lr": self.lr(round, more),
+                **self.versions.config_of(client),
+                TIMEOUT: timeout,
+            }
+        )
+        return Message(
+            content=content,
+            message_type=message_type,
+            dst_node_id=self.nodes[client],
+            ttl=timeout + _CLOCK_SKEW_SECONDS,
+            group_id=str(round),  # nodes log it
+        )
+
+
+def timeout_of(config: ConfigRecord) -> float:
+    """Return how many seconds the server waits for the replies."""
+    return float(str(config.get(TIMEOUT, 3600.0)))
+
+
+def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dict[int, RecordDict]:
+    """Return the answers to the messages by client.
+
+    Clients that answer with an error, or not at all, are logged and left out.
+    """
+    replies = grid.send_and_receive(list(messages.values()), timeout=timeout)
+    by_node = dict(with_senders(replies, messages.values()))
+    answers = {}
+    for client, message in sorted(messages.items()):
+        reply = by_node.get(message.metadata.dst_node_id)
+        if reply is not None and reply.has_content():
+            answers[client] = reply.content
+        else:
+            why = no_reply(timeout) if reply is None else reply.error.reason
+            log(WARNING, "%s of client %s: %s", message.metadata.message_type, client, why)
+    return answers

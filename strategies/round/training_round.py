@@ -1,0 +1,49 @@
+"""A training round in progress: the value that connects its messages with their replies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from flwr.app import Message
+
+from strategies.base import Tensors
+from strategies.round.round_report import RoundReport
+
+
+@dataclass(frozen=True)
+class TrainingRound:
+    """The messages of a round and what their replies are checked against.
+
+    Iterating yields the messages, as Flower expects of ``configure_train``.
+
+    Attributes:
+        params: x and the buffers, as sent.
+        messages: by client id.
+        timeout: seconds to wait for the replies.
+        report: of this round; completed step by step.
+    """
+
+    params: Tensors
+    messages: Mapping[int, Message]
+    timeout: float
+    report: RoundReport
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield the messages."""
+        return iter(self.messages.values())
+
+
+@dataclass(frozen=True)
+class RoundReplies:
+    """The replies of a round as they arrive, with the round; ``aggregate_train`` needs both.
+
+    An override that filters replies passes on ``RoundReplies(replies.round, filtered)``.
+    """
+
+    round: TrainingRound
+    replies: Iterable[Message]
+
+    def __iter__(self) -> Iterator[Message]:
+        """Yield the replies."""
+        return iter(self.replies)
