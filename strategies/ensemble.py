@@ -145,7 +145,7 @@ def ensemble_of(tensors: Tensors, model: nn.Module) -> MeanLogits:
 
 
 class Ensemble(FederatedStrategy):
-    """One round, whose output is the ensemble: ``Ensemble(server_model=ServerModel(...)).start(...)``.
+    """One round whose output is the ensemble: ``Ensemble(server_model=ServerModel(...))``.
 
     Args:
         masked: a model has no say in classes that its client does not hold.

@@ -16,6 +16,7 @@ from typing import ClassVar, Unpack
 from strategies.components import server_optimizers
 from strategies.components.tensor_selection import TensorSelector
 from strategies.round.federated import FederatedStrategy, Slots
+from strategies.round.registration import FederationConfig
 
 
 class FedAvg(FederatedStrategy):
@@ -71,5 +72,5 @@ class Centralised(FederatedStrategy):
     """
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("num_clients", 1)
+        slots.setdefault("federation", FederationConfig(num_clients=1))
         super().__init__(**slots)

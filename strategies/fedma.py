@@ -78,7 +78,7 @@ def _weights(
 
 
 class FedMA(FederatedStrategy):
-    """One round whose output is the grown network: ``FedMA(server_model=ServerModel(...)).start(...)``.
+    """One round whose output is the grown network: ``FedMA(server_model=ServerModel(...))``.
 
     Args:
         output: :class:`MatchedAveraging`; by default with the released code's numbers.

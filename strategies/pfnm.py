@@ -100,7 +100,7 @@ class NeuralMatching(GrownNetwork):
 
 
 class PFNM(FederatedStrategy):
-    """One round whose output is the grown network: ``PFNM(server_model=ServerModel(...)).start(...)``.
+    """One round whose output is the grown network: ``PFNM(server_model=ServerModel(...))``.
 
     Args:
         output: :class:`NeuralMatching`; by default with the released code's numbers.
