@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConfigError
 from fedhet.report.run_data import LATE_ROUNDS, Column, Run
 from reproductions.feddw.classifier_data import HeadNorms, Relations
 from reproductions.fedpvr.layer_data import LayerFigures
@@ -30,7 +31,7 @@ PARTS: Mapping[str, type[Any]] = {**LARGE, "layers": LayerFigures}  # and of eve
 AGREEMENT_ROUNDS = LATE_ROUNDS  # over which these are averaged: not thinned either
 
 
-class DataError(ValueError):
+class DataError(ConfigError):
     """A file that is none of ours."""
 
 

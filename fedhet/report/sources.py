@@ -11,13 +11,14 @@ from typing import Any
 
 import yaml
 
+from common.errors import ConfigError
 from fedhet.report.data_file import LARGE, DataError, Origin, ReportData, merged, read_data
 from fedhet.report.layout import same_but_seed
 from fedhet.report.run_data import COMPLETED, Run, find_runs, read_run
 from reproductions.maecho.fusion_path import can_fuse_again, fuse_again
 
 
-class SourceError(ValueError):
+class SourceError(ConfigError):
     """A source that has nothing to report."""
 
 

@@ -1,4 +1,4 @@
-"""How a terminal, or a log, shows a sweep."""
+"""How a terminal, or a log, shows a running sweep."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from fedhet.progress import percent
 from fedhet.sweep.progress import Job, Snapshot
 
 _HEARTBEAT_SECONDS = 60.0
@@ -25,29 +26,28 @@ class SweepDisplay(Protocol):
     """Shows a sweep while it runs."""
 
     def show(self, snapshot: Snapshot) -> None:
-        """Show what the jobs have come to."""
+        """Show the state of all jobs."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""
 
 
 class LiveDisplay:
-    """One picture that changes in place: total progress, and a line for each running job."""
+    """A live view of the total progress and of each running job, from the first job's start."""
 
     def __init__(self, console: Console) -> None:
-        """Show on ``console``; nothing is shown before the first job has begun."""
         self._console = console
         self._live: Live | None = None
         self._failed: set[int] = set()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw the picture again, and put jobs that have failed above it."""
+        """Draw the view again, and print jobs that have failed above it."""
         if not snapshot.jobs:
-            return  # what the launcher complains about then is not overdrawn
+            return  # an error of the launcher may come first
         if self._live is None:
             self._live = Live(
                 console=self._console,
-                auto_refresh=False,  # which would be one more thread
+                auto_refresh=False,  # would need another thread
                 transient=True,
                 redirect_stdout=False,
                 redirect_stderr=False,
@@ -58,22 +58,21 @@ class LiveDisplay:
             if job.report.number not in self._failed:
                 self._failed.add(job.report.number)
                 line = Text(f"failed   {job.title}: {job.report.error}", style="red")
-                line.truncate(self._console.width, overflow="ellipsis")  # the end has all of it
+                line.truncate(self._console.width, overflow="ellipsis")  # in full at the end
                 self._console.print(line)
         most = max(1, self._console.height - _LINES_BESIDE_JOBS)
-        self._live.update(picture(snapshot, most, self._console.width), refresh=True)
+        self._live.update(live_view(snapshot, most, self._console.width), refresh=True)
 
     def close(self) -> None:
-        """Take the picture away."""
+        """Remove the view."""
         if self._live is not None:
             self._live.stop()
 
 
 class LogDisplay:
-    """A line for each job that ends, and now and then how far the running ones are."""
+    """A line for each job that ends, and once a minute one for each running job."""
 
     def __init__(self, console: Console) -> None:
-        """Print to ``console``."""
         self._console = console
         self._shown: set[int] = set()
         self._last_seconds = 0.0
@@ -83,7 +82,7 @@ class LogDisplay:
         for job in snapshot.jobs:
             if job.report.is_over and job.report.number not in self._shown:
                 self._shown.add(job.report.number)
-                self._print(f"[{len(self._shown)}/{snapshot.total or '?'}] {_ending(job)}")
+                self._print(f"[{len(self._shown)}/{snapshot.total or '?'}] {_ended_job(job)}")
                 self._last_seconds = snapshot.seconds
         if snapshot.seconds - self._last_seconds >= _HEARTBEAT_SECONDS:
             self._last_seconds = snapshot.seconds
@@ -98,25 +97,19 @@ class LogDisplay:
 
 
 def sweep_console(file: IO[str]) -> Console:
-    """Return a console on a file of its own, whatever becomes of stdout."""
+    """Return a console on a file, which stays when stdout is redirected."""
     console = Console(file=file)
     _fit(console)
     return console
 
 
 def display_for(console: Console) -> SweepDisplay:
-    """Return the picture for a terminal, lines for everything else."""
+    """Return the live view for a terminal, lines for everything else."""
     return LiveDisplay(console) if console.is_terminal else LogDisplay(console)
 
 
-def picture(snapshot: Snapshot, most: int, width: int) -> RenderableType:
-    """Return the sweep as it is now.
-
-    Args:
-        snapshot: of the jobs.
-        most: how many lines there are for running jobs.
-        width: of the terminal.
-    """
+def live_view(snapshot: Snapshot, most: int, width: int) -> RenderableType:
+    """Return counts, total progress, and at most ``most`` lines of running jobs."""
     running = snapshot.having("running")
     lines: list[RenderableType] = [_counts(snapshot), _total(snapshot, width)]
     if running:
@@ -160,29 +153,24 @@ def _running_table(jobs: Sequence[Job], width: int) -> Table:
             Text(job.label),
             ProgressBar(total=1.0, completed=job.share, width=10),
             f"{job.round}/{job.report.rounds}" if job.round >= 0 else "starting",
-            percent(job.accuracy),
+            percent(job.accuracy, ""),
             f"{job.failures} failures" if job.failures else "",
         )
     return table
 
 
-def percent(share: float | None) -> str:
-    """Return a share as a percentage; nothing if it was not measured."""
-    return "" if share is None else f"{100 * share:.2f} %"
-
-
 def clock(seconds: float) -> str:
-    """Return a duration as a person reads it."""
+    """Return a duration as text, such as `12 s` or `0:03:40`."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if whole < 10 else f"{whole} s"
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
-def _ending(job: Job) -> str:
+def _ended_job(job: Job) -> str:
     report = job.report
     if report.status != "completed":
-        reason = shorten(report.error, _REASON_WIDTH)  # all of it is shown at the end
+        reason = shorten(report.error, _REASON_WIDTH)  # in full at the end
         return f"{job.title}: {report.status}{': ' * bool(reason)}{reason}"
     words = [percent(job.accuracy)] if job.accuracy is not None else []
     words += [f"{job.round} rounds", "earlier" if report.skipped else clock(report.seconds)]
@@ -195,7 +183,7 @@ def _progress(job: Job) -> str:
 
 
 def _fit(console: Console) -> None:
-    """Give the console the size of its own terminal: by itself it asks stdin and stdout."""
+    """Give the console the size of its own terminal, since Rich looks at stdin and stdout."""
     if console.is_terminal:
         try:
             columns, lines = os.get_terminal_size(console.file.fileno())

@@ -1,14 +1,15 @@
-"""What the jobs of a sweep have come to, as their folders have it."""
+"""How far the jobs of a sweep are, read from their folders."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from common.results import read_rows
+from common.results import METRICS, read_rows
 from fedhet.sweep.sweep_folder import JobReport, SweepFolder
 
 _NAMED_BY_VALUE = ("strategy", "task", "partition", "experiment")
@@ -19,7 +20,7 @@ class Job:
     """A job as a display shows it.
 
     Attributes:
-        report: what it says of itself.
+        report: what it says about itself.
         words: the overrides that tell it apart from the others.
         round: the last round that ended, -1 before round 0.
         accuracy: of the last evaluation.
@@ -34,7 +35,7 @@ class Job:
 
     @property
     def label(self) -> str:
-        """The words that tell it apart, short: `fedavg seed=0 alpha=0.1`."""
+        """The words that tell it apart, shortened: `fedavg seed=0 alpha=0.1`."""
         return " ".join(_shortened(word) for word in self.words) or self.report.folder
 
     @property
@@ -56,7 +57,7 @@ class Snapshot:
 
     Attributes:
         jobs: those that have begun, by number.
-        total: of all jobs; None if the sweeper alone knows.
+        total: of all jobs; None if only the sweeper knows.
         seconds: since this call began.
     """
 
@@ -69,41 +70,34 @@ class Snapshot:
         return [job for job in self.jobs if job.report.status == status]
 
     @property
-    def over(self) -> list[Job]:
-        """The jobs of which nothing more comes."""
-        return [job for job in self.jobs if job.report.is_over]
-
-    @property
     def share(self) -> float:
         """How much of the sweep is done, from 0 to 1."""
         return sum(job.share for job in self.jobs) / max(1, self.total or len(self.jobs))
 
     @property
     def seconds_left(self) -> float | None:
-        """How long it will take if it goes on like this; None as long as nobody can tell."""
+        """The estimated time to the end; None where it cannot be estimated."""
         run = sum(job.share for job in self.jobs if not job.report.skipped)
         if self.total is None or run < 0.05:
             return None
-        left = self.total - sum(job.share for job in self.jobs)
-        return self.seconds / run * left
+        return self.seconds / run * (self.total - sum(job.share for job in self.jobs))
 
 
-class Watch:
-    """Reads the jobs' folders again and again, only what has changed.
+class SweepFollower:
+    """Reads the folders of a running sweep's jobs.
 
     Args:
         folder: the sweep's.
-        total: how many jobs there are, if that is known.
+        total: how many jobs there are, if known.
         varied: the keys that tell jobs apart.
     """
 
     def __init__(self, folder: SweepFolder, total: int | None, varied: Sequence[str]) -> None:
         self._folder, self._total, self._varied = folder, total, varied
         self._began = time.monotonic()
-        self._rows: dict[Path, tuple[tuple[int, int], Mapping[str, Any]]] = {}
 
-    def look(self) -> Snapshot:
-        """Return what the jobs have come to now."""
+    def snapshot(self) -> Snapshot:
+        """Return the state of all jobs."""
         jobs = [self._job(report) for report in self._folder.reports()]
         return Snapshot(jobs, self._total, time.monotonic() - self._began)
 
@@ -112,30 +106,26 @@ class Watch:
         figures = report.figures
         if report.status == "completed":
             failures = int(figures.get("failures", 0))
-            accuracy = figures.get("accuracy")
-            return Job(report, words, int(figures.get("rounds", -1)), accuracy, failures)
-        if report.status == "waiting":  # what its folder holds is from an earlier call
+            return Job(
+                report, words, int(figures.get("rounds", -1)), figures.get("accuracy"), failures
+            )
+        path = self._folder.path / report.folder / METRICS
+        if report.status == "waiting" or not path.exists():  # a waiting job's rows are older
             return Job(report, words)
-        latest = self._latest(self._folder.path / report.folder / "metrics.jsonl")
-        return Job(report, words, **latest)
+        status = path.stat()
+        return Job(report, words, **_latest(path, status.st_mtime_ns, status.st_size))
 
-    def _latest(self, path: Path) -> Mapping[str, Any]:
-        try:
-            status = path.stat()
-        except OSError:
-            return {}
-        stamp = (status.st_mtime_ns, status.st_size)
-        known = self._rows.get(path)
-        if known is None or known[0] != stamp:
-            rows = read_rows(path)
-            measured = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
-            latest = {
-                "round": max((int(row["round"]) for row in rows), default=-1),
-                "accuracy": measured[-1] if measured else None,
-                "failures": sum(len(row.get("failures", ())) for row in rows),
-            }
-            known = self._rows[path] = (stamp, latest)
-        return known[1]
+
+@lru_cache(maxsize=256)
+def _latest(path: Path, modified: int, size: int) -> Mapping[str, Any]:
+    """Return round, accuracy and failures of a metrics.jsonl, read again when it has changed."""
+    rows = read_rows(path)
+    measured = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
+    return {
+        "round": max((int(row["round"]) for row in rows), default=-1),
+        "accuracy": measured[-1] if measured else None,
+        "failures": sum(len(row.get("failures", ())) for row in rows),
+    }
 
 
 def _shortened(word: str) -> str:

@@ -1,10 +1,8 @@
-"""Concurrent jobs on one machine: each has its own part of the CPUs and GPUs.
+"""Divides a machine among concurrent jobs: each gets its own part of the CPUs and GPUs.
 
-A launcher that runs n jobs at once starts each as if it had the machine to itself, and so does Ray
-in every one of them. Here a job takes a free slot k of n, a lock file, and with it the k-th part:
-by CPU affinity, which torch, the processes that it starts and our own engine look at, and by
-CUDA_VISIBLE_DEVICES. Where there are fewer CPUs than jobs, the jobs beyond wait for a free slot:
-sharing a CPU would make all of them slower and none ready sooner.
+A Hydra launcher starts each of n jobs as if it had the machine to itself. Here a job takes a free
+slot k of n, a lock file, and with it the k-th part of the machine, by CPU affinity and by
+CUDA_VISIBLE_DEVICES. With fewer CPUs than jobs, the remaining jobs wait for a free slot.
 """
 
 from __future__ import annotations
@@ -20,8 +18,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from filelock import FileLock, Timeout
+from omegaconf import DictConfig
 
-from fedhet.runtimes.resources import gpu_names
+from common.errors import ConfigError
+from fedhet.runtimes.resources import MOST_CLIENTS_A_GPU, gpu_names
 
 _Value = TypeVar("_Value")
 
@@ -32,11 +32,11 @@ _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True)
 class Machine:
-    """What there is to divide.
+    """What this process may use.
 
     Attributes:
-        cpus: their numbers, those that share a core side by side.
-        quota: how many of them may be busy at once (a container may have fewer than it sees).
+        cpus: their numbers, those of a core side by side.
+        quota: how many of them may be busy at once, as in a container.
         gpus: as CUDA_VISIBLE_DEVICES names them.
     """
 
@@ -62,50 +62,45 @@ class Slot:
     jobs_per_gpu: int
 
 
-def jobs_at_once(launcher: Mapping[str, Any], together: int | None, cpus: int) -> int:
-    """Return how many jobs a Hydra launcher runs at once on this machine; 1: nothing is divided.
+def jobs_at_once(launcher: Mapping[str, Any], batch_size: int | None, cpus: int) -> int:
+    """Return how many jobs a Hydra launcher runs at once on this machine.
 
-    Slurm gives each job CPUs and GPUs of its own, so there nothing is left to divide.
+    It is 1 for Slurm, which gives each job CPUs and GPUs of its own.
 
     Args:
         launcher: the node hydra.launcher.
-        together: how many jobs the launcher is handed at once; None if nobody knows.
+        batch_size: how many jobs the launcher is handed at once; None if unknown.
         cpus: of this machine.
     """
-    kind = _kind_of(launcher)
+    kind = str(launcher.get("_target_")).rpartition(".")[2]
+    at_once = 1
     if kind == "JoblibLauncher":
         wanted = int(launcher.get("n_jobs") or 1)
         at_once = wanted if wanted > 0 else max(1, cpus + 1 + wanted)
-    elif kind == "LocalLauncher":  # submitit's: all of them
-        at_once = together or cpus
-    elif kind == "RayLauncher":
-        at_once = max(1, int(cpus / float(launcher["ray"]["remote"].get("num_cpus") or 1)))
-    else:
-        at_once = 1
-    return min(at_once, together) if together else at_once
+    elif kind == "LocalLauncher":  # submitit's starts all of them
+        at_once = batch_size or cpus
+    return min(at_once, batch_size) if batch_size else at_once
 
 
-def machine_for(launcher: Mapping[str, Any]) -> Machine:
-    """Return what this process may use, and what of it is to be divided.
-
-    Ray has divided the GPUs already (hydra.launcher.ray.remote.num_gpus).
-    """
+def this_machine() -> Machine:
+    """Return what this process may use."""
     cpus = _by_core(sorted(_affinity()))
-    gpus = [] if _kind_of(launcher) == "RayLauncher" else list(gpu_names())
-    return Machine(cpus, min(len(cpus), _quota()), gpus)
+    return Machine(cpus, min(len(cpus), _quota()), gpu_names())
 
 
-def parts(machine: Machine, jobs: int) -> list[Slot]:
-    """Divide a machine among so many jobs, or fewer: each has a CPU at least."""
+def divide(machine: Machine, jobs: int) -> list[Slot]:
+    """Divide a machine among so many jobs, or fewer: each slot has at least one CPU."""
     count = max(1, min(jobs, machine.quota))
-    cpus = [_part(machine.cpus, k, count) for k in range(count)]
-    quotas = [len(_part(range(machine.quota), k, count)) for k in range(count)]
-    gpus = [_part(machine.gpus, k, count) for k in range(count)]
-    jobs_per_gpu = 1
-    if 0 < len(machine.gpus) < count:
-        gpus = [[machine.gpus[k % len(machine.gpus)]] for k in range(count)]
-        jobs_per_gpu = math.ceil(count / len(machine.gpus))
-    return [Slot(cpus[k], quotas[k], gpus[k], jobs_per_gpu) for k in range(count)]
+    shared = 0 < len(machine.gpus) < count
+    jobs_per_gpu = math.ceil(count / len(machine.gpus)) if shared else 1
+    slots = []
+    for k in range(count):
+        gpus = _part(machine.gpus, k, count)
+        if shared:
+            gpus = [machine.gpus[k % len(machine.gpus)]]
+        num_cpus = len(_part(range(machine.quota), k, count))
+        slots.append(Slot(_part(machine.cpus, k, count), num_cpus, gpus, jobs_per_gpu))
+    return slots
 
 
 @contextmanager
@@ -113,10 +108,10 @@ def free_slot(folder: Path, slots: Sequence[Slot]) -> Iterator[Slot]:
     """Wait for a slot that no other job has, and keep this process to it.
 
     Args:
-        folder: of the lock files; the same for all jobs that share a machine's slots.
+        folder: of the lock files, the same for all jobs of a sweep.
         slots: the parts of this machine, the same for all of them.
     """
-    own = folder / socket.gethostname()  # the folder may be shared by machines
+    own = folder / socket.gethostname()  # machines may share the folder
     own.mkdir(parents=True, exist_ok=True)
     locks = [FileLock(own / f"{k}.lock") for k in range(len(slots))]
     k = _acquire_one(locks)
@@ -125,6 +120,26 @@ def free_slot(folder: Path, slots: Sequence[Slot]) -> Iterator[Slot]:
             yield slots[k]
     finally:
         locks[k].release()
+
+
+def limit_recipe(recipe: DictConfig, slot: Slot) -> None:
+    """Set the CPUs and the GPU shares of a recipe's runtime to those of its slot.
+
+    Raises:
+        ConfigError: if a client needs more CPUs than the slot has.
+    """
+    runtime = recipe.runtime
+    if slot.num_cpus < int(runtime.client_cpus):
+        raise ConfigError(
+            f"runtime.client_cpus={runtime.client_cpus}, but so many jobs at once leave each "
+            f"{slot.num_cpus} of this machine's CPUs: run fewer (hydra.launcher.n_jobs), or set "
+            f"runtime.client_cpus={slot.num_cpus}"
+        )
+    runtime.num_cpus = min(int(runtime.num_cpus or slot.num_cpus), slot.num_cpus)
+    if runtime.client_gpus is None and slot.jobs_per_gpu > 1:
+        clients_at_once = max(1, runtime.num_cpus // int(runtime.client_cpus))
+        share = max(1 / clients_at_once, slot.jobs_per_gpu / MOST_CLIENTS_A_GPU)
+        runtime.client_gpus = int(min(1.0, share) * 10_000) / 10_000
 
 
 def _acquire_one(locks: Sequence[FileLock]) -> int:
@@ -140,6 +155,7 @@ def _acquire_one(locks: Sequence[FileLock]) -> int:
 
 @contextmanager
 def _confined(slot: Slot) -> Iterator[None]:
+    """Keep this process to a slot for a while; a launcher's worker has other jobs later."""
     affinity = _affinity()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
@@ -148,17 +164,12 @@ def _confined(slot: Slot) -> Iterator[None]:
         if slot.gpus:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(slot.gpus)
         yield
-    finally:  # the launcher's process goes on to other jobs
+    finally:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, affinity)
-        if slot.gpus and visible is None:
-            del os.environ["CUDA_VISIBLE_DEVICES"]
-        elif slot.gpus and visible is not None:
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
-
-
-def _kind_of(launcher: Mapping[str, Any]) -> str:
-    return str(launcher.get("_target_")).rpartition(".")[2]
 
 
 def _affinity() -> set[int]:
@@ -177,22 +188,20 @@ def _quota() -> int:
 
 
 def _by_core(cpus: Sequence[int]) -> list[int]:
-    """Sort CPUs so that a part of them has whole cores: the second threads have high numbers."""
+    """Sort CPUs so that the two threads of a core are side by side: a part has whole cores."""
 
-    def place(cpu: int) -> tuple[int, int, int]:
-        topology = _TOPOLOGY / f"cpu{cpu}" / "topology"
+    def place(cpu: int) -> list[int]:
+        folder = _TOPOLOGY / f"cpu{cpu}" / "topology"
         try:
-            package = int((topology / "physical_package_id").read_text(encoding="ascii"))
-            core = int((topology / "core_id").read_text(encoding="ascii"))
+            return [int((folder / name).read_text()) for name in ("physical_package_id", "core_id")]
         except (OSError, ValueError):
-            return (0, 0, cpu)
-        return (package, core, cpu)
+            return [0, 0]
 
-    return sorted(cpus, key=place)
+    return sorted(cpus, key=lambda cpu: (*place(cpu), cpu))
 
 
 def _part(values: Sequence[_Value], k: int, count: int) -> Sequence[_Value]:
-    """Return the k-th of ``count`` parts that differ by one in length at most."""
+    """Return the k-th of ``count`` parts, whose lengths differ by at most one."""
     length, longer = divmod(len(values), count)
     start = k * length + min(k, longer)
     return values[start : start + length + (k < longer)]

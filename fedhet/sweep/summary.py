@@ -1,4 +1,4 @@
-"""What a sweep ends with: its jobs, why some failed, the best trial, and what to type next."""
+"""The summary at the end of a sweep: its jobs, errors, best trial, and what to type next."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.sweep.display import clock, percent
+from fedhet.progress import percent
+from fedhet.sweep.display import clock
 from fedhet.sweep.optuna_search import best_of
 from fedhet.sweep.progress import Job, Snapshot
 
 
-def closing(
+def closing_summary(
     snapshot: Snapshot, folder: Path, objective: str, direction: str | None
 ) -> RenderableType:
-    """Return what a sweep ends with.
+    """Return the summary of a sweep.
 
     Args:
         snapshot: the last one.
         folder: the sweep's.
         objective: the figure that a search optimises.
-        direction: of the search; None for a sweep that is none.
+        direction: of the search; None without one.
     """
     lines: list[RenderableType] = []
     if snapshot.jobs:
@@ -45,7 +46,7 @@ def _job_table(jobs: Sequence[Job], objective: str) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     for job in jobs:
         report = job.report
-        cells = [_result(job), Text(percent(report.figures.get("best_accuracy")))]
+        cells = [_result(job), Text(percent(report.figures.get("best_accuracy"), ""))]
         cells += [Text(_number(report.figures.get(figure))) for figure in own]
         cells.append(Text(str(max(0, job.round))))
         cells.append(Text("earlier" if report.skipped else clock(report.seconds)))
@@ -54,7 +55,7 @@ def _job_table(jobs: Sequence[Job], objective: str) -> Table:
 
 
 def _failures(jobs: Sequence[Job]) -> list[Text]:
-    """Return a line for every reason, with the jobs that it was the end of."""
+    """Return a line for every reason, with the jobs that failed for it."""
     reasons: dict[str, list[str]] = {}
     for job in jobs:
         reasons.setdefault(job.report.error, []).append(job.title)
@@ -67,19 +68,19 @@ def _failures(jobs: Sequence[Job]) -> list[Text]:
 def _next_steps(snapshot: Snapshot, folder: Path) -> list[Text]:
     lines = [f"results  {folder}", f"report   fedhet-report {folder}"]
     if len(snapshot.having("completed")) < (snapshot.total or len(snapshot.jobs)):
-        lines.append(f"go on    fedhet -m --resume {folder}")
+        lines.append(f"continue fedhet -m --resume {folder}")
     return [Text(line) for line in lines]
 
 
 def _best(job: Job, objective: str) -> Text:
     value = _number(job.report.figures[objective])
-    words = " ".join(job.words)  # as they can be typed again
+    words = " ".join(job.words)  # can be typed again
     return Text(f"best     #{job.report.number} {objective} {value}: {words}", style="bold green")
 
 
 def _result(job: Job) -> Text:
     if job.report.status == "completed":
-        return Text(percent(job.accuracy), style="bold green")
+        return Text(percent(job.accuracy, ""), style="bold green")
     return Text(job.report.status, style="red")
 
 
