@@ -54,6 +54,19 @@ def at_least(low: int) -> Callable[[str], int]:
     return whole_number
 
 
+def number_between(low: float, high: float, *, with_low: bool = False) -> Callable[[str], float]:
+    """Return the argparse type of numbers in (low, high), or in [low, high)."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not (low < value < high or (with_low and value == low)):
+            bracket = "[" if with_low else "("
+            raise argparse.ArgumentTypeError(f"{text} must lie in {bracket}{low:g}, {high:g})")
+        return value
+
+    return number
+
+
 def table_console() -> Console:
     """Return a console for stdout; tables that go to a file or a pipe are not folded."""
     console = Console()

@@ -36,12 +36,7 @@ def recipe_of(folder: Path) -> DictConfig:
 
 
 def task_of(recipe: DictConfig, classes: Sequence[str] | None = None) -> Task:
-    """Return the task of a run's recipe.
-
-    Args:
-        recipe: the run's recipe.
-        classes: the classes' names by label, where the recipe does not name them.
-    """
+    """Return the task of a run's recipe; ``classes`` name the labels where it does not."""
     plain: Any = OmegaConf.to_container(recipe)
     plain["task"].pop("classifier_tensors", None)  # the run has added it
     if classes is not None and plain["task"].get("classes") is None:
@@ -78,11 +73,6 @@ def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Mod
 
     Tensors that do not travel come from a client's state file, if one is named. Otherwise those
     that no client trains (FedBABU) have their initial values.
-
-    Args:
-        folder: the run's results directory.
-        task: the run's task.
-        state: a client's state file.
 
     Raises:
         ConfigError: if there is no model, it is not the task's whole model, or it is no classifier.

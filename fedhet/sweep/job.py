@@ -29,10 +29,16 @@ from conf import method_name, plain_part
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep import session
 from fedhet.sweep.optuna_search import FIGURES
-from fedhet.sweep.resource_slots import divide, free_slot, jobs_at_once, limit_recipe, this_machine
+from fedhet.sweep.resource_slots import (
+    free_slot,
+    jobs_at_once,
+    limit_recipe,
+    slots_of_machine,
+    usable_cpus,
+)
 from fedhet.sweep.resume import Plan, make_ready, plan_for, read_summary_or_empty
 from fedhet.sweep.shutdown import end_with_launcher
-from fedhet.sweep.sweep_folder import FolderTaken, JobReport, Sweep, SweepFolder
+from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -41,10 +47,6 @@ Run = Callable[[DictConfig], object]
 
 def run_job(recipe: DictConfig, run: Run) -> float | None:
     """Skip, continue or begin one job, on its part of the machine; its output goes to its log.
-
-    Args:
-        recipe: the job's recipe.
-        run: what runs a recipe from start to end.
 
     Returns:
         The objective, for a sweeper that optimises it; None, a failed trial, if the job failed or
@@ -67,6 +69,10 @@ def run_job(recipe: DictConfig, run: Run) -> float | None:
     )
     report = _Attempt(sweep_folder, folder, recipe, report).carry_out(run)
     return report.figures.get(sweep_folder.read().objective)
+
+
+class FolderTaken(ConfigError):
+    """Another job, or something else, has the job's folder."""
 
 
 class _Attempt:
@@ -96,7 +102,6 @@ class _Attempt:
         sweep = self._sweep_folder.read()
         plan = self._plan(sweep)
         if plan is not Plan.SKIP:
-            self._report_status()
             make_ready(self._folder, plan)
             with _logged(self._folder), self._own_slot(sweep):
                 self._report_status(status="running", began=time.time())
@@ -107,7 +112,14 @@ class _Attempt:
         self._report_status(status="completed", figures=figures, skipped=skipped, ended=time.time())
 
     def _plan(self, sweep: Sweep) -> Plan:
-        again = self._sweep_folder.claim(self._folder.name, self._report.number)
+        before = {one.number: one.folder for one in self._sweep_folder.reports()}
+        again = before.pop(self._report.number, None) is not None  # a cluster has restarted it
+        self._report_status()
+        if self._folder.name in before.values():
+            raise FolderTaken(
+                f"{self._folder} is the folder of another job: put what tells the jobs apart into "
+                "hydra.sweep.subdir"
+            )
         if again or sweep.resumed:
             return plan_for(self._folder, self._recipe)
         if any(self._folder.iterdir()):
@@ -117,14 +129,13 @@ class _Attempt:
     @contextmanager
     def _own_slot(self, sweep: Sweep) -> Iterator[None]:
         """Keep to a part of the machine, if jobs run at once."""
-        machine = this_machine()
         job: Any = HydraConfig.get()
         launcher = plain_part(job, "launcher")
-        at_once = jobs_at_once(launcher, sweep.batch_size, machine.quota)
+        at_once = jobs_at_once(launcher, sweep.batch_size, usable_cpus())
         if at_once == 1:
             yield
             return
-        with free_slot(self._sweep_folder.inner / "slots", divide(machine, at_once)) as slot:
+        with free_slot(self._sweep_folder.inner / "slots", slots_of_machine(at_once)) as slot:
             limit_recipe(self._recipe, slot)
             yield
 
@@ -161,14 +172,9 @@ def _write_failure(folder: Path, recipe: DictConfig, report: JobReport) -> None:
     written = (folder / SUMMARY).stat().st_mtime if summary else 0.0
     if written >= report.began or not folder.exists() or summary.get("status") == "completed":
         return
-    about = {
-        "strategy": method_name(recipe),
-        "task": recipe.task.name,
-        "model": recipe.task.model,
-        "partition": recipe.partition.name,
-        "clients": recipe.clients,
-        "seed": recipe.seed,
-    }
+    about = {"strategy": method_name(recipe), "task": recipe.task.name, "seed": recipe.seed}
+    about |= {"model": recipe.task.model, "partition": recipe.partition.name}
+    about |= {"clients": recipe.clients}
     write_summary(folder, {**about, **summary, "status": "failed", "error": report.error})
 
 

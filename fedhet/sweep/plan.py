@@ -17,26 +17,15 @@ from fedhet.sweep.optuna_search import check_search, is_search
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The size of a sweep.
+    """The size of a sweep."""
 
-    Attributes:
-        total: how many jobs there are; None if only the sweeper knows.
-        batch_size: how many of them the sweeper hands to the launcher at once, at most.
-        varied: the keys that have more than one value.
-    """
-
-    total: int | None
-    batch_size: int | None
-    varied: Sequence[str]
+    total: int | None  # how many jobs there are; None if only the sweeper knows
+    batch_size: int | None  # how many of them the sweeper hands to the launcher at once, at most
+    varied: Sequence[str]  # the keys that have more than one value
 
 
 def plan_sweep(words: Sequence[str], objective: str, sweeper: Mapping[str, Any]) -> SweepPlan:
     """Return what a sweep will be.
-
-    Args:
-        words: the overrides as they were typed.
-        objective: the figure that a search optimises.
-        sweeper: the node hydra.sweeper.
 
     Raises:
         ConfigError: for a key that a sweep cannot have, or a search that could only fail.

@@ -17,21 +17,13 @@ _NAMED_BY_VALUE = ("strategy", "task", "partition", "experiment")
 
 @dataclass(frozen=True)
 class Job:
-    """A job as a display shows it.
+    """A job as a display shows it."""
 
-    Attributes:
-        report: what it says about itself.
-        words: the overrides that tell it apart from the others.
-        round: the last round that ended, -1 before round 0.
-        accuracy: of the last evaluation.
-        failures: replies that were missing or refused so far.
-    """
-
-    report: JobReport
-    words: Sequence[str]
-    round: int = -1
-    accuracy: float | None = None
-    failures: int = 0
+    report: JobReport  # what it says about itself
+    words: Sequence[str]  # the overrides that tell it apart from the others
+    round: int = -1  # the last round that ended, -1 before round 0
+    accuracy: float | None = None  # of the last evaluation
+    failures: int = 0  # replies that were missing or refused so far
 
     @property
     def label(self) -> str:
@@ -53,17 +45,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """All jobs at one moment.
+    """All jobs at one moment."""
 
-    Attributes:
-        jobs: those that have begun, by number.
-        total: of all jobs; None if only the sweeper knows.
-        seconds: since this call began.
-    """
-
-    jobs: Sequence[Job]
-    total: int | None
-    seconds: float
+    jobs: Sequence[Job]  # those that have begun, by number
+    total: int | None  # of all jobs; None if only the sweeper knows
+    seconds: float  # since this call began
 
     def having(self, status: str) -> list[Job]:
         """Return the jobs of this status."""
@@ -84,13 +70,7 @@ class Snapshot:
 
 
 class SweepFollower:
-    """Reads the folders of a running sweep's jobs.
-
-    Args:
-        folder: the sweep's.
-        total: how many jobs there are, if known.
-        varied: the keys that tell jobs apart.
-    """
+    """Reads the folders of a running sweep's jobs, which the ``varied`` keys tell apart."""
 
     def __init__(self, folder: SweepFolder, total: int | None, varied: Sequence[str]) -> None:
         self._folder, self._total, self._varied = folder, total, varied

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig
@@ -23,54 +23,24 @@ from omegaconf import DictConfig
 from common.errors import ConfigError
 from fedhet.runtimes.resources import MOST_CLIENTS_A_GPU, gpu_names
 
-_Value = TypeVar("_Value")
-
 _POLL_SECONDS = 0.1
-_TOPOLOGY = Path("/sys/devices/system/cpu")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True)
-class Machine:
-    """What this process may use.
-
-    Attributes:
-        cpus: their numbers, those of a core side by side.
-        quota: how many of them may be busy at once, as in a container.
-        gpus: as CUDA_VISIBLE_DEVICES names them.
-    """
-
-    cpus: Sequence[int]
-    quota: int
-    gpus: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Slot:
-    """One job's part of the machine.
+    """One job's part of the machine."""
 
-    Attributes:
-        cpus: to run on.
-        num_cpus: how many of them to keep busy.
-        gpus: to use; empty without a GPU.
-        jobs_per_gpu: how many jobs share each of them.
-    """
-
-    cpus: Sequence[int]
-    num_cpus: int
-    gpus: Sequence[str]
-    jobs_per_gpu: int
+    cpus: Sequence[int]  # to run on
+    num_cpus: int  # how many of them to keep busy
+    gpus: Sequence[str]  # to use; empty without a GPU
+    jobs_per_gpu: int  # how many jobs share each of them
 
 
 def jobs_at_once(launcher: Mapping[str, Any], batch_size: int | None, cpus: int) -> int:
-    """Return how many jobs a Hydra launcher runs at once on this machine.
+    """Return how many of the jobs that a Hydra launcher is handed it runs at once on this machine.
 
     It is 1 for Slurm, which gives each job CPUs and GPUs of its own.
-
-    Args:
-        launcher: the node hydra.launcher.
-        batch_size: how many jobs the launcher is handed at once; None if unknown.
-        cpus: of this machine.
     """
     kind = str(launcher.get("_target_")).rpartition(".")[2]
     at_once = 1
@@ -82,34 +52,45 @@ def jobs_at_once(launcher: Mapping[str, Any], batch_size: int | None, cpus: int)
     return min(at_once, batch_size) if batch_size else at_once
 
 
-def this_machine() -> Machine:
-    """Return what this process may use."""
-    cpus = _by_core(sorted(_affinity()))
-    return Machine(cpus, min(len(cpus), _quota()), gpu_names())
+def usable_cpus() -> int:
+    """Return how many CPUs this process may keep busy at once: a container may have a quota."""
+    count = len(_affinity())
+    try:
+        allowed, period = _CPU_QUOTA.read_text(encoding="ascii").split()
+        return max(1, min(count, math.ceil(int(allowed) / int(period))))
+    except (OSError, ValueError):  # no such group, or "max"
+        return count
 
 
-def divide(machine: Machine, jobs: int) -> list[Slot]:
-    """Divide a machine among so many jobs, or fewer: each slot has at least one CPU."""
-    count = max(1, min(jobs, machine.quota))
-    shared = 0 < len(machine.gpus) < count
-    jobs_per_gpu = math.ceil(count / len(machine.gpus)) if shared else 1
-    slots = []
-    for k in range(count):
-        gpus = _part(machine.gpus, k, count)
-        if shared:
-            gpus = [machine.gpus[k % len(machine.gpus)]]
-        num_cpus = len(_part(range(machine.quota), k, count))
-        slots.append(Slot(_part(machine.cpus, k, count), num_cpus, gpus, jobs_per_gpu))
-    return slots
+def divide(cpus: Sequence[int], num_cpus: int, gpus: Sequence[str], jobs: int) -> list[Slot]:
+    """Divide CPUs and GPUs among so many jobs, or fewer: each slot has at least one CPU.
+
+    ``num_cpus`` of the CPUs may be busy at once. A slot has every n-th CPU, and so both threads of
+    a core, whose numbers are mostly half of all CPUs apart.
+    """
+    count = max(1, min(jobs, num_cpus))
+    shared = 0 < len(gpus) < count
+    return [
+        Slot(
+            cpus=cpus[k::count],
+            num_cpus=len(range(k, num_cpus, count)),
+            gpus=[gpus[k % len(gpus)]] if shared else gpus[k::count],
+            jobs_per_gpu=math.ceil(count / len(gpus)) if shared else 1,
+        )
+        for k in range(count)
+    ]
+
+
+def slots_of_machine(jobs: int) -> list[Slot]:
+    """Divide what this process may use among so many jobs."""
+    return divide(sorted(_affinity()), usable_cpus(), gpu_names(), jobs)
 
 
 @contextmanager
 def free_slot(folder: Path, slots: Sequence[Slot]) -> Iterator[Slot]:
     """Wait for a slot that no other job has, and keep this process to it.
 
-    Args:
-        folder: of the lock files, the same for all jobs of a sweep.
-        slots: the parts of this machine, the same for all of them.
+    All jobs of a sweep have the same folder, of the lock files, and the same slots.
     """
     own = folder / socket.gethostname()  # machines may share the folder
     own.mkdir(parents=True, exist_ok=True)
@@ -176,32 +157,3 @@ def _affinity() -> set[int]:
     if hasattr(os, "sched_getaffinity"):
         return set(os.sched_getaffinity(0))
     return set(range(os.cpu_count() or 1))
-
-
-def _quota() -> int:
-    """Return how many CPUs the control group may keep busy, at least 1."""
-    try:
-        allowed, period = _CPU_QUOTA.read_text(encoding="ascii").split()
-        return max(1, math.ceil(int(allowed) / int(period)))
-    except (OSError, ValueError):  # no such group, or "max"
-        return os.cpu_count() or 1
-
-
-def _by_core(cpus: Sequence[int]) -> list[int]:
-    """Sort CPUs so that the two threads of a core are side by side: a part has whole cores."""
-
-    def place(cpu: int) -> list[int]:
-        folder = _TOPOLOGY / f"cpu{cpu}" / "topology"
-        try:
-            return [int((folder / name).read_text()) for name in ("physical_package_id", "core_id")]
-        except (OSError, ValueError):
-            return [0, 0]
-
-    return sorted(cpus, key=lambda cpu: (*place(cpu), cpu))
-
-
-def _part(values: Sequence[_Value], k: int, count: int) -> Sequence[_Value]:
-    """Return the k-th of ``count`` parts, whose lengths differ by at most one."""
-    length, longer = divmod(len(values), count)
-    start = k * length + min(k, longer)
-    return values[start : start + length + (k < longer)]

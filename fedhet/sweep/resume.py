@@ -42,9 +42,6 @@ def resuming() -> bool:
 def take_resume(words: Sequence[str]) -> list[str]:
     """Return the command line for Hydra, and remember whether ``--resume`` was in it.
 
-    Args:
-        words: the command line without the program's name.
-
     Raises:
         ConfigError: if there is no such sweep to continue.
     """

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from rich.console import Console
 
 from common.errors import ConfigError
 from fedhet.runtimes.processes import ProcessTree, adopt_orphans
-from fedhet.sweep.display import display_for, sweep_console
+from fedhet.sweep.display import closing_summary, display_for
 from fedhet.sweep.optuna_search import direction_of, is_search
 from fedhet.sweep.plan import SweepPlan
 from fedhet.sweep.progress import Snapshot, SweepFollower
 from fedhet.sweep.shutdown import MARK, cancel_slurm_jobs, end_jobs, mark
-from fedhet.sweep.summary import closing_summary
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder, timestamp
 
 _POLL_SECONDS = 0.25
@@ -41,15 +41,6 @@ os.register_at_fork(
 
 class Session:
     """One call of `fedhet -m`, from the first job to the closing table.
-
-    Args:
-        folder: of the sweep.
-        overrides: as they were typed.
-        objective: the figure that a search optimises.
-        sweeper: the node hydra.sweeper.
-        launcher: the node hydra.launcher.
-        plan: what the sweep will be.
-        resuming: whether ``--resume`` was given.
 
     Raises:
         ConfigError: if the folder holds something else.
@@ -94,7 +85,7 @@ class Session:
         os.environ[MARK] = mark()
         self._process_tree = ProcessTree(MARK, mark())
         terminal = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
-        self._console = sweep_console(self._stack.enter_context(terminal))
+        self._console = Console(file=self._stack.enter_context(terminal))
         errors = self._folder.inner / "errors.txt"
         self._stack.enter_context(redirected(self._folder.path / "log.txt", errors))
         self._display = display_for(self._console)
@@ -164,12 +155,10 @@ class Session:
 
     def _finish(self) -> None:
         """Write sweep.json for the last time; a job that has not ended counts as stopped."""
-        jobs = [
-            job
-            if job.report.is_over
-            else replace(job, report=replace(job.report, status="stopped"))
-            for job in self._snapshot.jobs
-        ]
+        jobs = list(self._snapshot.jobs)
+        for number, job in enumerate(jobs):
+            if not job.report.is_over:
+                jobs[number] = replace(job, report=replace(job.report, status="stopped"))
         total = len(jobs) if self._all_ended else self._sweep.total
         self._snapshot = replace(self._snapshot, jobs=jobs, total=total)
         good = len(self._snapshot.having("completed")) == len(jobs)
@@ -183,8 +172,9 @@ class Session:
         with (self._folder.path / "log.txt").open("a", encoding="utf-8") as log:
             log.write(errors)
         os.environ.pop(MARK, None)
-        self._lock.release()
         self._folder.clear()
+        self._lock.release()
+        Path(self._lock.lock_file).unlink(missing_ok=True)
         return errors
 
 
@@ -201,13 +191,14 @@ def _lock(folder: SweepFolder, *, resuming: bool) -> FileLock:
             f"hydra.sweep.dir={folder.path} is not empty: name another folder, or continue the "
             f"sweep in it: fedhet -m --resume {folder.path}"
         )
-    folder.inner.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.inner / "lock")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.path / ".sweep.lock")
     try:
         lock.acquire(blocking=False)
     except Timeout:
         raise ConfigError(f"another process runs the sweep in {folder.path}") from None
-    folder.forget_reports()
+    folder.clear()  # an earlier call may have been killed
+    folder.inner.mkdir()
     return lock
 
 
@@ -216,7 +207,7 @@ def _lock(folder: SweepFolder, *, resuming: bool) -> FileLock:
 
 @contextmanager
 def redirected(output: Path, errors: Path) -> Iterator[None]:
-    """Append what this process and its children print to files: stdout and stderr."""
+    """Append the output and the errors of this process and its children to two files."""
     with ExitStack() as stack:
         for number, path in ((1, output), (2, errors)):
             before = os.dup(number)

@@ -23,33 +23,20 @@ ENDED = ("completed", "failed", "stopped")
 
 @dataclass(frozen=True)
 class JobReport:
-    """What a job says about itself.
+    """What a job says about itself."""
 
-    Attributes:
-        number: Hydra's, from 0.
-        folder: its results directory, a name below the sweep's folder.
-        overrides: the words that its recipe is composed from.
-        status: waiting (for its share of the machine), running, completed, failed or stopped.
-        rounds: the last round of its recipe.
-        began, ended: seconds since the epoch.
-        host, pid: where it runs.
-        skipped: it had completed in an earlier call, and was not run again.
-        error: why it failed.
-        figures: the numbers of its summary.json.
-    """
-
-    number: int
-    folder: str
-    overrides: Sequence[str]
-    status: str
-    rounds: int
-    began: float
+    number: int  # Hydra's, from 0
+    folder: str  # its results directory, a name below the sweep's folder
+    overrides: Sequence[str]  # the words that its recipe is composed from
+    status: str  # waiting (for its share of the machine), running, completed, failed or stopped
+    rounds: int  # the last round of its recipe
+    began: float  # seconds since the epoch
     ended: float | None = None
-    host: str = ""
+    host: str = ""  # where it runs
     pid: int = 0
-    skipped: bool = False
-    error: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    skipped: bool = False  # it had completed in an earlier call, and was not run again
+    error: str = ""  # why it failed
+    figures: Mapping[str, float] = field(default_factory=dict)  # the numbers of its summary.json
 
     @property
     def is_over(self) -> bool:
@@ -63,52 +50,29 @@ class JobReport:
 
     def entry(self) -> dict[str, Any]:
         """Return the job's entry in sweep.json."""
-        return {
-            "number": self.number,
-            "folder": self.folder,
-            "overrides": list(self.overrides),
-            "status": self.status,
-            "began": timestamp(self.began),
-            "ended": None if self.ended is None else timestamp(self.ended),
-            **({"error": self.error} if self.error else {}),
-            "figures": dict(self.figures),
-        }
+        names = ("number", "folder", "overrides", "status", "began", "ended", "error", "figures")
+        entry = {name: value for name, value in asdict(self).items() if name in names}
+        entry["began"] = timestamp(self.began)
+        entry["ended"] = None if self.ended is None else timestamp(self.ended)
+        return entry
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The sweep as a whole, as sweep.json describes it.
+    """The sweep as a whole, as sweep.json describes it."""
 
-    Attributes:
-        overrides: the words that were typed.
-        began: when it was first started.
-        status: running, completed, failed (one job at least) or stopped.
-        resumed: when ``--resume`` continued it.
-        total: how many jobs there are; None if only the sweeper knows.
-        batch_size: how many of them are handed to the launcher at once, at most.
-        objective: the figure that a search optimises.
-    """
-
-    overrides: Sequence[str]
-    began: str
-    status: str = "running"
+    overrides: Sequence[str]  # the words that were typed
+    began: str  # when it was first started
+    status: str = "running"  # running, completed, failed (one job at least) or stopped
     ended: str | None = None
-    resumed: Sequence[str] = ()
-    total: int | None = None
-    batch_size: int | None = None
-    objective: str = "accuracy"
-
-
-class FolderTaken(ConfigError):
-    """Two jobs of a sweep would write to one folder."""
+    resumed: Sequence[str] = ()  # when ``--resume`` continued it
+    total: int | None = None  # how many jobs there are; None if only the sweeper knows
+    batch_size: int | None = None  # how many of them are handed to the launcher at once, at most
+    objective: str = "accuracy"  # the figure that a search optimises
 
 
 class SweepFolder:
-    """The files of one sweep.
-
-    Args:
-        path: of the folder, which need not exist yet.
-    """
+    """The files of one sweep; its folder need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
@@ -155,29 +119,6 @@ class SweepFolder:
             found.append(JobReport(**json.loads(path.read_text(encoding="utf-8"))))
         return sorted(found, key=lambda job: job.number)
 
-    def claim(self, name: str, number: int) -> bool:
-        """Reserve a folder for one job.
-
-        Returns:
-            True if the job had reserved it before: a cluster has started the job again.
-
-        Raises:
-            FolderTaken: if another job of this call has it.
-        """
-        path = self.inner / "claims" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with path.open("x", encoding="ascii") as file:
-                file.write(str(number))
-        except FileExistsError:
-            if path.read_text(encoding="ascii") == str(number):
-                return True
-            raise FolderTaken(
-                f"{self.path / name} is the folder of another job: put what tells the jobs apart "
-                "into hydra.sweep.subdir"
-            ) from None
-        return False
-
     def ask_to_stop(self) -> None:
         """Let no further job begin."""
         self.inner.mkdir(parents=True, exist_ok=True)
@@ -186,13 +127,6 @@ class SweepFolder:
     def is_stopping(self) -> bool:
         """Return whether no further job may begin."""
         return (self.inner / "stop").exists()
-
-    def forget_reports(self) -> None:
-        """Remove what an earlier call, which may have been killed, left in ``.sweep/``."""
-        for name in ("jobs", "claims", "slots"):
-            shutil.rmtree(self.inner / name, ignore_errors=True)
-        for name in ("stop", "errors.txt"):
-            (self.inner / name).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Remove ``.sweep/``."""

@@ -45,21 +45,13 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of a model on a test set.
+    """The figures of a model on a test set."""
 
-    Attributes:
-        examples: how many.
-        accuracy: in [0, 1].
-        loss: mean cross-entropy.
-        by_class: accuracy on each class, by its name; None without examples.
-        augmented: accuracy of each pass over augmented examples.
-    """
-
-    examples: int
-    accuracy: float
-    loss: float
-    by_class: dict[str, float | None]
-    augmented: list[float]
+    examples: int  # how many
+    accuracy: float  # in [0, 1]
+    loss: float  # mean cross-entropy
+    by_class: dict[str, float | None]  # accuracy on each class, by its name; None without examples
+    augmented: list[float]  # accuracy of each pass over augmented examples
 
 
 def evaluate(

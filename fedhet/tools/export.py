@@ -42,12 +42,7 @@ OF_THE_RUN = ("accuracy", "parameters_sha256", "seed")  # of summary.json
 
 
 def export(folder: Path, path: Path, state: Path | None = None) -> dict[str, Any]:
-    """Export a run's model as a program of ``torch.export``, and check its outputs.
-
-    Args:
-        folder: the run's results directory.
-        path: of the file.
-        state: a client's state file, where clients keep tensors of their own.
+    """Export a run's model to ``path`` as a program of ``torch.export``, and check its outputs.
 
     Returns:
         The content of its about.json.

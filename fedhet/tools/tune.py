@@ -43,32 +43,20 @@ CHOICES = "choices.json"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A point of the grid, and its figures on the held-out examples.
+    """A point of the grid, and its figures on the held-out examples."""
 
-    Args:
-        words: that set it.
-        accuracy: in [0, 1]; None if the run failed.
-        loss: of the same model on the same examples.
-    """
-
-    words: Sequence[str]
-    accuracy: float | None = None
-    loss: float | None = None
+    words: Sequence[str]  # that set it
+    accuracy: float | None = None  # in [0, 1]; None if the run failed
+    loss: float | None = None  # of the same model on the same examples
 
 
 @dataclass(frozen=True)
 class Search:
-    """A search.
+    """A search."""
 
-    Args:
-        grid: words with several values.
-        rounds: of a candidate; None: as many as the run's.
-        folder: of all that is written.
-    """
-
-    grid: Sequence[str]
-    rounds: int | None
-    folder: Path
+    grid: Sequence[str]  # words with several values
+    rounds: int | None  # of a candidate; None: as many as the run's
+    folder: Path  # of all that is written
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -126,7 +114,15 @@ def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search
     if best is None:
         raise ConfigError(f"no candidate of {name} has a score: see {sweep}/*/log.txt")
     choice = describe_choice(best, candidates, search.rounds)
-    _log_choice(search.folder / CHOICES, name, cell, best, candidates, choice)
+    path = search.folder / CHOICES
+    choices = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    choices[name] = {
+        "cell": list(cell),
+        "chosen": list(best.words),
+        "words": choice,
+        "candidates": [asdict(one) for one in candidates],
+    }
+    save_text(path, json.dumps(choices, indent=1) + "\n")
     Console().print(f"choice   {name}: {choice}", markup=False, highlight=False, soft_wrap=True)
     words = [*cell, *best.words, f"choice={quoted(choice)}", f"results_dir={quoted(str(run))}"]
     plan = plan_for(run, compose({"overrides": json.dumps(words)}))
@@ -185,28 +181,8 @@ def describe_choice(best: Candidate, candidates: Sequence[Candidate], rounds: in
     """Return the choice, its score and the number of candidates as text."""
     scored = sum(one.accuracy is not None for one in candidates)
     after = f" after round {rounds}" if rounds is not None else ""
-    return (
-        f"{' '.join(best.words)}, by {best.accuracy:.4f} on held-out examples{after}, "
-        f"the best of {scored}"
-    )
-
-
-def _log_choice(
-    path: Path,
-    name: str,
-    cell: Sequence[str],
-    best: Candidate,
-    candidates: Sequence[Candidate],
-    choice: str,
-) -> None:
-    logged = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    logged[name] = {
-        "cell": list(cell),
-        "chosen": list(best.words),
-        "words": choice,
-        "candidates": [asdict(one) for one in candidates],
-    }
-    save_text(path, json.dumps(logged, indent=1) + "\n")
+    score = f"{best.accuracy:.4f} on held-out examples{after}"
+    return f"{' '.join(best.words)}, by {score}, the best of {scored}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from common.files import save_text
-from fedhet.commands import at_least, parser_of, reported_errors, table_console
+from fedhet.commands import at_least, number_between, parser_of, reported_errors, table_console
 from fedhet.report.blocks import Table
 from fedhet.report.command import rich_table
 from fedhet.report.layout import automatic_layout
@@ -68,19 +68,19 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-conformal", __doc__)
     add = parser.add_argument
     add("sources", nargs="+", type=Path, metavar="SWEEP", help="folder of a sweep or run")
-    add("--alpha", type=_inside, default=0.1, help="cover 1 - alpha, in (0, 1) (0.1)")
+    add("--alpha", type=number_between(0, 1), default=0.1, help="cover 1 - alpha, in (0, 1) (0.1)")
     add("--splits", type=at_least(1), default=20, help="how many random splits (20)")
     add("--seed", type=int, default=0, help="of the splits (0)")
     add(
         "--temperature-share",
-        type=_share,
+        type=number_between(0, 1, with_low=True),
         default=0.2,
         metavar="SHARE",
         help="of the calibration examples, those for the temperature; 0: it stays 1 (0.2)",
     )
     add(
         "--reference",
-        type=_inside,
+        type=number_between(0, 1),
         metavar="ACCURACY",
         help="a centralised model's top-1 in (0, 1); the table has the mean size that covers it",
     )
@@ -92,18 +92,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--bins", type=at_least(1), default=1000, help="of the clients' histograms (1000)")
     add("--out", type=Path, metavar="DIR", help="where to write")
     return parser
-
-
-def _inside(text: str) -> float:
-    if not 0 < (value := float(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} must lie in (0, 1)")
-    return value
-
-
-def _share(text: str) -> float:
-    if not 0 <= (value := float(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} must lie in [0, 1)")
-    return value
 
 
 if __name__ == "__main__":

@@ -34,22 +34,16 @@ LOWEST = 0.02
 class Options:
     """What to measure.
 
-    Args:
-        alpha: the sets are to cover 1 - alpha.
-        splits: how many.
-        seed: of the splits and of the scores' uniform numbers.
-        temperature_share: of the examples set apart for calibration, those that the temperature is
-            fitted to; the scores of the others must not depend on themselves through it.
-        federated: calibrate at the clients, too.
-        bins: of their histograms.
+    The temperature has calibration examples of its own: the scores of the others must not depend on
+    themselves through it.
     """
 
-    alpha: float = 0.1
-    splits: int = 20
-    seed: int = 0
-    temperature_share: float = 0.2
-    federated: bool = False
-    bins: int = 1000
+    alpha: float = 0.1  # the sets are to cover 1 - alpha
+    splits: int = 20  # how many
+    seed: int = 0  # of the splits and of the scores' uniform numbers
+    temperature_share: float = 0.2  # of the calibration examples, those for the temperature
+    federated: bool = False  # calibrate at the clients, too
+    bins: int = 1000  # of their histograms
 
 
 @dataclass(frozen=True)
@@ -67,35 +61,19 @@ class Outputs:
 
 @dataclass
 class Measured:
-    """Coverage and size of the sets over the splits.
+    """Coverage and size of the sets over the splits."""
 
-    Args:
-        levels: a, ascending.
-        coverage: (splits, levels).
-        size: mean sizes of the sets, (splits, levels).
-        temperature: the mean over the splits.
-        calibration: how many examples' scores made the quantile.
-        evaluation: how many examples' sets were counted.
-    """
-
-    levels: Sequence[float]
-    coverage: list[list[float]] = field(default_factory=list)
-    size: list[list[float]] = field(default_factory=list)
-    temperature: float = 1.0
-    calibration: int = 0
-    evaluation: int = 0
+    levels: Sequence[float]  # a, ascending
+    coverage: list[list[float]] = field(default_factory=list)  # (splits, levels)
+    size: list[list[float]] = field(default_factory=list)  # mean sizes, (splits, levels)
+    temperature: float = 1.0  # the mean over the splits
+    calibration: int = 0  # how many examples' scores made the quantile
+    evaluation: int = 0  # how many examples' sets were counted
 
     def add(
         self, scores: Array, labels: Labels, thresholds: Sequence[float], temperature: float
     ) -> None:
-        """Count a split.
-
-        Args:
-            scores: of all classes of the examples to count, (n, C).
-            labels: (n,).
-            thresholds: q at each level.
-            temperature: of the split.
-        """
+        """Count a split: scores (n, C) and labels (n,), with the threshold q of each level."""
         pairs = [coverage_and_size(scores, labels, threshold) for threshold in thresholds]
         self.coverage.append([covered for covered, _ in pairs])
         self.size.append([size for _, size in pairs])
@@ -110,19 +88,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class RunSets:
-    """The sets of a run's model, by the score's name.
+    """The sets of a run's model, by the score's name."""
 
-    Args:
-        accuracy: top-1 on the test set, in [0, 1].
-        centralised: calibrated on half of the test set.
-        sketched: calibrated at the clients by their histograms.
-        pooled: calibrated by the scores behind these histograms.
-    """
-
-    accuracy: float
-    centralised: Mapping[str, Measured]
-    sketched: Mapping[str, Measured] = field(default_factory=dict)
-    pooled: Mapping[str, Measured] = field(default_factory=dict)
+    accuracy: float  # top-1 on the test set, in [0, 1]
+    centralised: Mapping[str, Measured]  # calibrated on half of the test set
+    sketched: Mapping[str, Measured] = field(default_factory=dict)  # by the clients' histograms
+    pooled: Mapping[str, Measured] = field(default_factory=dict)  # by the scores behind these
 
 
 def measure(folder: Path, options: Options) -> RunSets:
