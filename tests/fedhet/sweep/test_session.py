@@ -135,7 +135,7 @@ def test_a_search_goes_past_failed_trials(tmp_path: Path) -> None:
     [
         (["seed=1,2", "objective=acuracy"], "objective=acuracy .* allowed: accuracy, best_"),
         (["seed=1,2", "hydra.sweep.dir=full"], "full is not empty: .*--resume .*/full"),
-        (["--resume", "nowhere"], "nowhere is no sweep's folder"),
+        (["--resume", "nowhere"], "nowhere is not the folder of a sweep"),
     ],
 )
 def test_what_cannot_be_a_sweep_is_refused_before_it_begins(
@@ -170,7 +170,7 @@ def test_a_stopped_sweep_keeps_what_was_measured(tmp_path: Path, number: int, co
         output, _ = sweep.communicate(timeout=30)
     assert sweep.returncode == code
     assert "[1/3] #0 seed=1: 10.00 %, 1 rounds" in output
-    assert "go on    fedhet -m --resume " in output
+    assert "continue fedhet -m --resume " in output
     index = index_of(tmp_path)
     assert (index["status"], statuses(index)) == ("stopped", ["completed", "stopped"])
     [folder] = (tmp_path / "results").iterdir()
