@@ -41,7 +41,7 @@ def shown_by(width: int, *snapshots: Snapshot, terminal: bool = True) -> str:
     console = Console(
         file=io.StringIO(),
         force_terminal=terminal,
-        width=display_width,
+        width=width,
         height=14,
         color_system=None,
     )

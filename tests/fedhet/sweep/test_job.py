@@ -97,7 +97,6 @@ def test_a_failed_job_says_why_and_is_a_failed_trial(
     sweep: SweepFolder, error: Exception, reason: str
 ) -> None:
     def run(recipe: DictConfig) -> None:
-        print("what the run had to say")
         raise error
 
     assert run_job(job_of(sweep), run) is None
@@ -109,13 +108,14 @@ def test_a_failed_job_says_why_and_is_a_failed_trial(
 
 
 def test_the_server_apps_own_summary_of_a_failure_stays(sweep: SweepFolder) -> None:
+    own = {"status": "failed", "error": "its own", "rounds": 3}
+
     def run(recipe: DictConfig) -> None:
-        words = {"status": "failed", "error": "its own", "rounds": 3}
-        (Path(recipe.results_dir) / "summary.json").write_text(json.dumps(words))
+        (Path(recipe.results_dir) / "summary.json").write_text(json.dumps(own))
         raise LaunchError("the run failed: its own")
 
     run_job(job_of(sweep), run)
-    assert summary_of(sweep) == {"status": "failed", "error": "its own", "rounds": 3}
+    assert summary_of(sweep) == own
 
 
 @pytest.mark.parametrize("figures", [{}, {"accuracy": float("nan")}, {"accuracy": None}])
@@ -188,20 +188,19 @@ def test_a_job_that_a_cluster_starts_again_restarts(sweep: SweepFolder) -> None:
     assert not (sweep.path / "0_job" / "metrics.jsonl").exists()  # there was no checkpoint
 
 
-def test_two_jobs_do_not_share_a_folder(sweep: SweepFolder) -> None:
+def test_a_folder_of_another_job_or_with_another_content_is_not_written_to(
+    sweep: SweepFolder,
+) -> None:
     run_job(job_of(sweep, 0), lambda recipe: finish(recipe, accuracy=0.5))
     second = job_of(sweep, 1, folder_name="0_job")
     assert run_job(second, lambda recipe: pytest.fail("was run")) is None
     assert "hydra.sweep.subdir" in sweep.reports()[1].error
     assert summary_of(sweep)["status"] == "completed"  # the first job's
-
-
-def test_a_folder_with_another_content_is_not_written_to(sweep: SweepFolder) -> None:
-    recipe = job_of(sweep)
-    (sweep.path / "0_job" / "thesis.tex").touch()
-    assert run_job(recipe, lambda recipe: pytest.fail("was run")) is None
-    assert "is not empty" in sweep.reports()[0].error
-    assert [path.name for path in (sweep.path / "0_job").iterdir()] == ["thesis.tex"]
+    third = job_of(sweep, 2)
+    (sweep.path / "2_job" / "thesis.tex").touch()
+    assert run_job(third, lambda recipe: pytest.fail("was run")) is None
+    assert "is not empty" in sweep.reports()[2].error
+    assert [path.name for path in (sweep.path / "2_job").iterdir()] == ["thesis.tex"]
 
 
 def test_no_job_begins_once_the_sweep_is_stopping(sweep: SweepFolder) -> None:

@@ -15,7 +15,7 @@ COLOURS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40)}
 @pytest.fixture(scope="session")
 def fedavg_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fedavg")
-    run_recipe(folder, *TINY, "rounds=1", "+task.flip=true", "+task.crop_padding=2")
+    run_recipe(folder, *TINY, "rounds=1")
     return folder
 
 
