@@ -9,7 +9,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from client_app.client import PERSONAL
@@ -54,12 +53,7 @@ def label_metadata_of(folder: Path) -> dict[str, str]:
     Raises:
         ConfigError: if the run has no model, or a broken one.
     """
-    path = _model_path(folder)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from None
+    _, metadata = _read(_model_path(folder))
     return {key: metadata[key] for key in ("classes", "vocabulary") if key in metadata}
 
 
@@ -80,7 +74,7 @@ def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Mod
     path = _model_path(folder)
     model = task.build_model(task.seed)
     initial = {n: value for n, value in model.state_dict().items() if value.is_floating_point()}
-    tensors = _tensors_in(path)
+    tensors, _ = _read(path)
     if state is not None:
         tensors |= _personal_tensors(state)
     else:
@@ -103,7 +97,7 @@ def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Mod
 
 def _personal_tensors(path: Path) -> dict[str, Tensor]:
     """Return the tensors that a client keeps, from a file of client_app/state.py."""
-    stored = _tensors_in(path, "--state ")
+    stored, _ = _read(path, "--state ")
     start = f"{PERSONAL}/"
     found = {
         name.removeprefix(start): value for name, value in stored.items() if name.startswith(start)
@@ -123,9 +117,11 @@ def _never_trained(recipe: DictConfig, model: nn.Module) -> set[str]:
     return set(personal_names(model, TensorSelector(recipe.strategy.personal))) - trained
 
 
-def _tensors_in(path: Path, option: str = "") -> dict[str, Tensor]:
+def _read(path: Path, option: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file."""
     try:
-        return load_file(path)
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{option}{path} cannot be read: {error}") from None
 

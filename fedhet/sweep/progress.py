@@ -90,9 +90,12 @@ class SweepFollower:
                 report, words, int(figures.get("rounds", -1)), figures.get("accuracy"), failures
             )
         path = self._folder.path / report.folder / METRICS
-        if report.status == "waiting" or not path.exists():  # a waiting job's rows are older
+        try:
+            status = path.stat()
+        except OSError:
             return Job(report, words)
-        status = path.stat()
+        if report.status == "waiting":  # the rows are of an earlier call
+            return Job(report, words)
         return Job(report, words, **_latest(path, status.st_mtime_ns, status.st_size))
 
 

@@ -23,7 +23,6 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
-from torch import Tensor
 from yaml import YAMLError
 
 from common.errors import ConfigError
@@ -85,7 +84,9 @@ def evaluate(
     loss, accuracy, by_class = score()
     generator = torch.Generator().manual_seed(seed)
     augmented = [score(generator=generator)[1] for _ in range(passes)]
-    return Evaluation(len(data), accuracy, loss, _by_name(task, by_class), augmented)
+    values = [None if value != value else value for value in by_class.tolist()]  # NaN: no examples
+    by_name = dict(zip(task.class_names, values, strict=True))
+    return Evaluation(len(data), accuracy, loss, by_name, augmented)
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -100,7 +101,9 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
     """Print and write the figures of all runs; return whether all could be evaluated."""
     runs = completed_runs(options.runs)
     if options.out is not None:  # before the evaluation, which takes long
-        _require_writable(options.out)
+        if options.out.is_dir():
+            raise ConfigError(f"--out {options.out} is a folder: name a file")
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     console, errors = table_console(), Console(stderr=True)
     found: list[tuple[Run, Evaluation]] = []
     for run, folder in runs:
@@ -120,12 +123,6 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
         save_text(options.out, json.dumps(content, indent=1) + "\n")
         console.print(f"results  {options.out}", soft_wrap=True, highlight=False)
     return len(found) == len(runs)
-
-
-def _require_writable(path: Path) -> None:
-    if path.is_dir():
-        raise ConfigError(f"--out {path} is a folder: name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _task(folder: Path, words: Sequence[str]) -> Task:
@@ -153,11 +150,6 @@ def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
     changed = OmegaConf.merge(recipe, {"task": changes})
     assert isinstance(changed, DictConfig)
     return changed
-
-
-def _by_name(task: Task, by_class: Tensor) -> dict[str, float | None]:
-    values = [None if value != value else value for value in by_class.tolist()]  # NaN: no examples
-    return dict(zip(task.class_names, values, strict=True))
 
 
 def _table(found: Sequence[tuple[Run, Evaluation]], passes: int) -> Table:
