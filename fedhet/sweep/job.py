@@ -27,6 +27,7 @@ from common.errors import ConfigError
 from common.results import SUMMARY, write_summary
 from conf import method_name, plain_part
 from fedhet.runtimes.flower_install import LaunchError
+from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep import session
 from fedhet.sweep.optuna_search import FIGURES
 from fedhet.sweep.resource_slots import (
@@ -199,6 +200,7 @@ def _ending_politely(folder: SweepFolder) -> Iterator[None]:
         yield
         return
     before = {number: signal.signal(number, _leave) for number in _SIGNALS}
+    end_with_parent()  # an idle worker, too
     ended = threading.Event()
     threading.Thread(target=end_with_launcher, args=(folder, ended), daemon=True).start()
     try:

@@ -61,6 +61,7 @@ def launched(monkeypatch, tmp_path):
             folder.mkdir(parents=True, exist_ok=True)
             jobs = [
                 {
+                    "number": n,
                     "status": "failed" if n == 3 else "completed",
                     "overrides": ["task=digits", *point, "rounds=2"],
                     "figures": {"accuracy": 1 - n / 10, "client_accuracy": 0.4 + n / 10},
