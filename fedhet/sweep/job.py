@@ -38,7 +38,7 @@ from fedhet.sweep.resource_slots import (
     usable_cpus,
 )
 from fedhet.sweep.resume import Plan, make_ready, plan_for, read_summary_or_empty
-from fedhet.sweep.shutdown import end_with_launcher
+from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone
 from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -209,6 +209,8 @@ def _ending_politely(folder: SweepFolder) -> Iterator[None]:
         ended.set()
         for number, handler in before.items():
             signal.signal(number, handler)
+        if launcher_is_gone():
+            os._exit(128 + signal.SIGTERM)  # nobody waits for the worker
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:

@@ -48,12 +48,17 @@ def end_with_launcher(folder: SweepFolder, job_ended: threading.Event) -> None:
 
     It is for a thread of a launcher's worker process, and returns when the job has ended.
     """
-    host, _, pid = os.environ.get(MARK, "").rpartition(":")
-    while host == socket.gethostname() and not job_ended.wait(_POLL_SECONDS):
-        if not _is_alive(int(pid)):
+    while not job_ended.wait(_POLL_SECONDS):
+        if launcher_is_gone():
             folder.ask_to_stop()  # the worker may have been handed other jobs
             os.kill(os.getpid(), signal.SIGTERM)
             return
+
+
+def launcher_is_gone() -> bool:
+    """Return whether this process belongs to a sweep whose launcher process here has ended."""
+    host, _, pid = os.environ.get(MARK, "").rpartition(":")
+    return host == socket.gethostname() and not _is_alive(int(pid))
 
 
 def cancel_slurm_jobs(folder: SweepFolder, launcher: Mapping[str, Any]) -> None:
