@@ -34,8 +34,7 @@ def calibrate_reply(client: FederatedClient, message: Message) -> Message:
     params = to_tensors(message.content.array_records[PARAMS])
     logits, labels = client.logits([params[n].numpy() for n in client.shared_names], config)
     random = np.random.default_rng([client.seed, client.client_id, _SPLIT])
-    fitting = random.permutation(len(labels)) < round(config["temperature-share"] * len(labels))
-    own = Client(logits, labels, fitting, random.random(len(labels)))
+    own = Client.split(logits, labels, config["temperature-share"], random)
     if "temperature" not in config:
         answer: dict[str, Tensor] = {LOG_LOSSES: torch.from_numpy(own.log_losses())}
     else:

@@ -1,45 +1,75 @@
-"""What fedhet's commands share: help from the docstring, whole numbers, tables, and errors."""
+"""What fedhet's commands share: argument types, tables, and how errors are reported."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+from hydra.errors import HydraException
 from rich.console import Console
 
-_NO_SCREEN = 10_000  # columns: a table takes what it needs of them
+from common.errors import ConfigError
+from fedhet.runtimes.flower_install import LaunchError
+
+_UNLIMITED = 10_000  # columns
 
 
-def parser_of(name: str, documentation: str | None) -> argparse.ArgumentParser:
-    """Return a parser whose help is the module's docstring as it stands."""
+@contextmanager
+def reported_errors(command: str) -> Iterator[None]:
+    """Print `COMMAND: message` and exit with 1 for an error of the user, with 130 for Ctrl-C."""
+    try:
+        yield
+    except (ConfigError, LaunchError, HydraException, OSError) as error:
+        say_error(command, error)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt as interrupt:
+        say_error(command, str(interrupt) or "stopped")
+        raise SystemExit(130) from None
+
+
+def say_error(command: str, error: Exception | str) -> None:
+    """Print a command's error to stderr; long paths are not broken."""
+    Console(stderr=True).print(f"{command}: {error}", style="red", markup=False, soft_wrap=True)
+
+
+def parser_of(command: str, documentation: str | None) -> argparse.ArgumentParser:
+    """Return a parser that prints the module's docstring as its help."""
     return argparse.ArgumentParser(
-        prog=name,
+        prog=command,
         description=documentation,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 
 def at_least(low: int) -> Callable[[str], int]:
-    """Return the type of an option that is a whole number of at least ``low``."""
+    """Return the argparse type of whole numbers of at least ``low``."""
 
     def whole_number(text: str) -> int:
-        value = int(text)
-        if value < low:
+        if (value := int(text)) < low:
             raise argparse.ArgumentTypeError(f"{text} must be {low} or more")
         return value
 
     return whole_number
 
 
+def number_between(low: float, high: float, *, with_low: bool = False) -> Callable[[str], float]:
+    """Return the argparse type of numbers in (low, high), or in [low, high)."""
+
+    def number(text: str) -> float:
+        value = float(text)
+        if not (low < value < high or (with_low and value == low)):
+            bracket = "[" if with_low else "("
+            raise argparse.ArgumentTypeError(f"{text} must lie in {bracket}{low:g}, {high:g})")
+        return value
+
+    return number
+
+
 def table_console() -> Console:
-    """Return a console for stdout that folds no table which goes into a file or a pipe."""
+    """Return a console for stdout; tables that go to a file or a pipe are not folded."""
     console = Console()
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console.width = _NO_SCREEN
+        console.width = _UNLIMITED
     return console
-
-
-def say_error(name: str, error: Exception) -> None:
-    """Print a command's error to stderr; a path in it is not broken."""
-    Console(stderr=True).print(f"{name}: {error}", style="red", markup=False, soft_wrap=True)

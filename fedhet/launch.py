@@ -1,8 +1,8 @@
-"""`fedhet key=value ...`: one run of any recipe, or with -m a sweep of many.
+"""`fedhet key=value ...` runs any recipe; with -m it runs a sweep of several.
 
-The command composes the recipe with Hydra, so that a wrong key or option is refused at once, and
-hands the same words to `flwr run`. It shows the rounds as they end, draws the plot, and ends with 0
-only if the run completed: 1 for a failed one, 130 for Ctrl-C, 143 for SIGTERM.
+The command composes the recipe with Hydra, which refuses a wrong key or option at once, and hands
+the same words to the runtime. It shows the rounds as they end and draws the plot. Exit codes: 0 if
+the run completed, 1 if it failed, 130 for Ctrl-C, 143 for SIGTERM.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -23,30 +23,29 @@ from rich.console import Console
 from rich.text import Text
 
 from common.errors import ConfigError
-from common.results import ResultsFollower, read_rows
+from common.results import ResultsFollower, Row, read_rows
 from conf import method_name
 from conf.renamed import refuse_old_keys
+from fedhet.commands import reported_errors
 from fedhet.plot import can_plot, plot_run
-from fedhet.progress import Display, closing_panel, display_for
+from fedhet.progress import closing_panel, round_display
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import NOTHING_LEFT
 from fedhet.runtimes.resources import check_sizes
 from fedhet.runtimes.run_config import app_overrides
 from fedhet.runtimes.runtime import Engine, engine_for
 from fedhet.sweep import session
-from fedhet.sweep.arguments import take_resume
 from fedhet.sweep.job import run_job
 from fedhet.sweep.optuna_search import set_defaults
-from fedhet.sweep.sweep_folder import SweepRefused
+from fedhet.sweep.resume import take_resume
 
 _POLL_SECONDS = 0.1
-_INTERRUPTED = 128 + signal.SIGINT
 
 
 def main() -> None:
     """Run the console command `fedhet`."""
-    _answer_signals()
-    try:
+    _handle_signals()
+    with reported_errors("fedhet"):
         sys.argv[1:] = take_resume(sys.argv[1:])
         refuse_old_keys(sys.argv[1:])
         set_defaults()
@@ -54,36 +53,24 @@ def main() -> None:
             _hydra_main()
         finally:
             all_completed = session.close()
-        sys.exit(0 if all_completed else 1)
-    except KeyboardInterrupt as interrupt:
-        _complain(str(interrupt) or NOTHING_LEFT)
-        sys.exit(_INTERRUPTED)
-    except (ConfigError, SweepRefused) as error:
-        _complain(str(error))
-        sys.exit(1)
+    sys.exit(0 if all_completed else 1)
 
 
 @hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
 def _hydra_main(recipe: DictConfig) -> float | None:
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return run_job(recipe, run)
-    try:
+    with reported_errors("fedhet"):
         run(recipe)
-    except (LaunchError, ValueError) as error:
-        _complain(str(error))
-        sys.exit(1)
     return None
 
 
 def run(recipe: DictConfig) -> None:
     """Run one recipe from start to end.
 
-    Args:
-        recipe: the composed recipe.
-
     Raises:
+        ConfigError: if the recipe or its results directory cannot be used.
         LaunchError: if the run could not be started or failed; the message has the reason.
-        ValueError: if the recipe cannot be simulated.
     """
     check_sizes(recipe)
     results_dir = prepare_results_dir(recipe)
@@ -93,32 +80,34 @@ def run(recipe: DictConfig) -> None:
     title = f"{method_name(recipe)} on {recipe.task.name}"
     with (
         engine_for(recipe, results_dir / "log.txt") as engine,
-        display_for(console, title, recipe.rounds) as display,
+        round_display(console, title, recipe.rounds) as show,
     ):
         try:
             engine.submit(recipe, overrides)
-            summary = _watch(engine, results, display)
+            summary = _watch(engine, results, show)
         except KeyboardInterrupt:
             raise KeyboardInterrupt(engine.interrupted()) from None
     console.print(closing_panel(summary))
     where = f"results  {results_dir}\nplot     {_draw(results, title)}"
-    if elsewhere := summary.get("server_folder"):
-        where += f"\nmodel    {elsewhere} at the server (runtime.fetch brings it)"
+    if server_folder := summary.get("server_folder"):
+        where += f"\nmodel    {server_folder} at the server (runtime.fetch brings it)"
     console.print(Text(where), soft_wrap=True)
 
 
-def _watch(engine: Engine, results: ResultsFollower, display: Display) -> Mapping[str, Any]:
+def _watch(
+    engine: Engine, results: ResultsFollower, show: Callable[[Row], None]
+) -> Mapping[str, Any]:
     """Show a run's rounds until it ends, and return its summary."""
     while True:
-        going = engine.running()
+        running = engine.running()
         summary = results.summary()
         for row in results.new_rows():  # after the summary, so that the last round is among them
-            display.show(row)
-        # The summary is the last thing that a run writes, its loggers' ends included. Flower and
-        # Ray then take some three seconds to shut down, and are ended instead.
+            show(row)
+        # A run writes its summary last. Flower and Ray then take some three seconds to shut down;
+        # leaving the engine ends them at once.
         if summary.get("status") == "completed":
             return summary
-        if not going:
+        if not running:
             reason = summary.get("error") or engine.failure()
             log = results.metrics_path.with_name("log.txt")
             raise LaunchError(f"the run failed: {reason}\nits log: {log}")
@@ -126,25 +115,25 @@ def _watch(engine: Engine, results: ResultsFollower, display: Display) -> Mappin
 
 
 def prepare_results_dir(recipe: DictConfig) -> Path:
-    """Return the run's results directory, absolute and made.
+    """Create the run's results directory and return its absolute path.
 
     Raises:
-        LaunchError: if a fresh run would write among another's results, or a resumed one has none.
+        ConfigError: if a new run would write among other results, or a resumed one has no folder.
     """
     if recipe.results_dir:
         folder = Path(str(recipe.results_dir)).expanduser().absolute()
     elif recipe.resume:
-        raise LaunchError("resume=true needs the folder of the run to go on with: results_dir=...")
+        raise ConfigError("resume=true needs the folder of the run to continue: results_dir=...")
     else:
         return _new_results_dir(recipe)
     if folder.exists() and not folder.is_dir():
-        raise LaunchError(f"results_dir={folder} is a file; name a folder")
-    # A sweep begins a job's log before the job; and a log alone is no run.
+        raise ConfigError(f"results_dir={folder} is a file; name a folder")
+    # A job of a sweep has its log before it starts.
     others = [path for path in folder.glob("*") if path.name != "log.txt"]
     if not recipe.resume and others:
-        raise LaunchError(
-            f"results_dir={folder} is not empty: name another, or go on with the run in it by "
-            "resume=true"
+        raise ConfigError(
+            f"results_dir={folder} is not empty: name another folder, or continue the run in it "
+            "with resume=true"
         )
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -153,39 +142,36 @@ def prepare_results_dir(recipe: DictConfig) -> Path:
 def _new_results_dir(recipe: DictConfig) -> Path:
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     name = f"{stamp}_{method_name(recipe)}_{recipe.task.name}_seed{recipe.seed}"
-    for suffix in ("", *(f"_{number}" for number in range(2, 100))):
-        folder = Path.cwd() / "results" / f"{name}{suffix}"
+    folder, number = Path.cwd() / "results" / name, 1
+    while True:
         try:
             folder.mkdir(parents=True)
-        except FileExistsError:  # the same recipe, started in the same second
-            continue
-        return folder
-    raise LaunchError(f"results/{name} and a hundred like it exist; name one: results_dir=...")
+        except FileExistsError:  # the same recipe was started in the same second
+            number += 1
+            folder = folder.with_name(f"{name}_{number}")
+        else:
+            return folder
 
 
 def _draw(results: ResultsFollower, title: str) -> str:
     if not can_plot():
-        return 'not drawn: matplotlib is missing; `pip install -e ".[plots]"` brings it'
+        return 'not drawn: matplotlib is missing; install it with pip install -e ".[plots]"'
     path = results.metrics_path.with_name("plot.png")
     plot_run(read_rows(results.metrics_path), title, path)
     return str(path)
 
 
-def _complain(message: str) -> None:
-    Console(stderr=True).print(Text(f"fedhet: {message}", style="bold red"), soft_wrap=True)
+def _handle_signals() -> None:
+    signal.signal(signal.SIGINT, _on_signal)  # the shell lets background jobs ignore it
+    signal.signal(signal.SIGTERM, _on_signal)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # it is ignored under nohup
+        signal.signal(signal.SIGHUP, _on_signal)
 
 
-def _answer_signals() -> None:
-    signal.signal(signal.SIGINT, _end_by_signal)  # a shell's background jobs ignore it
-    signal.signal(signal.SIGTERM, _end_by_signal)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
-        signal.signal(signal.SIGHUP, _end_by_signal)
-
-
-def _end_by_signal(number: int, frame: FrameType | None) -> NoReturn:
+def _on_signal(number: int, frame: FrameType | None) -> NoReturn:
     session.stop()
     if number == signal.SIGINT:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(NOTHING_LEFT)
     sys.exit(128 + number)
 
 

@@ -1,4 +1,4 @@
-"""The picture of a run: accuracy and loss over rounds."""
+"""The plot of a run: accuracy and loss over rounds."""
 
 from __future__ import annotations
 
@@ -24,15 +24,8 @@ def can_plot() -> bool:
 
 
 def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw accuracy and loss over rounds.
-
-    Args:
-        rows: the rows of metrics.jsonl.
-        title: what ran.
-        path: where the PNG goes.
-    """
-    # Matplotlib takes half a second to import, and is an extra. Figures of its object interface
-    # leave the process's pyplot state and backend alone.
+    """Draw accuracy and loss over rounds from the rows of metrics.jsonl into a PNG file."""
+    # Matplotlib is an extra and slow to import; its object interface leaves pyplot alone.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from common.errors import require_range
+from common.errors import ConfigError, require_range
 
 MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides its model
 
@@ -32,7 +32,7 @@ def share_of_machine(recipe: DictConfig) -> Share:
     """Return the workers that a run can use: no more than its CPUs, its GPUs and a cohort allow.
 
     Raises:
-        ValueError: if the recipe has a size that cannot be simulated.
+        ConfigError: if the recipe has a size that cannot be simulated.
     """
     check_sizes(recipe)
     share = gpu_share(recipe)
@@ -48,7 +48,7 @@ def check_sizes(recipe: DictConfig) -> None:
     """Refuse a size that cannot be simulated.
 
     Raises:
-        ValueError: naming the key.
+        ConfigError: naming the key.
     """
     runtime = recipe.runtime
     # clients=0, in a deployment: as many as there are SuperNodes
@@ -61,7 +61,7 @@ def check_sizes(recipe: DictConfig) -> None:
 
 def _require(recipe: DictConfig, key: str, value: object, least: int) -> None:
     if not isinstance(value, int) or value < least:
-        raise ValueError(
+        raise ConfigError(
             f"{key}={value} cannot be simulated: it must be a whole number of at least {least}"
         )
 

@@ -1,5 +1,6 @@
 """Sweeps: many runs by one command, with Hydra's multirun, in one folder and on one display.
 
-The launcher process (session.py) watches a folder of small files, in which every job reports about
-itself (folder.py, job.py), in whatever process or machine a Hydra launcher has started it.
+Hydra's launchers start the jobs, in whatever process or on whatever machine (job.py). Each job
+reports to small files in the sweep's folder (sweep_folder.py), which the launcher process reads and
+shows (session.py).
 """

@@ -1,79 +1,83 @@
-"""How a terminal, or a log, shows a sweep."""
+"""How a terminal, or a log, shows a running sweep, and the summary at its end."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import shorten
-from typing import IO, Protocol
 
 from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Column, Table
 from rich.text import Text
 
+from fedhet.progress import percent
+from fedhet.sweep.optuna_search import best_of
 from fedhet.sweep.progress import Job, Snapshot
 
 _HEARTBEAT_SECONDS = 60.0
-_LINES_BESIDE_JOBS = 4
+_OTHER_LINES = 4  # of the terminal, beside the running jobs'
 _REASON_WIDTH = 80
-_FIGURES_WIDTH = 46  # of a running job's line: all but its label
-
-
-class SweepDisplay(Protocol):
-    """Shows a sweep while it runs."""
-
-    def show(self, snapshot: Snapshot) -> None:
-        """Show what the jobs have come to."""
-
-    def close(self) -> None:
-        """Leave the terminal as it was."""
 
 
 class LiveDisplay:
-    """One picture that changes in place: total progress, and a line for each running job."""
+    """Progress bars of the sweep and of each running job, from the first job's start."""
 
     def __init__(self, console: Console) -> None:
-        """Show on ``console``; nothing is shown before the first job has begun."""
         self._console = console
-        self._live: Live | None = None
+        self._bars = Progress(
+            TextColumn(
+                "{task.description}",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
+            BarColumn(bar_width=8),
+            TextColumn("{task.fields[figures]}", justify="right"),
+            console=console,
+            auto_refresh=False,  # would need another thread
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+            expand=True,
+        )
+        self._all = self._bars.add_task("", total=1.0, figures="")
+        self._tasks: dict[int, TaskID] = {}
         self._failed: set[int] = set()
 
     def show(self, snapshot: Snapshot) -> None:
-        """Draw the picture again, and put jobs that have failed above it."""
+        """Draw the bars again, and print jobs that have failed above them."""
         if not snapshot.jobs:
-            return  # what the launcher complains about then is not overdrawn
-        if self._live is None:
-            self._live = Live(
-                console=self._console,
-                auto_refresh=False,  # which would be one more thread
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-            self._live.start()
-        _fit(self._console)
+            return  # an error of the launcher may come first
+        self._bars.start()
         for job in snapshot.having("failed"):
             if job.report.number not in self._failed:
                 self._failed.add(job.report.number)
                 line = Text(f"failed   {job.title}: {job.report.error}", style="red")
-                line.truncate(self._console.width, overflow="ellipsis")  # the end has all of it
+                line.truncate(self._console.width, overflow="ellipsis")  # in full at the end
                 self._console.print(line)
-        most = max(1, self._console.height - _LINES_BESIDE_JOBS)
-        self._live.update(picture(snapshot, most, self._console.width), refresh=True)
+        most = max(1, self._console.height - _OTHER_LINES)
+        shown = {job.report.number: job for job in snapshot.having("running")[:most]}
+        for number in set(self._tasks) - set(shown):
+            self._bars.remove_task(self._tasks.pop(number))
+        words = _counts(snapshot), _total(snapshot)
+        self._bars.update(
+            self._all, description=words[0], completed=snapshot.share, figures=words[1]
+        )
+        for number, job in shown.items():
+            if number not in self._tasks:
+                self._tasks[number] = self._bars.add_task(job.title, total=1.0, figures="")
+            self._bars.update(self._tasks[number], completed=job.share, figures=_figures(job))
+        self._bars.refresh()
 
     def close(self) -> None:
-        """Take the picture away."""
-        if self._live is not None:
-            self._live.stop()
+        """Remove the bars."""
+        self._bars.stop()
 
 
 class LogDisplay:
-    """A line for each job that ends, and now and then how far the running ones are."""
+    """A line for each job that ends, and once a minute one for each running job."""
 
     def __init__(self, console: Console) -> None:
-        """Print to ``console``."""
         self._console = console
         self._shown: set[int] = set()
         self._last_seconds = 0.0
@@ -83,12 +87,12 @@ class LogDisplay:
         for job in snapshot.jobs:
             if job.report.is_over and job.report.number not in self._shown:
                 self._shown.add(job.report.number)
-                self._print(f"[{len(self._shown)}/{snapshot.total or '?'}] {_ending(job)}")
+                self._print(f"[{len(self._shown)}/{snapshot.total or '?'}] {_result(job)}")
                 self._last_seconds = snapshot.seconds
         if snapshot.seconds - self._last_seconds >= _HEARTBEAT_SECONDS:
             self._last_seconds = snapshot.seconds
             for job in snapshot.having("running"):
-                self._print(f"      {job.title}: {_progress(job)}")
+                self._print(f"      {job.title}: {_figures(job)}")
 
     def close(self) -> None:
         """Do nothing."""
@@ -97,109 +101,101 @@ class LogDisplay:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def sweep_console(file: IO[str]) -> Console:
-    """Return a console on a file of its own, whatever becomes of stdout."""
-    console = Console(file=file)
-    _fit(console)
-    return console
-
-
-def display_for(console: Console) -> SweepDisplay:
-    """Return the picture for a terminal, lines for everything else."""
+def display_for(console: Console) -> LiveDisplay | LogDisplay:
+    """Return progress bars for a terminal, lines for everything else."""
     return LiveDisplay(console) if console.is_terminal else LogDisplay(console)
 
 
-def picture(snapshot: Snapshot, most: int, width: int) -> RenderableType:
-    """Return the sweep as it is now.
-
-    Args:
-        snapshot: of the jobs.
-        most: how many lines there are for running jobs.
-        width: of the terminal.
-    """
-    running = snapshot.having("running")
-    lines: list[RenderableType] = [_counts(snapshot), _total(snapshot, width)]
-    if running:
-        lines.append(_running_table(running[:most], width))
-    if len(running) > most:
-        lines.append(Text(f"  and {len(running) - most} more", style="dim"))
-    return Group(*lines)
-
-
-def _counts(snapshot: Snapshot) -> Text:
-    name = f"sweep of {snapshot.total} jobs: " if snapshot.total else "sweep: "
+def _counts(snapshot: Snapshot) -> str:
     counts = []
     for status, word in (("completed", "done"), ("failed", "failed"), ("running", "running")):
-        counts.append(Text(f"{len(snapshot.having(status))} {word}"))
-    if snapshot.having("failed"):
-        counts[1].stylize("bold red")
+        counts.append(f"{len(snapshot.having(status))} {word}")
     if waiting := snapshot.having("waiting"):
-        counts.append(Text(f"{len(waiting)} waiting"))
-    return Text.assemble((name, "bold"), Text(", ").join(counts))
+        counts.append(f"{len(waiting)} waiting")
+    return f"{snapshot.total or '?'} jobs: {', '.join(counts)}"
 
 
-def _total(snapshot: Snapshot, width: int) -> Table:
+def _total(snapshot: Snapshot) -> str:
     left = snapshot.seconds_left
-    times = clock(snapshot.seconds) + ("" if left is None else f", {clock(left)} left")
-    table = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=1.0, completed=snapshot.share, width=max(10, width - 36))
-    table.add_row(bar, f"{100 * snapshot.share:.0f} %", Text(times, style="dim"))
-    return table
+    time = clock(snapshot.seconds) if left is None else f"{clock(left)} left"
+    return f"{100 * snapshot.share:.0f} %, {time}"
 
 
-def _running_table(jobs: Sequence[Job], width: int) -> Table:
-    table = Table.grid(padding=(0, 1))
-    table.add_column(justify="right", style="dim", no_wrap=True)
-    table.add_column(no_wrap=True, overflow="ellipsis", max_width=max(10, width - _FIGURES_WIDTH))
-    table.add_column(width=10, no_wrap=True)
-    for style in ("", "green", "yellow"):
-        table.add_column(justify="right", no_wrap=True, style=style)
-    for job in jobs:
-        table.add_row(
-            f"#{job.report.number}",
-            Text(job.label),
-            ProgressBar(total=1.0, completed=job.share, width=10),
-            f"{job.round}/{job.report.rounds}" if job.round >= 0 else "starting",
-            percent(job.accuracy),
-            f"{job.failures} failures" if job.failures else "",
-        )
-    return table
+def _figures(job: Job) -> str:
+    words = [f"{job.round}/{job.report.rounds}" if job.round >= 0 else "starting"]
+    words += [percent(job.accuracy)] if job.accuracy is not None else []
+    words += [f"{job.failures} failures"] if job.failures else []
+    return " ".join(words)
 
 
-def percent(share: float | None) -> str:
-    """Return a share as a percentage; nothing if it was not measured."""
-    return "" if share is None else f"{100 * share:.2f} %"
+def _result(job: Job) -> str:
+    report = job.report
+    if report.status != "completed":
+        reason = shorten(report.error, _REASON_WIDTH)  # in full at the end
+        return f"{job.title}: {report.status}{': ' * bool(reason)}{reason}"
+    words = [percent(job.accuracy)] if job.accuracy is not None else []
+    words += [f"{job.round} rounds", _time(job)]
+    return f"{job.title}: {', '.join(words)}"
+
+
+def _time(job: Job) -> str:
+    return "earlier" if job.report.skipped else clock(job.report.seconds)
 
 
 def clock(seconds: float) -> str:
-    """Return a duration as a person reads it."""
+    """Return a duration as text, such as `12 s` or `0:03:40`."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if whole < 10 else f"{whole} s"
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
 
 
-def _ending(job: Job) -> str:
-    report = job.report
-    if report.status != "completed":
-        reason = shorten(report.error, _REASON_WIDTH)  # all of it is shown at the end
-        return f"{job.title}: {report.status}{': ' * bool(reason)}{reason}"
-    words = [percent(job.accuracy)] if job.accuracy is not None else []
-    words += [f"{job.round} rounds", "earlier" if report.skipped else clock(report.seconds)]
-    return f"{job.title}: {', '.join(words)}"
+# ---- the end -------------------------------------------------------------------------------------
 
 
-def _progress(job: Job) -> str:
-    words = f"round {max(0, job.round)}/{job.report.rounds}"
-    return words if job.accuracy is None else f"{words}, {percent(job.accuracy)}"
+def closing_summary(
+    snapshot: Snapshot, folder: Path, objective: str, direction: str | None
+) -> RenderableType:
+    """Return the table of jobs, their errors, a search's best trial, and what to type next."""
+    lines: list[RenderableType] = []
+    if snapshot.jobs:
+        lines.append(_job_table(snapshot.jobs, objective))
+    reasons: dict[str, list[str]] = {}
+    for job in snapshot.having("failed"):
+        reasons.setdefault(job.report.error, []).append(job.title)
+    for reason, titles in reasons.items():
+        lines.append(Text(f"failed   {', '.join(titles)}: {reason}", style="red"))
+    lines.append(Text(f"results  {folder}\nreport   fedhet-report {folder}"))
+    if len(snapshot.having("completed")) < (snapshot.total or len(snapshot.jobs)):
+        lines.append(Text(f"continue fedhet -m --resume {folder}"))
+    best = direction and best_of([job.report for job in snapshot.jobs], objective, direction)
+    for job in snapshot.jobs:
+        if job.report is best:
+            value = f"{job.report.figures[objective]:.6g}"
+            words = " ".join(job.words)  # can be typed again
+            line = f"best     #{job.report.number} {objective} {value}: {words}"
+            lines.append(Text(line, style="bold green"))
+    return Group(*lines)
 
 
-def _fit(console: Console) -> None:
-    """Give the console the size of its own terminal: by itself it asks stdin and stdout."""
-    if console.is_terminal:
-        try:
-            columns, lines = os.get_terminal_size(console.file.fileno())
-        except (OSError, ValueError):
-            return
-        if columns and lines:
-            console.size = (columns, lines)
+def _job_table(jobs: Sequence[Job], objective: str) -> Table:
+    own = [] if objective in ("accuracy", "best_accuracy", "rounds") else [objective]
+    table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
+    table.add_column("job", justify="right", style="dim", no_wrap=True)
+    table.add_column("", overflow="fold", min_width=16)
+    for head in ("accuracy", "best", *own, "rounds", "time"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for job in jobs:
+        figures, status = job.report.figures, Text(job.report.status, style="red")
+        if job.report.status == "completed":
+            status = Text(percent(job.accuracy, ""), style="bold green")
+        table.add_row(
+            f"#{job.report.number}",
+            Text(job.label),
+            status,
+            percent(figures.get("best_accuracy"), ""),
+            *(f"{figures[name]:.6g}" if name in figures else "" for name in own),
+            str(max(0, job.round)),
+            _time(job),
+        )
+    return table

@@ -1,6 +1,6 @@
 """One job of a sweep, in whatever process a Hydra launcher runs it.
 
-Errors are caught and reported here, so that every launcher and sweeper sees a job that has ended.
+Errors are caught and reported here, so every launcher and sweeper sees a job that has ended.
 """
 
 from __future__ import annotations
@@ -23,17 +23,23 @@ from typing import Any, NoReturn
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, read_write
 
-from common.results import write_summary
-from conf import method_name
+from common.errors import ConfigError
+from common.results import SUMMARY, write_summary
+from conf import method_name, plain_part
 from fedhet.runtimes.flower_install import LaunchError
-from fedhet.runtimes.resources import MOST_CLIENTS_A_GPU
+from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep import session
 from fedhet.sweep.optuna_search import FIGURES
-from fedhet.sweep.plain import plain
-from fedhet.sweep.resource_slots import Slot, free_slot, jobs_at_once, machine_for, parts
-from fedhet.sweep.resume import Plan, make_ready, plan_for, read_summary
-from fedhet.sweep.streams import words_to
-from fedhet.sweep.sweep_folder import FolderTaken, JobReport, Sweep, SweepFolder
+from fedhet.sweep.resource_slots import (
+    free_slot,
+    jobs_at_once,
+    limit_recipe,
+    slots_of_machine,
+    usable_cpus,
+)
+from fedhet.sweep.resume import Plan, make_ready, plan_for, read_summary_or_empty
+from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone
+from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -41,15 +47,11 @@ Run = Callable[[DictConfig], object]
 
 
 def run_job(recipe: DictConfig, run: Run) -> float | None:
-    """Run one job: skip, continue or begin it, on its part of the machine; its words go to its log.
-
-    Args:
-        recipe: the job's recipe.
-        run: what runs a recipe from start to end.
+    """Skip, continue or begin one job, on its part of the machine; its output goes to its log.
 
     Returns:
-        The objective, for a sweeper that optimises it; None if the job failed or has not measured
-        it, which is a failed trial.
+        The objective, for a sweeper that optimises it; None, a failed trial, if the job failed or
+        did not measure it.
     """
     job = HydraConfig.get()
     sweep_folder = SweepFolder(Path(job.sweep.dir))
@@ -70,8 +72,12 @@ def run_job(recipe: DictConfig, run: Run) -> float | None:
     return report.figures.get(sweep_folder.read().objective)
 
 
+class FolderTaken(ConfigError):
+    """Another job, or something else, has the job's folder."""
+
+
 class _Attempt:
-    """One attempt at a job, which reports where it stands."""
+    """One attempt at a job, which reports its status."""
 
     def __init__(
         self, sweep_folder: SweepFolder, folder: Path, recipe: DictConfig, report: JobReport
@@ -81,53 +87,60 @@ class _Attempt:
 
     def carry_out(self, run: Run) -> JobReport:
         """Return the report of the ended job."""
-        with _leaving_at_signals():
+        with _ending_politely(self._sweep_folder):
             try:
-                self._measure(run)
+                self._carry_out(run)
             except Exception as error:
-                self._say(status="failed", error=_reason(error), ended=time.time())
+                self._report_status(status="failed", error=_reason(error), ended=time.time())
                 if not isinstance(error, FolderTaken):
                     _write_failure(self._folder, self._recipe, self._report)
-            except BaseException:  # Ctrl-C, SIGTERM: --resume goes on with it
-                self._say(status="stopped", ended=time.time())
+            except BaseException:  # Ctrl-C, SIGTERM: --resume continues it
+                self._report_status(status="stopped", ended=time.time())
                 raise
         return self._report
 
-    def _measure(self, run: Run) -> None:
+    def _carry_out(self, run: Run) -> None:
         sweep = self._sweep_folder.read()
         plan = self._plan(sweep)
         if plan is not Plan.SKIP:
-            self._say()
             make_ready(self._folder, plan)
-            with _logged(self._folder), self._slot(sweep) as slot:
-                keep_to(slot, self._recipe)
-                self._say(status="running", began=time.time())
+            with _logged(self._folder), self._own_slot(sweep):
+                self._report_status(status="running", began=time.time())
                 _begin(self._recipe, self._folder, plan)
                 run(self._recipe)
-        figures = figures_of(read_summary(self._folder))
+        figures = figures_of(read_summary_or_empty(self._folder))
         skipped = plan is Plan.SKIP
-        self._say(status="completed", figures=figures, skipped=skipped, ended=time.time())
+        self._report_status(status="completed", figures=figures, skipped=skipped, ended=time.time())
 
     def _plan(self, sweep: Sweep) -> Plan:
-        again = self._sweep_folder.claim(self._folder.name, self._report.number)
+        before = {one.number: one.folder for one in self._sweep_folder.reports()}
+        again = before.pop(self._report.number, None) is not None  # a cluster has restarted it
+        self._report_status()
+        if self._folder.name in before.values():
+            raise FolderTaken(
+                f"{self._folder} is the folder of another job: put what tells the jobs apart into "
+                "hydra.sweep.subdir"
+            )
         if again or sweep.resumed:
             return plan_for(self._folder, self._recipe)
         if any(self._folder.iterdir()):
-            raise FolderTaken(f"{self._folder} is not empty, and this sweep has not written it")
-        return Plan.AFRESH
+            raise FolderTaken(f"{self._folder} is not empty, and this sweep did not write it")
+        return Plan.RESTART
 
     @contextmanager
-    def _slot(self, sweep: Sweep) -> Iterator[Slot | None]:
-        launcher = plain(HydraConfig.get().launcher)
-        machine = machine_for(launcher)
-        at_once = jobs_at_once(launcher, sweep.together, machine.quota)
+    def _own_slot(self, sweep: Sweep) -> Iterator[None]:
+        """Keep to a part of the machine, if jobs run at once."""
+        job: Any = HydraConfig.get()
+        launcher = plain_part(job, "launcher")
+        at_once = jobs_at_once(launcher, sweep.batch_size, usable_cpus())
         if at_once == 1:
-            yield None
+            yield
             return
-        with free_slot(self._sweep_folder.inner / "slots", parts(machine, at_once)) as slot:
-            yield slot
+        with free_slot(self._sweep_folder.inner / "slots", slots_of_machine(at_once)) as slot:
+            limit_recipe(self._recipe, slot)
+            yield
 
-    def _say(self, **news: Any) -> None:
+    def _report_status(self, **news: Any) -> None:
         self._report = replace(self._report, **news)
         self._sweep_folder.report(self._report)
 
@@ -139,7 +152,7 @@ def figures_of(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _begin(recipe: DictConfig, folder: Path, plan: Plan) -> None:
-    """Say in the recipe, and in the words that the apps compose it from, where and how it runs."""
+    """Set the results directory, and whether to resume, for the launcher and for the apps."""
     recipe.results_dir = str(folder)
     if plan is Plan.CONTINUE:
         recipe.resume = True
@@ -148,51 +161,28 @@ def _begin(recipe: DictConfig, folder: Path, plan: Plan) -> None:
             job.overrides.task.append("resume=true")
 
 
-def keep_to(slot: Slot | None, recipe: DictConfig) -> None:
-    """Say in the recipe what the job has of the machine: Ray does not look at CPU affinity."""
-    if slot is None:
-        return
-    runtime = recipe.runtime
-    if slot.num_cpus < int(runtime.client_cpus):
-        raise ValueError(
-            f"runtime.client_cpus={runtime.client_cpus}, but so many jobs at once leave each "
-            f"{slot.num_cpus} of this machine's CPUs: run fewer (hydra.launcher.n_jobs), or set "
-            f"runtime.client_cpus={slot.num_cpus}"
-        )
-    runtime.num_cpus = min(int(runtime.num_cpus or slot.num_cpus), slot.num_cpus)
-    if runtime.client_gpus is None and slot.jobs_per_gpu > 1:
-        clients_at_once = max(1, runtime.num_cpus // int(runtime.client_cpus))
-        share = max(1 / clients_at_once, slot.jobs_per_gpu / MOST_CLIENTS_A_GPU)
-        runtime.client_gpus = int(min(1.0, share) * 10_000) / 10_000
-
-
 def _reason(error: Exception) -> str:
     words = str(error).partition("\nits log: ")[0]
-    return words if isinstance(error, LaunchError) else f"{type(error).__name__}: {words}"
+    is_for_user = isinstance(error, (ConfigError, LaunchError))
+    return words if is_for_user else f"{type(error).__name__}: {words}"
 
 
 def _write_failure(folder: Path, recipe: DictConfig, report: JobReport) -> None:
-    """Leave a summary.json in the job's folder, unless the ServerApp has written why it failed."""
-    summary = read_summary(folder)
-    written = (folder / "summary.json").stat().st_mtime if summary else 0.0
+    """Write a summary.json, unless the ServerApp has written why it failed."""
+    summary = read_summary_or_empty(folder)
+    written = (folder / SUMMARY).stat().st_mtime if summary else 0.0
     if written >= report.began or not folder.exists() or summary.get("status") == "completed":
         return
-    about = {
-        "strategy": method_name(recipe),
-        "task": recipe.task.name,
-        "model": recipe.task.model,
-        "partition": recipe.partition.name,
-        "clients": recipe.clients,
-        "seed": recipe.seed,
-    }
-    words = {**about, **summary, "status": "failed", "error": report.error}
-    write_summary(folder, words)
+    about = {"strategy": method_name(recipe), "task": recipe.task.name, "seed": recipe.seed}
+    about |= {"model": recipe.task.model, "partition": recipe.partition.name}
+    about |= {"clients": recipe.clients}
+    write_summary(folder, {**about, **summary, "status": "failed", "error": report.error})
 
 
 @contextmanager
 def _logged(folder: Path) -> Iterator[None]:
-    """Let all that the run says, and why it fails, go to its log: the terminal is the sweep's."""
-    with words_to(folder / "log.txt", folder / "log.txt"):
+    """Send all output of the run, and its traceback, to its log."""
+    with session.redirected(folder / "log.txt", folder / "log.txt"):
         try:
             yield
         except Exception:
@@ -201,23 +191,29 @@ def _logged(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _leaving_at_signals() -> Iterator[None]:
-    """In a worker process: let the run clean up after itself when the sweep ends.
+def _ending_politely(folder: SweepFolder) -> Iterator[None]:
+    """In a worker process, let the run clean up when a signal, or the launcher's death, ends it.
 
-    The launcher process has answers of its own, and they stay.
+    The launcher process has signal handlers of its own.
     """
     if session.active() or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.signal(number, _leave) for number in _SIGNALS}
+    end_with_parent()  # an idle worker, too
+    ended = threading.Event()
+    threading.Thread(target=end_with_launcher, args=(folder, ended), daemon=True).start()
     try:
         yield
     finally:
-        for number, answer in before.items():
-            signal.signal(number, answer)
+        ended.set()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if launcher_is_gone():
+            os._exit(128 + signal.SIGTERM)  # nobody waits for the worker
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     for one in _SIGNALS:
-        signal.signal(one, signal.SIG_IGN)  # one is enough, and what follows cleans up
+        signal.signal(one, signal.SIG_IGN)  # one is enough
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""A search with Optuna: its defaults, and the figure that it optimises."""
+"""Searches with Optuna: their defaults, and the figure that they optimise."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
-from fedhet.sweep.sweep_folder import JobReport, SweepRefused
+from common.errors import ConfigError
+from fedhet.sweep.sweep_folder import JobReport
 
 FIGURES = (
     "accuracy",
@@ -27,18 +28,18 @@ FIGURES = (
 _BETTER_WHEN_LARGER = ("accuracy", "best_accuracy", "client_accuracy")
 _DEFAULTS = {
     "direction": "maximize",  # accuracy
-    "n_jobs": "${oc.select:hydra.launcher.n_jobs,1}",  # more would be proposed at once for nothing
+    "n_jobs": "${oc.select:hydra.launcher.n_jobs,1}",  # trials proposed at once
     "max_failure_rate": 1.0,  # a failed trial does not end the search
 }
 _SEED = 0
 
 
 def set_defaults() -> None:
-    """Give `hydra/sweeper=optuna` our defaults, and its samplers a seed.
+    """Give `hydra/sweeper=optuna` fedhet's defaults, and its samplers a seed.
 
-    The plugin has its group file in Hydra's store, under a name that no file of ours may have.
+    A file in conf/ cannot do it: the plugin's own entry in Hydra's store has the same name.
     """
-    Plugins.instance()  # the plugins are imported, and have stored theirs
+    Plugins.instance()  # imports the plugins, which store their entries
     store = ConfigStore.instance()
     group = store.repo.get("hydra", {}).get("sweeper", {})
     if "optuna.yaml" not in group:
@@ -55,7 +56,7 @@ def set_defaults() -> None:
 
 
 def is_search(sweeper: Mapping[str, Any]) -> bool:
-    """Return whether the node hydra.sweeper is one that optimises."""
+    """Return whether the node hydra.sweeper is of a search."""
     return not str(sweeper.get("_target_")).endswith("BasicSweeper")
 
 
@@ -66,32 +67,30 @@ def direction_of(sweeper: Mapping[str, Any]) -> str:
 
 
 def check_search(objective: str, sweeper: Mapping[str, Any]) -> None:
-    """Refuse a search that could only end badly.
+    """Check that a search can work.
 
     Raises:
-        SweepRefused: naming the key.
+        ConfigError: names the key.
     """
     if objective not in FIGURES:
-        raise SweepRefused(
-            f"objective={objective} is no figure of summary.json; allowed: {', '.join(FIGURES)}"
-        )
+        raise ConfigError(f"objective={objective} is unknown; allowed: {', '.join(FIGURES)}")
     if not is_search(sweeper):
         return
     if direction_of(sweeper) == "maximize" and objective not in _BETTER_WHEN_LARGER:
-        raise SweepRefused(
+        raise ConfigError(
             f"objective={objective} is better when it is smaller, and the search would maximize "
             "it: set hydra.sweeper.direction=minimize"
         )
     if sweeper.get("storage"):
-        raise SweepRefused(
+        raise ConfigError(
             f"hydra.sweeper.storage={sweeper['storage']}: Optuna 2 cannot keep a study in a "
-            "database beside the SQLAlchemy 2 that Flower needs; leave it null. A search goes on "
-            "with --resume: its finished trials are told again, in the same order"
+            "database with the SQLAlchemy 2 that Flower needs; leave it null. --resume continues a "
+            "search: it reports the finished trials again, in the same order"
         )
     if int(sweeper.get("n_jobs") or 0) < 1:
-        raise SweepRefused(
-            f"hydra.sweeper.n_jobs={sweeper.get('n_jobs')}: a search needs to know how many trials "
-            "to propose at once; set it (and hydra.launcher.n_jobs) to 1 or more"
+        raise ConfigError(
+            f"hydra.sweeper.n_jobs={sweeper.get('n_jobs')}: it is the number of trials that a "
+            "search proposes at once; set it (and hydra.launcher.n_jobs) to 1 or more"
         )
 
 

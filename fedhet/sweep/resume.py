@@ -1,68 +1,164 @@
-"""What `--resume` does with the folder of a job: skip it, go on from its checkpoint, or afresh."""
+"""`--resume`: continues a sweep. fedhet's own flag, taken from the command line before Hydra.
+
+fedhet -m --resume results/2026-11-21_10-00-00_sweep     # the words are in its sweep.json
+fedhet -m --resume strategy=fedavg,scaffold seed=0,1     # the newest sweep of the same words
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from safetensors import safe_open
 
-from conf import fingerprint, resume_fingerprint
+from common.errors import ConfigError
+from common.results import read_summary
+from conf import fingerprint, quoted, resume_fingerprint
 from fedhet.runtimes.deployment.run_record import read_record
+from fedhet.sweep.sweep_folder import SweepFolder
 
+_FLAG = "--resume"
+_SWEEP_DIR = "hydra.sweep.dir"
+_HOW = ("hydra/launcher", "hydra.launcher", "runtime", "device", _SWEEP_DIR)  # may change
 _LOG = "log.txt"
-_PATH_THAT_COUNTS = "task.vocabulary_file"
+_VOCABULARY = "task.vocabulary_file"  # the one path that is part of a recipe's hash
+
+_resuming = False
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def resuming() -> bool:
+    """Return whether this process was started with ``--resume``."""
+    return _resuming
+
+
+def take_resume(words: Sequence[str]) -> list[str]:
+    """Return the command line for Hydra, and remember whether ``--resume`` was in it.
+
+    Raises:
+        ConfigError: if there is no such sweep to continue.
+    """
+    global _resuming
+    rest, folder = _split(words)
+    _resuming = len(rest) != len(words)
+    if not _resuming:
+        return rest
+    if not any(word in ("-m", "--multirun") for word in rest):
+        raise ConfigError(
+            "--resume continues a sweep: fedhet -m --resume FOLDER; to continue one run: "
+            "fedhet ... results_dir=FOLDER resume=true"
+        )
+    typed = [word for word in rest if _is_override(word)]
+    flags = [word for word in rest if not _is_override(word)]  # and their values
+    path = folder or _given_folder(typed) or _newest_of(typed)
+    typed = [word for word in typed if key_of(word) != _SWEEP_DIR]
+    replaced = {_SWEEP_DIR, *map(key_of, typed)}
+    saved = [word for word in SweepFolder(path).read().overrides if key_of(word) not in replaced]
+    return [*flags, *saved, *typed, f"{_SWEEP_DIR}={quoted(str(path.absolute()))}"]
+
+
+def key_of(word: str) -> str:
+    """Return the key of an override."""
+    return word.partition("=")[0].lstrip("+~")
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], Path | None]:
+    """Return the words without --resume, and the folder that was given with it."""
+    rest, folder, before = [], None, ""
+    for word in words:
+        if before == _FLAG and not word.startswith("-") and "=" not in word:
+            folder = Path(word)
+        elif word.startswith(f"{_FLAG}="):
+            folder = Path(word.removeprefix(f"{_FLAG}="))
+        elif word != _FLAG:
+            rest.append(word)
+        before = word
+    return rest, folder
+
+
+def _given_folder(typed: Sequence[str]) -> Path | None:
+    given = [word.partition("=")[2] for word in typed if key_of(word) == _SWEEP_DIR]
+    return Path(given[-1].strip("'\"")) if given else None
+
+
+def _newest_of(typed: Sequence[str]) -> Path:
+    """Return the newest sweep below results/ that was started with the same words."""
+    found = []
+    for index in Path.cwd().glob("results/*/sweep.json"):
+        try:
+            sweep = SweepFolder(index.parent).read()
+        except ConfigError:  # of another version
+            continue
+        if _what_runs(sweep.overrides) == _what_runs(typed):
+            found.append((sweep.began, index.parent))
+    if not found:
+        raise ConfigError(
+            f"no sweep below {Path.cwd() / 'results'} was started with these words: "
+            f"{' '.join(typed) or '(none)'}; name its folder: fedhet -m --resume FOLDER"
+        )
+    return max(found)[1]
+
+
+def _what_runs(words: Sequence[str]) -> set[str]:
+    return {word for word in words if not key_of(word).startswith(_HOW)}
+
+
+def _is_override(word: str) -> bool:
+    return word.startswith("~") or ("=" in word and not word.startswith("-"))
+
+
+# ---- the folder of a job -------------------------------------------------------------------------
 
 
 class Plan(Enum):
     """What to do with a job's folder.
 
-    ``REPLACE`` is for a folder that holds another recipe's run: a search whose earlier trials now
-    end otherwise proposes others, and an experiment file may have been edited.
+    ``REPLACE`` is for a folder with the run of another recipe: an edited experiment file, or a
+    search that proposes other trials because earlier ones ended differently.
     """
 
     SKIP = "skip"
     CONTINUE = "continue"
-    AFRESH = "afresh"
+    RESTART = "restart"
     REPLACE = "replace"
 
 
 def plan_for(folder: Path, recipe: DictConfig) -> Plan:
-    """Return what to do with a job's folder.
-
-    Args:
-        folder: the job's results directory; need not be there.
-        recipe: the job's recipe.
-    """
-    recipe = _as_the_apps_have_it(recipe)
-    summary = read_summary(folder)
+    """Return what to do with a job's results directory, which need not exist."""
+    recipe = _with_absolute_path(recipe)
+    summary = read_summary_or_empty(folder)
     completed = summary.get("status") == "completed"
-    if completed and _recipe_of(summary) == fingerprint(recipe)["recipe"]:
-        return Plan.SKIP
+    hashes = summary.get("fingerprint")
+    if completed and isinstance(hashes, dict):
+        if hashes.get("recipe") == fingerprint(recipe)["recipe"]:
+            return Plan.SKIP
     record = read_record(folder)
-    if record is not None:  # its checkpoints may lie elsewhere, and it may still go on
+    if record is not None:  # a deployment: its checkpoints may be elsewhere, and it may still run
         return Plan.CONTINUE if record.recipe == resume_fingerprint(recipe) else Plan.REPLACE
     last = _last_checkpoint(folder)
     if last is not None and last["recipe"] != resume_fingerprint(recipe):
         return Plan.REPLACE
     if last is not None and last["round"] < int(recipe.rounds):
         return Plan.CONTINUE
-    return Plan.REPLACE if completed else Plan.AFRESH
+    return Plan.REPLACE if completed else Plan.RESTART
 
 
 def make_ready(folder: Path, plan: Plan) -> None:
-    """Make a job's folder ready for what was planned.
+    """Prepare a job's folder for its plan.
 
-    A folder that is replaced goes below ``replaced/`` beside it: it holds measured results. What a
-    run leaves that failed before its first checkpoint is removed, but for its log.
+    A replaced folder is moved below ``replaced/``, since it holds results. What a run without a
+    checkpoint left is removed, except its log.
     """
     if plan is Plan.REPLACE:
         _set_aside(folder)
-    elif plan is Plan.AFRESH and folder.exists():
+    elif plan is Plan.RESTART and folder.exists():
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -71,40 +167,31 @@ def make_ready(folder: Path, plan: Plan) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def read_summary(folder: Path) -> Mapping[str, Any]:
-    """Return the summary.json of a results directory, empty if there is none."""
+def read_summary_or_empty(folder: Path) -> Mapping[str, Any]:
+    """Return the summary.json of a results directory, empty if it cannot be read."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return read_summary(folder)
     except (OSError, ValueError):
         return {}
-    return summary if isinstance(summary, dict) else {}
 
 
-def _as_the_apps_have_it(recipe: DictConfig) -> DictConfig:
-    """Return the recipe with the one path that counts as a part of it made absolute."""
-    path = OmegaConf.select(recipe, _PATH_THAT_COUNTS)
+def _with_absolute_path(recipe: DictConfig) -> DictConfig:
+    """Return the recipe with its vocabulary file as the apps know it, by an absolute path."""
+    path = OmegaConf.select(recipe, _VOCABULARY)
     if isinstance(path, str) and path:
         recipe = recipe.copy()
-        OmegaConf.update(recipe, _PATH_THAT_COUNTS, str(Path(path).expanduser().absolute()))
+        OmegaConf.update(recipe, _VOCABULARY, str(Path(path).expanduser().absolute()))
     return recipe
 
 
-def _recipe_of(summary: Mapping[str, Any]) -> str | None:
-    hashes = summary.get("fingerprint")
-    return hashes.get("recipe") if isinstance(hashes, dict) else None
-
-
 def _last_checkpoint(folder: Path) -> Mapping[str, Any] | None:
-    """Return what the last checkpoint says of itself; reading its tensors would take torch."""
+    """Return the metadata of the last checkpoint, without importing torch."""
     found = sorted((folder / "checkpoints").glob("round-*.safetensors"))
     if not found:
         return None
-    with found[-1].open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
-    about = json.loads(header["__metadata__"]["fedhet"])
-    assert isinstance(about, dict)
-    return about
+    with safe_open(found[-1], framework="np") as file:
+        metadata: dict[str, Any] = json.loads(file.metadata()["fedhet"])
+    return metadata
 
 
 def _set_aside(folder: Path) -> None:

@@ -1,7 +1,6 @@
 """The launcher process of a sweep: shows its jobs, keeps sweep.json, and leaves nothing running.
 
-There is one sweep at most in a process, and Hydra's callbacks hand nothing back: hence a module
-that remembers it.
+Hydra's callbacks hand nothing to each other, so this module remembers the process's one session.
 """
 
 from __future__ import annotations
@@ -10,29 +9,28 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
+from rich.console import Console
 
+from common.errors import ConfigError
 from fedhet.runtimes.processes import ProcessTree, adopt_orphans
-from fedhet.sweep.display import display_for, sweep_console
+from fedhet.sweep.display import closing_summary, display_for
 from fedhet.sweep.optuna_search import direction_of, is_search
-from fedhet.sweep.plan import Survey
-from fedhet.sweep.progress import Snapshot, Watch
-from fedhet.sweep.shutdown import cancel_slurm_jobs, end_jobs, leave_ray
-from fedhet.sweep.streams import own_stdout, words_to
-from fedhet.sweep.summary import closing
-from fedhet.sweep.sweep_folder import Sweep, SweepFolder, SweepRefused, timestamp
-from fedhet.sweep.watchdog import MARK, SweepGuard
+from fedhet.sweep.plan import SweepPlan
+from fedhet.sweep.progress import Snapshot, SweepFollower
+from fedhet.sweep.shutdown import MARK, cancel_slurm_jobs, end_jobs, mark
+from fedhet.sweep.sweep_folder import Sweep, SweepFolder, timestamp
 
 _POLL_SECONDS = 0.25
 
-# The local engine forks its server from this process. A child of a fork that fell into the middle
-# of a picture would find locks held for ever by a thread that it does not have.
+# The local runtime forks its server from this process. The child would wait for ever for a lock
+# that the display's thread held at that moment, so no fork falls into the drawing.
 _DRAWING = threading.RLock()
 os.register_at_fork(
     before=_DRAWING.acquire,
@@ -44,44 +42,37 @@ os.register_at_fork(
 class Session:
     """One call of `fedhet -m`, from the first job to the closing table.
 
-    Args:
-        folder: of the sweep.
-        words: the overrides as they were typed.
-        objective: the figure that a search optimises.
-        nodes: hydra.sweeper and hydra.launcher, as plain values.
-        ahead: what the sweep will be.
-        resuming: whether ``--resume`` was given.
-
     Raises:
-        SweepRefused: if the folder holds something else.
+        ConfigError: if the folder holds something else.
     """
 
     def __init__(
         self,
         folder: Path,
-        words: Sequence[str],
+        overrides: Sequence[str],
         objective: str,
-        nodes: Mapping[str, Mapping[str, Any]],
-        ahead: Survey,
+        sweeper: Mapping[str, Any],
+        launcher: Mapping[str, Any],
+        plan: SweepPlan,
         *,
         resuming: bool,
     ) -> None:
         self.process = os.getpid()
         self._folder = SweepFolder(folder)
-        self._sweeper, self._launcher = nodes["sweeper"], nodes["launcher"]
-        self._lock = _own(self._folder, resuming=resuming)
+        self._sweeper, self._launcher = sweeper, launcher
+        self._lock = _lock(self._folder, resuming=resuming)
         self._entries = self._folder.entries() if resuming else {}
         before = self._folder.read() if resuming else None
         self._sweep = Sweep(
-            overrides=tuple(words),
+            overrides=tuple(overrides),
             began=before.began if before else timestamp(),
             resumed=(*before.resumed, timestamp()) if before else (),
-            total=ahead.total,
-            together=ahead.together,
+            total=plan.total,
+            batch_size=plan.batch_size,
             objective=objective,
         )
-        self._watch = Watch(self._folder, ahead.total, ahead.varied)
-        self._snapshot = Snapshot((), ahead.total, 0.0)
+        self._follower = SweepFollower(self._folder, plan.total, plan.varied)
+        self._snapshot = Snapshot((), plan.total, 0.0)
         self._known: list[tuple[int, str]] = []
         self._all_ended = self._stopped = False
         self._closing = threading.Event()
@@ -91,23 +82,22 @@ class Session:
         """Write sweep.json and begin to show the jobs."""
         self._folder.write(self._sweep, self._entries)
         adopt_orphans()
-        guard = SweepGuard(self._folder.path)
-        self._process_tree = ProcessTree(MARK, str(self._folder.path))
-        os.environ[MARK] = str(self._folder.path)
-        self._stack.callback(guard.dismiss)
-        self._console = sweep_console(self._stack.enter_context(own_stdout()))
+        os.environ[MARK] = mark()
+        self._process_tree = ProcessTree(MARK, mark())
+        terminal = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
+        self._console = Console(file=self._stack.enter_context(terminal))
         errors = self._folder.inner / "errors.txt"
-        self._stack.enter_context(words_to(self._folder.path / "log.txt", errors))
+        self._stack.enter_context(redirected(self._folder.path / "log.txt", errors))
         self._display = display_for(self._console)
         self._thread = threading.Thread(target=self._show_until_closed, daemon=True)
         self._thread.start()
 
     def jobs_ended(self) -> None:
-        """Take note that the sweeper has come to its end."""
+        """Record that the sweeper has finished."""
         self._all_ended = True
 
     def stop(self) -> None:
-        """Let no job begin, and end those that run in other processes; what they measured stays."""
+        """Let no job begin, and end those that run in other processes; their results stay."""
         if self._stopped:
             return
         self._stopped = True
@@ -116,101 +106,126 @@ class Session:
         cancel_slurm_jobs(self._folder, self._launcher)
 
     def close(self) -> bool:
-        """End what still runs, show how it all ended, and leave the terminal as it was.
+        """End what still runs, print the summary, and leave the terminal as it was.
 
         Returns:
             Whether all jobs completed.
         """
         self._closing.set()
         self._thread.join(timeout=5.0)
-        self._look()
-        if not self._stopped and self._snapshot.total == len(self._snapshot.over):
-            self._all_ended = True  # though the sweeper may have thought better of it since
-        of_itself = not self._all_ended and not self._stopped
+        self._update()
+        over = sum(job.report.is_over for job in self._snapshot.jobs)
+        if not self._stopped and self._snapshot.total == over:
+            self._all_ended = True  # even if the sweeper failed afterwards
+        gave_up = not self._all_ended and not self._stopped
         if not self._all_ended:
             self.stop()
-            leave_ray()
             self._process_tree.end()
-            self._look()
+            self._update()
         self._finish()
         self._display.close()
         direction = direction_of(self._sweeper) if is_search(self._sweeper) else None
-        shown = closing(self._snapshot, self._folder.path, self._sweep.objective, direction)
-        self._console.print(shown, soft_wrap=True)
+        objective = self._sweep.objective
+        summary = closing_summary(self._snapshot, self._folder.path, objective, direction)
+        self._console.print(summary, soft_wrap=True)
         self._stack.close()
-        words = self._let_go()
-        if of_itself:  # why Hydra, the launcher or the sweeper has given up
-            sys.stderr.write(words)
+        errors = self._release()
+        if gave_up:  # Hydra, the launcher or the sweeper says why
+            sys.stderr.write(errors)
         return self._sweep.status == "completed"
 
     def _show_until_closed(self) -> None:
         while not self._closing.wait(_POLL_SECONDS):
-            self._look()
+            self._update()
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         with _DRAWING:
-            self._snapshot = self._watch.look()
+            self._snapshot = self._follower.snapshot()
             known = [(job.report.number, job.report.status) for job in self._snapshot.jobs]
             if known != self._known:
                 self._known = known
-                self._update_index()
+                self._write_index()
             self._display.show(self._snapshot)
 
-    def _update_index(self) -> None:
+    def _write_index(self) -> None:
         for job in self._snapshot.jobs:
             if not (job.report.skipped and job.report.number in self._entries):
                 self._entries[job.report.number] = job.report.entry()
         self._folder.write(self._sweep, self._entries)
 
     def _finish(self) -> None:
-        """Write sweep.json for the last time; a job whose process is gone has been stopped."""
-        jobs = [
-            job
-            if job.report.is_over
-            else replace(job, report=replace(job.report, status="stopped"))
-            for job in self._snapshot.jobs
-        ]
-        total = len(jobs) if self._all_ended else self._sweep.total  # a grid may have fewer
+        """Write sweep.json for the last time; a job that has not ended counts as stopped."""
+        jobs = list(self._snapshot.jobs)
+        for number, job in enumerate(jobs):
+            if not job.report.is_over:
+                jobs[number] = replace(job, report=replace(job.report, status="stopped"))
+        total = len(jobs) if self._all_ended else self._sweep.total
         self._snapshot = replace(self._snapshot, jobs=jobs, total=total)
         good = len(self._snapshot.having("completed")) == len(jobs)
         status = ("completed" if good else "failed") if self._all_ended else "stopped"
         self._sweep = replace(self._sweep, status=status, ended=timestamp(), total=total)
-        self._update_index()
+        self._write_index()
 
-    def _let_go(self) -> str:
-        """Leave the folder; returns what has gone to stderr."""
-        errors = self._folder.inner / "errors.txt"
-        words = errors.read_text(encoding="utf-8", errors="replace")
+    def _release(self) -> str:
+        """Release the folder; return what was printed to stderr."""
+        errors = (self._folder.inner / "errors.txt").read_text(encoding="utf-8", errors="replace")
         with (self._folder.path / "log.txt").open("a", encoding="utf-8") as log:
-            log.write(words)
+            log.write(errors)
         os.environ.pop(MARK, None)
-        self._lock.release()
         self._folder.clear()
-        return words
+        self._lock.release()
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+        return errors
 
 
-def _own(folder: SweepFolder, *, resuming: bool) -> FileLock:
-    """Take a sweep's folder for this process.
+def _lock(folder: SweepFolder, *, resuming: bool) -> FileLock:
+    """Lock a sweep's folder for this process.
 
     Raises:
-        SweepRefused: if another process has it, or it holds something else.
+        ConfigError: if another process has it, or it holds something else.
     """
     if resuming:
         folder.read()
     elif folder.path.exists() and any(folder.path.iterdir()):
-        raise SweepRefused(
-            f"hydra.sweep.dir={folder.path} is not empty: name another, or go on with the sweep in "
-            f"it by: fedhet -m --resume {folder.path}"
+        raise ConfigError(
+            f"hydra.sweep.dir={folder.path} is not empty: name another folder, or continue the "
+            f"sweep in it: fedhet -m --resume {folder.path}"
         )
-    folder.inner.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder.inner / "lock")
+    folder.path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.path / ".sweep.lock")
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise SweepRefused(f"another process runs the sweep in {folder.path}") from None
-    folder.forget_reports()
+        raise ConfigError(f"another process runs the sweep in {folder.path}") from None
+    folder.clear()  # an earlier call may have been killed
+    folder.inner.mkdir()
     return lock
 
+
+# ---- redirection ---------------------------------------------------------------------------------
+
+
+@contextmanager
+def redirected(output: Path, errors: Path) -> Iterator[None]:
+    """Append the output and the errors of this process and its children to two files."""
+    with ExitStack() as stack:
+        for number, path in ((1, output), (2, errors)):
+            before = os.dup(number)
+            stack.callback(os.close, before)
+            stack.callback(os.dup2, before, number)
+            stack.callback(_flush)
+            _flush()
+            with path.open("ab") as file:
+                os.dup2(file.fileno(), number)
+        yield
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+
+
+# ---- the process's session -----------------------------------------------------------------------
 
 _current: Session | None = None
 
@@ -228,16 +243,16 @@ def start(session: Session) -> None:
 
 
 def jobs_ended() -> None:
-    """Take note that the sweeper has come to its end."""
+    """Record that the sweeper has finished."""
     if _current is not None:
         _current.jobs_ended()
 
 
 def stop() -> None:
-    """End the jobs of the sweep, if there is one; for the answers to signals."""
+    """End the jobs of the sweep, if there is one; for signal handlers."""
     if _current is not None and active():
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # one is enough, and what follows has an end
+            signal.signal(number, signal.SIG_IGN)  # one is enough
         _current.stop()
 
 

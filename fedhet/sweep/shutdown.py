@@ -1,4 +1,4 @@
-"""Ending the jobs of a sweep that run in other processes."""
+"""Ends the jobs of a sweep that run in other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,11 +18,18 @@ import psutil
 
 from fedhet.sweep.sweep_folder import SweepFolder
 
-_PATIENCE_SECONDS = 15.0  # a run that is ended politely ends Flower and Ray, which takes a few
+MARK = "FEDHET_SWEEP"  # an environment variable of all processes of a sweep: its launcher process
+_PATIENCE_SECONDS = 15.0  # a run that is asked to end needs a few to end Flower and Ray
+_POLL_SECONDS = 1.0
+
+
+def mark() -> str:
+    """Return the value of ``MARK`` for a sweep whose launcher process is this one."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def end_jobs(folder: SweepFolder) -> None:
-    """Ask the jobs on this machine to end, and wait until they have cleaned up after themselves."""
+    """Ask the jobs on this machine to end, and wait until they have cleaned up."""
     asked: set[int] = set()
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while time.monotonic() < deadline:
@@ -36,14 +43,22 @@ def end_jobs(folder: SweepFolder) -> None:
         time.sleep(0.05)
 
 
-def leave_ray() -> None:
-    """Leave the Ray cluster that hydra/launcher=ray has started or joined: first of all processes.
+def end_with_launcher(folder: SweepFolder, job_ended: threading.Event) -> None:
+    """Ask this process to end when the launcher process is gone, even by SIGKILL.
 
-    Otherwise Ray aborts this process when it sees its raylet gone.
+    It is for a thread of a launcher's worker process, and returns when the job has ended.
     """
-    ray = sys.modules.get("ray")
-    if ray is not None and ray.is_initialized():
-        ray.shutdown()
+    while not job_ended.wait(_POLL_SECONDS):
+        if launcher_is_gone():
+            folder.ask_to_stop()  # the worker may have been handed other jobs
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+
+
+def launcher_is_gone() -> bool:
+    """Return whether this process belongs to a sweep whose launcher process here has ended."""
+    host, _, pid = os.environ.get(MARK, "").rpartition(":")
+    return host == socket.gethostname() and not _is_alive(int(pid))
 
 
 def cancel_slurm_jobs(folder: SweepFolder, launcher: Mapping[str, Any]) -> None:
@@ -51,12 +66,10 @@ def cancel_slurm_jobs(folder: SweepFolder, launcher: Mapping[str, Any]) -> None:
     if not str(launcher.get("_target_")).endswith("SlurmLauncher"):
         return
     names = [path.name for path in (folder.path / ".submitit").glob("*")]
-    numbers = sorted(
-        {name.partition("_")[0] for name in names if re.fullmatch(r"\d+(_\d+)?", name)}
-    )
+    numbers = {name.partition("_")[0] for name in names if re.fullmatch(r"\d+(_\d+)?", name)}
     scancel = shutil.which("scancel")
     if scancel and numbers:
-        subprocess.run([scancel, *numbers], check=False, capture_output=True)
+        subprocess.run([scancel, *sorted(numbers)], check=False, capture_output=True)
 
 
 def _running(folder: SweepFolder) -> set[int]:

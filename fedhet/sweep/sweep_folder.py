@@ -1,7 +1,8 @@
-"""The folder of a sweep: what it was asked for, and what its jobs report.
+"""The folder of a sweep: what was asked for, and what its jobs report.
 
-sweep.json is for everybody: the words that were typed, when it began and ended, the jobs and their
-status. ``.sweep/`` holds what jobs and launcher process tell each other, and goes at the end.
+sweep.json is the public record: the words that were typed, when the sweep began and ended, its jobs
+and their status. ``.sweep/`` holds what the jobs and the launcher process tell each other; it is
+removed at the end.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from common.errors import ConfigError
 from common.files import save_text
 
 ENDED = ("completed", "failed", "stopped")
@@ -21,123 +23,84 @@ ENDED = ("completed", "failed", "stopped")
 
 @dataclass(frozen=True)
 class JobReport:
-    """What a job says about itself.
+    """What a job says about itself."""
 
-    Attributes:
-        number: Hydra's, from 0.
-        folder: its results directory, a name below the sweep's folder.
-        overrides: the words that its recipe is composed from.
-        status: waiting (for its share of the machine), running, completed, failed or stopped.
-        rounds: the last round of its recipe.
-        began, ended: seconds since the epoch.
-        host, pid: where it runs.
-        skipped: it had completed in an earlier call, and was not run again.
-        error: why it failed.
-        figures: the numbers of its summary.json.
-    """
-
-    number: int
-    folder: str
-    overrides: Sequence[str]
-    status: str
-    rounds: int
-    began: float
+    number: int  # Hydra's, from 0
+    folder: str  # its results directory, a name below the sweep's folder
+    overrides: Sequence[str]  # the words that its recipe is composed from
+    status: str  # waiting (for its share of the machine), running, completed, failed or stopped
+    rounds: int  # the last round of its recipe
+    began: float  # seconds since the epoch
     ended: float | None = None
-    host: str = ""
+    host: str = ""  # where it runs
     pid: int = 0
-    skipped: bool = False
-    error: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)
+    skipped: bool = False  # it had completed in an earlier call, and was not run again
+    error: str = ""  # why it failed
+    figures: Mapping[str, float] = field(default_factory=dict)  # the numbers of its summary.json
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Whether the job has ended."""
         return self.status in ENDED
 
     @property
     def seconds(self) -> float:
-        """How long it took; 0 as long as it runs."""
+        """How long the job took; 0 while it runs."""
         return 0.0 if self.ended is None else self.ended - self.began
 
     def entry(self) -> dict[str, Any]:
-        """Return it as sweep.json has it."""
-        words: dict[str, Any] = {
-            "number": self.number,
-            "folder": self.folder,
-            "overrides": list(self.overrides),
-            "status": self.status,
-            "began": timestamp(self.began),
-            "ended": None if self.ended is None else timestamp(self.ended),
-        }
-        if self.error:
-            words["error"] = self.error
-        return words | {"figures": dict(self.figures)}
+        """Return the job's entry in sweep.json."""
+        names = ("number", "folder", "overrides", "status", "began", "ended", "error", "figures")
+        entry = {name: value for name, value in asdict(self).items() if name in names}
+        entry["began"] = timestamp(self.began)
+        entry["ended"] = None if self.ended is None else timestamp(self.ended)
+        return entry
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """What sweep.json says of the sweep as a whole.
+    """The sweep as a whole, as sweep.json describes it."""
 
-    Attributes:
-        overrides: the words that were typed.
-        began: when it was first started.
-        status: running, completed, failed (one job at least) or stopped.
-        resumed: when ``--resume`` went on with it.
-        total: how many jobs there are; None if the sweeper alone knows.
-        together: how many of them are handed to the launcher at once, at most.
-        objective: the figure that a search optimises.
-    """
-
-    overrides: Sequence[str]
-    began: str
-    status: str = "running"
+    overrides: Sequence[str]  # the words that were typed
+    began: str  # when it was first started
+    status: str = "running"  # running, completed, failed (one job at least) or stopped
     ended: str | None = None
-    resumed: Sequence[str] = ()
-    total: int | None = None
-    together: int | None = None
-    objective: str = "accuracy"
-
-
-class SweepRefused(Exception):
-    """A sweep that cannot be started; the message is for the user."""
-
-
-class FolderTaken(ValueError):
-    """Two jobs of a sweep would write to one folder."""
+    resumed: Sequence[str] = ()  # when ``--resume`` continued it
+    total: int | None = None  # how many jobs there are; None if only the sweeper knows
+    batch_size: int | None = None  # how many of them are handed to the launcher at once, at most
+    objective: str = "accuracy"  # the figure that a search optimises
 
 
 class SweepFolder:
-    """The files of one sweep.
-
-    Args:
-        path: of the folder; need not be there yet.
-    """
+    """The files of one sweep; its folder need not exist yet."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.index_path = self.path / "sweep.json"
         self.inner = self.path / ".sweep"
-        self.reports_path = self.inner / "jobs"
+        self._reports_path = self.inner / "jobs"
 
     def read(self) -> Sweep:
         """Return what sweep.json says of the sweep.
 
         Raises:
-            SweepRefused: if there is none, or it is not one that this version has written.
+            ConfigError: if it is missing or is not such a file.
         """
+        index = self._index()
         try:
-            found = json.loads(self.index_path.read_text(encoding="utf-8"))
-            return Sweep(**{one.name: found[one.name] for one in fields(Sweep)})
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SweepRefused(f"{self.path} is no sweep's folder: sweep.json: {error}") from None
+            return Sweep(
+                **{one.name: index[one.name] for one in fields(Sweep) if one.name in index}
+            )
+        except TypeError as error:
+            raise ConfigError(f"{self.index_path} is not the index of a sweep: {error}") from None
 
     def entries(self) -> dict[int, dict[str, Any]]:
-        """Return the jobs that sweep.json holds, by number."""
-        try:
-            jobs = json.loads(self.index_path.read_text(encoding="utf-8"))["jobs"]
-            return {int(entry["number"]): entry for entry in jobs}
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
+        """Return the jobs of sweep.json, by number.
+
+        Raises:
+            ConfigError: if it is missing or cannot be read.
+        """
+        return {int(entry["number"]): entry for entry in self._index().get("jobs", ())}
 
     def write(self, sweep: Sweep, entries: Mapping[int, Mapping[str, Any]] | None = None) -> None:
         """Write sweep.json, whole or not at all."""
@@ -145,40 +108,16 @@ class SweepFolder:
         save_text(self.index_path, json.dumps({**asdict(sweep), "jobs": jobs}, indent=1) + "\n")
 
     def report(self, job: JobReport) -> None:
-        """Let a job say where it stands."""
-        self.reports_path.mkdir(parents=True, exist_ok=True)
-        save_text(self._report_path(job.number), json.dumps(asdict(job)))
+        """Store what a job says about itself."""
+        self._reports_path.mkdir(parents=True, exist_ok=True)
+        save_text(self._reports_path / f"{job.number}.json", json.dumps(asdict(job)))
 
     def reports(self) -> list[JobReport]:
-        """Return what the jobs have last said, by number."""
+        """Return the latest report of each job, by number."""
         found = []
-        for path in self.reports_path.glob("*.json"):
+        for path in self._reports_path.glob("*.json"):
             found.append(JobReport(**json.loads(path.read_text(encoding="utf-8"))))
         return sorted(found, key=lambda job: job.number)
-
-    def claim(self, name: str, number: int) -> bool:
-        """Let a job have a folder for itself.
-
-        Returns:
-            True if it has claimed it before: a cluster has started it once more.
-
-        Raises:
-            FolderTaken: if another job of this call has it.
-        """
-        claims = self.inner / "claims"
-        claims.mkdir(parents=True, exist_ok=True)
-        path = claims / name
-        try:
-            with path.open("x", encoding="ascii") as file:
-                file.write(str(number))
-        except FileExistsError:
-            if path.read_text(encoding="ascii") == str(number):
-                return True
-            raise FolderTaken(
-                f"{self.path / name} is the folder of another job: let hydra.sweep.subdir name "
-                "what tells the jobs apart"
-            ) from None
-        return False
 
     def ask_to_stop(self) -> None:
         """Let no further job begin."""
@@ -186,24 +125,21 @@ class SweepFolder:
         (self.inner / "stop").touch()
 
     def is_stopping(self) -> bool:
-        """Return whether no further job shall begin."""
+        """Return whether no further job may begin."""
         return (self.inner / "stop").exists()
 
-    def forget_reports(self) -> None:
-        """Remove what jobs have told each other in an earlier call, which may have been killed."""
-        for name in ("jobs", "claims", "slots"):
-            shutil.rmtree(self.inner / name, ignore_errors=True)
-        for name in ("stop", "errors.txt"):
-            (self.inner / name).unlink(missing_ok=True)
-
     def clear(self) -> None:
-        """Remove what jobs and launcher process have told each other."""
+        """Remove ``.sweep/``."""
         shutil.rmtree(self.inner, ignore_errors=True)
 
-    def _report_path(self, number: int) -> Path:
-        return self.reports_path / f"{number}.json"
+    def _index(self) -> dict[str, Any]:
+        try:
+            index = json.loads(self.index_path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.path} is not the folder of a sweep: {error}") from None
+        return index if isinstance(index, dict) else {}
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """Return a time, by default now, as sweep.json has it: ISO 8601 with the zone."""
+    """Return a time, by default now, in ISO 8601 with its zone."""
     return time.strftime("%Y-%m-%dT%H:%M:%S%z", time.localtime(seconds))

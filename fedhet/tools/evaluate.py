@@ -1,19 +1,18 @@
-"""fedhet-evaluate: the models of finished runs on a test set, their own or another.
+"""fedhet-evaluate: evaluates the models of finished runs on their own or another test set.
 
     fedhet-evaluate RUN [RUN ...] [--task KEY=VALUE ...] [--state FILE]
 
 RUN is the folder of a run or of a sweep. Nothing is trained. With --task the examples are those of
 the run's task with other values, such as --task path=/data/new. With --augmented the test images
-are also flipped and cut as training images are, as in code that uses one transform for both (the
-released code of FedDW does); its accuracies tell what that costs. Where clients keep tensors of
-their own, such as FedPer's heads, --state names the file of one of them.
+are also flipped and cropped as training images are, as in code that uses one transform for both
+(the released code of FedDW). Where clients keep tensors of their own, such as FedPer's heads,
+--state names the file of one of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,13 +23,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
-from torch import Tensor
 from yaml import YAMLError
 
 from common.errors import ConfigError
 from common.files import save_text
-from fedhet.commands import at_least, parser_of, say_error, table_console
-from fedhet.load_run import classes_in, classifier_of, meaning_of, recipe_of, task_of
+from fedhet.commands import at_least, parser_of, reported_errors, say_error, table_console
+from fedhet.load_run import classes_in, classifier_of, label_metadata_of, recipe_of, task_of
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.report.run_data import Run
@@ -46,21 +44,13 @@ ADVICE = {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a run's model does on a test set.
+    """The figures of a model on a test set."""
 
-    Attributes:
-        examples: how many.
-        accuracy: in [0, 1].
-        loss: mean cross-entropy.
-        by_class: accuracy on the examples of each class, by its name; None without examples.
-        augmented: accuracy of each pass over augmented examples.
-    """
-
-    examples: int
-    accuracy: float
-    loss: float
-    by_class: dict[str, float | None]
-    augmented: list[float]
+    examples: int  # how many
+    accuracy: float  # in [0, 1]
+    loss: float  # mean cross-entropy
+    by_class: dict[str, float | None]  # accuracy on each class, by its name; None without examples
+    augmented: list[float]  # accuracy of each pass over augmented examples
 
 
 def evaluate(
@@ -77,16 +67,16 @@ def evaluate(
         words: changes of its task, such as ``path=/data/new``.
         passes: over augmented examples.
         seed: of the augmentation.
-        state: a file of a client's state, where clients keep tensors of their own.
+        state: a client's state file, where clients keep tensors of their own.
 
     Raises:
-        ConfigError: where model or examples cannot be had, or the model is not of such a task.
+        ConfigError: if the model or the examples cannot be loaded, or do not fit together.
     """
     task = _task(folder, words)
     if passes and not task.config.transform.augments:
         raise ConfigError(
-            f"--augmented {passes}: the task of {folder} changes no training example; "
-            "for images that are to be changed, say --task flip=true or --task crop_padding=4"
+            f"--augmented {passes}: the task of {folder} does not augment its training examples; "
+            "set --task flip=true or --task crop_padding=4"
         )
     model = classifier_of(folder, task, state)
     data = task.test_data(next(model.parameters()).device)
@@ -94,26 +84,28 @@ def evaluate(
     loss, accuracy, by_class = score()
     generator = torch.Generator().manual_seed(seed)
     augmented = [score(generator=generator)[1] for _ in range(passes)]
-    return Evaluation(len(data), accuracy, loss, _by_name(task, by_class), augmented)
+    values = [None if value != value else value for value in by_class.tolist()]  # NaN: no examples
+    by_name = dict(zip(task.class_names, values, strict=True))
+    return Evaluation(len(data), accuracy, loss, by_name, augmented)
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command.
-
-    Args:
-        words: the command line; None: the process's.
-    """
+    """Run the command; ``words`` replace the process's command line."""
     options = _parser().parse_args(words)
+    with reported_errors("fedhet-evaluate"):
+        if not _evaluate_all(options):
+            raise SystemExit(1)
+
+
+def _evaluate_all(options: argparse.Namespace) -> bool:
+    """Print and write the figures of all runs; return whether all could be evaluated."""
+    runs = completed_runs(options.runs)
+    if options.out is not None:  # before the evaluation, which takes long
+        if options.out.is_dir():
+            raise ConfigError(f"--out {options.out} is a folder: name a file")
+        options.out.parent.mkdir(parents=True, exist_ok=True)
     console, errors = table_console(), Console(stderr=True)
     found: list[tuple[Run, Evaluation]] = []
-    failed = False
-    try:
-        runs = completed_runs(options.runs)
-        if options.out is not None:  # now, since the figures take long
-            _require_writable(options.out)
-    except (ConfigError, OSError) as error:
-        say_error("fedhet-evaluate", error)
-        raise SystemExit(2) from None
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
         try:
@@ -121,7 +113,6 @@ def main(words: Sequence[str] | None = None) -> None:
             found.append((run, figures))
         except ConfigError as error:
             say_error("fedhet-evaluate", error)
-            failed = True
     if found:
         console.print(rich_table(_table(found, options.augmented)))
     if found and options.out is not None:
@@ -129,29 +120,18 @@ def main(words: Sequence[str] | None = None) -> None:
             {"name": run.name, "method": run.method, "seed": run.seed, **asdict(figures)}
             for run, figures in found
         ]
-        try:
-            save_text(options.out, json.dumps(content, indent=1) + "\n")
-        except OSError as error:
-            say_error("fedhet-evaluate", error)
-            raise SystemExit(2) from None
+        save_text(options.out, json.dumps(content, indent=1) + "\n")
         console.print(f"results  {options.out}", soft_wrap=True, highlight=False)
-    if failed:
-        raise SystemExit(2)
-
-
-def _require_writable(path: Path) -> None:
-    if path.is_dir():
-        raise IsADirectoryError(f"--out {path} is a folder: name a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    return len(found) == len(runs)
 
 
 def _task(folder: Path, words: Sequence[str]) -> Task:
-    """Return the task of the run with these changes, where the model's numbers mean the same."""
-    stored = meaning_of(folder)
+    """Return the run's task with these changes, if the model's labels mean the same in it."""
+    stored = label_metadata_of(folder)
     task = task_of(_changed(recipe_of(folder), words), classes_in(stored))
-    meaning = task.label_metadata()
+    metadata = task.label_metadata()
     for key, advice in ADVICE.items():
-        if key in stored and stored[key] != meaning.get(key):
+        if key in stored and stored[key] != metadata.get(key):
             raise ConfigError(
                 f"the model of {folder} was trained with other {key} than --task "
                 f"{' '.join(words) or '(nothing)'} gives: {advice}"
@@ -170,11 +150,6 @@ def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
     changed = OmegaConf.merge(recipe, {"task": changes})
     assert isinstance(changed, DictConfig)
     return changed
-
-
-def _by_name(task: Task, by_class: Tensor) -> dict[str, float | None]:
-    values = [None if value != value else value for value in by_class.tolist()]  # NaN: no examples
-    return dict(zip(task.class_names, values, strict=True))
 
 
 def _table(found: Sequence[tuple[Run, Evaluation]], passes: int) -> Table:
@@ -221,12 +196,12 @@ def _parser() -> argparse.ArgumentParser:
         type=at_least(0),
         default=0,
         metavar="PASSES",
-        help="how many passes over the test images flipped and cut as for training (0)",
+        help="how many passes over the test images flipped and cropped as for training (0)",
     )
-    add("--seed", type=int, default=0, help="of these (0)")
+    add("--seed", type=int, default=0, help="of the augmentation (0)")
     add("--out", type=Path, metavar="FILE", help="write all figures there, as JSON")
     return parser
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,4 +1,4 @@
-"""fedhet-export: the model of a finished run as one file that needs torch alone.
+"""fedhet-export: exports the model of a finished run to one file that needs only torch.
 
     fedhet-export RUN --out model.pt2 [--state FILE]
 
@@ -7,9 +7,9 @@ The file holds the network, its parameters and the normalisation of its inputs:
     program = torch.export.load("model.pt2", extra_files=(about := {"about.json": ""}))
     probabilities = program.module()(images)        # (B, C), of uint8 (B, channels, H, W)
 
-about.json says what goes in (shape and type), what the classes are called, for texts the words of
-the vocabulary by rank (see tasks/vocabulary.py for their tokens), and of which run it is. Where
-clients keep tensors of their own, such as FedPer's heads, --state names the file of one of them
+about.json has the shape and type of the inputs, the names of the classes, for texts the words of
+the vocabulary by rank, and the run. Where clients keep
+tensors of their own, such as FedPer's heads, --state names the file of one of them
 (client-*/round-*.safetensors), and the model is that client's.
 """
 
@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,9 +29,10 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.files import replace_file
+from common.results import read_summary
 from conf import method_name
-from fedhet.commands import parser_of, say_error
-from fedhet.load_run import classes_in, classifier_of, meaning_of, recipe_of, task_of
+from fedhet.commands import parser_of, reported_errors
+from fedhet.load_run import classes_in, classifier_of, label_metadata_of, recipe_of, task_of
 from tasks import Task
 from tasks.inference_model import InferenceModel
 from tasks.vocabulary import SPECIAL_TOKENS
@@ -42,60 +42,50 @@ OF_THE_RUN = ("accuracy", "parameters_sha256", "seed")  # of summary.json
 
 
 def export(folder: Path, path: Path, state: Path | None = None) -> dict[str, Any]:
-    """Write a run's model as a program of ``torch.export``, and check that it does the same.
-
-    Args:
-        folder: the run's results directory.
-        path: of the file.
-        state: a file of a client's state, where clients keep tensors of their own.
+    """Export a run's model to ``path`` as a program of ``torch.export``, and check its outputs.
 
     Returns:
-        what its about.json says.
+        The content of its about.json.
 
     Raises:
-        ConfigError: where the model cannot be had, or its program does not do the same.
-        OSError: where the file cannot be written.
+        ConfigError: if the model cannot be loaded, or its program gives other outputs.
+        OSError: if the file cannot be written.
     """
     recipe = recipe_of(folder)
-    task = task_of(recipe, classes_in(meaning_of(folder)))
+    task = task_of(recipe, classes_in(label_metadata_of(folder)))
     classifier = classifier_of(folder, task, state).cpu()
     module = InferenceModel(classifier, task.config.transform).eval()
     examples = _examples(task, 2)
     with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of its own about recurrent layers, and about nothing
+        warnings.simplefilter("ignore")  # torch's own, about recurrent layers
         program = torch.export.export(
             module, (examples,), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
+    summary = read_summary(folder)
     about = {
         "classes": list(task.class_names),
         "input": {"shape": ["batch", *task.input_shape], "dtype": str(examples.dtype)},
-        "run": {"method": method_name(recipe), **_of_the_run(folder)},
+        "run": {"method": method_name(recipe)}
+        | {key: summary[key] for key in OF_THE_RUN if key in summary},
     }
     if task.vocabulary is not None:
         about["vocabulary"] = list(task.vocabulary)
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={ABOUT: json.dumps(about)})
-    _require_the_same(module, content, _examples(task, 3))
+    _require_same_outputs(module, content, _examples(task, 3))
     replace_file(path, lambda beside: beside.write_bytes(content.getvalue()))
-    path.chmod(0o644)  # to be handed on
+    path.chmod(0o644)  # for others to read
     return about
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command.
-
-    Args:
-        words: the command line; None: the process's.
-    """
+    """Run the command; ``words`` replace the process's command line."""
     options = _parser().parse_args(words)
-    try:
+    with reported_errors("fedhet-export"):
         about = export(options.run, options.out, options.state)
-    except (ConfigError, OSError) as error:
-        say_error("fedhet-export", error)
-        raise SystemExit(2) from None
     Console().print(
-        f"takes    {about['input']['dtype']} {about['input']['shape']}\n"
-        f"gives    probabilities of {len(about['classes'])} classes\n"
+        f"input    {about['input']['dtype']} {about['input']['shape']}\n"
+        f"output   probabilities of {len(about['classes'])} classes\n"
         f"model    {options.out} ({options.out.stat().st_size / 1e6:.2f} MB)",
         soft_wrap=True,
         highlight=False,
@@ -104,7 +94,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _examples(task: Task, count: int) -> Tensor:
-    """Return raw examples of nothing in particular."""
+    """Return random raw examples."""
     shape = (count, *task.input_shape)
     generator = torch.Generator().manual_seed(count)
     if task.vocabulary is None:
@@ -112,13 +102,8 @@ def _examples(task: Task, count: int) -> Tensor:
     return torch.randint(SPECIAL_TOKENS + len(task.vocabulary), shape, generator=generator)
 
 
-def _of_the_run(folder: Path) -> dict[str, Any]:
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return {key: summary[key] for key in OF_THE_RUN if key in summary}
-
-
-def _require_the_same(module: InferenceModel, content: io.BytesIO, examples: Tensor) -> None:
-    """Compare what the file does with what the model does, on a batch of another size."""
+def _require_same_outputs(module: InferenceModel, content: io.BytesIO, examples: Tensor) -> None:
+    """Compare the outputs of the file and of the model, on a batch of another size."""
     content.seek(0)
     program = torch.export.load(content).module()
     try:
@@ -126,7 +111,7 @@ def _require_the_same(module: InferenceModel, content: io.BytesIO, examples: Ten
             torch.testing.assert_close(program(examples), module(examples))
     except AssertionError as error:
         raise ConfigError(
-            f"what torch.export {torch.__version__} has made of the model gives other "
+            f"the program that torch.export {torch.__version__} made of the model gives other "
             f"probabilities, so no file was written: {error}"
         ) from None
 
@@ -140,4 +125,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

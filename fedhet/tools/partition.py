@@ -1,8 +1,8 @@
-"""fedhet-partition: shows how a recipe spreads its training examples over the clients.
+"""fedhet-partition: shows how a recipe divides its training examples among the clients.
 
     fedhet-partition task=cifar10 partition=dirichlet partition.alpha=0.1 clients=10
 
-prints a table, clients by classes, and saves a picture of it below results/partitions/.
+It prints a table, clients by classes, and saves a plot of it below results/partitions/.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from hydra.errors import HydraException
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from common.errors import ConfigError
 from conf import compose, plain_part
-from fedhet.commands import say_error, table_console
+from fedhet.commands import reported_errors, table_console
 from fedhet.report.partition_plot import (
     Counts,
     chosen_values,
@@ -39,18 +38,15 @@ def main() -> None:
         print(__doc__)
         return
     console = table_console()
-    try:
+    with reported_errors("fedhet-partition"):
         task, title, name = _build(words)
         counts = task.class_counts()
-    except (ConfigError, HydraException) as error:
-        say_error("fedhet-partition", error)
-        raise SystemExit(2) from None
-    console.print(_table(counts, task.class_names, title, console.width))
-    for line in _summary(task, counts):
-        console.print(line, highlight=False)
-    path = (FOLDER / f"{name}.png").absolute()
-    draw(counts, task.class_names, title, path)
-    console.print(f"picture: {path}", soft_wrap=True, highlight=False)
+        console.print(_table(counts, task.class_names, title, console.width))
+        for line in _summary(task, counts):
+            console.print(line, highlight=False)
+        path = (FOLDER / f"{name}.png").absolute()
+        draw(counts, task.class_names, title, path)
+    console.print(f"plot: {path}", soft_wrap=True, highlight=False)
 
 
 def _build(words: list[str]) -> tuple[Task, str, str]:
@@ -60,7 +56,7 @@ def _build(words: list[str]) -> tuple[Task, str, str]:
     task_values = plain_part(recipe, "task")
     clients, seed = int(recipe.clients), int(recipe.seed)
     if clients == 0:
-        raise ConfigError("clients=0 takes N from the connected SuperNodes: here, set clients")
+        raise ConfigError("clients=0 takes the number from the connected SuperNodes: set clients")
     task = build_task(task_values, partition, seed=seed, num_clients=clients)
     chosen = chosen_values(partition, clients=clients, seed=seed, train_size=task.config.train_size)
     name = "-".join(f"{key}{value}" for key, value in chosen.items())
@@ -69,12 +65,9 @@ def _build(words: list[str]) -> tuple[Task, str, str]:
     return task, title, f"{task.name}-{flavour}-{name}"
 
 
-# ---- the table -----------------------------------------------------------------------------------
-
-
 def _table(counts: Counts, names: tuple[str, ...], title: str, width: int) -> Table:
-    """Return clients by classes, or where that is too wide each client's largest classes."""
-    table = Table(title=title, caption="examples of each class; a dot: none", box=SIMPLE_HEAD)
+    """Return a table of clients by classes, or if too wide, of each client's largest classes."""
+    table = Table(title=title, caption="examples of each class; dot: none", box=SIMPLE_HEAD)
     table.padding = (0, 1, 0, 0)
     table.add_column("client", justify="right", style="bold")
     table.add_column("total", justify="right", style="bold")
@@ -110,20 +103,17 @@ def _summary(task: Task, counts: Counts) -> list[str]:
     return lines
 
 
-# ---- the picture ---------------------------------------------------------------------------------
-
-
 def draw(counts: Counts, names: tuple[str, ...], title: str, path: Path) -> None:
-    """Save the picture.
+    """Save the plot.
 
     Raises:
-        SystemExit: where matplotlib is missing.
+        ConfigError: if matplotlib is missing.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise SystemExit("the picture needs matplotlib: pip install -e '.[plots]'") from None
+        raise ConfigError("the plot needs matplotlib: pip install -e '.[plots]'") from None
 
     figure = Figure(figsize=picture_size(counts), layout="constrained")
     FigureCanvasAgg(figure)

@@ -1,16 +1,16 @@
-"""fedhet-tune: chooses settings by the score on what clients hold out, then runs with the choice.
+"""fedhet-tune: chooses settings by the score on clients' held-out examples, then runs with them.
 
     fedhet-tune +experiment=fedpvr/reduced strategy=fedavg,fedpvr --rounds 10 --out results/tuned
 
 The words are those of `fedhet`; several values of a key make several cells, each with a choice of
-its own. --grid names what is chosen among: without it FedPVR's, the rate from .05, .1, .2 and .3,
+its own. --grid names what is chosen among: by default FedPVR's, the rate from .05, .1, .2 and .3,
 the schedule from constant, cosine and multi_step.
 
 A candidate's score is the accuracy of its last model on the clients' held-out examples (the recipe
-needs partition.holdout), the mean over clients weighted by examples; of equal ones the lower loss
-counts. The test set decides nothing. Written are, into --out: search/CELL, a sweep of the
-candidates; choices.json, all scores; and runs/CELL, the run with the choice, whose config.yaml says
-so (`choice`). The same command again goes on where it was stopped.
+needs partition.holdout), the mean over clients weighted by examples; the lower loss breaks ties.
+The test set is not used. --out gets search/CELL, a sweep of the candidates; choices.json, all
+scores; and runs/CELL, the run with the choice, whose config.yaml has it (`choice`). The same
+command continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
 from rich.console import Console
 
 from common.errors import ConfigError
 from common.files import save_text
 from conf import compose, quoted
-from fedhet.commands import parser_of, say_error
+from fedhet.commands import parser_of, reported_errors
 from fedhet.sweep.resume import Plan, make_ready, plan_for
-from fedhet.sweep.sweep_folder import SweepFolder, SweepRefused
+from fedhet.sweep.sweep_folder import SweepFolder
 
 GRID = ("local.lr=0.05,0.1,0.2,0.3", "schedule=constant,cosine,multi_step")
 SCORE, TIE = "client_accuracy", "client_loss"
@@ -44,68 +43,47 @@ CHOICES = "choices.json"
 
 @dataclass(frozen=True)
 class Candidate:
-    """A point of the grid, and its figures on the held-out examples.
+    """A point of the grid, and its figures on the held-out examples."""
 
-    Args:
-        words: that set it.
-        accuracy: in [0, 1]; None where the run failed.
-        loss: of the same model on the same examples.
-    """
-
-    words: Sequence[str]
-    accuracy: float | None = None
-    loss: float | None = None
+    words: Sequence[str]  # that set it
+    accuracy: float | None = None  # in [0, 1]; None if the run failed
+    loss: float | None = None  # of the same model on the same examples
 
 
 @dataclass(frozen=True)
 class Search:
-    """How a search is made.
+    """A search."""
 
-    Args:
-        grid: words with several values.
-        rounds: of a candidate; None: as many as the run's.
-        folder: of all that is written.
-    """
-
-    grid: Sequence[str]
-    rounds: int | None
-    folder: Path
+    grid: Sequence[str]  # words with several values
+    rounds: int | None  # of a candidate; None: as many as the run's
+    folder: Path  # of all that is written
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command.
-
-    Args:
-        words: the command line; None: the process's.
-    """
+    """Run the command; ``words`` replace the process's command line."""
     options = _parser().parse_args(words)
-    try:
+    with reported_errors("fedhet-tune"):
         search = Search(options.grid, options.rounds, options.out.absolute())
         cells = expanded(options.words)
         points = expanded(search.grid)
         for cell in cells:
-            check(cell, points[0])  # the sweep checks the others, before its first job
+            check(cell, points[0])  # the sweep checks the other points before its first job
         for number, cell in enumerate(cells):
             tune(cell, cell_name(number, cell, cells), points, search)
-    except (ConfigError, HydraException, SweepRefused, ValueError) as error:
-        say_error("fedhet-tune", error)
-        raise SystemExit(1) from None
-    except KeyboardInterrupt:  # what it had started has had the signal, too
-        raise SystemExit(130) from None
 
 
 def expanded(words: Sequence[str]) -> list[list[str]]:
-    """Return the words of every combination of the values that these name."""
+    """Return the words of every combination of their values."""
     parsed = OverridesParser.create().parse_overrides(list(words))
     (batch,) = BasicSweeper.split_arguments(parsed, None)
     return [list(combination) for combination in batch]
 
 
 def check(cell: Sequence[str], point: Sequence[str]) -> None:
-    """Refuse, before anything runs, words that do not compose, and a recipe that holds nothing out.
+    """Check that a cell's recipe composes and that its clients hold out examples.
 
     Raises:
-        HydraException: an unknown key or option.
+        HydraException: for an unknown key or option.
         ConfigError: if there is no score to choose by.
     """
     recipe = compose({"overrides": json.dumps([*cell, *point])})
@@ -135,10 +113,18 @@ def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search
     best = chosen(candidates)
     if best is None:
         raise ConfigError(f"no candidate of {name} has a score: see {sweep}/*/log.txt")
-    said = in_words(best, candidates, search.rounds)
-    _log_choice(search.folder / CHOICES, name, cell, best, candidates, said)
-    Console().print(f"choice   {name}: {said}", markup=False, highlight=False, soft_wrap=True)
-    words = [*cell, *best.words, f"choice={quoted(said)}", f"results_dir={quoted(str(run))}"]
+    choice = describe_choice(best, candidates, search.rounds)
+    path = search.folder / CHOICES
+    choices = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    choices[name] = {
+        "cell": list(cell),
+        "chosen": list(best.words),
+        "words": choice,
+        "candidates": [asdict(one) for one in candidates],
+    }
+    save_text(path, json.dumps(choices, indent=1) + "\n")
+    Console().print(f"choice   {name}: {choice}", markup=False, highlight=False, soft_wrap=True)
+    words = [*cell, *best.words, f"choice={quoted(choice)}", f"results_dir={quoted(str(run))}"]
     plan = plan_for(run, compose({"overrides": json.dumps(words)}))
     if plan is Plan.SKIP:
         return
@@ -150,7 +136,7 @@ def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search
 def _search_words(cell: Sequence[str], sweep: Path, search: Search) -> list[str]:
     words = [*cell, *search.grid]
     words += [] if search.rounds is None else [f"rounds={search.rounds}"]
-    # An experiment's own sweep is another matter; the held-out score is each client's own work.
+    # Without the experiment's own sweep; clients evaluate, the server does not.
     words += ["hydra.sweeper.params=null", "evaluation.clients=true", "evaluation.every=0"]
     if not (sweep / "sweep.json").is_file():
         return ["-m", *words, f"hydra.sweep.dir={quoted(str(sweep))}"]
@@ -167,11 +153,12 @@ def _launch(words: Sequence[str]) -> int:
 
 
 def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candidate]:
-    """Return the grid's points with the figures that the search's jobs have reported."""
-    try:
-        jobs = json.loads((sweep / "sweep.json").read_text(encoding="utf-8"))["jobs"]
-    except (OSError, ValueError, KeyError):
-        raise ConfigError(f"the search left no readable sweep.json in {sweep}") from None
+    """Return the grid's points with the figures of the search's jobs.
+
+    Raises:
+        ConfigError: if the search left no sweep.json.
+    """
+    jobs = SweepFolder(sweep).entries().values()
     found = []
     for point in points:
         figures: dict[str, Any] = {}
@@ -183,48 +170,28 @@ def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candid
 
 
 def chosen(candidates: Sequence[Candidate]) -> Candidate | None:
-    """Return the candidate of the highest accuracy, of these the one of the lowest loss."""
+    """Return the candidate of the highest accuracy; of equal ones that of the lowest loss."""
     scored = [one for one in candidates if one.accuracy is not None]
     if not scored:
         return None
     return min(scored, key=lambda one: (-(one.accuracy or 0.0), one.loss or 0.0))
 
 
-def in_words(best: Candidate, candidates: Sequence[Candidate], rounds: int | None) -> str:
-    """Return what was chosen, by what score, out of how many."""
+def describe_choice(best: Candidate, candidates: Sequence[Candidate], rounds: int | None) -> str:
+    """Return the choice, its score and the number of candidates as text."""
     scored = sum(one.accuracy is not None for one in candidates)
     after = f" after round {rounds}" if rounds is not None else ""
-    return (
-        f"{' '.join(best.words)}, by {best.accuracy:.4f} on held-out examples{after}, "
-        f"the best of {scored}"
-    )
-
-
-def _log_choice(
-    path: Path,
-    name: str,
-    cell: Sequence[str],
-    best: Candidate,
-    candidates: Sequence[Candidate],
-    said: str,
-) -> None:
-    logged = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    logged[name] = {
-        "cell": list(cell),
-        "chosen": list(best.words),
-        "words": said,
-        "candidates": [asdict(one) for one in candidates],
-    }
-    save_text(path, json.dumps(logged, indent=1) + "\n")
+    score = f"{best.accuracy:.4f} on held-out examples{after}"
+    return f"{' '.join(best.words)}, by {score}, the best of {scored}"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-tune", __doc__)
     add = parser.add_argument
     add("words", nargs="+", metavar="KEY=VALUE", help="the recipe, as fedhet takes it")
-    add("--grid", nargs="+", default=list(GRID), metavar="KEY=A,B", help="what to choose among")
+    add("--grid", nargs="+", default=list(GRID), metavar="KEY=A,B", help="values to choose from")
     add("--rounds", type=int, help="of a candidate (as many as the run's)")
-    add("--out", type=Path, required=True, metavar="DIR", help="where all is written")
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
     return parser
 
 

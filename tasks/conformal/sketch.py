@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,6 +91,15 @@ class Client:
     labels: Labels
     fitting: NDArray[np.bool_]
     uniform: Array
+
+    @classmethod
+    def split(
+        cls, logits: Array, labels: Labels, share: float, random: np.random.Generator
+    ) -> Self:
+        """Return a client whose examples are randomly split: a share is for the temperature."""
+        count = len(labels)
+        fitting = random.permutation(count) < round(share * count)
+        return cls(logits, labels, fitting, random.random(count))
 
     def log_losses(self) -> Array:
         """Return the sum of the log losses at every temperature of the grid, which is sent."""

@@ -1,10 +1,13 @@
-"""What fedhet's commands share."""
+"""How fedhet's commands report errors and print tables."""
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
-from fedhet.commands import table_console
+from common.errors import ConfigError
+from fedhet.commands import number_between, reported_errors, table_console
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 
@@ -32,3 +35,32 @@ def test_brackets_in_a_table_are_no_markup(capsys: pytest.CaptureFixture[str]) -
     table_console().print(rich_table(Table(["a[/b]"], [[Entry(name, "[red]")]], "", words=1)))
     printed = capsys.readouterr().out
     assert all(text in printed for text in (name, "a[/b]", "[red]"))
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ConfigError("clients=x is not allowed"), 1, "fedhet-export: clients=x is not allowed"),
+        (OSError("disk full"), 1, "fedhet-export: disk full"),
+        (KeyboardInterrupt("nothing left"), 130, "fedhet-export: nothing left"),
+    ],
+)
+def test_errors_of_the_user_end_a_command_with_a_line_and_a_code(
+    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended, reported_errors("fedhet-export"):
+        raise error
+    assert ended.value.code == code
+    assert capsys.readouterr().err.strip() == message
+    with pytest.raises(KeyError), reported_errors("fedhet-export"):
+        raise KeyError  # a bug keeps its traceback
+
+
+@pytest.mark.parametrize(("text", "allowed"), [("0", False), ("0.5", True), ("1", False)])
+def test_a_number_of_an_option_lies_between_its_bounds(text: str, allowed: bool) -> None:
+    if allowed:
+        assert number_between(0, 1)(text) == float(text)
+    else:
+        with pytest.raises(argparse.ArgumentTypeError, match=r"must lie in \(0, 1\)"):
+            number_between(0, 1)(text)
+    assert number_between(0, 1, with_low=True)("0") == 0.0

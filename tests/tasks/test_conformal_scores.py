@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedhet.tools.conformal.splits import Outputs, Plan, levels_for, on_test_set
+from fedhet.tools.conformal.measure import Options, Outputs, levels_for, on_test_set
 from tasks.conformal.scores import (
     APS,
     Score,
@@ -81,9 +81,9 @@ def synthetic(count: int, classes: int = 5) -> Outputs:
 def test_every_split_lies_in_the_binomial_band_but_for_a_few(score):
     outputs = synthetic(2000)
     levels = [0.1, 0.3]
-    found = on_test_set(outputs, score, levels, Plan(splits=40))
-    assert on_test_set(outputs, score, levels, Plan(splits=40)) == found
-    assert on_test_set(outputs, score, levels, Plan(40, seed=1)) != found
+    found = on_test_set(outputs, score, levels, Options(splits=40))
+    assert on_test_set(outputs, score, levels, Options(splits=40)) == found
+    assert on_test_set(outputs, score, levels, Options(40, seed=1)) != found
     assert (found.calibration, found.evaluation) == (800, 1000)
     for place, level in enumerate(levels):
         coverage = np.array(found.coverage)[:, place]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from fedhet.tools.conformal.splits import Outputs, Plan, at_clients
+from fedhet.tools.conformal.measure import Options, Outputs, at_clients
 from tasks.conformal.scores import APS, of_labels, probabilities_of, quantile, raps
 from tasks.conformal.sketch import (
     TEMPERATURES,
@@ -90,8 +90,7 @@ def test_the_clients_sets_cover_as_promised(score):
     outputs = synthetic(3000)
     parts = [Outputs(outputs.logits[n:1000:4], outputs.labels[n:1000:4]) for n in range(4)]
     test = Outputs(outputs.logits[1000:], outputs.labels[1000:])
-    grid = Grid(score.largest(5), 200)
-    shared, pooled = at_clients(parts, test, score, [0.1, 0.3], Plan(splits=5), grid)
+    shared, pooled = at_clients(parts, test, score, [0.1, 0.3], Options(splits=5, bins=200))
     assert shared.calibration == pooled.calibration == 800
     for level in (0.1, 0.3):
         for by_histogram, by_scores in zip(shared.at(level)[0], pooled.at(level)[0], strict=True):

@@ -1,109 +1,182 @@
-"""The sets of one finished run's model."""
+"""Coverage and size of the prediction sets of one finished run's model, over repeated splits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from torch import nn
 
 from common.errors import ConfigError
 from fedhet.load_run import classifier_of, recipe_of, task_of
-from fedhet.tools.conformal.splits import (
-    Measured,
-    Outputs,
-    Plan,
-    at_clients,
-    levels_for,
-    on_test_set,
-)
 from tasks import Task
-from tasks.conformal.scores import Score, scores_for
-from tasks.conformal.sketch import Grid
+from tasks.conformal.scores import (
+    Array,
+    Labels,
+    Score,
+    coverage_and_size,
+    fit_temperature,
+    of_labels,
+    probabilities_of,
+    quantile,
+    scores_for,
+)
+from tasks.conformal.sketch import Client, Grid, shared_quantile, shared_temperature
 from tasks.evaluation import logits_of
+
+LEVELS = 20  # of the curve, beside the requested one
+LOWEST = 0.02
 
 
 @dataclass(frozen=True)
 class Options:
     """What to measure.
 
-    Args:
-        alpha: 1 - alpha is to be covered.
-        splits: how many.
-        seed: of the splits.
-        temperature_share: of the calibration examples, those for the temperature.
-        federated: at the clients, too.
-        bins: of their histograms.
+    The temperature has calibration examples of its own: the scores of the others must not depend on
+    themselves through it.
     """
 
-    alpha: float = 0.1
-    splits: int = 20
-    seed: int = 0
-    temperature_share: float = 0.2
-    federated: bool = False
-    bins: int = 1000
+    alpha: float = 0.1  # the sets are to cover 1 - alpha
+    splits: int = 20  # how many
+    seed: int = 0  # of the splits and of the scores' uniform numbers
+    temperature_share: float = 0.2  # of the calibration examples, those for the temperature
+    federated: bool = False  # calibrate at the clients, too
+    bins: int = 1000  # of their histograms
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """A model's logits (n, C) for n examples, and their labels (n,)."""
+
+    logits: Array
+    labels: Labels
+
+    @property
+    def accuracy(self) -> float:
+        """Top-1, in [0, 1]."""
+        return float((self.logits.argmax(axis=1) == self.labels).mean())
+
+
+@dataclass
+class Measured:
+    """Coverage and size of the sets over the splits."""
+
+    levels: Sequence[float]  # a, ascending
+    coverage: list[list[float]] = field(default_factory=list)  # (splits, levels)
+    size: list[list[float]] = field(default_factory=list)  # mean sizes, (splits, levels)
+    temperature: float = 1.0  # the mean over the splits
+    calibration: int = 0  # how many examples' scores made the quantile
+    evaluation: int = 0  # how many examples' sets were counted
+
+    def add(
+        self, scores: Array, labels: Labels, thresholds: Sequence[float], temperature: float
+    ) -> None:
+        """Count a split: scores (n, C) and labels (n,), with the threshold q of each level."""
+        pairs = [coverage_and_size(scores, labels, threshold) for threshold in thresholds]
+        self.coverage.append([covered for covered, _ in pairs])
+        self.size.append([size for _, size in pairs])
+        self.temperature += (temperature - self.temperature) / len(self.coverage)
+        self.evaluation = len(labels)
+
+    def at(self, alpha: float) -> tuple[list[float], list[float]]:
+        """Return coverage and mean size of every split at one of the levels."""
+        place = list(self.levels).index(alpha)
+        return [row[place] for row in self.coverage], [row[place] for row in self.size]
 
 
 @dataclass(frozen=True)
 class RunSets:
-    """The sets of a run's model.
+    """The sets of a run's model, by the score's name."""
 
-    Args:
-        accuracy: top-1 on the test set, in [0, 1].
-        centralised: calibrated on half of the test set, by the score's name.
-        sketched: calibrated at the clients by their histograms, the same.
-        pooled: calibrated by the scores that these histograms are of, the same.
-    """
-
-    accuracy: float
-    centralised: Mapping[str, Measured]
-    sketched: Mapping[str, Measured] = field(default_factory=dict)
-    pooled: Mapping[str, Measured] = field(default_factory=dict)
+    accuracy: float  # top-1 on the test set, in [0, 1]
+    centralised: Mapping[str, Measured]  # calibrated on half of the test set
+    sketched: Mapping[str, Measured] = field(default_factory=dict)  # by the clients' histograms
+    pooled: Mapping[str, Measured] = field(default_factory=dict)  # by the scores behind these
 
 
 def measure(folder: Path, options: Options) -> RunSets:
-    """Measure the sets of a run's model.
-
-    Args:
-        folder: of the run.
-        options: what to measure.
+    """Measure the sets of the model of the run in a folder.
 
     Raises:
-        ConfigError: where its model or examples cannot be had, or its clients hold none out.
+        ConfigError: if its model or examples cannot be loaded, or its clients hold out none.
     """
-    recipe = recipe_of(folder)
-    task = task_of(recipe)
+    task = task_of(recipe_of(folder))
     model = classifier_of(folder, task)
-    device = next(model.parameters()).device
-    test = Outputs(*logits_of(model, task.test_data(device)))
-    plan = Plan(options.splits, options.seed, options.temperature_share)
+    test = Outputs(*logits_of(model, task.test_data(next(model.parameters()).device)))
     levels = levels_for(test.accuracy, options.alpha)
     scores = scores_for(task.num_classes)
-    centralised = {score.name: on_test_set(test, score, levels, plan) for score in scores}
+    centralised = {score.name: on_test_set(test, score, levels, options) for score in scores}
     if not options.federated:
         return RunSets(test.accuracy, centralised)
     held_out = _held_out(task, model, folder)
-    both = {
-        score.name: at_clients(
-            held_out, test, score, levels, plan, _grid(score, task, options.bins)
-        )
-        for score in scores
-    }
-    return RunSets(
-        test.accuracy,
-        centralised,
-        {name: shared for name, (shared, _) in both.items()},
-        {name: exact for name, (_, exact) in both.items()},
-    )
+    found = {score.name: at_clients(held_out, test, score, levels, options) for score in scores}
+    sketched, pooled = ({name: both[n] for name, both in found.items()} for n in (0, 1))
+    return RunSets(test.accuracy, centralised, sketched, pooled)
 
 
-def _grid(score: Score, task: Task, bins: int) -> Grid:
-    return Grid(score.largest(task.num_classes), bins)
+def levels_for(accuracy: float, alpha: float) -> list[float]:
+    """Return levels from LOWEST to 1 - top-1, where sets have about one class, and alpha."""
+    highest = max(1 - accuracy, alpha, 2 * LOWEST)
+    grid = np.linspace(LOWEST, highest, LEVELS)
+    return sorted({alpha, *(round(float(level), 4) for level in grid)})
+
+
+def on_test_set(test: Outputs, score: Score, levels: Sequence[float], options: Options) -> Measured:
+    """Calibrate on a random half of the test set, and count the other half, for each split."""
+    count = len(test.labels)
+    half = count // 2
+    fitting = int(options.temperature_share * half)
+    found = Measured(levels, calibration=half - fitting)
+    for number in range(options.splits):
+        random = np.random.default_rng([options.seed, number])
+        order, uniform = random.permutation(count), random.random(count)
+        fit, calibration, rest = order[:fitting], order[fitting:half], order[half:]
+        temperature = fit_temperature(test.logits[fit], test.labels[fit]) if fitting else 1.0
+        scores = score(probabilities_of(test.logits, temperature), uniform)
+        own = of_labels(scores[calibration], test.labels[calibration])
+        thresholds = [quantile(own, level) for level in levels]
+        found.add(scores[rest], test.labels[rest], thresholds, temperature)
+    return found
+
+
+def at_clients(
+    held_out: Sequence[Outputs],
+    test: Outputs,
+    score: Score,
+    levels: Sequence[float],
+    options: Options,
+) -> tuple[Measured, Measured]:
+    """Calibrate at the clients on their held-out examples, and count the test set, for each split.
+
+    Returns:
+        With the quantile of the clients' histograms, and with that of their scores themselves,
+        which they would have to send for it.
+    """
+    grid = Grid(score.largest(test.logits.shape[1]), options.bins)
+    sketched, pooled = Measured(levels), Measured(levels)
+    for number in range(options.splits):
+        clients = []
+        for place, own in enumerate(held_out):
+            random = np.random.default_rng([options.seed, number, place + 1])
+            clients.append(Client.split(own.logits, own.labels, options.temperature_share, random))
+        temperature = 1.0
+        if options.temperature_share:
+            temperature = shared_temperature([client.log_losses() for client in clients])
+        counts = [client.sketch(score, temperature, grid) for client in clients]
+        scores = np.concatenate([client.scores(score, temperature) for client in clients])
+        uniform = np.random.default_rng([options.seed, number]).random(len(test.labels))
+        of_test = score(probabilities_of(test.logits, temperature), uniform)
+        by_counts = [shared_quantile(counts, grid, level) for level in levels]
+        sketched.add(of_test, test.labels, by_counts, temperature)
+        pooled.add(of_test, test.labels, [quantile(scores, a) for a in levels], temperature)
+        sketched.calibration = pooled.calibration = len(scores)
+    return sketched, pooled
 
 
 def _held_out(task: Task, model: nn.Module, folder: Path) -> list[Outputs]:
-    """Return what the model says of each client's held-out examples."""
+    """Return the model's outputs for each client's held-out examples."""
     device = next(model.parameters()).device
     found = []
     for client in range(task.num_clients):
@@ -112,8 +185,7 @@ def _held_out(task: Task, model: nn.Module, folder: Path) -> list[Outputs]:
             found.append(Outputs(*logits_of(model, own)))
     if not found:
         raise ConfigError(
-            f"--federated calibrates on what clients hold out, and in {folder} they hold out "
-            f"nothing (partition.holdout={task.partition.holdout}): run it with "
-            "partition.holdout=0.1"
+            f"--federated calibrates on the examples that clients hold out, and in {folder} "
+            f"partition.holdout={task.partition.holdout}: run it with partition.holdout=0.1"
         )
     return found

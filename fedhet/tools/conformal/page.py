@@ -1,4 +1,4 @@
-"""Tables and picture of the sets of several runs."""
+"""Tables and the plot of the prediction sets of several runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from fedhet.report.colors import keys_of
 from fedhet.report.curves import Curve, Panel, common_range, gallery
 from fedhet.report.layout import NO_COLUMN, Cell, Layout
 from fedhet.report.tables import cell_table
-from fedhet.tools.conformal.measure import Options, RunSets
-from fedhet.tools.conformal.splits import Measured
+from fedhet.tools.conformal.measure import Measured, Options, RunSets
 from tasks.conformal.scores import coverage_band
 from tasks.conformal.sketch import Grid, bytes_down, bytes_up
 
@@ -26,36 +25,33 @@ DRAWN = "RAPS"
 def page(
     layout: Layout, found: Found, options: Options, reference: float | None, stem: Path
 ) -> list[Block]:
-    """Return the page, and write its picture.
+    """Return the page, and write its plot.
 
     Args:
         layout: rows and columns.
         found: the sets of each run.
         options: what was measured.
         reference: a centralised model's top-1, in [0, 1].
-        stem: how the picture's name begins.
+        stem: how the plot's name begins.
     """
-    blocks: list[Block] = [Heading(1, "Conformal prediction"), Paragraph(_explained(options))]
-    if can_plot():
-        blocks.append(
-            gallery(_panels(layout, found, reference), _caption(options), stem, "coverage", 3)
-        )
-    blocks.append(_table(layout, found, options, reference))
-    if options.federated:
-        blocks += [Heading(2, "At the clients"), _federated_table(layout, found, options)]
-    return blocks
-
-
-def _explained(options: Options) -> str:
-    return (
-        f"Of each test set a random half calibrates, the other is counted on; {options.splits} "
+    explained = (
+        f"A random half of each test set calibrates, the other half is counted; {options.splits} "
         f"splits, seed {options.seed}. {options.temperature_share:.0%} of the calibrating half "
         "are for the temperature alone. Scores: APS, and RAPS with lambda 0.01 and k_reg 1 (5 with "
         "100 classes), both randomised; sets may be empty."
     )
-
-
-# ---- picture -------------------------------------------------------------------------------------
+    blocks: list[Block] = [Heading(1, "Conformal prediction"), Paragraph(explained)]
+    if can_plot():
+        caption = (
+            f"Coverage over the mean size of the sets, with {DRAWN}, at many levels. Line: mean "
+            "over the splits (and seeds). Band: from the lowest to the highest. Dotted: the "
+            "reference."
+        )
+        blocks.append(gallery(_panels(layout, found, reference), caption, stem, "coverage", 3))
+    blocks.append(_table(layout, found, options, reference))
+    if options.federated:
+        blocks += [Heading(2, "At the clients"), _federated_table(layout, found, options)]
+    return blocks
 
 
 def _panels(layout: Layout, found: Found, reference: float | None) -> list[Panel]:
@@ -85,7 +81,7 @@ def _panels(layout: Layout, found: Found, reference: float | None) -> list[Panel
 
 
 def _curve(key: Key, cell: Cell, found: Found) -> Curve:
-    """Return coverage over mean size; the runs of a cell may have other levels: by their places."""
+    """Return coverage over mean size; runs with different levels are averaged by position."""
     measured = [found[id(run)].centralised[DRAWN] for run in cell.runs]
     places = min(len(one.levels) for one in measured)
     coverage = np.concatenate([np.asarray(one.coverage)[:, :places] for one in measured])
@@ -98,16 +94,6 @@ def _curve(key: Key, cell: Cell, found: Found) -> Curve:
         (100 * coverage.max(axis=0)).tolist(),
         len(coverage),
     )
-
-
-def _caption(options: Options) -> str:
-    return (
-        f"How much is covered by sets of which mean size, with {DRAWN}, at many levels. Line: mean "
-        "over the splits (and seeds). Band: from the lowest to the highest. Dotted: the reference."
-    )
-
-
-# ---- tables --------------------------------------------------------------------------------------
 
 
 def _table(layout: Layout, found: Found, options: Options, reference: float | None) -> Table:
@@ -131,13 +117,11 @@ def _table(layout: Layout, found: Found, options: Options, reference: float | No
     low, high = coverage_band(one.calibration, one.evaluation, options.alpha)
     caption = (
         f"Sets that are to cover {1 - options.alpha:.4g}; mean ± sample standard deviation over "
-        f"the splits (of all seeds). The theory's 95 % band of one split is {100 * low:.1f} to "
+        f"the splits (of all seeds). The theoretical 95 % band of one split is {100 * low:.1f} to "
         f"{100 * high:.1f} % ({one.calibration} scores, {one.evaluation} examples)."
     )
     if reference is not None:
-        caption += (
-            f" Last: the mean size with {DRAWN} that covers as much as the reference's top-1."
-        )
+        caption += f" Last: the mean size with {DRAWN} that covers the reference's top-1."
     return cell_table(layout, heads, rows, caption)
 
 
@@ -154,11 +138,11 @@ def _federated_table(layout: Layout, found: Found, options: Options) -> Table:
                 row += _coverage_and_size(measured, options.alpha)
         rows.append(row)
     caption = (
-        "Clients calibrate on the examples that they hold out, and are counted on the whole test "
-        f"set. A client sends {bytes_up(Grid(1.0, options.bins)):,} bytes, its log loss at each of "
-        f"a grid of temperatures and {options.bins} + 1 counts, and gets {bytes_down()} beside the "
-        "model. Pooled: with the scores themselves, which would have to be sent. Few calibrating "
-        "examples make the coverage of a split vary more; all splits share them."
+        "Clients calibrate on their held-out examples; the whole test set is counted. A client "
+        f"sends {bytes_up(Grid(1.0, options.bins)):,} bytes, its log loss at each of a grid of "
+        f"temperatures and {options.bins} + 1 counts, and gets {bytes_down()} beside the model. "
+        "Pooled: with the scores themselves, which would have to be sent. With few calibrating "
+        "examples the coverage varies more; all splits share them."
     )
     return cell_table(layout, heads, rows, caption)
 
@@ -192,10 +176,7 @@ def _size_at(reference: float, measured: Sequence[Measured]) -> str:
 
 
 def size_covering(reference: float, measured: Measured) -> float | None:
-    """Return the mean size that covers so much, between levels by a straight line.
-
-    None where all levels cover less, or all more.
-    """
+    """Return the mean size that covers so much, interpolated linearly; None outside the levels."""
     coverage = np.asarray(measured.coverage).mean(axis=0)[::-1]  # ascending
     size = np.asarray(measured.size).mean(axis=0)[::-1]
     if not coverage[0] <= reference <= coverage[-1]:

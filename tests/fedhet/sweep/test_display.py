@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from fedhet.sweep.display import LogDisplay, display_for, picture
-from fedhet.sweep.progress import Job, Snapshot, Watch
-from fedhet.sweep.summary import closing
+from fedhet.sweep.display import closing_summary, display_for
+from fedhet.sweep.progress import Job, Snapshot, SweepFollower
 from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 
 WORDS = ("strategy=scaffold", "seed=3", "partition.alpha=0.1")
@@ -38,101 +37,85 @@ def completed(number: int, accuracy: float = 0.9, **about: object) -> Job:
     return job(number, "completed", 30, accuracy=accuracy, figures=figures, **about)
 
 
-def drawn(snapshot: Snapshot, most: int = 20, width: int = 80) -> list[str]:
-    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None)
-    console.print(picture(snapshot, most, width))
-    assert isinstance(console.file, io.StringIO)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
-
-
-def ended(snapshot: Snapshot, objective: str = "accuracy", direction: str | None = None) -> str:
-    console = Console(file=io.StringIO(), width=80)
-    shown = closing(snapshot, Path("/results/of/a_sweep"), objective, direction)
-    console.print(shown, soft_wrap=True)
+def shown_by(width: int, *snapshots: Snapshot, terminal: bool = True) -> str:
+    console = Console(
+        file=io.StringIO(),
+        force_terminal=terminal,
+        width=width,
+        height=14,
+        color_system=None,
+    )
+    display = display_for(console)
+    for snapshot in snapshots:
+        display.show(snapshot)
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def test_the_picture_has_counts_total_and_a_line_for_each_running_job() -> None:
+def ended(snapshot: Snapshot, objective: str = "accuracy", direction: str | None = None) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    summary = closing_summary(snapshot, Path("/results/of/a_sweep"), objective, direction)
+    console.print(summary, soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_terminal_shows_counts_total_and_a_bar_for_each_running_job() -> None:
     jobs = [
         completed(0),
-        job(1, "failed", error="no"),
+        job(1, "failed", error="a reason " * 20),
         job(2, "running", 15, accuracy=0.8421, failures=2),
         job(3, "running"),
         job(4, "waiting"),
     ]
-    counts, total, first, second = drawn(Snapshot(jobs, total=8, seconds=100.0))
-    assert counts == "sweep of 8 jobs: 1 done, 1 failed, 2 running, 1 waiting"
-    assert total.endswith("31 % 0:01:40, 0:03:40 left")  # 2.5 of 8 jobs
+    snapshot = Snapshot(jobs, total=8, seconds=100.0)
+    assert shown_by(80, Snapshot([], 8, 0.0)) == ""  # an error of the launcher may come first
+    text = shown_by(80, snapshot, snapshot)
+    total, first, second = text.rpartition("\x1b[2K")[2].splitlines()
+    assert total.startswith("8 jobs: 1 done, 1 failed, 2 running, 1 waiting ")
+    assert total.endswith(" 31 %, 0:03:40 left")  # 2.5 of 8 jobs
     assert first.startswith("#2 scaffold seed=3 alpha=0.1 ")
-    assert first.endswith("15/30 84.21 % 2 failures")
+    assert first.endswith(" 15/30 84.21 % 2 failures")
     assert second.startswith("#3 scaffold seed=3 alpha=0.1 ")
     assert second.endswith(" starting")
+    assert text.count("failed   #1") == 1
+    [line] = [line for line in text.splitlines() if "failed   #1" in line]
+    assert len(line.rpartition("failed   #1")[2]) < 80
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
 def test_a_hundred_jobs_fit_the_terminal(width: int) -> None:
     jobs = [completed(number) for number in range(40)]
     jobs += [job(number, "running", 3, accuracy=0.5, failures=12) for number in range(40, 90)]
-    lines = drawn(Snapshot(jobs, total=100, seconds=10_000.0), most=10, width=width)
-    assert len(lines) == 2 + 10 + 1
-    assert max(map(len, lines)) <= width
-    assert lines[-1] == "  and 40 more"
-    assert all("3/30 50.00 % 12 failures" in line for line in lines[2:-1])
+    lines = shown_by(width, Snapshot(jobs, total=100, seconds=10_000.0)).rpartition("\x1b[2K")[2]
+    assert len(lines.splitlines()) == 1 + 10
+    assert max(map(len, lines.splitlines())) <= width
+    assert all("3/30 50.00 % 12 failures" in line for line in lines.splitlines()[1:])
 
 
-def test_skipped_jobs_do_not_make_the_rest_look_quick() -> None:
+def test_skipped_jobs_do_not_shorten_the_estimate() -> None:
     jobs = [completed(0, skipped=True), completed(1, skipped=True), completed(2)]
     assert Snapshot(jobs, total=4, seconds=50.0).seconds_left == 50.0
     assert Snapshot(jobs[:2], total=4, seconds=50.0).seconds_left is None
     assert Snapshot(jobs, total=None, seconds=50.0).seconds_left is None
 
 
-def test_a_terminal_gets_one_picture_that_is_gone_at_the_end() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, width=80, color_system=None)
-    display = display_for(console)
-    display.show(Snapshot([], 2, 0.0))
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue() == ""  # an error of the launcher may come first
-    for round in range(3):
-        failed = job(1, "failed", error="a reason " * 20)
-        display.show(Snapshot([job(0, "running", round), failed], 2, 1.0))
-    display.close()
-    text = console.file.getvalue()
-    assert text.count("failed   #1") == 1
-    [line] = [line for line in text.splitlines() if "failed   #1" in line]
-    assert len(line.rpartition("failed   #1")[2]) < 80
-    assert text.endswith("\x1b[2K")  # its last line erased
-
-
-def test_a_log_gets_a_line_for_each_job_that_ends() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    display = display_for(console)
-    assert isinstance(display, LogDisplay)
-    display.show(Snapshot([job(0, "running", 3)], 3, 1.0))
-    display.show(Snapshot([completed(0), job(1, "failed", error="no data")], 3, 2.0))
-    display.show(Snapshot([completed(0), job(1, "failed", error="no data")], 3, 3.0))
-    skipped = completed(2, skipped=True)
-    display.show(Snapshot([completed(0), job(1, "failed", error="no data"), skipped], 3, 4.0))
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().splitlines() == [
+def test_a_log_gets_a_line_for_each_job_that_ends_and_for_long_ones_each_minute() -> None:
+    jobs = [completed(0), job(1, "failed", error="no data"), completed(2, skipped=True)]
+    begun = Snapshot([job(0, "running", 3)], 3, 1.0)
+    lines = shown_by(80, begun, Snapshot(jobs[:2], 3, 2.0), Snapshot(jobs, 3, 3.0), terminal=False)
+    assert lines.splitlines() == [
         "[1/3] #0 scaffold seed=3 alpha=0.1: 90.00 %, 30 rounds, 12 s",
         "[2/3] #1 scaffold seed=3 alpha=0.1: failed: no data",
         "[3/3] #2 scaffold seed=3 alpha=0.1: 90.00 %, 30 rounds, earlier",
     ]
+    long = [job(0, "running", 3, accuracy=0.5)]
+    snapshots = [Snapshot(long, 3, float(seconds)) for seconds in range(0, 150, 10)]
+    lines = shown_by(80, *snapshots, terminal=False)
+    assert lines == "      #0 scaffold seed=3 alpha=0.1: 3/30 50.00 %\n" * 2
 
 
-def test_a_log_hears_of_long_jobs_once_a_minute() -> None:
-    console = Console(file=io.StringIO(), width=80)
-    display = LogDisplay(console)
-    for seconds in range(0, 150, 10):
-        display.show(Snapshot([job(0, "running", 3, accuracy=0.5)], 3, float(seconds)))
-    assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
-    assert lines == ["      #0 scaffold seed=3 alpha=0.1: round 3/30, 50.00 %"] * 2
-
-
-def test_the_end_names_jobs_reasons_folder_and_what_to_type() -> None:
+def test_the_summary_names_jobs_reasons_folder_and_what_to_type() -> None:
     failed = [job(number, "failed", error="a reason " * 20) for number in (1, 2)]
     text = ended(Snapshot([completed(0), *failed], total=3, seconds=9.0))
     assert text.splitlines()[1].split() == [
@@ -143,12 +126,12 @@ def test_the_end_names_jobs_reasons_folder_and_what_to_type() -> None:
     assert f"failed   {names}: {'a reason ' * 20}\n" in text  # once, and in one piece
     assert "results  /results/of/a_sweep\n" in text
     assert "report   fedhet-report /results/of/a_sweep\n" in text
-    assert "go on    fedhet -m --resume /results/of/a_sweep\n" in text
+    assert "continue fedhet -m --resume /results/of/a_sweep\n" in text
     assert "best     " not in text
     assert "--resume" not in ended(Snapshot([completed(0)], total=1, seconds=9.0))
 
 
-def test_the_end_of_a_search_has_the_best_trial() -> None:
+def test_the_summary_of_a_search_has_the_best_trial() -> None:
     jobs = [completed(0, 0.5), completed(1, 0.75), completed(2, 0.75), job(3, "failed")]
     snapshot = Snapshot(jobs, total=4, seconds=9.0)
     words = "strategy=scaffold seed=3 partition.alpha=0.1"
@@ -163,27 +146,23 @@ def test_the_end_of_a_search_has_the_best_trial() -> None:
 # ---- what the folders say --------------------------------------------------------------------
 
 
-def test_a_running_job_is_where_its_metrics_are(tmp_path: Path) -> None:
+def test_the_progress_of_a_running_job_is_read_from_its_metrics(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
     folder.write(Sweep(overrides=(), began="now"))
-    watch = Watch(folder, total=2, varied=["seed", "+strategy.mu"])
-    assert not watch.look().jobs  # nothing has begun
+    follower = SweepFollower(folder, total=2, varied=["seed", "+strategy.mu"])
+    assert not follower.snapshot().jobs  # nothing has begun
     words = ["task=digits", "seed=3", "+strategy.mu=0.123456789"]
     folder.report(JobReport(0, "0_job", words, "running", rounds=10, began=1.0))
     metrics = tmp_path / "0_job" / "metrics.jsonl"
     metrics.parent.mkdir()
-    assert watch.look().jobs[0].round == -1
+    assert follower.snapshot().jobs[0].round == -1
     rows = [{"round": 0, "accuracy": 0.1}, {"round": 1, "failures": ["a", "b"]}]
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"round": 2, "acc')
-    [seen] = watch.look().jobs
+    [seen] = follower.snapshot().jobs
     assert (seen.round, seen.accuracy, seen.failures) == (1, 0.1, 2)
     assert seen.label == "seed=3 mu=0.1235"
     assert seen.share == 0.1
     metrics.write_text(metrics.read_text() + 'uracy": 0.5}\n')
-    assert watch.look().jobs[0].accuracy == 0.5
-
-
-def test_a_job_without_words_of_its_own_is_called_by_its_folder(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path)
+    assert follower.snapshot().jobs[0].accuracy == 0.5
     folder.report(JobReport(0, "0_fedavg", ["task=digits"], "waiting", rounds=10, began=1.0))
-    assert Watch(folder, total=1, varied=[]).look().jobs[0].label == "0_fedavg"
+    assert follower.snapshot().jobs[0].label == "0_fedavg"  # no words tell it apart

@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import DictConfig, open_dict
 
+from common.errors import ConfigError
 from common.results import totals
 from conf import fingerprint
 from fedhet.runtimes.flower_install import LaunchError
@@ -88,7 +89,7 @@ def test_a_job_returns_the_objective_and_reports(sweep: SweepFolder) -> None:
     ("error", "reason"),
     [
         (LaunchError("the run failed: no data\nits log: x/log.txt"), "the run failed: no data"),
-        (ValueError("clients=0 is too few"), "ValueError: clients=0 is too few"),
+        (ConfigError("clients=0 is too few"), "clients=0 is too few"),
         (OSError("disk full"), "OSError: disk full"),
     ],
 )
@@ -96,7 +97,6 @@ def test_a_failed_job_says_why_and_is_a_failed_trial(
     sweep: SweepFolder, error: Exception, reason: str
 ) -> None:
     def run(recipe: DictConfig) -> None:
-        print("what the run had to say")
         raise error
 
     assert run_job(job_of(sweep), run) is None
@@ -107,14 +107,15 @@ def test_a_failed_job_says_why_and_is_a_failed_trial(
     assert (summary["strategy"], summary["task"], summary["seed"]) == ("fedavg", "digits", 0)
 
 
-def test_what_the_server_app_wrote_about_a_failure_stays(sweep: SweepFolder) -> None:
+def test_the_server_apps_own_summary_of_a_failure_stays(sweep: SweepFolder) -> None:
+    own = {"status": "failed", "error": "its own", "rounds": 3}
+
     def run(recipe: DictConfig) -> None:
-        words = {"status": "failed", "error": "its own", "rounds": 3}
-        (Path(recipe.results_dir) / "summary.json").write_text(json.dumps(words))
+        (Path(recipe.results_dir) / "summary.json").write_text(json.dumps(own))
         raise LaunchError("the run failed: its own")
 
     run_job(job_of(sweep), run)
-    assert summary_of(sweep) == {"status": "failed", "error": "its own", "rounds": 3}
+    assert summary_of(sweep) == own
 
 
 @pytest.mark.parametrize("figures", [{}, {"accuracy": float("nan")}, {"accuracy": None}])
@@ -125,13 +126,13 @@ def test_an_objective_that_was_not_measured_is_a_failed_trial(
     assert sweep.reports()[0].status == "completed"
 
 
-def test_figures_are_those_of_a_summary() -> None:
+def test_the_figures_to_optimise_are_those_of_a_summary() -> None:
     row = {"round": 1, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "failures": []}
     row |= {"client_accuracy": 0.5, "client_loss": 1.0}
     assert set(FIGURES) == {*totals([row]), "wall_seconds"}
 
 
-def test_all_words_of_a_job_go_to_its_log(
+def test_the_output_of_a_job_and_its_children_goes_to_its_log(
     sweep: SweepFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def run(recipe: DictConfig) -> None:
@@ -154,7 +155,7 @@ def test_a_resumed_sweep_skips_what_is_done(sweep: SweepFolder) -> None:
     assert (report.status, report.skipped) == ("completed", True)
 
 
-def test_a_resumed_job_is_told_so_and_so_are_the_apps(
+def test_a_resumed_job_resumes_in_the_launcher_and_in_the_apps(
     sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fedhet.sweep.resume._last_checkpoint", _checkpoint_of(sweep))
@@ -175,7 +176,7 @@ def _checkpoint_of(sweep: SweepFolder) -> Any:
     return lambda folder: about
 
 
-def test_a_job_that_a_cluster_starts_again_goes_on(sweep: SweepFolder) -> None:
+def test_a_job_that_a_cluster_starts_again_restarts(sweep: SweepFolder) -> None:
     def die(recipe: DictConfig) -> None:
         (Path(recipe.results_dir) / "metrics.jsonl").write_text("round 0")
         raise KeyboardInterrupt
@@ -184,23 +185,22 @@ def test_a_job_that_a_cluster_starts_again_goes_on(sweep: SweepFolder) -> None:
         run_job(job_of(sweep), die)
     assert sweep.reports()[0].status == "stopped"
     assert run_job(job_of(sweep), lambda recipe: finish(recipe, accuracy=0.5)) == 0.5
-    assert not (sweep.path / "0_job" / "metrics.jsonl").exists()  # no checkpoint: afresh
+    assert not (sweep.path / "0_job" / "metrics.jsonl").exists()  # there was no checkpoint
 
 
-def test_two_jobs_do_not_share_a_folder(sweep: SweepFolder) -> None:
+def test_a_folder_of_another_job_or_with_another_content_is_not_written_to(
+    sweep: SweepFolder,
+) -> None:
     run_job(job_of(sweep, 0), lambda recipe: finish(recipe, accuracy=0.5))
     second = job_of(sweep, 1, folder_name="0_job")
     assert run_job(second, lambda recipe: pytest.fail("was run")) is None
     assert "hydra.sweep.subdir" in sweep.reports()[1].error
     assert summary_of(sweep)["status"] == "completed"  # the first job's
-
-
-def test_a_folder_with_another_content_is_not_written_to(sweep: SweepFolder) -> None:
-    recipe = job_of(sweep)
-    (sweep.path / "0_job" / "thesis.tex").touch()
-    assert run_job(recipe, lambda recipe: pytest.fail("was run")) is None
-    assert "is not empty" in sweep.reports()[0].error
-    assert [path.name for path in (sweep.path / "0_job").iterdir()] == ["thesis.tex"]
+    third = job_of(sweep, 2)
+    (sweep.path / "2_job" / "thesis.tex").touch()
+    assert run_job(third, lambda recipe: pytest.fail("was run")) is None
+    assert "is not empty" in sweep.reports()[2].error
+    assert [path.name for path in (sweep.path / "2_job").iterdir()] == ["thesis.tex"]
 
 
 def test_no_job_begins_once_the_sweep_is_stopping(sweep: SweepFolder) -> None:

@@ -1,4 +1,4 @@
-"""What a sweep will be, and what cannot be one."""
+"""How many jobs a sweep has, and which sweeps are refused."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from fedhet.sweep.plan import Survey, survey
-from fedhet.sweep.sweep_folder import SweepRefused
+from common.errors import ConfigError
+from fedhet.sweep.plan import SweepPlan, plan_sweep
 
 BASIC: dict[str, Any] = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}
 SEARCH: dict[str, Any] = {
@@ -20,21 +20,18 @@ SEARCH: dict[str, Any] = {
 
 def test_a_grid_has_the_product_of_its_values() -> None:
     words = ["task=digits", "strategy=fedavg,scaffold", "seed=range(3)", "local.lr=0.1"]
-    assert survey(words, "accuracy", BASIC) == Survey(6, 6, ["strategy", "seed"])
-
-
-def test_a_typed_word_goes_before_that_of_the_experiment_file() -> None:
+    assert plan_sweep(words, "accuracy", BASIC) == SweepPlan(6, 6, ["strategy", "seed"])
+    batches = {**BASIC, "max_batch_size": 2}
+    assert plan_sweep(["seed=0,1,2"], "accuracy", batches).batch_size == 2
+    # a typed word replaces that of the experiment file
     sweeper = {**BASIC, "params": {"strategy": "fedavg,scaffold", "seed": "0,1,2"}}
-    assert survey(["seed=0"], "accuracy", sweeper) == Survey(2, 2, ["strategy"])
-
-
-def test_no_more_jobs_are_together_than_a_batch_has() -> None:
-    assert survey(["seed=0,1,2"], "accuracy", {**BASIC, "max_batch_size": 2}).together == 2
+    assert plan_sweep(["seed=0"], "accuracy", sweeper) == SweepPlan(2, 2, ["strategy"])
 
 
 def test_a_search_has_its_trials() -> None:
-    found = survey(["seed=1", "local.lr=interval(0.01,1)"], "accuracy", SEARCH)
-    assert found == Survey(20, 2, ["local.lr"])
+    found = plan_sweep(["seed=1", "local.lr=interval(0.01,1)"], "accuracy", SEARCH)
+    assert found == SweepPlan(20, 2, ["local.lr"])
+    assert plan_sweep([], "loss", {**SEARCH, "direction": "minimize"}).total == 20
 
 
 @pytest.mark.parametrize(
@@ -49,12 +46,8 @@ def test_a_search_has_its_trials() -> None:
         ([], "accuracy", {"n_jobs": -1}, "hydra.sweeper.n_jobs=-1"),
     ],
 )
-def test_what_cannot_be_a_search_is_refused(
+def test_bad_sweeps_are_refused(
     words: list[str], objective: str, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(SweepRefused, match=message):
-        survey(words, objective, {**SEARCH, **changes})
-
-
-def test_a_search_may_minimize() -> None:
-    assert survey([], "loss", {**SEARCH, "direction": "minimize"}).total == 20
+    with pytest.raises(ConfigError, match=message):
+        plan_sweep(words, objective, {**SEARCH, **changes})

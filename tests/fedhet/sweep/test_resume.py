@@ -9,10 +9,10 @@ import pytest
 import torch
 from omegaconf import DictConfig
 
+from common.errors import ConfigError
 from conf import compose, fingerprint, quoted, resume_fingerprint
-from fedhet.sweep import arguments
-from fedhet.sweep.resume import Plan, make_ready, plan_for
-from fedhet.sweep.sweep_folder import Sweep, SweepFolder, SweepRefused
+from fedhet.sweep.resume import Plan, make_ready, plan_for, resuming, take_resume
+from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 from server_app.checkpoint import Checkpoint, save_checkpoint
 from strategies.round.round_report import StrategyState
 
@@ -38,18 +38,20 @@ def test_a_completed_job_of_the_same_recipe_is_skipped(tmp_path: Path) -> None:
     write_summary(tmp_path, recipe_of(), "completed")
     assert plan_for(tmp_path, recipe_of()) is Plan.SKIP
     assert plan_for(tmp_path, recipe_of("runtime=local", "device=cpu")) is Plan.SKIP  # the same
-    assert plan_for(tmp_path, recipe_of("seed=1")) is not Plan.SKIP
+    assert plan_for(tmp_path, recipe_of("seed=1")) is Plan.REPLACE
 
 
-def test_a_job_that_began_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+def test_a_job_continues_from_its_checkpoint(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, recipe_of(), 3)
     write_checkpoint(tmp_path, recipe_of(), 4)
     assert plan_for(tmp_path, recipe_of()) is Plan.CONTINUE
     write_summary(tmp_path, recipe_of(), "failed")
     assert plan_for(tmp_path, recipe_of()) is Plan.CONTINUE
+    assert plan_for(tmp_path, recipe_of("rounds=4")) is Plan.RESTART  # it died before its summary
+    assert plan_for(tmp_path, recipe_of("local.lr=0.2")) is Plan.REPLACE
 
 
-def test_a_completed_job_goes_on_when_more_rounds_are_asked_for(tmp_path: Path) -> None:
+def test_a_completed_job_continues_when_more_rounds_are_asked_for(tmp_path: Path) -> None:
     write_summary(tmp_path, recipe_of(), "completed")
     write_checkpoint(tmp_path, recipe_of(), 10)
     assert plan_for(tmp_path, recipe_of()) is Plan.SKIP
@@ -57,26 +59,12 @@ def test_a_completed_job_goes_on_when_more_rounds_are_asked_for(tmp_path: Path) 
     assert plan_for(tmp_path, recipe_of("rounds=9")) is Plan.REPLACE
 
 
-def test_a_job_that_failed_before_its_first_checkpoint_begins_afresh(tmp_path: Path) -> None:
-    assert plan_for(tmp_path / "not there", recipe_of()) is Plan.AFRESH
+def test_a_job_that_failed_before_its_first_checkpoint_restarts(tmp_path: Path) -> None:
+    assert plan_for(tmp_path / "not there", recipe_of()) is Plan.RESTART
     write_summary(tmp_path, recipe_of(), "failed")
-    assert plan_for(tmp_path, recipe_of()) is Plan.AFRESH
+    assert plan_for(tmp_path, recipe_of()) is Plan.RESTART
     (tmp_path / "summary.json").write_text('{"half')
-    assert plan_for(tmp_path, recipe_of()) is Plan.AFRESH
-
-
-def test_a_job_that_died_after_its_last_checkpoint_begins_afresh(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, recipe_of(), 10)  # the apps would not go on with it
-    assert plan_for(tmp_path, recipe_of()) is Plan.AFRESH
-
-
-def test_a_folder_of_another_recipe_is_replaced(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, recipe_of("local.lr=0.2"), 4)
-    assert plan_for(tmp_path, recipe_of()) is Plan.REPLACE
-    other = tmp_path / "completed"
-    other.mkdir()
-    write_summary(other, recipe_of("local.lr=0.2"), "completed")
-    assert plan_for(other, recipe_of()) is Plan.REPLACE
+    assert plan_for(tmp_path, recipe_of()) is Plan.RESTART
 
 
 def test_a_relative_path_is_the_absolute_one_that_the_apps_have(tmp_path: Path) -> None:
@@ -86,23 +74,18 @@ def test_a_relative_path_is_the_absolute_one_that_the_apps_have(tmp_path: Path) 
     assert plan_for(tmp_path, recipe_of("task=imdb", f"task.vocabulary_file={path}")) is Plan.SKIP
 
 
-def test_afresh_keeps_the_log_alone(tmp_path: Path) -> None:
-    for name in ("log.txt", "metrics.jsonl", "summary.json"):
-        (tmp_path / name).write_text(name)
+def test_only_a_restart_removes_what_was_there_except_the_log(tmp_path: Path) -> None:
     (tmp_path / "client_state").mkdir()
-    (tmp_path / "client_state" / "x").touch()
-    make_ready(tmp_path, Plan.AFRESH)
+    for name in ("log.txt", "metrics.jsonl", "client_state/x"):
+        (tmp_path / name).write_text(name)
+    make_ready(tmp_path, Plan.CONTINUE)
+    make_ready(tmp_path, Plan.SKIP)
+    assert len(list(tmp_path.rglob("*"))) == 4
+    make_ready(tmp_path, Plan.RESTART)
     assert [path.name for path in tmp_path.iterdir()] == ["log.txt"]
 
 
-def test_continuing_and_skipping_leave_the_folder_alone(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text("a row")
-    make_ready(tmp_path, Plan.CONTINUE)
-    make_ready(tmp_path, Plan.SKIP)
-    assert (tmp_path / "metrics.jsonl").read_text() == "a row"
-
-
-def test_what_is_replaced_is_kept(tmp_path: Path) -> None:
+def test_a_replaced_folder_is_kept(tmp_path: Path) -> None:
     folder = tmp_path / "0_job"
     for content in ("first", "second"):
         folder.mkdir(exist_ok=True)
@@ -122,36 +105,25 @@ def sweep_at(path: Path, *overrides: str, began: str = "2026-01-01T00:00:00+0000
     return path
 
 
-def test_without_resume_the_words_stay_as_they_are() -> None:
-    assert arguments.take_resume(["-m", "seed=0,1"]) == ["-m", "seed=0,1"]
-    assert not arguments.resuming()
+def test_without_resume_the_words_stay_the_same() -> None:
+    assert take_resume(["-m", "seed=0,1"]) == ["-m", "seed=0,1"]
+    assert not resuming()
 
 
-@pytest.mark.parametrize("form", ["apart", "joined"])
-def test_the_words_come_from_the_folder(tmp_path: Path, form: str) -> None:
-    folder = sweep_at(tmp_path / "a sweep", "strategy=fedavg,scaffold", "+experiment=x/y")
-    given = ["--resume", str(folder)] if form == "apart" else [f"--resume={folder}"]
-    words = arguments.take_resume(["-m", *given])
-    assert arguments.resuming()
+@pytest.mark.parametrize("form", ["--resume F", "--resume=F", "--resume hydra.sweep.dir=F"])
+def test_typed_words_replace_those_of_the_folder(tmp_path: Path, form: str) -> None:
+    folder = sweep_at(tmp_path / "sweep", "seed=0,1", "rounds=10", "+experiment=x/y")
+    given = form.replace("F", str(folder)).split()
+    words = take_resume(["-m", *given, "rounds=20", "--config-dir", "mine"])
+    assert resuming()
     assert words == [
-        "-m",
-        "strategy=fedavg,scaffold",
-        "+experiment=x/y",
+        *("-m", "--config-dir", "mine"),  # flags first: Hydra wants the overrides in one piece
+        *("seed=0,1", "+experiment=x/y", "rounds=20"),
         f"hydra.sweep.dir='{folder}'",
     ]
 
 
-def test_a_typed_word_goes_before_the_saved_one(tmp_path: Path) -> None:
-    folder = sweep_at(tmp_path / "sweep", "seed=0,1", "rounds=10", "hydra/launcher=joblib")
-    words = arguments.take_resume(["-m", f"--resume={folder}", "rounds=20", "--config-dir", "mine"])
-    assert words == [
-        *("-m", "--config-dir", "mine"),  # flags first: Hydra takes overrides in one piece only
-        *("seed=0,1", "hydra/launcher=joblib", "rounds=20"),
-        f"hydra.sweep.dir='{folder}'",
-    ]
-
-
-def test_the_newest_sweep_of_the_same_words_is_meant(
+def test_without_a_folder_the_newest_sweep_of_the_same_words_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -164,13 +136,7 @@ def test_the_newest_sweep_of_the_same_words_is_meant(
     (results / "d").mkdir()
     (results / "d" / "sweep.json").write_text("{}")
     words = ["-m", "--resume", "seed=0,1", "strategy=fedavg", "hydra/launcher=joblib"]
-    assert arguments.take_resume(words)[-1] == f"hydra.sweep.dir='{newest}'"
-
-
-def test_a_given_sweep_dir_is_the_folder(tmp_path: Path) -> None:
-    folder = sweep_at(tmp_path / "sweep", "seed=0,1")
-    words = arguments.take_resume(["-m", "--resume", f"hydra.sweep.dir={folder}", "seed=0,1"])
-    assert words == ["-m", "seed=0,1", f"hydra.sweep.dir='{folder}'"]
+    assert take_resume(words)[-1] == f"hydra.sweep.dir='{newest}'"
 
 
 @pytest.mark.parametrize(
@@ -178,10 +144,10 @@ def test_a_given_sweep_dir_is_the_folder(tmp_path: Path) -> None:
     [
         (["-m", "--resume"], r"no sweep below .*results was started with these words: \(none\)"),
         (["-m", "--resume", "seed=0,1"], r"no sweep .* these words: seed=0,1; name its folder"),
-        (["-m", "--resume", "nowhere"], r"nowhere is no sweep's folder"),
+        (["-m", "--resume", "nowhere"], r"nowhere is not the folder of a sweep"),
         (
             ["--resume", "nowhere"],
-            r"fedhet -m --resume FOLDER; one run goes on with: .*resume=true",
+            r"fedhet -m --resume FOLDER; to continue one run: .*resume=true",
         ),
     ],
 )
@@ -189,5 +155,5 @@ def test_what_cannot_be_resumed_is_refused(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SweepRefused, match=message):
-        arguments.take_resume(words)
+    with pytest.raises(ConfigError, match=message):
+        take_resume(words)

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from fedhet.sweep.resource_slots import machine_for, parts
+from fedhet.sweep.resource_slots import slots_of_machine
 from tests.processes import alive
 
 pytestmark = pytest.mark.flower
@@ -82,7 +82,7 @@ def test_a_sweep_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path) -> 
     assert sweep.returncode == 143
     assert [job["status"] for job in jobs_of(tmp_path)] == ["stopped"] * 2
     assert not alive(family)
-    for slot in parts(machine_for({}), 2):  # each job has its part of the CPUs
+    for slot in slots_of_machine(2):  # each job has its part of the CPUs
         assert set(slot.cpus) in affinities
     resumed = fedhet(tmp_path, "-m", f"--resume={sweep_folder(tmp_path)}")
     assert resumed.returncode == 0, resumed.stderr + output

@@ -135,29 +135,26 @@ def test_a_search_goes_past_failed_trials(tmp_path: Path) -> None:
     [
         (["seed=1,2", "objective=acuracy"], "objective=acuracy .* allowed: accuracy, best_"),
         (["seed=1,2", "hydra.sweep.dir=full"], "full is not empty: .*--resume .*/full"),
-        (["--resume", "nowhere"], "nowhere is no sweep's folder"),
+        (["--resume", "nowhere"], "nowhere is not the folder of a sweep"),
+        (["strategy=fedavg,fedavgg"], "fedavgg"),
     ],
 )
-def test_what_cannot_be_a_sweep_is_refused_before_it_begins(
+def test_what_cannot_be_a_sweep_is_refused_before_the_first_job(
     tmp_path: Path, words: list[str], message: str
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     done = fedhet(tmp_path, "-m", *words)
     assert done.returncode == 1
-    assert done.stdout == ""
-    assert len(done.stderr.splitlines()) == 1
     assert re.search(message, done.stderr), done.stderr
-    assert not (tmp_path / "results").exists()
-
-
-def test_a_wrong_option_among_many_is_refused_before_the_first_job(tmp_path: Path) -> None:
-    done = fedhet(tmp_path, "-m", "strategy=fedavg,fedavgg")
-    assert done.returncode == 1
-    assert "fedavgg" in done.stderr
-    assert "scaffold" in done.stderr
-    assert "the run says" not in done.stdout
-    assert statuses(index_of(tmp_path)) == []
+    assert "the run says" not in done.stderr
+    if words[0].startswith("strategy="):  # Hydra lists the options
+        assert "scaffold" in done.stderr
+        assert statuses(index_of(tmp_path)) == []
+    else:
+        assert len(done.stderr.splitlines()) == 1
+        assert done.stdout == ""
+        assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -170,7 +167,7 @@ def test_a_stopped_sweep_keeps_what_was_measured(tmp_path: Path, number: int, co
         output, _ = sweep.communicate(timeout=30)
     assert sweep.returncode == code
     assert "[1/3] #0 seed=1: 10.00 %, 1 rounds" in output
-    assert "go on    fedhet -m --resume " in output
+    assert "continue fedhet -m --resume " in output
     index = index_of(tmp_path)
     assert (index["status"], statuses(index)) == ("stopped", ["completed", "stopped"])
     [folder] = (tmp_path / "results").iterdir()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fedhet.sweep.shutdown import cancel_slurm_jobs, end_jobs
+from fedhet.sweep import shutdown
+from fedhet.sweep.shutdown import cancel_slurm_jobs, end_jobs, end_with_launcher, launcher_is_gone
 from fedhet.sweep.sweep_folder import JobReport, SweepFolder
 
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
@@ -40,33 +44,49 @@ def report(number: int, pid: int, host: str) -> JobReport:
 
 def test_jobs_on_this_machine_are_asked_once_and_waited_for(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
-    cleaning_up = "\n".join(
-        [
-            "import signal, sys, time",
-            "asked = []",
-            "signal.signal(signal.SIGTERM, lambda *_: asked.append(1))",
-            "print('ready', flush=True)",
-            "while not asked: time.sleep(0.01)",
-            "time.sleep(0.3)",
-            "sys.exit(len(asked))",
-        ]
-    )
+    cleaning_up = """
+import signal, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+print("ready", flush=True)
+while not asked: time.sleep(0.01)
+time.sleep(0.3)
+sys.exit(len(asked))
+"""
     folder.report(report(7, os.getpid(), socket.gethostname()))  # in this process: not by a signal
     folder.report(report(8, 1, "another machine"))
-    with job(folder, 0, cleaning_up) as process:
+    sleeping = "print('ready', flush=True); import time; time.sleep(60)"
+    with job(folder, 0, cleaning_up) as process, job(folder, 1, sleeping) as other:
+        over = report(1, other.pid, socket.gethostname())
+        folder.report(replace(over, status="completed"))  # its worker may have another sweep's job
         began = time.monotonic()
         end_jobs(folder)
         assert 0.3 <= time.monotonic() - began < 10.0
         assert process.wait(timeout=1.0) == 1
+        assert other.poll() is None
 
 
-def test_jobs_that_have_ended_are_left_alone(tmp_path: Path) -> None:
+def test_a_job_ends_when_its_launcher_process_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = SweepFolder(tmp_path)
-    with job(folder, 0, "print('ready', flush=True); import time; time.sleep(60)") as process:
-        running = report(0, process.pid, socket.gethostname())
-        folder.report(JobReport(**{**vars(running), "status": "completed"}))
-        end_jobs(folder)  # a worker that may do another sweep's job by now
-        assert process.poll() is None
+    folder.inner.mkdir()
+    monkeypatch.setattr(shutdown, "_POLL_SECONDS", 0.01)
+    signals: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: signals.append(number))
+    ended = threading.Event()
+    monkeypatch.setenv(shutdown.MARK, f"{socket.gethostname()}:{os.getpid()}")
+    threading.Timer(0.1, ended.set).start()
+    end_with_launcher(folder, ended)  # it returns with the job, since the launcher lives
+    assert not folder.is_stopping()
+    with subprocess.Popen([sys.executable, "-c", ""]) as launcher:
+        pass
+    monkeypatch.setenv(shutdown.MARK, f"another machine:{launcher.pid}")
+    assert not launcher_is_gone()
+    monkeypatch.setenv(shutdown.MARK, f"{socket.gethostname()}:{launcher.pid}")
+    end_with_launcher(folder, threading.Event())
+    assert signals == [signal.SIGTERM]
+    assert folder.is_stopping()
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(SLURM, "12 13\n"), ("x.LocalLauncher", "")])

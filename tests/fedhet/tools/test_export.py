@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -13,10 +14,8 @@ from safetensors.torch import load_file
 
 from fedhet.load_run import classifier_of, recipe_of, task_of
 from fedhet.tools.export import export, main
-from tests.recipes import TINY, run_recipe
-from tests.tasks.generated import write_texts
 
-pytestmark = pytest.mark.slow  # nearly every test trains a run
+pytestmark = pytest.mark.slow  # nearly every test needs a run
 
 READER = """
 import json, sys
@@ -34,28 +33,27 @@ def read_without_fedhet(folder, raw):
     """Return what a plain process makes of the raw examples, and the file's about.json."""
     np.save(folder / "raw.npy", raw)
     (folder / "reader.py").write_text(READER, encoding="utf-8")
-    printed = subprocess.run(
-        [sys.executable, "-I", "reader.py"], cwd=folder, check=True, capture_output=True, text=True
-    )
+    command = [sys.executable, "-I", "reader.py"]
+    printed = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
     return np.load(folder / "probabilities.npy"), json.loads(printed.stdout)
 
 
-@pytest.mark.flower
-def test_another_process_gets_the_models_probabilities_from_raw_images(tmp_path):
-    summary = run_recipe(tmp_path / "run", *TINY, "rounds=1", "strategy=feddw")
-    export(tmp_path / "run", tmp_path / "model.pt2")
-    task = task_of(recipe_of(tmp_path / "run"))
-    raw = task.test_data()._placed._pixels.numpy()  # uint8, as they came
+def test_another_process_gets_the_models_probabilities_from_raw_images(fedavg_run, tmp_path):
+    export(fedavg_run, tmp_path / "model.pt2")
+    task = task_of(recipe_of(fedavg_run))
+    raw = task.test_data()._placed._pixels.numpy()  # uint8
     found, about = read_without_fedhet(tmp_path, raw)
     [(inputs, _)] = task.test_data().batches(len(raw), generator=None, train=False)
     with torch.no_grad():
-        expected = classifier_of(tmp_path / "run", task)(inputs)[1].softmax(dim=1)
+        expected = classifier_of(fedavg_run, task)(inputs)[1].softmax(dim=1)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+    summary = json.loads((fedavg_run / "summary.json").read_text())
     assert about == {
         "classes": [str(label) for label in range(10)],
         "input": {"shape": ["batch", 1, 8, 8], "dtype": "torch.uint8"},
         "run": {
-            "method": "feddw",
+            "method": "fedavg",
             "accuracy": summary["accuracy"],
             "parameters_sha256": summary["parameters_sha256"],
             "seed": 0,
@@ -63,14 +61,14 @@ def test_another_process_gets_the_models_probabilities_from_raw_images(tmp_path)
     }
 
 
-def test_a_clients_own_model_is_exported(tmp_path):
-    run_recipe(tmp_path / "run", *TINY, "rounds=1", "strategy=local")
-    [state] = (tmp_path / "run").glob("client_state/*/client-00002/round-000001.safetensors")
-    export(tmp_path / "run", tmp_path / "model.pt2", state)
-    task = task_of(recipe_of(tmp_path / "run"))
+def test_a_clients_own_model_is_exported(fedper_run, tmp_path):
+    [state] = fedper_run.glob("client_state/*/client-00002/round-000001.safetensors")
+    export(fedper_run, tmp_path / "model.pt2", state)
+    task = task_of(recipe_of(fedper_run))
     model = task.build_model(7).eval()
-    own = load_file(state)
-    model.load_state_dict({name: own[f"personal/{name}"] for name in model.state_dict()})
+    own = {name.removeprefix("personal/"): value for name, value in load_file(state).items()}
+    tensors = load_file(fedper_run / "model.safetensors") | own
+    model.load_state_dict({name: tensors[name] for name in model.state_dict()})
     raw = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
     with torch.no_grad():
         expected = model(task.config.transform.module()(raw))[1].softmax(dim=1)
@@ -78,20 +76,13 @@ def test_a_clients_own_model_is_exported(tmp_path):
     torch.testing.assert_close(found, expected)
 
 
-def test_of_texts_the_words_go_with_the_model(tmp_path):
-    texts = ["good film good", "bad film bad", "good good", "bad bad"] * 5
-    for split in ("train", "test"):
-        write_texts(tmp_path / "imdb" / f"{split}.parquet", texts, [1, 0] * 10)
-    run_recipe(
-        tmp_path / "run",
-        *("task=imdb", f"task.path={tmp_path}", "clients=2", "rounds=1"),
-        *("task.length=6", "task.vocabulary_size=6", "partition=iid", "local.batch_size=4"),
-    )
-    export(tmp_path / "run", tmp_path / "model.pt2")
+def test_the_vocabulary_is_exported_with_a_text_model(text_run, tmp_path):
+    folder, _ = text_run
+    export(folder, tmp_path / "model.pt2")
     tokens = np.array([[1, 4, 5, 0, 0, 0], [1, 3, 3, 2, 0, 0], [1, 2, 0, 0, 0, 0]])
     found, about = read_without_fedhet(tmp_path, tokens)
     with torch.no_grad():
-        model = classifier_of(tmp_path / "run", task_of(recipe_of(tmp_path / "run")))
+        model = classifier_of(folder, task_of(recipe_of(folder)))
         expected = model(torch.from_numpy(tokens))[1].softmax(dim=1)
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
     assert about["vocabulary"] == ["bad", "good", "film"]
@@ -99,26 +90,30 @@ def test_of_texts_the_words_go_with_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("run", "out", "message"),
     [
-        (["strategy=fedper"], "not the task's whole model"),
-        (["strategy=fedper", "evaluation.model=both"], "not the task's whole model"),
-        ([], "the run has not completed"),
+        ("fedper", "model.pt2", "not the task's whole model"),
+        ("unfinished", "model.pt2", "the run has not completed"),
+        ("empty", "model.pt2", "is not the results directory of a run"),
+        ("fedavg", "nowhere/model.pt2", "nowhere"),
     ],
 )
-def test_a_run_without_a_whole_model_is_refused(words, message, tmp_path, capsys):
-    run_recipe(tmp_path / "run", *TINY, "rounds=1", *words)
-    if not words:
-        (tmp_path / "run" / "model.safetensors").unlink()
+def test_what_cannot_be_exported_is_refused(
+    run, out, message, fedavg_run, fedper_run, tmp_path, capsys
+):
+    unfinished, empty = tmp_path / "unfinished", tmp_path / "empty"
+    shutil.copytree(fedavg_run, unfinished)
+    (unfinished / "model.safetensors").unlink()
+    empty.mkdir()
+    folders = {"fedper": fedper_run, "fedavg": fedavg_run, "unfinished": unfinished, "empty": empty}
     with pytest.raises(SystemExit) as ended:
-        main([str(tmp_path / "run"), "--out", str(tmp_path / "model.pt2")])
-    assert ended.value.code == 2
+        main([str(folders[run]), "--out", str(tmp_path / out)])
+    assert ended.value.code == 1
     assert message in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "model.pt2").exists()
 
 
-def test_a_program_that_does_not_do_the_same_is_not_written(tmp_path, monkeypatch, capsys):
-    run_recipe(tmp_path / "run", *TINY, "rounds=1")
+def test_a_program_with_other_outputs_is_not_written(fedavg_run, tmp_path, monkeypatch, capsys):
     old = tmp_path / "model.pt2"
     old.write_bytes(b"an older model")
     other = torch.nn.Linear(3, 4)
@@ -129,22 +124,7 @@ def test_a_program_that_does_not_do_the_same_is_not_written(tmp_path, monkeypatc
         "fedhet.tools.export.InferenceModel.forward", lambda self, raw: other(raw) + 1
     )
     with pytest.raises(SystemExit) as ended:
-        main([str(tmp_path / "run"), "--out", str(old)])
-    assert ended.value.code == 2
+        main([str(fedavg_run), "--out", str(old)])
+    assert ended.value.code == 1
     assert "gives other probabilities" in " ".join(capsys.readouterr().err.split())
     assert old.read_bytes() == b"an older model"
-
-
-def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
-    with pytest.raises(SystemExit) as ended:
-        main([str(tmp_path), "--out", str(tmp_path / "model.pt2")])
-    assert ended.value.code == 2
-    assert "is no run" in " ".join(capsys.readouterr().err.split())
-
-
-def test_where_it_cannot_be_written_that_is_said(tmp_path, capsys):
-    run_recipe(tmp_path / "run", *TINY, "rounds=1")
-    with pytest.raises(SystemExit) as ended:
-        main([str(tmp_path / "run"), "--out", str(tmp_path / "nowhere" / "model.pt2")])
-    assert ended.value.code == 2
-    assert "nowhere" in capsys.readouterr().err

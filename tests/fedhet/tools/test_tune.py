@@ -25,22 +25,16 @@ from fedhet.tools.tune import (
 GRID = ["local.lr=0.1,0.2", "schedule=constant,cosine"]
 
 
-def test_words_are_expanded_in_order():
+def test_cells_are_the_combinations_of_values_named_by_what_differs():
     assert expanded(GRID) == [
         ["local.lr=0.1", "schedule=constant"],
         ["local.lr=0.1", "schedule=cosine"],
         ["local.lr=0.2", "schedule=constant"],
         ["local.lr=0.2", "schedule=cosine"],
     ]
-    assert expanded(["+experiment=fedpvr/reduced"]) == [["+experiment=fedpvr/reduced"]]
-
-
-def test_a_cell_is_named_by_what_differs():
     cells = expanded(["strategy=fedavg,[moon,feddw]", "rounds=3"])
-    assert [cell_name(n, cell, cells) for n, cell in enumerate(cells)] == [
-        "0_fedavg",
-        "1_-moon-feddw-",
-    ]
+    names = [cell_name(number, cell, cells) for number, cell in enumerate(cells)]
+    assert names == ["0_fedavg", "1_-moon-feddw-"]
     assert cell_name(0, ["rounds=3"], [["rounds=3"]]) == "0"
 
 
@@ -67,6 +61,7 @@ def launched(monkeypatch, tmp_path):
             folder.mkdir(parents=True, exist_ok=True)
             jobs = [
                 {
+                    "number": n,
                     "status": "failed" if n == 3 else "completed",
                     "overrides": ["task=digits", *point, "rounds=2"],
                     "figures": {"accuracy": 1 - n / 10, "client_accuracy": 0.4 + n / 10},
@@ -100,13 +95,6 @@ def test_it_searches_chooses_logs_and_runs(tmp_path, launched):
     assert logged["words"].endswith("the best of 3")
 
 
-def test_again_it_goes_on(tmp_path, launched):
-    tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
-    completed(tmp_path / "runs" / "0", "local.lr=0.2", "schedule=constant")
-    tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
-    assert launched[2:] == [["-m", "--resume", str(tmp_path / "search" / "0")]]
-
-
 def completed(run, *words):
     recipe = compose({"overrides": json.dumps(["task=digits", *words])})
     run.mkdir(parents=True, exist_ok=True)
@@ -114,11 +102,16 @@ def completed(run, *words):
     (run / "summary.json").write_text(json.dumps(summary))
 
 
-def test_a_run_with_another_choice_is_set_aside(tmp_path, launched):
+def test_the_same_command_resumes_the_search_and_skips_a_run_with_the_same_choice(
+    tmp_path, launched
+):
     completed(tmp_path / "runs" / "0", "local.lr=0.1", "schedule=constant")
     tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
     assert launched[1][:3] == ["task=digits", "local.lr=0.2", "schedule=constant"]
     assert (tmp_path / "runs" / "replaced" / "0_1" / "summary.json").is_file()
+    completed(tmp_path / "runs" / "0", "local.lr=0.2", "schedule=constant")
+    tune(["task=digits"], "0", expanded(GRID), Search(GRID, 2, tmp_path))
+    assert launched[2:] == [["-m", "--resume", str(tmp_path / "search" / "0")]]
 
 
 @pytest.mark.parametrize(
@@ -143,7 +136,7 @@ def test_without_a_score_nothing_is_run(tmp_path, launched):
     with pytest.raises(ValueError, match="no candidate of 0 has a score"):
         tune(["task=digits"], "0", expanded(["local.lr=7,8"]), Search(GRID, 2, tmp_path))
     assert len(launched) == 1
-    with pytest.raises(ValueError, match=r"no readable sweep\.json"):
+    with pytest.raises(ValueError, match=r"is not the folder of a sweep"):
         read_candidates(tmp_path / "nowhere", [])
 
 

@@ -1,0 +1,72 @@
+"""Finished runs that the tests of several tools read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.recipes import TINY, run_recipe
+from tests.tasks.generated import write_texts
+
+COLOURS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40)}
+
+
+@pytest.fixture(scope="session")
+def fedavg_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fedavg")
+    run_recipe(folder, *TINY, "rounds=1")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def fedper_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fedper")
+    run_recipe(folder, *TINY, "rounds=1", "strategy=fedper", "evaluation.model=both")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def write_images():
+    def write(folder, count, colours, seed=0):
+        """Write train/ and test/ with images of nearly one colour per class."""
+        random = np.random.default_rng(seed)
+        for split in ("train", "test"):
+            for name, colour in colours.items():
+                place = folder / split / name
+                place.mkdir(parents=True)
+                for number in range(count):
+                    pixels = colour + random.integers(-25, 26, (8, 8, 3))
+                    Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number}.png")
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def image_run(tmp_path_factory, write_images):
+    """Return a run on an image folder, and where the folder has been moved since."""
+    folder = tmp_path_factory.mktemp("images")
+    data = write_images(folder / "data", 12, COLOURS)
+    run_recipe(
+        folder / "run",
+        *("task=image_folder", f"task.path={data}", "task.model=mlp", "task.image_size=8"),
+        *("clients=2", "rounds=1", "partition=iid", "local=adam", "local.epochs=20"),
+    )
+    return folder / "run", data.rename(folder / "elsewhere")
+
+
+@pytest.fixture(scope="session")
+def text_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("texts")
+    texts = ["good film good", "bad film bad", "good good", "bad bad"] * 5
+    for split in ("train", "test"):
+        write_texts(folder / "data" / "imdb" / f"{split}.parquet", texts, [1, 0] * 10)
+        new = [f"new {text}" for text in texts]
+        write_texts(folder / "new" / "imdb" / f"{split}.parquet", new, [1, 0] * 10)
+    run_recipe(
+        folder / "run",
+        *("task=imdb", f"task.path={folder / 'data'}", "clients=2", "rounds=1"),
+        *("task.length=6", "task.vocabulary_size=6", "partition=iid", "local.batch_size=4"),
+    )
+    return folder / "run", folder / "new"
