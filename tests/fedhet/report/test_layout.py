@@ -90,7 +90,12 @@ def test_keys_that_follow_from_others_are_left_out_of_the_label(read):
 
 def test_the_key_that_was_typed_names_the_rows_not_those_that_refer_to_it(read):
     runs = [
-        read("fedpvr", 0, strategy__layers=layers, strategy__client_sides__fedpvr__layers=layers)
+        read(
+            "fedpvr",
+            0,
+            strategy__fedpvr__layers=layers,
+            strategy__client_sides__fedpvr__layers=layers,
+        )
         for layers in ("none", "last:2")
     ]
     layout = automatic_layout(runs)
