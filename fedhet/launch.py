@@ -30,7 +30,7 @@ from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import NOTHING_LEFT
 from fedhet.runtimes.resources import check_sizes
 from fedhet.runtimes.run_config import app_overrides
-from fedhet.runtimes.runtime import Engine, engine_for
+from fedhet.runtimes.runtime import Runtime, runtime_for
 from fedhet.sweep import session
 from fedhet.sweep.arguments import take_resume
 from fedhet.sweep.job import run_job
@@ -89,14 +89,14 @@ def run(recipe: DictConfig) -> None:
     console = Console()
     title = f"{method_name(recipe)} on {recipe.task.name}"
     with (
-        engine_for(recipe, results_dir / "log.txt") as engine,
+        runtime_for(recipe, results_dir / "log.txt") as runtime,
         display_for(console, title, recipe.rounds) as display,
     ):
         try:
-            engine.submit(recipe, overrides)
-            summary = _watch(engine, results, display)
+            runtime.submit(recipe, overrides)
+            summary = _watch(runtime, results, display)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(engine.interrupted()) from None
+            raise KeyboardInterrupt(runtime.interrupted()) from None
     console.print(closing_panel(summary))
     where = f"results  {results_dir}\nplot     {_draw(results, title)}"
     if elsewhere := summary.get("server_folder"):
@@ -104,10 +104,10 @@ def run(recipe: DictConfig) -> None:
     console.print(Text(where), soft_wrap=True)
 
 
-def _watch(engine: Engine, results: ResultsFollower, display: Display) -> Mapping[str, Any]:
+def _watch(runtime: Runtime, results: ResultsFollower, display: Display) -> Mapping[str, Any]:
     """Show a run's rounds until it ends, and return its summary."""
     while True:
-        going = engine.running()
+        going = runtime.running()
         summary = results.summary()
         for row in results.new_rows():  # after the summary, so that the last round is among them
             display.show(row)
@@ -116,7 +116,7 @@ def _watch(engine: Engine, results: ResultsFollower, display: Display) -> Mappin
         if summary.get("status") == "completed":
             return summary
         if not going:
-            reason = summary.get("error") or engine.failure()
+            reason = summary.get("error") or runtime.failure()
             log = results.metrics_path.with_name("log.txt")
             raise LaunchError(f"the run failed: {reason}\nits log: {log}")
         time.sleep(_POLL_SECONDS)

@@ -24,7 +24,7 @@ from fedhet.runtimes.deployment.connection import Connection, check_reachable, c
 from fedhet.runtimes.deployment.control_client import RunStatus
 from fedhet.runtimes.deployment.log_stream import LogStream
 from fedhet.runtimes.deployment.run import DeploymentRun
-from fedhet.runtimes.deployment.run_record import Record, read_record
+from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.deployment.story import Story, write_rows
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.resume import Plan, plan_for
@@ -246,7 +246,7 @@ def test_rows_that_come_twice_or_again_are_there_once():
 
 
 def test_the_launchers_folder_is_known_by_its_token(tmp_path, capsys):
-    Record("abc", 7, "/there", "s:1", "r", 3, 0).write(tmp_path)
+    RunRecord("abc", 7, "/there", "s:1", "r", 3, 0).write(tmp_path)
     RunLog().start(LoggedRun(tmp_path, {}, {}, []))
     (_, start) = heard(capsys.readouterr().out) or ("", {})
     assert start["token"] == "abc"
@@ -296,12 +296,12 @@ def resumed(monkeypatch, folder: Path, known: RunStatus | None, **values: object
 
     The run that is followed is that of the record.
     """
-    before = Record("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3, 0)
+    before = RunRecord("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3, 0)
     before.write(folder)
     launched = recipe(**({"resume": True, "rounds": 3, "results_dir": str(folder)} | values))
     engine = DeploymentRun(launched.runtime, folder / "log.txt")
     control = FakeControl(known)
-    followed: list[Record] = []
+    followed: list[RunRecord] = []
     monkeypatch.setattr(engine, "_control", control, raising=False)
     monkeypatch.setattr(engine, "_follow", followed.append)
     engine.submit(launched, ["resume=true"])
@@ -401,7 +401,7 @@ def test_a_run_that_is_not_accepted_leaves_the_folder_as_it_was(monkeypatch, tmp
 
 
 def test_a_sweep_goes_on_with_a_job_whose_checkpoints_are_elsewhere(tmp_path):
-    Record("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0).write(tmp_path)
+    RunRecord("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0).write(tmp_path)
     assert plan_for(tmp_path, recipe()) is Plan.CONTINUE
     assert plan_for(tmp_path, recipe(local__lr=0.3)) is Plan.REPLACE
 
@@ -413,7 +413,7 @@ def test_what_is_fetched_is_looked_at(monkeypatch, tmp_path):
     (there / "model.safetensors").write_bytes(b"cut off")
     copy = "cp -R {server}/. {here}"
     engine = DeploymentRun(recipe(runtime__fetch=copy).runtime, here / "log.txt")
-    engine._record = Record("t", 7, str(there), "s:1", "r", 3, 0)
+    engine._record = RunRecord("t", 7, str(there), "s:1", "r", 3, 0)
     monkeypatch.setattr(run_module, "_is_the_model", lambda path, _: path.read_bytes() == b"whole")
     with pytest.raises(LaunchError, match=r"has brought no model\.safetensors .*resume=true"):
         engine._fetch_results({})
