@@ -1,30 +1,59 @@
-"""How a run tells its rows in its own log: one line of JSON each, behind a mark.
+"""Run events: a ServerApp's recipe, rows and summary as lines of its log, for runtime=deployment.
 
-A SuperLink keeps what a ServerApp prints and hands it out as the run's log, also after the end. It
-is Flower's only way back from a ServerApp to whoever submitted the run.
+Flower 1.39 sends no file from a ServerApp to whoever submitted the run. The SuperLink only keeps
+what the ServerApp prints and serves it as the run's log, also after the end. An event is one line
+of that log: a mark, the run's key, JSON.
+
+Only the ServerApp can write events, although text from a site may reach its log (the reason of an
+error). The ServerApp draws a random key and prints its first event before it sends any message to
+a site. The reader takes the key of the first event and ignores events with another key. A site
+cannot read the log, so it cannot learn the key. A key in the run config would protect nothing:
+Flower hands the run config to every ClientApp.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-MARK = "fedhet-told "
 START, ROW, SUMMARY = "start", "row", "summary"
-TOKEN_FILE = "deployment.json"  # in results_dir: by it the ServerApp knows that of its launcher
+RECORD_FILE = (
+    "deployment.json"  # in results_dir; its token tells the ServerApp whose folder that is
+)
+_MARK = "fedhet-event"
 
 
-def told(kind: str, content: Mapping[str, Any]) -> str:
-    """Return the line that says something of a run."""
-    return f"{MARK}{json.dumps({kind: content})}\n"
+class Event(NamedTuple):
+    """One event of a run: its key, its kind (start, row, summary) and its content."""
+
+    key: str
+    kind: str
+    content: Mapping[str, Any]
 
 
-def heard(line: str) -> tuple[str, Mapping[str, Any]] | None:
-    """Return what a line of a log says, None if it is one of another kind or is cut off."""
-    _, mark, text = line.partition(MARK)
+def new_key() -> str:
+    """Return a random key for the events of one ServerApp."""
+    return secrets.token_hex(16)
+
+
+def encode(event: Event) -> str:
+    """Return an event as a line of the log."""
+    return f"{_MARK} {event.key} {json.dumps({event.kind: event.content})}\n"
+
+
+def decode(line: str, key: str = "") -> Event | None:
+    """Return the event in a line, None if there is none.
+
+    Args:
+        line: of the log; other output may precede the event.
+        key: of the run's events; "" before the first.
+    """
+    found = re.search(rf"{_MARK} ({key or '[0-9a-f]{32}'}) (.*)", line)
     try:
-        [(kind, content)] = json.loads(text).items() if mark else []
-    except (ValueError, AttributeError):
+        [(kind, content)] = json.loads(found[2]).items() if found else []
+    except (ValueError, AttributeError):  # an incomplete line
         return None
-    return str(kind), content
+    return Event(found[1], str(kind), content) if found else None

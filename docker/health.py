@@ -1,4 +1,4 @@
-"""Answers whether a container is well: exit code 0, or 1 with the reason.
+"""Health check of a container: exit code 0 if it is healthy, else 1 with the reason.
 
 python health.py https://127.0.0.1:8000/health --ca ca.crt    a SuperLink
 python health.py http://127.0.0.1:9094/health --connected-to 9092    a SuperNode and its SuperLink
@@ -18,10 +18,10 @@ SECONDS = 5.0
 
 
 def main() -> None:
-    """Check what the command line names."""
+    """Run the checks of the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("url", help="http://, https:// or grpc://")
-    parser.add_argument("--ca", type=Path, help="the certificate that the server's is signed with")
+    parser.add_argument("--ca", type=Path, help="the certificate of the server's CA")
     parser.add_argument("--connected-to", type=int, metavar="PORT", help="of the SuperLink")
     options = parser.parse_args()
     try:
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def ask_http(url: str, ca: Path | None) -> None:
-    """Get a page; raises unless it is there."""
+    """Get a page; raise if that fails."""
     context = ssl.create_default_context(cafile=ca) if ca else None
     https = urllib.request.HTTPSHandler(context=context)
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), https)
@@ -44,7 +44,7 @@ def ask_http(url: str, ca: Path | None) -> None:
 
 
 def ask_grpc(address: str) -> None:
-    """Ask gRPC's own health service."""
+    """Query gRPC's health service."""
     import grpc
     from grpc_health.v1.health_pb2 import HealthCheckRequest
     from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -54,7 +54,7 @@ def ask_grpc(address: str) -> None:
 
 
 def require_connection(port: int) -> None:
-    """Raise unless this network namespace has a connection to that port of another machine."""
+    """Raise unless this network namespace has a connection to that remote port."""
     import psutil
 
     for one in psutil.net_connections(kind="tcp"):

@@ -5,8 +5,8 @@ python keys.py site NAME            at a site: node key, secret
 python keys.py federation N         all of it, for N sites on one host (docker/federation.yaml)
 python keys.py register FOLDER      at the server: every public key in FOLDER not yet registered
 
-They go below the current directory. What is there is kept, but for the server's certificate, which
-is made anew: so it is renewed, or given other names. Private keys can be read by their owner only.
+They go below the current directory. Existing files are kept, except the server's certificate: it is
+renewed, also with other names. Only their owner can read private keys.
 """
 
 from __future__ import annotations
@@ -50,16 +50,16 @@ root-certificates = "/run/secrets/ca.crt"
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("server", help="CA, server certificate, secret")
-    command.add_argument("hosts", nargs="+", help="names and addresses that sites call it by")
+    command.add_argument("hosts", nargs="+", help="names and addresses that sites use")
     command.set_defaults(run=lambda o: make_server(Path("ca"), Path("server"), o.hosts))
     command = commands.add_parser("site", help="node key, secret")
-    command.add_argument("name", help="of the site, as the server is to know it")
+    command.add_argument("name", help="of the site")
     command.set_defaults(run=lambda o: make_site(Path("site"), o.name))
     command = commands.add_parser("federation", help="server and N sites on one host")
     command.add_argument("sites", type=int, metavar="N")
@@ -87,9 +87,9 @@ def make_server(authority: Path, server: Path, hosts: Sequence[str]) -> None:
     """Make a server's folder.
 
     Args:
-        authority: gets ca.key, which no container needs: it may be kept elsewhere.
-        server: gets keys/, state/, results/, data/, nodes/.
-        hosts: the names and addresses that sites call the server by.
+        authority: for ca.key, which no container needs, so that it may be kept elsewhere.
+        server: for keys/, state/, results/, data/, nodes/.
+        hosts: the names and addresses that sites use.
     """
     for name in ("state/flwr", "results", "data", "nodes"):
         (server / name).mkdir(parents=True, exist_ok=True)
@@ -101,21 +101,15 @@ def make_server(authority: Path, server: Path, hosts: Sequence[str]) -> None:
     make_certificate(authority / "ca.key", keys, [*dict.fromkeys([*hosts, *OWN_NAMES])])
     make_secret(keys / "executor.secret")
     write(server / "state" / "flwr" / "config.toml", CONFIG.encode())
-    print(f"{keys / 'ca.crt'}: to be copied to site/keys/ of every site", file=sys.stderr)
+    print(f"{keys / 'ca.crt'}: copy it to site/keys/ of every site", file=sys.stderr)
 
 
 def make_authority(key_path: Path, certificate_path: Path) -> None:
-    """Make the key and the certificate that server certificates are signed with."""
+    """Make the key and the certificate of the CA that signs server certificates."""
     key = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhet CA")])
-    usage = key_usage(digital_signature=False, key_cert_sign=True)
     certificate = (
-        valid_for(CA_DAYS)
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
+        new_certificate(key, CA_DAYS, subject=name, issuer=name, ca=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
@@ -129,17 +123,14 @@ def make_certificate(authority_key: Path, keys: Path, hosts: Sequence[str]) -> N
     assert isinstance(signer, ec.EllipticCurvePrivateKey)
     authority = x509.load_pem_x509_certificate((keys / "ca.crt").read_bytes())
     key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
     usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH])
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    names = x509.SubjectAlternativeName([alternative_name(host) for host in hosts])
     certificate = (
-        valid_for(SERVER_DAYS)
-        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])]))
-        .issuer_name(authority.subject)
-        .public_key(key.public_key())
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(key_usage(digital_signature=True, key_cert_sign=False), critical=True)
+        new_certificate(key, SERVER_DAYS, subject=subject, issuer=authority.subject, ca=False)
         .add_extension(usage, critical=False)
-        .add_extension(x509.SubjectAlternativeName([alternative(h) for h in hosts]), critical=False)
+        .add_extension(names, critical=False)
         .add_extension(signed_by, critical=False)
         .sign(signer, hashes.SHA384())
     )
@@ -148,34 +139,43 @@ def make_certificate(authority_key: Path, keys: Path, hosts: Sequence[str]) -> N
     print(f"{keys / 'server.crt'}: for {', '.join(hosts)}; {SERVER_DAYS} days", file=sys.stderr)
 
 
-def valid_for(days: int) -> x509.CertificateBuilder:
-    """Return the beginnings of a certificate that is valid from an hour ago."""
+def new_certificate(
+    key: ec.EllipticCurvePrivateKey, days: int, *, subject: x509.Name, issuer: x509.Name, ca: bool
+) -> x509.CertificateBuilder:
+    """Return a certificate to be signed, valid from an hour ago.
+
+    Args:
+        key: whose public key it certifies.
+        days: how long it is valid.
+        subject: the owner.
+        issuer: the signer.
+        ca: whether the key signs certificates; otherwise it proves an identity.
+    """
     now = datetime.datetime.now(datetime.UTC)
+    others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
+    usage = x509.KeyUsage(
+        digital_signature=not ca,
+        key_cert_sign=ca,
+        crl_sign=ca,
+        encipher_only=False,
+        decipher_only=False,
+        **dict.fromkeys(others, False),
+    )
     return (
         x509.CertificateBuilder()
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(hours=1))  # clocks differ
         .not_valid_after(now + datetime.timedelta(days=days))
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(usage, critical=True)
     )
 
 
-def key_usage(*, digital_signature: bool, key_cert_sign: bool) -> x509.KeyUsage:
-    """Return what a key may be used for: to prove who one is, or to sign certificates."""
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=key_cert_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def alternative(host: str) -> x509.GeneralName:
-    """Return a name or an address as certificates have it."""
+def alternative_name(host: str) -> x509.GeneralName:
+    """Return a name or an address as a certificate holds it."""
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
@@ -186,15 +186,7 @@ def alternative(host: str) -> x509.GeneralName:
 
 
 def make_site(site: Path, name: str) -> Path:
-    """Make a site's folder: keys/, data/, state/.
-
-    Args:
-        site: the folder.
-        name: of the site; its public key is called so.
-
-    Returns:
-        The path of the public key.
-    """
+    """Make a site's folder: keys/, data/, state/; return the path of its public key."""
     for folder in ("data", "state/clients", "state/cache"):
         (site / folder).mkdir(parents=True, exist_ok=True)
     keys = site / "keys"
@@ -206,12 +198,12 @@ def make_site(site: Path, name: str) -> Path:
     line = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     write(public, line + f" {name}\n".encode())
     make_secret(keys / "executor.secret")
-    print(f"{public}: to be copied to server/nodes/ of the server", file=sys.stderr)
+    print(f"{public}: copy it to server/nodes/ of the server", file=sys.stderr)
     return public
 
 
 def make_secret(path: Path) -> None:
-    """Make the secret that an executor shows to its SuperLink or SuperNode."""
+    """Make the secret that an executor presents to its SuperLink or SuperNode."""
     if not path.exists():
         write(path, secrets.token_bytes(32), secret=True)
 
@@ -222,7 +214,7 @@ def private_pem(key: ec.EllipticCurvePrivateKey, form: PrivateFormat) -> bytes:
 
 
 def write(path: Path, content: bytes, *, secret: bool = False) -> None:
-    """Write a file whole or not at all; a secret one, readable by its owner only."""
+    """Write a file atomically; only its owner can read a secret one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f".{path.name}.new")
     new.unlink(missing_ok=True)
@@ -236,7 +228,7 @@ def write(path: Path, content: bytes, *, secret: bool = False) -> None:
 
 
 def register(folder: Path) -> None:
-    """Register every public key in a folder; its file's name becomes the node's."""
+    """Register every public key in a folder; the file's name becomes the node's."""
     keys = sorted(folder.glob("*.pub"))
     if not keys:
         print(f"{folder} holds no public key (NAME.pub) to register", file=sys.stderr)

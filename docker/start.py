@@ -1,14 +1,14 @@
-"""The containers' entry point: checks a Flower program's command line, then becomes the program.
+"""Entry point of the containers: checks the command line of a Flower program, then becomes it.
 
     python start.py flower-superlink --host=127.0.0.1 ...
 
-Control, by which nodes are registered and code is sent to them, asks nobody who they are. That it
-listens where only the operator is, is all that keeps others out, and so is checked here, before
-anything listens. A ${NAME} in a word is filled in from the environment.
+Flower's Control API, which registers nodes and sends code to them, has no login. Only the address
+that it listens on keeps others out, so that address is checked before anything listens. A ${NAME}
+in a word is replaced by the environment variable.
 
-A SuperNode ends when one of its threads dies, and Docker starts it again. Flower 1.39's goes on
-without its heartbeat after an error of the SuperLink's (a full disk there), and is gone for good to
-the server, though its process is there.
+A SuperNode ends when one of its threads dies, and Docker restarts it. Flower 1.39's own SuperNode
+continues without its heartbeat after an error of the SuperLink (such as a full disk there), and the
+server never sees it again.
 """
 
 from __future__ import annotations
@@ -29,15 +29,11 @@ PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec")
 
 
 class Refused(ValueError):
-    """A command that is not to be run; the message is for the operator."""
+    """The command must not run; the message is for the operator."""
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Check a command and become it.
-
-    Args:
-        words: the program and its arguments.
-    """
+    """Check a command and become it."""
     try:
         command = fill_in(words, os.environ)
         check(command, os.environ)
@@ -58,9 +54,9 @@ def become_supernode(command: Sequence[str]) -> NoReturn:
 
 
 def end_process(died: threading.ExceptHookArgs) -> None:
-    """Say why a thread has died, and end the process."""
+    """Print why a thread died, and end the process."""
     threading.__excepthook__(died)
-    sys.stderr.write("a thread of the SuperNode has died: it ends, to be started again\n")
+    sys.stderr.write("a thread of the SuperNode died: the process ends, to be restarted\n")
     sys.stderr.flush()
     os._exit(1)
 
@@ -69,7 +65,7 @@ def fill_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Return the words with every ${NAME} replaced.
 
     Raises:
-        Refused: if a name is not in the environment, or empty.
+        Refused: if a variable is missing or empty.
     """
     known = {name: value for name, value in environment.items() if value}
     try:
@@ -82,10 +78,10 @@ def check(command: Sequence[str], environment: Mapping[str, str]) -> None:
     """Check the program, its Flower release, and what it would open to others.
 
     Raises:
-        Refused: naming the value, what is allowed, and what to change.
+        Refused: names the value, what is allowed, and what to change.
     """
     if not command or command[0] not in PROGRAMS:
-        raise Refused(f"{' '.join(command)!r} is none of {', '.join(PROGRAMS)}")
+        raise Refused(f"{' '.join(command)!r} is unknown; allowed: {', '.join(PROGRAMS)}")
     check_release(importlib.metadata.version("flwr"))
     if command[0] == "flower-superlink":
         check_superlink(command[1:], environment)
@@ -94,17 +90,17 @@ def check(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def check_release(installed: str) -> None:
-    """Refuse a Flower whose ports are not those that this file closes (docs/moving-on.md)."""
+    """Refuse a release of Flower with other ports than this file closes (docs/moving-on.md)."""
     if installed.split(".")[:2] != FLOWER.split("."):
         raise Refused(
-            f"flwr {installed} is installed, and these containers are written for {FLOWER}: other "
-            f"releases serve Control and the sites on one port. Install flwr=={FLOWER}.0"
+            f"flwr {installed} is installed, but these containers need {FLOWER}: other releases "
+            f"serve Control and the sites on one port. Install flwr=={FLOWER}.0"
         )
 
 
 def check_superlink(arguments: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Refuse a SuperLink whose Control others can reach, or that lets unknown nodes in."""
-    # Flower's own parser, which also takes abbreviations such as --hos.
+    """Refuse a SuperLink whose Control others can reach, or that admits unknown nodes."""
+    # Flower's own parser also accepts abbreviations such as --hos.
     from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 
     options = _parse_args_run_superlink().parse_args(arguments)
@@ -115,14 +111,14 @@ def check_superlink(arguments: Sequence[str], environment: Mapping[str, str]) ->
     check_secret(options, "the executor's secret")
     if environment.get(OPEN_CONTROL) == "yes":
         return
-    opened = [options.host]
-    if environment.get("FLWR_INTERNAL_GRPC_CONTROL_API") == "1":  # a second one, by gRPC
-        opened.append(options.control_api_address.rpartition(":")[0].strip("[]"))
-    for host in opened:
+    hosts = [options.host]
+    if environment.get("FLWR_INTERNAL_GRPC_CONTROL_API") == "1":  # a second Control, by gRPC
+        hosts.append(options.control_api_address.rpartition(":")[0].strip("[]"))
+    for host in hosts:
         if not is_loopback(host):
             raise Refused(
-                f"Control would listen on {host}, and it asks for no login: whoever reaches it can "
-                "register nodes and run code at every site. Allowed is a loopback address: "
+                f"Control would listen on {host}, and it has no login: whoever reaches it can "
+                "register nodes and run code at every site. Use a loopback address: "
                 f"--host=127.0.0.1 (or, if you know who can reach it, {OPEN_CONTROL}=yes)"
             )
 
@@ -137,14 +133,14 @@ def check_supernode(arguments: Sequence[str]) -> None:
 
 
 def check_secret(options: object, what: str) -> None:
-    """Refuse process isolation without a secret that the executor has to know."""
+    """Refuse process isolation without a secret for the executor."""
     isolation, secret = (getattr(options, n) for n in ("isolation", "superexec_auth_secret_file"))
     if isolation == "process" and not secret:
         raise Refused(f"{what} is missing: add --superexec-auth-secret-file")
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether every address of a host is this machine's own; False if it has none."""
+    """Return whether all addresses of a host are loopback; False if it has none."""
     try:
         found = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except OSError:

@@ -33,7 +33,7 @@ from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import NOTHING_LEFT
 from fedhet.runtimes.resources import check_sizes
 from fedhet.runtimes.run_config import app_overrides
-from fedhet.runtimes.runtime import Engine, engine_for
+from fedhet.runtimes.runtime import Runtime, runtime_for
 from fedhet.sweep import session
 from fedhet.sweep.job import run_job
 from fedhet.sweep.optuna_search import set_defaults
@@ -79,14 +79,14 @@ def run(recipe: DictConfig) -> None:
     console = Console()
     title = f"{method_name(recipe)} on {recipe.task.name}"
     with (
-        engine_for(recipe, results_dir / "log.txt") as engine,
+        runtime_for(recipe, results_dir / "log.txt") as runtime,
         round_display(console, title, recipe.rounds) as show,
     ):
         try:
-            engine.submit(recipe, overrides)
-            summary = _watch(engine, results, show)
+            runtime.submit(recipe, overrides)
+            summary = _watch(runtime, results, show)
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(engine.interrupted()) from None
+            raise KeyboardInterrupt(runtime.interrupted()) from None
     console.print(closing_panel(summary))
     where = f"results  {results_dir}\nplot     {_draw(results, title)}"
     if server_folder := summary.get("server_folder"):
@@ -95,20 +95,20 @@ def run(recipe: DictConfig) -> None:
 
 
 def _watch(
-    engine: Engine, results: ResultsFollower, show: Callable[[Row], None]
+    runtime: Runtime, results: ResultsFollower, show: Callable[[Row], None]
 ) -> Mapping[str, Any]:
     """Show a run's rounds until it ends, and return its summary."""
     while True:
-        running = engine.running()
+        running = runtime.running()
         summary = results.summary()
         for row in results.new_rows():  # after the summary, so that the last round is among them
             show(row)
         # A run writes its summary last. Flower and Ray then take some three seconds to shut down;
-        # leaving the engine ends them at once.
+        # leaving the runtime ends them at once.
         if summary.get("status") == "completed":
             return summary
         if not running:
-            reason = summary.get("error") or engine.failure()
+            reason = summary.get("error") or runtime.failure()
             log = results.metrics_path.with_name("log.txt")
             raise LaunchError(f"the run failed: {reason}\nits log: {log}")
         time.sleep(_POLL_SECONDS)

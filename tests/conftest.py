@@ -15,14 +15,10 @@ from tests.deployed import Deployment
 LONG = [
     f"test_{name}.py"
     for name in (
-        "deployed_runs",
         "tutorial",
-        "faults",
         "deployment",
-        "flower_runs",
         "runtimes",
         "namespaces",
-        "real_flower",
         "sweep_runs",
         "golden",
     )

@@ -1,8 +1,8 @@
-"""A federation of docker/federation.yaml as processes of this machine, started from that file.
+"""The services of docker/federation.yaml as processes of this machine.
 
-Every command, environment and health check is the file's (and the Dockerfile's); what Docker would
-mount into a container is found where it lies on the host. Each network namespace gets a loopback
-address of its own (127.a.b.n, Linux), so that ports stay as they are in the file.
+Commands, environment and health checks are those of the file and the Dockerfile; the files that
+Docker would mount into a container are used where they lie on the host. Each network namespace gets
+a loopback address of its own (127.a.b.n, Linux), so that the ports are those of the file.
 """
 
 from __future__ import annotations
@@ -12,16 +12,13 @@ import json
 import os
 import random
 import re
-import signal
 import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import IO, Protocol
 
 import psutil
 import pytest
@@ -29,13 +26,13 @@ import pytest
 from common.files import last_lines
 from fedhet.runtimes.run_config import run_config_toml
 from tests.compose import DOCKER, Service, names_seen_by, services
+from tests.processes import SECONDS
 
 ROOT = DOCKER.parent
 BIN = Path(sys.executable).parent
 MARK = "FEDHET_DEPLOYED"
 CONTAINER = "FEDHET_CONTAINER"
-ACTIVATED = "SuperNode ID: "  # a SuperNode says so when the SuperLink has let it in
-SECONDS = 600  # for what takes half a minute on an idle machine
+ACTIVATED = "SuperNode ID: "  # in a SuperNode's log, once the SuperLink has accepted it
 SITES = range(3)
 MARKS = [
     pytest.mark.flower,
@@ -55,30 +52,10 @@ IMAGE = {"/app/start.py": DOCKER / "start.py", "/app/health.py": DOCKER / "healt
 IMAGE |= {"/app/keys.py": DOCKER / "keys.py", "/app": ROOT}
 
 
-class Network(Protocol):
-    """Where the containers' network namespaces are on this machine."""
-
-    def open(self) -> None:
-        """Make them."""
-
-    def close(self) -> None:
-        """Remove them."""
-
-    def prefix(self, service: Service) -> list[str]:
-        """Return the words that start a command in a service's namespace."""
-
-    def translated(self, text: str, service: Service) -> str:
-        """Return a word with the addresses that it has here."""
-
-    def server_names(self) -> list[str]:
-        """Return what the server is called by here, and not in the compose file."""
-
-
 class Loopback:
-    """A loopback address for each namespace."""
+    """The network of a federation: a loopback address for each network namespace."""
 
     def __init__(self, all_services: Mapping[str, Service]) -> None:
-        """Choose addresses that nobody listens on."""
         self._services = all_services
         first = [127, random.randint(1, 254), random.randint(1, 254)]
         owners = [one.name for one in all_services.values() if one.shares_network_of is None]
@@ -87,23 +64,23 @@ class Loopback:
         }
 
     def open(self) -> None:
-        """See that nobody listens at the server's address."""
+        """Check that nothing listens at the server's address."""
         with socket.socket() as probe:
             probe.bind((self.address("network"), 9092))
 
     def close(self) -> None:
-        """Leave it as it is."""
+        """Undo what ``open`` did."""
 
-    def address(self, namespace: str) -> str:
-        """Return the address of a service that has a namespace of its own."""
-        return self._addresses[namespace]
+    def address(self, service: str, network: str = "default") -> str:
+        """Return the address of a service with a namespace of its own, on a network."""
+        return self._addresses[service]
 
     def prefix(self, service: Service) -> list[str]:
-        """Return no words: all run in this machine's namespace."""
+        """Return the words that start a command in a service's namespace."""
         return []
 
     def translated(self, text: str, service: Service) -> str:
-        """Return a word with names, 0.0.0.0 and 127.0.0.1 replaced."""
+        """Return a word of the file with the addresses of this machine."""
         own = self.address(service.shares_network_of or service.name)
         seen = names_seen_by(service, self._services)
         known = {name: self.address(other) for name, (_, other) in seen.items()}
@@ -111,23 +88,18 @@ class Loopback:
         pattern = rf"(?<![\w.-])({'|'.join(map(re.escape, known))})(?=:\d|$)"
         return re.sub(pattern, lambda found: known[found[1]], text)
 
-    def server_names(self) -> list[str]:
-        """Return the server's address."""
-        return [self.address("network")]
-
 
 class Deployment:
-    """The containers of a compose file as processes; a context manager that leaves none."""
+    """A running federation; a context manager that leaves no process behind.
+
+    Args:
+        folder: FEDHET_DIR; created if missing.
+        network: makes the network of the services.
+    """
 
     def __init__(
-        self, folder: Path, network: Callable[[Mapping[str, Service]], Network] = Loopback
+        self, folder: Path, network: Callable[[Mapping[str, Service]], Loopback] = Loopback
     ) -> None:
-        """Read the compose file; make nothing yet.
-
-        Args:
-            folder: FEDHET_DIR; made if need be.
-            network: where the services run.
-        """
         self.folder = folder
         self.services = services(DOCKER / "federation.yaml", {"FEDHET_DIR": str(folder)})
         self.network = network(self.services)
@@ -135,14 +107,13 @@ class Deployment:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Deployment:
-        """Make the keys, start all services in their order, and wait until they are well."""
+        """Make the keys, start all services in their order, and wait until they are healthy."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self.network.open()
             self.make_keys()
             self.start_and_wait("superlink")
-            done = self.run("register")
-            assert done.returncode == 0, done.stdout
+            self.checked("register")
             self.start_and_wait("serverapp", *(f"supernode-{site}" for site in SITES))
             self.start_and_wait(*(f"clientapp-{site}" for site in SITES))
         except BaseException:
@@ -151,11 +122,10 @@ class Deployment:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End all processes."""
         self.close()
 
     def close(self) -> None:
-        """End every process that was started, and those that they have started."""
+        """End all processes of the federation."""
         for process in self._running.values():
             process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -172,36 +142,23 @@ class Deployment:
 
     def left(self) -> list[psutil.Process]:
         """Return the processes of this deployment that are alive."""
-        return [process for process in psutil.process_iter() if self._is_ours(process)]
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # another user's, or gone meanwhile
+                if process.environ().get(MARK) == self._mark:
+                    found.append(process)
+        return found
 
-    def _is_ours(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get(MARK) == self._mark
-        except psutil.Error:  # another's, or gone meanwhile
-            return False
-
-    # ---- what the operator does ------------------------------------------------------------------
+    # ---- the operator's commands -----------------------------------------------------------------
 
     def make_keys(self) -> None:
         """Make all keys, and the folders that the compose file mounts."""
-        for words in (["federation", str(len(SITES))], ["server", *self.network.server_names()]):
-            done = self.run("keys", *words)
-            assert done.returncode == 0, done.stdout
+        names = [self.network.address("network")]
+        for words in (["federation", str(len(SITES))], ["server", *names]):
+            self.checked("keys", *words)
         config = self.folder / "server" / "state" / "flwr" / "config.toml"
         translated = self.translated(config.read_text(), self.services["superlink"])
         config.write_text(translated)
-
-    def make_site(self, folder: Path, name: str) -> None:
-        """Make a site's keys as a site does, in site/keys/ of a folder."""
-        self._make(folder, "site", name)
-
-    def make_authority(self, folder: Path) -> None:
-        """Make another server's keys, in server/keys/ of a folder."""
-        self._make(folder, "server", "fl.example.org")
-
-    def _make(self, folder: Path, *words: str) -> None:
-        command = [sys.executable, str(DOCKER / "keys.py"), *words]
-        subprocess.run(command, cwd=folder, check=True, capture_output=True)
 
     def start(self, *names: str) -> None:
         """Start services; their output goes to NAME.log."""
@@ -209,18 +166,8 @@ class Deployment:
             service = self.services[name]
             self._running[name] = self.process(service, service.words, self.log_path(name))
 
-    def edit(self, name: str, words: Mapping[str, str], environment: Mapping[str, str]) -> None:
-        """Change a service as an operator would in the file: words, and further variables."""
-        service = self.services[name]
-        assert set(words) <= set(service.words)
-        self.services[name] = replace(
-            service,
-            words=tuple(words.get(word, word) for word in service.words),
-            environment={**service.environment, **environment},
-        )
-
     def start_and_wait(self, *names: str) -> None:
-        """Start services and wait until they are well."""
+        """Start services and wait until they are healthy."""
         self.start(*names)
         self.wait_until_healthy(*names)
 
@@ -240,11 +187,7 @@ class Deployment:
             self._running.pop(name).wait()
 
     def restart_ended(self, seconds: float) -> list[str]:
-        """Start what ends by itself, as Docker's `restart` does; return the names.
-
-        Args:
-            seconds: how long to wait for the first.
-        """
+        """Restart ended services, as Docker does; wait so long for the first; return the names."""
         end, names = time.monotonic() + seconds, list[str]()
         while not names and time.monotonic() < end:
             time.sleep(0.5)
@@ -256,15 +199,8 @@ class Deployment:
                 self.start_and_wait(name)
         return names
 
-    def pause(self, *names: str) -> None:
-        """Freeze containers (docker pause)."""
-        self._signal(signal.SIGSTOP, names)
-
-    def unpause(self, *names: str) -> None:
-        """Let frozen containers go on."""
-        self._signal(signal.SIGCONT, names)
-
-    def _signal(self, number: int, names: Sequence[str]) -> None:
+    def signal(self, number: int, *names: str) -> None:
+        """Send a signal to all processes in containers: SIGSTOP is docker pause."""
         for process in (process for name in names for process in self.processes(name)):
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
@@ -274,35 +210,37 @@ class Deployment:
         return [process for process in self.left() if process.environ().get(CONTAINER) == name]
 
     def restart_supernode(self, name: str) -> tuple[float, int]:
-        """Start a SuperNode as Docker's `restart` does: again whenever it ends, until it is in.
-
-        Returns:
-            how many seconds that took, and how many tries.
-        """
+        """Start a SuperNode until it is accepted, as Docker does; return seconds and tries."""
         began, tries = time.monotonic(), 0
         while time.monotonic() - began < SECONDS:
             tries += 1
             self.start(name)
             while self._running[name].poll() is None:
-                # not its health check, which finds the others' connections where all share a host
+                # its health check would find the connections of the others on this host
                 if ACTIVATED in self.log_path(name).read_text(errors="replace"):
                     return time.monotonic() - began, tries
                 time.sleep(0.5)
             time.sleep(min(0.1 * 2**tries, 60.0))  # Docker's own delays
-        raise AssertionError(f"{name} is not in after {tries} tries:\n{self.said()}")
+        raise AssertionError(f"{name} is not accepted after {tries} tries:\n{self.said()}")
 
     def run(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a service that ends (docker compose run), with these words as its command if any."""
+        """Run a service that ends (docker compose run), with these words as its command."""
         service = self.services[name]
         entrypoint = service.settings.get("entrypoint", [])
         return self.execute(name, *(entrypoint + list(words) if words else service.words))
+
+    def checked(self, name: str, *words: str) -> str:
+        """Run a service that ends with 0; return its output."""
+        done = self.run(name, *words)
+        assert done.returncode == 0, done.stdout
+        return done.stdout
 
     def execute(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command in a service's container (docker compose exec)."""
         return self.execute_as(self.services[name], *words)
 
     def execute_as(self, service: Service, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in a container that need not be the compose file's."""
+        """Run a command in a container that the compose file need not have."""
         log = self.folder / f"{service.name}.{uuid.uuid4().hex[:6]}.log"
         process = self.process(service, words, log)
         try:
@@ -312,29 +250,10 @@ class Deployment:
             raise AssertionError(f"{words} takes more than {SECONDS} s:\n{self.said()}") from None
         return subprocess.CompletedProcess(list(words), code, log.read_text(), "")
 
-    def submit(self, words: Sequence[str], results: str) -> dict:
-        """Run a recipe with `flwr run`, and return its summary.
-
-        Args:
-            words: the recipe's.
-            results: the folder below /results.
-        """
-        done = self.flwr_run(words, results, "/app", "--stream")
-        summary = self.folder / "server" / "results" / results / "summary.json"
-        assert summary.exists(), f"{done.stdout}\n{self.said()}"
-        return json.loads(summary.read_text())
-
     def flwr_run(
         self, words: Sequence[str], results: str, app: str, *flags: str
     ) -> subprocess.CompletedProcess[str]:
-        """Submit a recipe.
-
-        Args:
-            words: the recipe's.
-            results: the folder below /results.
-            app: the folder of the app.
-            flags: further ones of `flwr run`.
-        """
+        """Submit a recipe with `flwr run`; the results are below /results."""
         recipe = [*words, "runtime.simulation=false", f"results_dir=/results/{results}"]
         serverapp = self.services["serverapp"]
         recipe = [self.translated(word, serverapp) for word in recipe]
@@ -344,40 +263,41 @@ class Deployment:
         return self.execute("superlink", *command)
 
     def run_status(self, run_id: int) -> tuple[str, str]:
-        """Return a run's status and its details as `flwr list` has them."""
-        words = ["flwr", "list", "fedhet", "--run-id", str(run_id), "--format", "json"]
-        done = self.execute("superlink", *words)
-        assert done.returncode == 0, done.stdout
-        (run,) = json.loads(done.stdout[done.stdout.index("{") :])["runs"]
+        """Return a run's status and its details."""
+        (run,) = self.listed("list", "fedhet", "--run-id", str(run_id))["runs"]
         return run["status"], run["status-details"]
 
     def nodes(self) -> list[dict]:
-        """Return the registered SuperNodes as `flwr supernode list` has them."""
-        done = self.execute("superlink", "flwr", "supernode", "list", "fedhet", "--format", "json")
+        """Return the registered SuperNodes."""
+        return self.listed("supernode", "list", "fedhet")["nodes"]
+
+    def listed(self, *words: str) -> dict:
+        """Return the JSON answer of a `flwr` command."""
+        done = self.execute("superlink", "flwr", *words, "--format", "json")
         assert done.returncode == 0, done.stdout
-        return json.loads(done.stdout[done.stdout.index("{") :])["nodes"]
+        return json.loads(done.stdout[done.stdout.index("{") :])
 
     # ---- health and logs -------------------------------------------------------------------------
 
     def is_healthy(self, name: str) -> bool:
-        """Return what the service's health check says."""
+        """Return whether a service's health check succeeds."""
         service = self.services[name]
         kind, *words = service.health
         assert kind == "CMD"
         return self.execute(name, *words).returncode == 0
 
     def wait_until_healthy(self, *names: str, seconds: float = SECONDS) -> None:
-        """Wait for health checks; raises where a service ends or does not become well."""
+        """Wait for health checks; raise if a service ends or stays unhealthy."""
         deadline = time.monotonic() + seconds
         for name in names:
             while not self.is_healthy(name):
                 ended = self._running[name].poll() is not None
                 assert not ended, f"{name} has ended:\n{self.said()}"
-                assert time.monotonic() < deadline, f"{name} is not well:\n{self.said()}"
+                assert time.monotonic() < deadline, f"{name} is not healthy:\n{self.said()}"
                 time.sleep(2.0)
 
     def log_path(self, name: str) -> Path:
-        """Return where a service's output goes."""
+        """Return the file of a service's output."""
         return self.folder / f"{name}.log"
 
     def said(self) -> str:
@@ -394,25 +314,20 @@ class Deployment:
             command[0] = sys.executable
         temporary = self._sources(service)["/tmp"]
         temporary.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as out:
-            return self._popen([*self.network.prefix(service), *command], service, temporary, out)
-
-    def _popen(
-        self, command: Sequence[str], service: Service, temporary: Path, out: IO[bytes]
-    ) -> subprocess.Popen[bytes]:
         folder = service.settings.get("working_dir")
-        return subprocess.Popen(
-            command,
-            env=self.environment(service),
-            cwd=self.translated(folder, service) if folder else temporary,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        with log.open("wb") as out:
+            return subprocess.Popen(
+                [*self.network.prefix(service), *command],
+                env=self.environment(service),
+                cwd=self.translated(folder, service) if folder else temporary,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def environment(self, service: Service) -> dict[str, str]:
-        """Return a service's environment, and nothing of this process's but where programs are."""
+        """Return a service's environment; of this process's only PATH is in it."""
         own = {key: self.translated(value, service) for key, value in service.environment.items()}
         path = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
         proxy = {"no_proxy": "*", "NO_PROXY": "*"}
@@ -421,7 +336,7 @@ class Deployment:
         return {**image, **marks, **proxy, **own}
 
     def translated(self, text: str, service: Service) -> str:
-        """Return a word of a service as it is on this machine: addresses and paths."""
+        """Return a word of a service with this machine's addresses and paths."""
         text = self.network.translated(text, service)
         sources = self._sources(service)
         targets = "|".join(re.escape(one) for one in sorted(sources, key=len, reverse=True))
@@ -429,7 +344,7 @@ class Deployment:
         return re.sub(pattern, lambda found: str(sources[found[1]]), text)
 
     def _sources(self, service: Service) -> dict[str, Path]:
-        """Return where a container's paths are here."""
+        """Return the paths of this machine by the container's paths."""
         mounts: dict[str, Path | None] = {"/tmp": None, **service.mounts}
         if service.name.startswith("supernode-"):  # the node config's paths are its executor's
             executor = self.services[service.name.replace("supernode", "clientapp")]

@@ -1,14 +1,61 @@
-"""Which of some processes are still there."""
+"""Launches of `fedhet` as processes, and which processes are still alive."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 import psutil
 
+SECONDS = 600  # the longest wait for what takes half a minute on an idle machine
+
+
+def start(cwd: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """Start `fedhet` with these words."""
+    return subprocess.Popen(
+        [str(Path(sys.executable).with_name("fedhet")), *words],
+        cwd=cwd,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def finish(launch: subprocess.Popen[str]) -> tuple[int, str]:
+    """Wait for the end of a launch; return its exit code and the rest of its output."""
+    try:
+        output, _ = launch.communicate(timeout=SECONDS)
+    finally:
+        launch.kill()
+    return launch.returncode, output
+
+
+def read_until(launch: subprocess.Popen[str], words: str) -> str:
+    """Return the output of a launch up to the line with these words."""
+    assert launch.stdout is not None
+    output = ""
+    for line in launch.stdout:
+        output += line
+        if words in line:
+            return output
+    raise AssertionError(f"it ended without {words!r}: {output}")
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return the summary.json of a results directory."""
+    found = json.loads((folder / "summary.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
 
 def alive(processes: Iterable[psutil.Process]) -> list[str]:
-    """Return the names of those that run; one that its parent has not reaped yet does not."""
+    """Return the names of the running processes; a zombie does not run."""
     found = []
     for process in processes:
         try:

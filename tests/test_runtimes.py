@@ -1,76 +1,114 @@
-"""A recipe of every method gives the same bits in one process and on local; one for each kind of
-exchange also on Ray (two nodes); and some of them on Flower, where a run takes 20 seconds.
+"""Runs of the command on each runtime of one machine: killed, resumed, with the same bits.
+
+tests/test_deployment.py has runtime=deployment.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
+import psutil
 import pytest
 from flwr.app import Context, RecordDict
 
-from conf import compose, compose_overrides
+from common.results import read_rows
+from conf import compose
+from fedhet.runtimes.deployment.control_client import RunStatus
 from fedhet.runtimes.flower_simulation import Simulation
 from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation, Workers
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from server_app import app as server
+from tests.processes import alive, finish, read_until, start, summary_of
 from tests.recipes import TINY, overrides, run_recipe
-from tests.test_every_strategy import ALONE, METHODS, name_of
 
-# Of what travels and is kept: statistics, and whole models in the clients' states; a part that
-# stays; factors up; another model given out than trained. tests/test_real_flower.py has a payload
-# both ways.
-ON_FLOWER = [
-    ["strategy=[feddw,moon]"],
-    *(ALONE[f"strategy={method}"] for method in ("fedper", "maecho", "feddyn")),
-]
-# And nothing shared; a payload both ways; one down, and two passes a step.
-ON_RAY = ON_FLOWER + [ALONE[f"strategy={method}"] for method in ("local", "scaffold", "fedmrur")]
-SHORT = [*TINY, "evaluation.every=0", "checkpoint.every=0"]
+pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
+ROOT = Path(__file__).resolve().parents[1]
+BIN = Path(sys.executable).parent
+# A payload both ways, state at the clients, and a part of the clients in each round.
+SCAFFOLD = [*TINY, "strategy=scaffold", "clients=5", "participation=0.6"]
 
 
-@lru_cache(maxsize=64)
-def reference(*words: str) -> tuple[str, float]:
-    """Return what one process gives, as ``outcome`` has it."""
-    with TemporaryDirectory() as folder:
-        return outcome(run_recipe(Path(folder) / "run", *SHORT, *words))
+# ---- the command ---------------------------------------------------------------------------------
 
 
-def outcome(summary: dict) -> tuple[str, float]:
-    """Return the parameters' hash, and the accuracy: where nothing is shared, all there is."""
-    return summary["parameters_sha256"], summary["accuracy"]
+def folders_of(launch: subprocess.Popen[str]) -> list[Path]:
+    name = f"fedhet-{launch.pid}-*"
+    return [path for parent in ("/dev/shm", "/tmp") for path in Path(parent).glob(name)]
 
 
-def run_over(workers: Workers, folder: Path, words: list[str]) -> dict:
-    """Run a recipe over workers; return its summary."""
-    run_config = overrides(*SHORT, *words, f"results_dir={folder}")
-    context = Context(
-        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config
-    )
-    clients = int(compose(run_config).clients)
-    server.main(WorkerGrid(workers, Federation("client_app.app:app", run_config, clients)), context)
-    return json.loads((folder / "summary.json").read_text())
+def stopped_in_round_2(folder: Path, stop: signal.Signals, *words: str) -> set[str]:
+    """Stop a run in its second round; nothing of it may be left. Return the processes' names."""
+    launch = start(folder.parent, *SCAFFOLD, *words, "rounds=10000", f"results_dir={folder}")
+    read_until(launch, "round   2/")
+    started = psutil.Process(launch.pid).children(recursive=True)
+    names = {process.name() for process in started}
+    assert len(started) >= 3, names  # a server and two workers at least
+    assert len(folders_of(launch)) == 1
+    if stop == signal.SIGKILL and "runtime=ray" in words:
+        for process in started:  # as on a starved machine: they do not see the raylet's end
+            if process.name().startswith("ray::"):
+                process.suspend()
+        psutil.Process(launch.pid).children()[0].kill()  # the server
+    launch.send_signal(stop)
+    code, output = finish(launch)
+    expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
+    assert code == expected[stop], output
+    psutil.wait_procs(started, timeout=20 if stop == signal.SIGKILL else 0)  # for the watchdog
+    assert alive(started) == []
+    assert folders_of(launch) == []
+    return names
 
 
-@pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
-    workers = ForkedWorkers(2, tmp_path_factory.mktemp("shared"))
-    yield workers
-    workers.close()
+def resumed_with_the_bits_of_one_process(folder: Path, *words: str, **environment: str) -> str:
+    """Resume a run for three more rounds; return its output."""
+    rounds = read_rows(folder / "metrics.jsonl")[-1]["round"] + 3
+    words = (*words, "resume=true", f"results_dir={folder}")
+    launch = start(folder.parent, *SCAFFOLD, f"rounds={rounds}", *words, **environment)
+    code, output = finish(launch)
+    assert code == 0, output
+    whole = folder.with_name("whole")
+    expected = run_recipe(whole, *SCAFFOLD, f"rounds={rounds}", clients=5)
+    found = summary_of(folder)
+    for key in ("parameters_sha256", "bytes_up", "bytes_down", "rounds", "failures"):
+        assert found[key] == expected[key], key
+    rows = [read_rows(run / "metrics.jsonl") for run in (folder, whole)]
+    assert [row["accuracy"] for row in rows[0]] == [row["accuracy"] for row in rows[1]]
+    assert f"round {rounds:3}/{rounds}" in output
+    assert f"accuracy       {100 * found['accuracy']:.2f} %" in output
+    assert f"results  {folder}\nplot     {folder}/plot.png\n" in output
+    assert {"config.yaml", "log.txt", "model.safetensors", "plot.png"} <= {
+        path.name for path in folder.iterdir()
+    }
+    return output
 
 
-@pytest.fixture(scope="module")
+def test_local(tmp_path):
+    run = tmp_path / "run"
+    names = stopped_in_round_2(run, signal.SIGKILL, "runtime=local")
+    assert "raylet" not in names
+    resumed_with_the_bits_of_one_process(run, "runtime=local")
+    stopped_in_round_2(tmp_path / "interrupted", signal.SIGINT, "runtime=local")
+    words = ["runtime=local", "local.momentum=0.9", f"results_dir={tmp_path}/failed"]
+    code, output = finish(start(tmp_path, *SCAFFOLD, *words))
+    assert code == 1, output
+    assert "fedhet: the run failed: " in output
+    assert "momentum" in output
+    assert "Traceback" not in output
+    assert f"its log: {tmp_path}/failed/log.txt" in output
+    assert "momentum" in (tmp_path / "failed" / "log.txt").read_text()
+    assert not (tmp_path / "failed" / "plot.png").exists()
+
+
+@pytest.fixture
 def two_ray_nodes() -> Iterator[str]:
-    """Start two Ray nodes of two CPUs on this machine; give the cluster's address."""
+    """Start two Ray nodes of two CPUs on this machine; yield the cluster's address."""
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 2, "include_dashboard": False}
@@ -80,77 +118,153 @@ def two_ray_nodes() -> Iterator[str]:
     cluster.shutdown()
 
 
-@pytest.fixture(scope="module")
-def on_two_ray_nodes(
-    two_ray_nodes: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Workers]:
-    from fedhet.runtimes.local.ray_workers import Needs, RayWorkers
-
-    shared = tmp_path_factory.getbasetemp()
-    workers = RayWorkers(2, Needs(), shared_folder=shared, address=two_ray_nodes)
-    assert len(set(workers.nodes)) == 2
-    yield workers
-    workers.close()
-
-
-@pytest.fixture(scope="module")
-def flower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Simulation]:
-    with Simulation(tmp_path_factory.mktemp("flower") / "log.txt") as simulation:
-        yield simulation
-
-
-@pytest.mark.flower
-@pytest.mark.parametrize("words", METHODS, ids=name_of)
-def test_local(words, forked, tmp_path):
-    summary = run_over(forked, tmp_path / "run", words)
-    assert summary["failures"] == 0
-    assert outcome(summary) == reference(*words)
+def test_ray(tmp_path, request):
+    run = tmp_path / "run"
+    names = stopped_in_round_2(run, signal.SIGKILL, "runtime=ray")
+    assert "raylet" in names
+    address = request.getfixturevalue("two_ray_nodes")
+    words = ["runtime=ray", "clients=5"]
+    resumed_with_the_bits_of_one_process(run, *words, RAY_ADDRESS=address)
+    log = (run / "log.txt").read_text()
+    assert "Ray: 3 workers on 2 nodes" in log
+    too_large = ["runtime.client_gpus=1000", "device=auto", f"results_dir={tmp_path}/failed"]
+    launch = start(tmp_path, *SCAFFOLD, *words, *too_large, RAY_ADDRESS=address)
+    code, output = finish(launch)
+    assert code == 1, output
+    assert "no client fits the Ray cluster" in output
+    assert "runtime.client_gpus" in output
+    assert folders_of(launch) == []
 
 
-@pytest.mark.flower
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("words", ON_RAY, ids=name_of)
-def test_ray(words, on_two_ray_nodes, tmp_path):
-    summary = run_over(on_two_ray_nodes, tmp_path / "run", words)
-    assert summary["failures"] == 0
-    assert outcome(summary) == reference(*words)
+PRIVATE = [
+    *TINY,
+    "task.train_size=150",
+    "task.test_size=50",
+    "strategy/aggregator=uniform_mean",
+    "strategy/secure_aggregation=secagg_plus",
+    "strategy/differential_privacy=central_fixed",
+    "strategy.differential_privacy.noise_multiplier=0.01",
+]
 
 
-@pytest.mark.flower
-def test_the_command_uses_the_cluster_of_ray_address(two_ray_nodes, tmp_path):
-    words = [*SHORT, "clients=2", "strategy=scaffold", "runtime=ray", f"results_dir={tmp_path}/a"]
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("fedhet")), *words],
-        cwd=tmp_path,
-        env=os.environ | {"RAY_ADDRESS": two_ray_nodes},
-        capture_output=True,
-        text=True,
-        timeout=240,
+def test_flower_simulation(tmp_path):
+    """While one run is killed, another one completes: with secure sums and central privacy."""
+    private = tmp_path / "private"
+    other = start(tmp_path, *PRIVATE, "runtime=flower", f"results_dir={private}")
+    run = tmp_path / "run"
+    names = stopped_in_round_2(run, signal.SIGKILL, "runtime=flower")
+    assert {"flower-superlin", "raylet"} <= names
+    code, output = finish(other)
+    assert code == 0, output
+    found, expected = summary_of(private), run_recipe(tmp_path / "here", *PRIVATE)
+    for key in ("parameters_sha256", "accuracy", "failures"):  # masks and keys differ, sums do not
+        assert found[key] == expected[key], key
+    row = read_rows(private / "metrics.jsonl")[-1]
+    assert "norm_ratio" not in row
+    assert "dp_epsilon" in row
+    resumed_with_the_bits_of_one_process(run, "runtime=flower")
+    stopped_in_round_2(tmp_path / "terminated", signal.SIGTERM, "runtime=flower")
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (RunStatus("finished:failed", "no memory"), "no memory"),
+        (RunStatus("finished:stopped"), "finished:stopped"),
+        (RunStatus("finished:completed"), "completed, but it wrote no summary"),
+    ],
+)
+def test_the_reason_of_a_failed_simulation_is_flowers(status, reason, tmp_path):
+    simulation = Simulation(tmp_path / "log.txt")
+    simulation._control = type("Control", (), {"last_status": lambda _: status})()
+    assert reason in simulation.failure()
+
+
+# ---- `flwr run` ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def flower_home(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Make a FLWR_HOME with ports of its own; end the SuperLink that `flwr run` leaves behind."""
+    home = tmp_path / "flwr"
+    yield os.environ | {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": "47391",
+        "FLWR_LOCAL_CONTROL_API_PORT": "47393",
+        "UV_OFFLINE": "1",
+        "HOME": str(tmp_path),
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+    }
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get("FLWR_HOME") == str(home)
+        except psutil.Error:
+            continue
+        if mine:
+            process.kill()
+
+
+def test_plain_flwr_run(flower_home, tmp_path):
+    """No file of the clone changes, nothing is installed, results appear."""
+    before = (ROOT / "pyproject.toml").read_text()
+    config = 'strategy="fedpvr" rounds=2 local.epochs=1 overrides="strategy.layers=last:1"'
+    words = ["run", str(ROOT), "--stream", "--run-config", config]
+    done, listed = (
+        subprocess.run(
+            [str(BIN / "flwr"), *arguments],
+            cwd=tmp_path,
+            env=flower_home,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        for arguments in (words, ["list", "local", "--format", "json"])
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Ray: 2 workers on 2 nodes" in (tmp_path / "a" / "log.txt").read_text()
-    summary = json.loads((tmp_path / "a" / "summary.json").read_text())
-    alone = run_recipe(tmp_path / "b", *SHORT, "clients=2", "strategy=scaffold", clients=2)
-    assert summary["parameters_sha256"] == alone["parameters_sha256"]
+    (run,) = json.loads(listed.stdout)["runs"]
+    assert run["status"] == "finished:completed", done.stdout
+    (folder,) = (tmp_path / "fedhet-results").iterdir()
+    summary = summary_of(folder)
+    assert (summary["strategy"], summary["rounds"]) == ("fedpvr", 2)
+    assert (ROOT / "pyproject.toml").read_text() == before
 
 
-@pytest.mark.flower
-@pytest.mark.parametrize("words", ON_FLOWER, ids=name_of)
-def test_flower(words, flower, tmp_path):
-    typed = (*SHORT, *words, "runtime.num_cpus=2", f"results_dir={tmp_path / 'run'}")
-    flower.submit(compose_overrides(typed), typed)
-    while flower.running():
-        time.sleep(0.1)
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["status"] == "completed", summary
-    assert outcome(summary) == reference(*words)
+# ---- kinds of exchange, over forked workers ------------------------------------------------------
 
 
-@pytest.mark.flower
-@pytest.mark.parametrize("shared_disk", [True, False])
-def test_scaffold_on_workers(forked, tmp_path, shared_disk):
-    """Without a shared disk what SCAFFOLD keeps at a client is in its Context.state."""
-    words = ["strategy=scaffold", f"runtime.simulation={str(shared_disk).lower()}"]
-    summary = run_over(forked, tmp_path / "run", words)
-    assert (tmp_path / "run" / "client_state").exists() == shared_disk
-    assert outcome(summary) == reference("strategy=scaffold")
+@pytest.fixture(scope="module")
+def workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workers]:
+    found = ForkedWorkers(2, tmp_path_factory.mktemp("shared"))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy=[feddw,moon]"],  # statistics, and models in the clients' state
+        ["strategy=fedper", "partition=iid"],  # a part of the model stays
+        ["strategy=local", "partition=iid"],  # nothing is shared
+        ["strategy=maecho"],  # factors up
+        ["strategy=feddyn"],  # the output model is not the trained one
+        ["strategy=fedmrur"],  # a payload down, two passes a step
+        ["strategy=scaffold", "runtime.simulation=false"],  # the state travels in the Context
+    ],
+    ids=" ".join,
+)
+def test_every_kind_of_exchange_gives_the_same_bits_over_workers(words, workers, tmp_path):
+    words = [*TINY, "checkpoint.every=0", *words]
+    expected = run_recipe(tmp_path / "expected", *words)
+    run_config = overrides(*words, f"results_dir={tmp_path / 'run'}")
+    context = Context(
+        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config
+    )
+    clients = int(compose(run_config).clients)
+    server.main(WorkerGrid(workers, Federation("client_app.app:app", run_config, clients)), context)
+    found = summary_of(tmp_path / "run")
+    for key in ("parameters_sha256", "accuracy", "failures"):
+        assert found[key] == expected[key], key
+    state_on_disk = (tmp_path / "run" / "client_state").exists()
+    assert not (state_on_disk and "runtime.simulation=false" in words)

@@ -1,4 +1,4 @@
-"""Flower as it is installed here: its release, its programs, and the app that is handed to it."""
+"""The installed Flower: its release and programs, and the app that `flwr run` takes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from conf import PACKAGES
 FLOWER = "1.39"
 PROGRAMS = Path(sys.executable).parent
 
-# The app as `flwr run` takes it. Built from the installed packages, not from the clone, it works
-# for every kind of install, and spares Flower the search of a folder with a whole environment in it
-# (3.5 s).
+# The app is built from the installed packages, not from the clone: that works for every kind of
+# install, and Flower does not search a folder with a whole environment in it.
 _APP = """\
 [project]
 name = "fedhet"
@@ -37,11 +36,11 @@ overrides = ""
 
 
 class LaunchError(RuntimeError):
-    """A run that could not be started, or that failed; the message is for the user."""
+    """A run could not be started, or failed; the message is for the user."""
 
 
 def check_flower() -> None:
-    """Refuse to start with a Flower that this launcher is not written for.
+    """Refuse to start with an unsupported release of Flower.
 
     Raises:
         LaunchError: if another line than 1.39 is installed.
@@ -49,16 +48,16 @@ def check_flower() -> None:
     installed = importlib.metadata.version("flwr")
     if installed.split(".")[:2] != FLOWER.split("."):
         raise LaunchError(
-            f"flwr {installed} is installed, and this launcher is written for {FLOWER}: install "
-            f"fedhet with its own dependencies, or flwr=={FLOWER}.0"
+            f"flwr {installed} is installed, but this launcher needs {FLOWER}: install fedhet with "
+            f"its own dependencies, or flwr=={FLOWER}.0"
         )
 
 
 def flower_program(name: str) -> str:
-    """Return the path of one of Flower's programs, of this environment.
+    """Return the path of one of Flower's programs in this environment.
 
     Raises:
-        LaunchError: if it is not there.
+        LaunchError: if it is missing.
     """
     found = PROGRAMS / name
     if not found.exists():
@@ -67,7 +66,7 @@ def flower_program(name: str) -> str:
 
 
 def stage_app(folder: Path) -> Path:
-    """Return the app as a folder below ``folder``; an earlier run's is used again.
+    """Return the app as a folder below ``folder``; an existing one is reused.
 
     Raises:
         LaunchError: if a package of fedhet is not installed.

@@ -1,15 +1,14 @@
 """One run in Flower's simulation, with a SuperLink of its own.
 
-`flwr run` by itself starts one SuperLink for all runs of a user and leaves it running: it keeps the
-working directory of its first caller, runs on a fixed port, and answers 0 for a failed run. Here a
-run has its own: a free port, a FLWR_HOME and an empty working directory below one temporary folder,
-and all of it is gone when the run is over.
+`flwr run` starts one SuperLink for all runs of a user and leaves it running: it keeps the working
+directory of its first caller, uses a fixed port, and its exit code is 0 for a failed run. This
+runtime starts a SuperLink per run, on a free port, with a FLWR_HOME and an empty working directory
+in a temporary folder, and removes everything afterwards.
 """
 
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import shutil
 import signal
@@ -20,14 +19,15 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import IO
+from typing import Self
 
 import psutil
 from omegaconf import DictConfig
 
 from common.files import last_lines
-from fedhet.runtimes.flower_install import PROGRAMS, LaunchError, flower_program, stage_app
+from fedhet.runtimes.deployment.connection import Connection
+from fedhet.runtimes.deployment.control_client import Control, flower_environment
+from fedhet.runtimes.flower_install import PROGRAMS, LaunchError, flower_program
 from fedhet.runtimes.processes import (
     NOTHING_LEFT,
     ProcessTree,
@@ -36,178 +36,132 @@ from fedhet.runtimes.processes import (
     end_with_parent,
     ray_environment,
 )
-from fedhet.runtimes.run_config import federation_config, run_config_toml
+from fedhet.runtimes.run_config import federation_config
 
-_CONNECTION = "fedhet"
+_HOST = "127.0.0.1"
 _START_SECONDS = 60.0
-_LONGEST_FOLDER = 17  # Ray puts Unix sockets some 75 characters below; the system's limit is 107
+_MAX_FOLDER = 17  # characters; Ray puts Unix sockets 75 below, and Linux allows 107
 
 
 class Simulation:
-    """A SuperLink and the one run on it; a context manager that leaves no process behind."""
+    """A SuperLink and the one run on it; a context manager that leaves no process behind.
+
+    Args:
+        log_path: file for the run's log.
+    """
 
     def __init__(self, log_path: Path) -> None:
-        """Prepare a simulation whose log goes to ``log_path``."""
         self.log_path = log_path
-        self._port = 0
         self._client: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> Simulation:
+    def __enter__(self) -> Self:
         """Start the SuperLink."""
         adopt_orphans()
-        self._folder = Path(
-            tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=_temporary_folder())
-        ).resolve()
-        self._home = self._folder / "home"
-        self._neutral = self._folder / "empty"
-        self._home.mkdir()
-        self._neutral.mkdir()
-        self._environment = self._child_environment()
-        self._watchdog = Watchdog(self._folder, "FLWR_HOME", str(self._home))
-        self._process_tree = ProcessTree("FLWR_HOME", str(self._home))
+        folder = tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=_temporary_folder())
+        self._folder = Path(folder).resolve()
+        home = self._folder / "home"
+        (self._folder / "empty").mkdir()
+        home.mkdir()
+        self._environment = _environment(self._folder)
+        self._watchdog = Watchdog(self._folder, "FLWR_HOME", str(home))
+        self._process_tree = ProcessTree("FLWR_HOME", str(home))
         try:
-            self._start_superlink()
+            connection = Connection(f"{_HOST}:{self._start_superlink()}", insecure=True)
+            self._control = Control(connection, self._folder, self._environment)
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End every process of the run and remove the temporary folder."""
-        self.close()
-
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """End every process of the run and remove the temporary folder."""
         self._process_tree.end()
         self._watchdog.dismiss()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
-        """Hand the app over with `flwr run`, which from then on writes the run's log.
-
-        Args:
-            recipe: the composed recipe.
-            overrides: what the apps compose it from.
-        """
-        run_file = self._folder / "run.toml"
-        run_file.write_text(run_config_toml(overrides), encoding="utf-8")
-        app = stage_app(self._folder)
-        words = ["run", str(app), _CONNECTION, "--stream", "--run-config", str(run_file)]
+        """Start the run with `flwr run`, which writes its log."""
         with self.log_path.open("ab") as log:
-            words += ["--federation-config", federation_config(recipe)]
-            self._client = self._start("flwr", *words, log=log)
+            federation = federation_config(recipe)
+            self._client = self._control.start_simulation(overrides, federation, log)
 
     def running(self) -> bool:
-        """Return whether the run goes on."""
+        """Return whether the run has not ended yet."""
         assert self._client is not None
         return self._client.poll() is None
 
     def failure(self) -> str:
-        """Return why the run ended, as Flower has it.
+        """Return why the run ended, in Flower's words.
 
         Raises:
-            LaunchError: if `flwr run` did not even get the run accepted.
+            LaunchError: if the SuperLink did not accept the run.
         """
-        answer = subprocess.run(
-            [flower_program("flwr"), "list", _CONNECTION, "--format", "json"],
-            env=self._environment,
-            cwd=self._neutral,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
         try:
-            runs = json.loads(answer.stdout)["runs"]
-        except (ValueError, KeyError):
-            tail = self._superlink_tail()
-            raise LaunchError(f"Flower's SuperLink does not answer: {tail}") from None
-        if not runs:
+            status = self._control.last_status()
+        except LaunchError as error:
+            raise LaunchError(f"{error}; its log: {self._superlink_log()}") from error
+        if status is None:
             raise LaunchError(f"Flower refused the run: {last_lines(self.log_path, 3)}")
-        status, details = str(runs[0]["status"]), str(runs[0]["status-details"])
-        if status == "finished:completed":
-            return "Flower calls the run completed, but it has written no summary.json"
-        return details if details != "N/A" else status
+        if status.is_completed:
+            return "Flower reports the run as completed, but it wrote no summary.json"
+        return status.details or status.status
 
     def interrupted(self) -> str:
-        """Return what is left of the run when the user has stopped the launcher."""
+        """Return what is left of the run after the user has stopped the launcher."""
         return NOTHING_LEFT
 
-    def _child_environment(self) -> dict[str, str]:
-        environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-        environment |= {
-            "FLWR_HOME": str(self._home),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
-            # Flower and Ray find each other's programs by PATH: they must be this environment's.
-            "PATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", os.defpath)]),
-            "NO_PROXY": ",".join(filter(None, ["127.0.0.1", os.environ.get("NO_PROXY")])),
-            "no_proxy": ",".join(filter(None, ["127.0.0.1", os.environ.get("no_proxy")])),
-            "PYTHONUNBUFFERED": "1",
-            **ray_environment(self._folder),
-        }
-        if "FEDHET_DATA" in environment:
-            data = Path(environment["FEDHET_DATA"]).expanduser().absolute()
-            environment["FEDHET_DATA"] = str(data)
-        return environment
-
-    def _start(self, program: str, *words: str, log: IO[bytes]) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [flower_program(program), *words],
-            env=self._environment,
-            cwd=self._neutral,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # the terminal's Ctrl-C is the launcher's to answer
-            preexec_fn=partial(end_with_parent, signal.SIGKILL),  # it is not to end a round itself
-        )
-
-    def _start_superlink(self) -> None:
-        for _ in range(3):  # another process may take the port between the asking and the binding
-            self._port = _free_port()
+    def _start_superlink(self) -> int:
+        """Start the SuperLink and return its port."""
+        for _ in range(3):  # another process may take the port first
+            port = _free_port()
             with (self._folder / "superlink.log").open("wb") as log:
-                superlink = self._start(
-                    "flower-superlink",
-                    *("--insecure", "--simulation", "--isolation", "subprocess"),
-                    *("--host", "127.0.0.1", "--port", str(self._port)),
-                    log=log,
+                superlink = subprocess.Popen(
+                    [
+                        flower_program("flower-superlink"),
+                        *("--insecure", "--simulation", "--isolation", "subprocess"),
+                        *("--host", _HOST, "--port", str(port)),
+                    ],
+                    env=self._environment,
+                    cwd=self._folder / "empty",
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # the launcher handles the terminal's Ctrl-C
+                    preexec_fn=partial(end_with_parent, signal.SIGKILL),
                 )
-            if self._wait_until_up(superlink):
-                break
-        else:
-            raise LaunchError(f"Flower's SuperLink does not start: {self._superlink_tail()}")
-        (self._home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{_CONNECTION}"\n\n[superlink.{_CONNECTION}]\n'
-            f'address = "127.0.0.1:{self._port}"\ninsecure = true\n'
-        )
+            deadline = time.monotonic() + _START_SECONDS
+            while superlink.poll() is None and time.monotonic() < deadline:
+                if _listens(superlink.pid, port) and _is_healthy(port):
+                    return port
+                time.sleep(0.05)
+        raise LaunchError(f"Flower's SuperLink does not start: {self._superlink_log()}")
 
-    def _wait_until_up(self, superlink: subprocess.Popen[bytes]) -> bool:
-        deadline = time.monotonic() + _START_SECONDS
-        while superlink.poll() is None and time.monotonic() < deadline:
-            if _listens(superlink.pid, self._port) and _is_healthy(self._port):
-                return True
-            time.sleep(0.05)
-        return False
-
-    def _superlink_tail(self) -> str:
+    def _superlink_log(self) -> str:
         return last_lines(self._folder / "superlink.log", 5)
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    found = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
+    if "FEDHET_DATA" in found:
+        found["FEDHET_DATA"] = str(Path(found["FEDHET_DATA"]).expanduser().absolute())
+    return {
+        **flower_environment(folder / "home", _HOST, found),
+        **ray_environment(folder),
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.25",
+        # Flower and Ray find each other's programs by PATH, which must name this environment.
+        "PATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", os.defpath)]),
+    }
 
 
 def _temporary_folder() -> str:
     usual = tempfile.gettempdir()
-    return usual if len(usual) <= _LONGEST_FOLDER or not os.access("/tmp", os.W_OK) else "/tmp"
+    return usual if len(usual) <= _MAX_FOLDER or not os.access("/tmp", os.W_OK) else "/tmp"
 
 
 def _free_port() -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])
 
 
@@ -220,7 +174,7 @@ def _listens(pid: int, port: int) -> bool:
 
 
 def _is_healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
+    connection = http.client.HTTPConnection(_HOST, port, timeout=2)
     try:
         connection.request("GET", "/health")
         return connection.getresponse().status == http.client.OK

@@ -1,14 +1,14 @@
 """Child processes that end with the launcher, however it ends.
 
-Flower and Ray start some dozen processes below the one SuperLink that the launcher starts, several
-of which leave their parent. So the launcher adopts orphans (Linux), marks all that it starts with
-an environment variable that is inherited, and at the end looks for both. For the end that it cannot
-see coming, SIGKILL, it has a guard: this module as a process, which waits for the launcher to be
-gone.
+Flower and Ray start a dozen processes below the one that the launcher starts, and several of them
+leave their parent. So the launcher adopts orphans (Linux), marks everything that it starts with an
+inherited environment variable, and searches for both at the end. If the launcher is killed by
+SIGKILL, its :class:`Watchdog`, this module as a process, does the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
@@ -33,12 +33,9 @@ def adopt_orphans() -> None:
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Ask the kernel to end this process when its parent dies, even by SIGKILL (Linux only).
+    """Ask the kernel to send this process a signal when its parent dies (Linux only).
 
-    Runs in the child between fork and exec.
-
-    Args:
-        number: of the signal that ends it.
+    Call it in the child, between fork and exec.
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
@@ -49,51 +46,46 @@ def ray_environment(folder: Path) -> dict[str, str]:
     return {
         "RAY_TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",
-        # the actors have an environment of their own: Ray's spare workers are never used
+        # actors have an environment of their own, so Ray's spare workers would never be used
         "RAY_prestart_worker_first_driver": "false",
-        "SPT_NOENV": "1",  # or the titles of its processes overwrite the environment, and the mark
+        "SPT_NOENV": "1",  # else the processes' titles overwrite the environment with our mark
     }
 
 
 class Watchdog:
-    """A process that ends a launch's processes and removes its folder if its own parent cannot.
+    """A process that cleans up if its parent dies: ends its processes, removes its folder.
 
-    Its parent is the launcher, or with Ray the server.
+    Args:
+        folder: the launch's temporary folder.
+        variable: as for :class:`ProcessTree`.
+        value: as for :class:`ProcessTree`.
     """
 
     def __init__(self, folder: Path, variable: str, value: str) -> None:
-        """Start it.
-
-        Args:
-            folder: the launch's temporary folder.
-            variable: as for :class:`ProcessTree`.
-            value: as for :class:`ProcessTree`.
-        """
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(folder), variable, value],
-            stdin=subprocess.PIPE,  # closed by the kernel when the parent dies
+            stdin=subprocess.PIPE,  # the kernel closes it when the parent dies
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
 
     def dismiss(self) -> None:
-        """End it, after the parent has cleaned up by itself."""
+        """End the watchdog, after the parent has cleaned up."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
 class ProcessTree:
-    """The processes that a launch brings about: known by descent and by a marked environment."""
+    """All processes of a launch, known by descent and by an environment variable.
+
+    Args:
+        variable: an environment variable that all processes of the launch inherit.
+        value: its value, unique to the launch.
+    """
 
     def __init__(self, variable: str, value: str) -> None:
-        """Remember whom not to end, and how to know the others.
-
-        Args:
-            variable: an environment variable that all processes of the launch inherit.
-            value: what it is set to; no other launch uses the same value.
-        """
         self._variable = variable
         self._value = value
         self._others = set(psutil.Process().children(recursive=True))
@@ -107,14 +99,16 @@ class ProcessTree:
         }
         for process in psutil.process_iter():
             if self._mark(process) == self._value:
-                found |= {process, *_descendants(process)}  # one may hide its environment
+                found.add(process)
+                with contextlib.suppress(psutil.Error):  # a child may hide its environment
+                    found |= set(process.children(recursive=True))
         return {process for process in found if process.pid != os.getpid()}
 
     def end(self) -> None:
-        """End all of them. Returns when none is left.
+        """End all of them; return when none is left.
 
-        They are all stopped before the first is killed: a server that saw a worker die would take
-        that for a failed client, and write down a round that no resumed run can undo.
+        All are suspended before the first is killed: a server that saw a worker die would count a
+        failed client and write a round that no resumed run can undo.
         """
         known: set[psutil.Process] = set()
         while new := self.members() - known:  # one may have started another meanwhile
@@ -128,10 +122,10 @@ class ProcessTree:
                 return
 
     def _mark(self, process: psutil.Process) -> str | None:
-        """Return what the process is marked with, None if with nothing that can be read."""
+        """Return the variable's value in a process, None if it has none or cannot be read."""
         try:
             return process.environ().get(self._variable)
-        except (psutil.Error, OSError):  # another user's, or gone meanwhile
+        except (psutil.Error, OSError):
             return None
 
 
@@ -142,28 +136,19 @@ def _is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def _descendants(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.Error:
-        return []
-
-
 def _signal_all(
     processes: Iterable[psutil.Process], action: Callable[[psutil.Process], None]
 ) -> None:
     for process in processes:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             action(process)
-        except psutil.NoSuchProcess:
-            continue
 
 
-def _watchdog(folder: str, variable: str, value: str) -> None:
+def _watch(folder: str, variable: str, value: str) -> None:
     sys.stdin.buffer.read()
     ProcessTree(variable, value).end()
     shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    _watchdog(*sys.argv[1:])
+    _watch(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""What a run may use of this machine: CPUs, GPUs and clients at once."""
+"""CPUs, GPUs and workers that a run may use on this machine."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from common.errors import ConfigError, require_range
+from common.errors import require_range, require_whole
 
 MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides its model
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a run gets of this machine.
+    """What a run may use.
 
     Attributes:
-        workers: clients at once.
+        workers: number of clients that train at once.
         client_cpus: CPUs of each.
-        gpus: what CUDA_VISIBLE_DEVICES is to be for the workers, in turn; empty without a GPU.
+        gpus: values of CUDA_VISIBLE_DEVICES for the workers, in turn; empty without a GPU.
     """
 
     workers: int
@@ -29,10 +29,10 @@ class Share:
 
 
 def share_of_machine(recipe: DictConfig) -> Share:
-    """Return the workers that a run can use: no more than its CPUs, its GPUs and a cohort allow.
+    """Return a run's share: no more workers than its CPUs, its GPUs and a cohort allow.
 
     Raises:
-        ConfigError: if the recipe has a size that cannot be simulated.
+        ConfigError: if a size cannot be simulated.
     """
     check_sizes(recipe)
     share = gpu_share(recipe)
@@ -48,31 +48,19 @@ def check_sizes(recipe: DictConfig) -> None:
     """Refuse a size that cannot be simulated.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: names the key.
     """
     runtime = recipe.runtime
-    # clients=0, in a deployment: as many as there are SuperNodes
-    _require(recipe, "clients", recipe.clients, least=0 if runtime.name == "deployment" else 1)
-    _require(recipe, "runtime.client_cpus", runtime.client_cpus, least=1)
+    # clients=0 in a deployment: as many as there are SuperNodes
+    require_whole("clients", recipe.clients, low=0 if runtime.name == "deployment" else 1)
+    require_whole("runtime.client_cpus", runtime.client_cpus, low=1)
     if runtime.num_cpus is not None:
-        _require(recipe, "runtime.num_cpus", runtime.num_cpus, least=int(runtime.client_cpus))
+        require_whole("runtime.num_cpus", runtime.num_cpus, low=int(runtime.client_cpus))
     require_range("participation", recipe.participation, high=1.0, open_low=True)
 
 
-def _require(recipe: DictConfig, key: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or value < least:
-        raise ConfigError(
-            f"{key}={value} cannot be simulated: it must be a whole number of at least {least}"
-        )
-
-
-def visible_gpus() -> int:
-    """Return how many GPUs CUDA would see, without the seconds that asking torch takes."""
-    return len(gpu_names())
-
-
 def gpu_names() -> tuple[str, ...]:
-    """Return the GPUs that CUDA would see, as CUDA_VISIBLE_DEVICES names them."""
+    """Return the GPUs that CUDA would see, as CUDA_VISIBLE_DEVICES names them, without torch."""
     if "CUDA_VISIBLE_DEVICES" in os.environ:
         listed = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
         return tuple(name.strip() for name in listed if name.strip() not in ("", "-1"))
@@ -80,19 +68,19 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def cohort_size(recipe: DictConfig) -> int:
-    """Return |S|, the clients of a round (the mean where |S| is random)."""
+    """Return |S|, the clients of a round (the mean if |S| is random)."""
     return max(1, int(float(recipe.participation) * int(recipe.clients) + 0.5))
 
 
 def cpus_for(recipe: DictConfig) -> int:
-    """Return the CPUs to use: no more than a cohort can, for each client at once takes memory."""
+    """Return the number of CPUs to use: at most what a cohort can use."""
     available = int(recipe.runtime.num_cpus or all_cpus())
     least = int(recipe.runtime.client_cpus)
     return max(least, min(available, cohort_size(recipe) * least))
 
 
 def all_cpus() -> int:
-    """Return the CPUs that this process may use."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -101,9 +89,13 @@ def gpu_share(recipe: DictConfig) -> float:
     runtime = recipe.runtime
     if runtime.client_gpus is not None:
         return float(runtime.client_gpus)
-    gpus = 0 if recipe.device == "cpu" else visible_gpus()
+    gpus = 0 if recipe.device == "cpu" else len(gpu_names())
+    return even_share(gpus, cpus_for(recipe) // runtime.client_cpus)
+
+
+def even_share(gpus: float, clients: int) -> float:
+    """Return the share of a GPU that lets so many clients train at once; 0 without a GPU."""
     if gpus == 0:
         return 0.0
-    at_once = max(1, cpus_for(recipe) // runtime.client_cpus)
-    share = max(gpus / at_once, 1 / MOST_CLIENTS_A_GPU)
-    return 1.0 if share >= 1 else int(share * 10_000) / 10_000  # rounded down: all of them fit
+    share = max(gpus / max(1, clients), 1 / MOST_CLIENTS_A_GPU)
+    return 1.0 if share >= 1 else int(share * 10_000) / 10_000  # rounded down, so that all fit

@@ -1,4 +1,4 @@
-"""What the launcher hands to `flwr run`: the run config and the size of the simulation, as text."""
+"""Arguments of `flwr run`: the run config with the overrides, and the simulation's size."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PATH_KEYS = (*FOLDER_KEYS, "task.vocabulary_file")
 
 
 def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:
-    """Return the overrides that give the apps this recipe in a working directory of their own.
+    """Return overrides that give the apps this recipe in any working directory.
 
     Args:
-        typed: the user's overrides as they were typed.
+        typed: the user's overrides.
         recipe: what they compose to.
         results_dir: the run's results directory, absolute.
     """
@@ -34,28 +34,26 @@ def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -
 
 def run_config_toml(overrides: Sequence[str]) -> str:
     """Return the run config as the TOML file that `flwr run --run-config` reads."""
-    # A JSON string is a TOML basic string as long as no surrogate pairs are in it.
+    # A JSON string without surrogate pairs is a TOML basic string.
     return f"overrides = {json.dumps(json.dumps(list(overrides)), ensure_ascii=False)}\n"
 
 
 def federation_config(recipe: DictConfig) -> str:
-    """Return the size of the simulation as `flwr run --federation-config` takes it.
+    """Return the simulation's size as `flwr run --federation-config` reads it.
 
     Raises:
-        ValueError: if the recipe has a size that Flower's simulation cannot have.
+        ConfigError: if Flower's simulation cannot have that size.
     """
-    runtime = recipe.runtime
     check_sizes(recipe)
+    runtime, cpus = recipe.runtime, cpus_for(recipe)
     words = [
         f"num-supernodes={recipe.clients}",
         f"client-resources-num-cpus={runtime.client_cpus}",
         f"client-resources-num-gpus={gpu_share(recipe)}",
         "init-args-logging-level='error'",
     ]
-    cpus = cpus_for(recipe)
-    if runtime.num_cpus is not None or cpus < (
-        os.cpu_count() or 1
-    ):  # else Ray counts: it knows of cgroups, not of affinity
+    # By default Ray counts the CPUs: it knows cgroups, but not the affinity.
+    if runtime.num_cpus is not None or cpus < (os.cpu_count() or 1):
         words.append(f"init-args-num-cpus={cpus}")
     return " ".join(words)
 

@@ -1,11 +1,10 @@
-"""What can carry out a run, by the name of its runtime."""
+"""The runtimes by name: what carries out a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol, Self
 
 from omegaconf import DictConfig
 
@@ -17,46 +16,41 @@ from fedhet.runtimes.local.run import LocalRun
 RUNTIMES = ("flower", "local", "ray", "deployment")
 
 
-class Engine(Protocol):
+class Runtime(Protocol):
     """Carries out one run; a context manager that leaves no process of its own behind."""
 
-    def __enter__(self) -> Engine:
-        """Prepare."""
+    def __enter__(self) -> Self:
+        """Prepare the run."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: Any, traceback: Any, /) -> None:
         """End every process that was started here."""
 
     def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
-        """Start the run of this recipe, which the apps compose from these overrides."""
+        """Start the run of a composed recipe; the apps compose it from the overrides."""
 
     def running(self) -> bool:
-        """Return whether the run goes on."""
+        """Return whether the run has not ended yet."""
 
     def failure(self) -> str:
-        """Return why the run ended without having written its summary."""
+        """Return why the run ended without writing its summary."""
 
     def interrupted(self) -> str:
-        """Return what is left of the run when the user has stopped the launcher."""
+        """Return what is left of the run after the user has stopped the launcher."""
 
 
-def engine_for(recipe: DictConfig, log_path: Path) -> Engine:
-    """Return the engine that ``runtime`` names; its log goes to ``log_path``.
+def runtime_for(recipe: DictConfig, log_path: Path) -> Runtime:
+    """Return the runtime that ``runtime`` names; its log goes to ``log_path``.
 
     Raises:
-        LaunchError: for a runtime that fedhet does not start.
+        LaunchError: if the name is unknown.
     """
     name = recipe.runtime.name
+    if name in ("local", "ray"):
+        return LocalRun(log_path)
     if name == "flower":
         check_flower()
         return Simulation(log_path)
-    if name in ("local", "ray"):
-        return LocalRun(log_path)
     if name == "deployment":
         check_flower()
         return DeploymentRun(recipe.runtime, log_path)
-    raise LaunchError(f"runtime={name} is none that fedhet starts; allowed: {', '.join(RUNTIMES)}")
+    raise LaunchError(f"unknown runtime={name}; allowed: {', '.join(RUNTIMES)}")

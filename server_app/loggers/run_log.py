@@ -1,4 +1,4 @@
-"""run_log: rows and summary as lines of the run's log, from which `runtime=deployment` reads them.
+"""Logger run_log: prints rows and summary as events, which `runtime=deployment` reads from the log.
 
 The launcher adds it to the loggers of such a run.
 """
@@ -11,41 +11,36 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.run_events import ROW, START, SUMMARY, TOKEN_FILE, told
+from common.run_events import RECORD_FILE, ROW, START, SUMMARY, Event, encode, new_key
 from server_app.loggers import LoggedRun, Row
 
 
 class RunLog:
-    """Lines on stdout, which the SuperLink keeps."""
+    """Prints events (common/run_events.py) to stdout, which the SuperLink keeps."""
+
+    def __init__(self) -> None:
+        self._key = new_key()
 
     def start(self, run: LoggedRun) -> None:
-        """Tell the recipe, the rounds that are done, and whether the launcher's folder is here."""
-        _say(
-            START,
-            {
-                "folder": str(run.folder),
-                "token": _token(run.folder),
-                "config": run.config,
-                "rows": list(run.rows),
-            },
-        )
+        """Print the recipe, the finished rounds, and the token of the results directory."""
+        token, rows = _token(run.folder), list(run.rows)
+        self._print(START, {"token": token, "config": run.config, "rows": rows})
 
     def log(self, row: Row) -> None:
-        """Tell a round's row."""
-        _say(ROW, row)
+        """Print a round's row."""
+        self._print(ROW, row)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Tell the summary."""
-        _say(SUMMARY, summary)
+        """Print the summary."""
+        self._print(SUMMARY, summary)
 
-
-def _say(kind: str, content: Mapping[str, Any]) -> None:
-    sys.stdout.write(told(kind, content))  # in one piece: other threads write, too
-    sys.stdout.flush()
+    def _print(self, kind: str, content: Mapping[str, Any]) -> None:
+        sys.stdout.write(encode(Event(self._key, kind, content)))  # one write: threads write, too
+        sys.stdout.flush()
 
 
 def _token(folder: Path) -> str | None:
     try:
-        return str(json.loads((folder / TOKEN_FILE).read_text(encoding="utf-8"))["token"])
+        return str(json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))["token"])
     except (OSError, ValueError, KeyError):
         return None

@@ -1,11 +1,10 @@
-"""Where a SuperLink's Control is, and whether it can be reached."""
+"""The address of a SuperLink's Control API, and a check that it can be reached."""
 
 from __future__ import annotations
 
 import http.client
 import json
 import os
-import socket
 import ssl
 import tomllib
 from dataclasses import dataclass
@@ -22,13 +21,13 @@ _TITLE = "SuperLink API"
 
 @dataclass(frozen=True)
 class Connection:
-    """A way to Control.
+    """Address and certificate of a Control API.
 
     Attributes:
         address: host:port.
         root_certificates: the CA's certificate; "" for those of the system.
         insecure: without TLS.
-        federation: Flower's id of one, "" for the SuperLink's own.
+        federation: Flower's id of one; "" for the SuperLink's default.
     """
 
     address: str
@@ -43,7 +42,7 @@ class Connection:
 
     @property
     def port(self) -> int:
-        """The address' port."""
+        """The port of the address."""
         return int(self.address.rpartition(":")[2])
 
 
@@ -51,37 +50,35 @@ def connection_of(runtime: DictConfig) -> Connection:
     """Return the connection that the recipe's runtime names.
 
     Raises:
-        LaunchError: for a name, an address or a file that is none.
+        LaunchError: if the name, the address or the certificate's file is invalid.
     """
+    ca = runtime.root_certificates
     found = (
-        _named(str(runtime.connection))
+        _from_flower_config(str(runtime.connection))
         if runtime.connection
         else Connection(
             str(runtime.address),
-            _absolute(runtime.root_certificates),
+            str(Path(str(ca)).expanduser().absolute()) if ca else "",
             bool(runtime.insecure),
         )
     )
     if not (found.host and found.address.rpartition(":")[2].isdigit()):
-        raise LaunchError(
-            f"runtime.address={found.address} is no address of a SuperLink: give host:port"
-        )
+        raise LaunchError(f"runtime.address={found.address} must be host:port of a SuperLink")
     if found.insecure and found.root_certificates:
         raise LaunchError(
-            f"runtime.insecure=true, and runtime.root_certificates={found.root_certificates} is "
-            "for TLS: set one of them"
+            f"runtime.insecure=true excludes runtime.root_certificates={found.root_certificates}: "
+            "set one of them"
         )
     if found.root_certificates and not Path(found.root_certificates).is_file():
         raise LaunchError(
-            f"runtime.root_certificates={found.root_certificates} is no file: give the certificate "
-            "of the CA that has signed the server's"
+            f"runtime.root_certificates={found.root_certificates} is not a file: name the "
+            "certificate of the CA that signed the server's certificate"
         )
     return found
 
 
-def _named(name: str) -> Connection:
-    home = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser()
-    path = home / "config.toml"
+def _from_flower_config(name: str) -> Connection:
+    path = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser() / "config.toml"
     try:
         tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"]
     except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
@@ -94,80 +91,69 @@ def _named(name: str) -> Connection:
         raise LaunchError(
             f"runtime.connection={name} is not in {path}; allowed: {', '.join(names)}"
         )
-    own = tables[name]
+    found = tables[name]
     return Connection(
-        str(own.get("address", "")),
-        str(own.get("root-certificates", "")),
-        bool(own.get("insecure", False)),
-        str(own.get("federation", "")),
+        str(found.get("address", "")),
+        str(found.get("root-certificates", "")),
+        bool(found.get("insecure", False)),
+        str(found.get("federation", "")),
     )
 
 
-def _absolute(path: object) -> str:
-    return str(Path(str(path)).expanduser().absolute()) if path else ""
-
-
 def check_reachable(connection: Connection) -> None:
-    """Ask Control whether it is there.
+    """Ask a Control API for its release of Flower.
 
     Raises:
-        LaunchError: if nobody listens, the certificate is another CA's or another host's, what
-            listens is no Control, or one of another line of Flower.
+        LaunchError: if nothing listens there, the certificate is wrong, something other than
+            Control answers, or the release is of another line.
     """
-    address = connection.address
-    try:
-        plain = socket.create_connection((connection.host, connection.port), timeout=_SECONDS)
-    except OSError as error:
-        raise LaunchError(
-            f"no SuperLink answers at runtime.address={address} ({error.strerror or error}); it "
-            "listens on the server's own loopback: start fedhet there, or make a tunnel"
-        ) from error
-    with plain:
-        channel = plain if connection.insecure else _secured(connection, plain)
-        with channel:
-            release = _ask_release(connection, channel)
-    if not release:
-        raise LaunchError(
-            f"runtime.address={address} is no Control of a SuperLink: something else answers"
-        )
-    if release.split(".")[:2] != FLOWER.split("."):
-        raise LaunchError(
-            f"the SuperLink at runtime.address={address} is of flwr {release}, and this launcher "
-            f"is written for {FLOWER}: all parties have to run the same line"
-        )
-
-
-def _secured(connection: Connection, plain: socket.socket) -> socket.socket:
     where = f"runtime.address={connection.address}"
-    context = ssl.create_default_context(cafile=connection.root_certificates or None)
+    with_tls = not connection.insecure
+    client = (
+        http.client.HTTPSConnection(
+            connection.host,
+            connection.port,
+            timeout=_SECONDS,
+            context=ssl.create_default_context(cafile=connection.root_certificates or None),
+        )
+        if with_tls
+        else http.client.HTTPConnection(connection.host, connection.port, timeout=_SECONDS)
+    )
     try:
-        return context.wrap_socket(plain, server_hostname=connection.host)
+        client.connect()
     except ssl.SSLCertVerificationError as error:
         raise LaunchError(
             f"the certificate of {where} is refused ({error.verify_message}): "
-            f"runtime.root_certificates={connection.root_certificates or 'null'} has to be the CA "
+            f"runtime.root_certificates={connection.root_certificates or 'null'} must be the CA "
             "that signed it, and the address one of its names"
+        ) from error
+    except (ssl.SSLError, ConnectionResetError) as error:
+        raise LaunchError(
+            f"{where} does not speak TLS ({error}): set runtime.insecure=true if that is intended"
         ) from error
     except OSError as error:
         raise LaunchError(
-            f"{where} does not speak TLS ({error}): set runtime.insecure=true if it is meant not to"
+            f"no SuperLink answers at {where} ({error.strerror or error}); Control listens on the "
+            "server's loopback: start fedhet there, or open a tunnel"
         ) from error
-
-
-def _ask_release(connection: Connection, channel: socket.socket) -> str:
-    """Return the release of Flower that Control's description of itself names."""
-    client = http.client.HTTPConnection(connection.host)
-    client.sock = channel
     try:
         client.request("GET", "/openapi.json")
         about = json.loads(client.getresponse().read())["info"]
-        return str(about["version"]) if about["title"] == _TITLE else ""
+        title, release = about["title"], str(about["version"])
     except (OSError, http.client.HTTPException) as error:
-        speaks = "TLS is off (runtime.insecure=true)" if connection.insecure else "it is not HTTP/1"
+        why = "it does not speak HTTP/1" if with_tls else "TLS is off (runtime.insecure=true)"
         raise LaunchError(
-            f"runtime.address={connection.address} is no Control of a SuperLink: {speaks}, and it "
-            f"hangs up ({type(error).__name__}); Control's port is --port, 8000 by default, not "
-            "the Fleet's"
+            f"{where} is not a SuperLink's Control: {why}, and it closes the connection "
+            f"({type(error).__name__}); Control's port is --port, 8000 by default, not the Fleet's"
         ) from error
     except (ValueError, KeyError, TypeError):
-        return ""
+        title, release = "", ""
+    finally:
+        client.close()
+    if title != _TITLE:
+        raise LaunchError(f"{where} is not a SuperLink's Control: something else answers")
+    if release.split(".")[:2] != FLOWER.split("."):
+        raise LaunchError(
+            f"the SuperLink at {where} runs flwr {release}, but this launcher needs {FLOWER}: all "
+            "parties must run the same line"
+        )

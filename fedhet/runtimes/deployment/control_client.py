@@ -1,12 +1,14 @@
-"""What can be asked of a SuperLink: the `flwr` command with a FLWR_HOME of its own."""
+"""Client of a SuperLink's Control API: the `flwr` command with a FLWR_HOME of its own."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,12 +28,12 @@ class Unreachable(LaunchError):
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Where a run stands.
+    """The status of a run.
 
     Attributes:
         status: Flower's word: pending, starting, running, finished:completed, finished:failed,
             finished:stopped.
-        details: why it has failed; "" otherwise.
+        details: why it failed; "" otherwise.
     """
 
     status: str
@@ -49,44 +51,44 @@ class RunStatus:
 
 
 class Control:
-    """A SuperLink's Control.
+    """Submits, lists and stops runs of a SuperLink.
 
     Args:
-        connection: where it is.
-        folder: empty; of this object alone.
+        connection: address of Control.
+        folder: an empty folder of this object's own, or one with the subfolders home and empty.
+        environment: of the `flwr` processes; by default this process's.
     """
 
-    def __init__(self, connection: Connection, folder: Path) -> None:
-        self._folder = folder
-        home, self._empty = folder / "home", folder / "empty"
-        home.mkdir()
-        self._empty.mkdir()
+    def __init__(
+        self, connection: Connection, folder: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self._folder, self._empty = folder, folder / "empty"
+        home = folder / "home"
+        for each in (home, self._empty):
+            each.mkdir(exist_ok=True)
         (home / "config.toml").write_text(_config(connection), encoding="utf-8")
-        hosts = ",".join(filter(None, [connection.host, os.environ.get("NO_PROXY")]))
-        self._environment = os.environ | {
-            "FLWR_HOME": str(home),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "NO_PROXY": hosts,
-            "no_proxy": hosts,
-            "PYTHONUNBUFFERED": "1",
-        }
+        self._environment = flower_environment(
+            home, connection.host, os.environ if environment is None else environment
+        )
 
     def online_nodes(self) -> int:
-        """Return how many SuperNodes are connected."""
+        """Return the number of connected SuperNodes."""
         nodes = self._ask("supernode", "list", _NAME)["nodes"]
         return sum(node["status"] == "online" for node in nodes)
 
     def start(self, overrides: Sequence[str]) -> int:
-        """Submit a run of the app with the recipe of these overrides; return its id."""
-        run_file = self._folder / "run.toml"
-        run_file.write_text(run_config_toml(overrides), encoding="utf-8")
-        app = stage_app(self._folder)
-        answer = self._ask("run", str(app), _NAME, "--run-config", str(run_file))
-        return int(answer["run-id"])
+        """Submit a run of the app with these overrides; return its id."""
+        return int(self._ask(*self._run(overrides))["run-id"])
+
+    def start_simulation(
+        self, overrides: Sequence[str], federation: str, output: IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        """Submit a run to a SuperLink for simulations; the process writes its log to ``output``."""
+        words = [*self._run(overrides), "--stream", "--federation-config", federation]
+        return self._popen(words, stdout=output, stderr=subprocess.STDOUT)
 
     def status(self, run_id: int) -> RunStatus | None:
-        """Return where a run stands, None if the SuperLink does not know it."""
+        """Return a run's status, None if the SuperLink does not know the run."""
         try:
             [run] = self._ask("list", _NAME, "--run-id", str(run_id))["runs"]
         except Unreachable:
@@ -95,55 +97,89 @@ class Control:
             if "not found" in str(error).lower():
                 return None
             raise
-        details = str(run["status-details"])
-        return RunStatus(str(run["status"]), "" if details == "N/A" else details)
+        return _status(run)
+
+    def last_status(self) -> RunStatus | None:
+        """Return the status of the newest run, None if there is no run."""
+        runs = self._ask("list", _NAME)["runs"]
+        return _status(runs[0]) if runs else None
 
     def stop(self, run_id: int) -> None:
         """Stop a run."""
         self._ask("stop", str(run_id), _NAME)
 
     def stream_log(self, run_id: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
-        """Start to write a run's log to ``output``, from its beginning; ends when the run does."""
+        """Write a run's log from its beginning to ``output``; the process ends with the run."""
+        words = ["log", str(run_id), _NAME, "--stream"]
+        return self._popen(words, stdout=output, stderr=subprocess.DEVNULL)
+
+    def _run(self, overrides: Sequence[str]) -> list[str]:
+        run_file = self._folder / "run.toml"
+        run_file.write_text(run_config_toml(overrides), encoding="utf-8")
+        return ["run", str(stage_app(self._folder)), _NAME, "--run-config", str(run_file)]
+
+    def _popen(
+        self, words: Sequence[str], stdout: int | IO[bytes], stderr: int
+    ) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [flower_program("flwr"), "log", str(run_id), _NAME, "--stream"],
+            [flower_program("flwr"), *words],
             env=self._environment,
             cwd=self._empty,
             stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # the terminal's Ctrl-C is the launcher's to answer
-            preexec_fn=end_with_parent,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,  # the launcher handles the terminal's Ctrl-C
+            preexec_fn=partial(end_with_parent, signal.SIGKILL),
         )
 
     def _ask(self, *words: str) -> dict[str, Any]:
+        process = self._popen([*words, "--format", "json"], subprocess.PIPE, subprocess.PIPE)
         try:
-            done = subprocess.run(
-                [flower_program("flwr"), *words, "--format", "json"],
-                env=self._environment,
-                cwd=self._empty,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=_SECONDS,
-                check=False,
-                start_new_session=True,
-            )
+            output, errors = process.communicate(timeout=_SECONDS)
         except subprocess.TimeoutExpired:
-            raise Unreachable(f"flwr {words[0]} has no answer after {_SECONDS:.0f} s") from None
-        said = done.stdout + done.stderr
+            raise Unreachable(f"flwr {words[0]} got no answer for {_SECONDS:.0f} s") from None
+        finally:
+            process.kill()
+            process.wait()
         try:
-            answer = json.loads(done.stdout)
+            answer = dict(json.loads(output))
         except ValueError:
             answer = {}
-        if done.returncode == 0 and answer.get("success"):
-            return dict(answer)
-        message = " ".join(str(answer.get("error-message") or said).split())
+        if process.returncode == 0 and answer.get("success"):
+            return answer
+        said = answer.get("error-message") or (output + errors).decode(errors="replace")
+        message = " ".join(str(said).split())
         kind = Unreachable if _UNAVAILABLE in message else LaunchError
         raise kind(f"flwr {words[0]}: {message}")
 
 
+def flower_environment(home: Path, host: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment for Flower's programs.
+
+    Args:
+        home: FLWR_HOME.
+        host: of the SuperLink, which no proxy is asked for.
+        environment: to start from.
+    """
+    hosts = ",".join(filter(None, [host, environment.get("NO_PROXY")]))
+    return {
+        **environment,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "NO_PROXY": hosts,
+        "no_proxy": hosts,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _status(run: Mapping[str, Any]) -> RunStatus:
+    details = str(run["status-details"])
+    return RunStatus(str(run["status"]), "" if details == "N/A" else details)
+
+
 def _config(connection: Connection) -> str:
-    """Return Flower's config.toml for one connection; a JSON string is a TOML one."""
+    """Return Flower's config.toml for one connection; a JSON string is valid TOML."""
     values: dict[str, str | bool] = {
         "address": connection.address,
         "root-certificates": connection.root_certificates,

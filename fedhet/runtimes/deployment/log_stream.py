@@ -1,48 +1,82 @@
-"""A run's log as it comes from the SuperLink, over as many connections as it takes."""
+"""A run's log and its events, read from the SuperLink over as many connections as it takes."""
 
 from __future__ import annotations
 
 import subprocess
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from common.results import Row, read_rows, write_rows
+from common.run_events import ROW, START, SUMMARY, decode
 from fedhet.runtimes.deployment.control_client import Control
-from fedhet.runtimes.deployment.story import Story
 
 _RETRY_SECONDS = 5.0
-_SILENT_SECONDS = 120.0  # then the connection may be dead without either end knowing
+_SILENT_SECONDS = 120.0  # after so long without a word the connection may be dead
+
+
+class RunEvents:
+    """The events of a run since its log was read from the beginning.
+
+    Attributes:
+        start: token and config, as the ServerApp sees them; empty before round 0.
+        rows: of all rounds, in order.
+        summary: empty before the end.
+    """
+
+    def __init__(self) -> None:
+        self.start: Mapping[str, Any] = {}
+        self.rows: list[Row] = []
+        self.summary: Mapping[str, Any] = {}
+        self._key = ""  # of the first event (common/run_events.py)
+
+    def read(self, line: str) -> bool:
+        """Take in a line of the log; return whether it was an event."""
+        event = decode(line, self._key)
+        if event is None or (not self._key and event.kind != START):
+            return False
+        self._key = event.key
+        if event.kind == START:
+            self.start, self.rows = event.content, list(event.content["rows"])
+        elif event.kind == ROW:  # the same line may come twice
+            before = [row for row in self.rows if row["round"] < event.content["round"]]
+            self.rows = [*before, dict(event.content)]
+        elif event.kind == SUMMARY:
+            self.summary = event.content
+        return True
 
 
 class LogStream:
-    """Reads a run's log again and again from its beginning, until it has been read to the end.
+    """Reads a run's log, again from its beginning after every break of the connection.
 
     Args:
         control: of the SuperLink.
         run_id: the run's.
-        raw: file for what has been read over this connection.
-        log_path: file for the run's own words.
-        log_begins: where in that file they begin, in bytes; what is after it comes again.
+        raw: file for what this connection brings.
+        log_path: file for the log without its events.
+        log_begins: where the run's log begins in that file, in bytes.
     """
 
     def __init__(
         self, control: Control, run_id: int, raw: Path, log_path: Path, log_begins: int
     ) -> None:
-        self.story = Story()
+        self.events = RunEvents()
         self._control, self._run_id = control, run_id
         self._raw, self._log_path, self._log_begins = raw, log_path, log_begins
         self._process: subprocess.Popen[bytes] | None = None
-        self._read, self._rest = 0, ""
-        self._heard_at = self._tried_at = 0.0
+        self._position = 0
+        self._last_read = self._last_try = 0.0
 
     def open(self) -> None:
-        """Connect, and forget what was read before: all of it comes again."""
+        """Connect, and forget what was read before: the SuperLink sends the whole log again."""
         self.close()
-        self.story, self._read, self._rest = Story(), 0, ""
+        self.events, self._position = RunEvents(), 0
         with self._log_path.open("ab") as log:
-            log.truncate(min(self._log_begins, log.tell()))  # it may have been removed
+            log.truncate(min(self._log_begins, log.tell()))  # the file may have been removed
         with self._raw.open("wb") as raw:
             self._process = self._control.stream_log(self._run_id, raw)
-        self._heard_at = self._tried_at = time.monotonic()
+        self._last_read = self._last_try = time.monotonic()
 
     def close(self) -> None:
         """Disconnect."""
@@ -55,45 +89,54 @@ class LogStream:
         """Return whether more may come over this connection."""
         if self._process is None or self._process.poll() is not None:
             return False
-        return time.monotonic() - self._heard_at < _SILENT_SECONDS
+        return time.monotonic() - self._last_read < _SILENT_SECONDS
+
+    def is_complete(self) -> bool:
+        """Return whether the SuperLink has sent the whole log of a run that is over."""
+        return self._process is not None and self._process.poll() == 0
+
+    def may_reopen(self) -> bool:
+        """Return whether it is time to connect again."""
+        return time.monotonic() - self._last_try > _RETRY_SECONDS
+
+    def postpone(self) -> None:
+        """Wait again before the next try to connect."""
+        self._last_try = time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """Read what still comes of a run that ends, for so long at most."""
+        """Read the rest of a log that ends, for ``seconds`` at most."""
         deadline = time.monotonic() + seconds
         while self.is_open() and time.monotonic() < deadline:
             self.read()
             time.sleep(0.1)
         self.read(to_the_end=True)
 
-    def has_come_to_its_end(self) -> bool:
-        """Return whether the SuperLink has sent all of a run that is over."""
-        return self._process is not None and self._process.poll() == 0
-
-    def may_reopen(self) -> bool:
-        """Return whether it is time to try again."""
-        return time.monotonic() - self._tried_at > _RETRY_SECONDS
-
-    def postpone(self) -> None:
-        """Take note that it was tried, in vain."""
-        self._tried_at = time.monotonic()
-
     def read(self, *, to_the_end: bool = False) -> bool:
-        """Take in the whole lines that have come; returns whether there were any.
+        """Take in the complete new lines; return whether there were any.
 
         Args:
-            to_the_end: nothing comes after, so the last line is whole.
+            to_the_end: nothing follows, so the last line is complete, too.
         """
         with self._raw.open("rb") as raw:
-            raw.seek(self._read)
+            raw.seek(self._position)
             new = raw.read()
-        # Cut at a line's end, which is no part of a longer UTF-8 character.
-        whole = len(new) if to_the_end else new.rfind(b"\n") + 1
-        if whole == 0:
+        complete = len(new) if to_the_end else new.rfind(b"\n") + 1
+        if complete == 0:
             return False
-        self._read += whole
-        self._heard_at = time.monotonic()
-        lines = new[:whole].decode("utf-8", errors="replace").splitlines(keepends=True)
-        own = "".join(line for line in lines if not self.story.hear(line))
+        self._position += complete
+        self._last_read = time.monotonic()
+        lines = new[:complete].decode("utf-8", errors="replace").splitlines(keepends=True)
         with self._log_path.open("a", encoding="utf-8") as log:
-            log.write(own)
+            log.writelines(line for line in lines if not self.events.read(line))
         return True
+
+
+def update_rows(path: Path, rows: list[Row]) -> None:
+    """Bring a metrics.jsonl up to these rows.
+
+    A log that is read again from its beginning brings fewer rows than the file has: these change
+    nothing. Rows that were measured again replace the old ones.
+    """
+    before = read_rows(path) if path.exists() else []
+    if before[: len(rows)] != rows:
+        write_rows(path, rows)

@@ -1,9 +1,9 @@
-"""One run on a SuperLink that is up: submitted, followed over broken connections, brought home.
+"""One run on a SuperLink that is up: submit it, follow it over broken connections, fetch results.
 
-The run belongs to the SuperLink and not to this process: it goes on when the launcher ends, and
-``resume=true`` with the same results directory follows it again. What comes back comes by the run's
-log, rows and summary and recipe (common/run_events.py), unless the ServerApp writes to this
-results directory itself. A model does not fit in a log: `runtime.fetch` brings the rest.
+The run belongs to the SuperLink: it continues when the launcher ends, and ``resume=true`` with the
+same results directory follows it again. If the ServerApp cannot write to that directory, recipe,
+rows and summary come back as events in the run's log (common/run_events.py), and ``runtime.fetch``
+brings the model and the checkpoints.
 """
 
 from __future__ import annotations
@@ -18,33 +18,31 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from common.files import last_lines
-from common.results import read_rows
-from common.run_events import TOKEN_FILE
+from common.files import last_lines, save_text
+from common.results import CONFIG, METRICS, SUMMARY, read_rows, write_summary
+from common.run_events import RECORD_FILE
 from conf import quoted, resume_fingerprint
-from fedhet.runtimes.deployment.connection import Connection, check_reachable, connection_of
+from fedhet.runtimes.deployment.connection import check_reachable, connection_of
 from fedhet.runtimes.deployment.control_client import Control, RunStatus, Unreachable
-from fedhet.runtimes.deployment.log_stream import LogStream
-from fedhet.runtimes.deployment.run_record import Record, read_record
-from fedhet.runtimes.deployment.story import write_config, write_rows, write_summary
+from fedhet.runtimes.deployment.log_stream import LogStream, update_rows
+from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.flower_install import LaunchError
 
 MODEL = "model.safetensors"
-_LAST_WORDS_SECONDS = 15.0  # of a completed run, which the SuperLink takes some seconds to end
+_END_SECONDS = 15.0  # the SuperLink takes some seconds to end a completed run
 _LOGGER = "+logger.run_log._target_=server_app.loggers.run_log.RunLog"
 
 
 class DeploymentRun:
-    """A run elsewhere; a context manager that leaves no process here, and the run where it is.
+    """A run on another machine's SuperLink; a context manager that leaves no process here.
 
     Args:
-        runtime: of the recipe.
-        log_path: where the run's log goes; its folder is the results directory.
+        runtime: the recipe's.
+        log_path: file for the run's log; its folder is the results directory.
 
     Raises:
         LaunchError: if the recipe names no SuperLink.
@@ -52,36 +50,31 @@ class DeploymentRun:
 
     def __init__(self, runtime: DictConfig, log_path: Path) -> None:
         self._runtime = runtime
-        self._connection: Connection = connection_of(runtime)
+        self._connection = connection_of(runtime)
         self._fetch = _fetch_command(runtime.fetch)
         self._log_path, self._folder = log_path, log_path.parent
         self._status = RunStatus("pending")
-        self._record: Record | None = None
+        self._record: RunRecord | None = None
         self._log: LogStream | None = None
         self._broken_since: float | None = None
 
-    def __enter__(self) -> DeploymentRun:
-        """See that the SuperLink is there.
+    def __enter__(self) -> Self:
+        """Check that the SuperLink can be reached.
 
         Raises:
-            LaunchError: if it is not.
+            LaunchError: if it cannot.
         """
         check_reachable(self._connection)
         self._temporary = Path(tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-"))
         self._control = Control(self._connection, self._temporary)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Stop following; and stop the run, where the recipe says that Ctrl-C does."""
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Stop following; also stop the run if Ctrl-C was pressed and the recipe asks for that."""
         try:
             if self._log is not None:
                 if kind is None:
-                    self._log.wait(_LAST_WORDS_SECONDS)
+                    self._log.wait(_END_SECONDS)
                 self._log.close()
             if self._record and kind is KeyboardInterrupt and self._runtime.stop_on_interrupt:
                 self._control.stop(self._record.run_id)
@@ -89,106 +82,110 @@ class DeploymentRun:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
-        """Submit the run, or find the one of this results directory that still goes on.
-
-        Args:
-            recipe: the composed recipe.
-            overrides: what the apps compose it from.
+        """Submit the run, or follow this results directory's run if it has not ended.
 
         Raises:
-            LaunchError: if there are too few SuperNodes, the SuperLink refuses the run, or the one
-                that goes on has another recipe.
+            LaunchError: if there are too few SuperNodes, the SuperLink refuses the run, or the
+                directory's run has another recipe.
         """
         before = read_record(self._folder)
-        if before is not None:
-            _require_same(before, recipe)
-            status = self._control.status(before.run_id)
-            if status is None and before.address != self._connection.address:
-                raise LaunchError(
-                    f"this results_dir belongs to run {before.run_id} of the SuperLink at "
-                    f"{before.address}; the one at {self._connection.address} does not know it"
-                )
-            if status is not None and not _is_to_be_resubmitted(status, before, recipe):
-                self._follow(before)
-                return
+        if before is not None and self._may_follow(before, recipe):
+            self._follow(before)
+            return
         self._require_nodes(int(recipe.clients))
         self._follow(self._start(recipe, overrides, before))
 
     def running(self) -> bool:
-        """Take in what has come of the log, and return whether the run goes on.
+        """Read the log, and return whether the run has not ended yet.
 
         Raises:
-            LaunchError: if the connection is broken for too long, or the results do not come.
+            LaunchError: if the connection is broken for too long, or fetching the results fails.
         """
-        if self._stream.read():
+        record, log = self._followed()
+        if log.read():
             self._broken_since = None
-            self._copy()
-        if self._stream.is_open() or not self._stream.may_reopen():
+            self._copy_rows()
+        if log.is_open() or not log.may_reopen():
             return True
         try:
-            status = self._control.status(self._run.run_id)
+            status = self._control.status(record.run_id)
         except Unreachable as error:
             self._wait_for_connection(error)
             return True
         if status is None:
             raise LaunchError(
-                f"the SuperLink at {self._connection.address} knows run {self._run.run_id} no "
-                "more: was it started without --database?"
+                f"the SuperLink at {self._connection.address} no longer knows run {record.run_id}: "
+                "was it started without --database?"
             )
-        if status.is_over and self._stream.has_come_to_its_end():
-            self._stream.read(to_the_end=True)
+        if status.is_over and log.is_complete():
+            log.read(to_the_end=True)
             self._status = status
-            self._bring_home()
+            self._collect_results()
             return False
-        self._stream.open()
+        log.open()
         return True
 
     def failure(self) -> str:
-        """Return why the run ended, as Flower has it."""
+        """Return why the run ended, in Flower's words."""
         words = f"{self._status.status} {self._status.details}".strip()
         tail = last_lines(self._log_path, 3)
         if "[Errno" in tail and str(self._folder) in tail and not self._runtime.server_results:
             tail += (
-                "\nruntime.server_results is not set, so the server was to write to results_dir "
-                "at the same path as here: set it to a folder that the server has"
+                "\nruntime.server_results is not set, so the server tried to write to the path of "
+                "results_dir: set it to a folder of the server"
             )
-        return f"run {self._run.run_id}: {words}: {tail}"
+        return f"run {self._followed()[0].run_id}: {words}: {tail}"
 
     def interrupted(self) -> str:
-        """Return what is left of the run when the launcher is stopped."""
+        """Return what is left of the run after the user has stopped the launcher."""
         if self._record is None:
             return "stopped; nothing was submitted"
         if self._runtime.stop_on_interrupt:
-            return f"stopped, and run {self._run.run_id} with it (runtime.stop_on_interrupt=true)"
+            return f"stopped, and run {self._record.run_id} with it (runtime.stop_on_interrupt)"
         return f"stopped following; {self._how_to_follow()}"
 
-    # ---- the beginning ---------------------------------------------------------------------------
+    # ---- start -----------------------------------------------------------------------------------
 
-    @property
-    def _run(self) -> Record:
-        assert self._record is not None
-        return self._record
-
-    @property
-    def _stream(self) -> LogStream:
-        assert self._log is not None
-        return self._log
+    def _may_follow(self, before: RunRecord, recipe: DictConfig) -> bool:
+        """Return whether to follow a run; False if it has ended and a new run resumes it."""
+        if before.recipe != resume_fingerprint(recipe):
+            raise LaunchError(
+                f"this results_dir belongs to run {before.run_id}, which has another recipe: "
+                "resume it with its own recipe, or name another results_dir"
+            )
+        status, longer = self._control.status(before.run_id), int(recipe.rounds) != before.rounds
+        if status is None:
+            if before.address != self._connection.address:
+                raise LaunchError(
+                    f"this results_dir belongs to run {before.run_id} of the SuperLink at "
+                    f"{before.address}, which the one at {self._connection.address} does not know"
+                )
+            return False
+        if longer and not status.is_over:
+            raise LaunchError(
+                f"rounds={recipe.rounds}, but run {before.run_id} still runs with rounds="
+                f"{before.rounds}: follow it with that, or stop it first (flwr stop "
+                f"{before.run_id})"
+            )
+        return not status.is_over or (status.is_completed and not longer)
 
     def _require_nodes(self, clients: int) -> None:
-        """Refuse what would only wait: the others of ``runtime.min_clients`` may come later."""
+        """Refuse a run that too few SuperNodes are connected for."""
         online, least = self._control.online_nodes(), self._runtime.min_clients
         needed = clients if least is None else min(int(least), clients)
         if online < max(needed, 1):
             raise LaunchError(
                 f"clients={clients}{'' if least is None else f' (runtime.min_clients={least})'}, "
                 f"but {online} SuperNodes are connected to {self._connection.address}: start the "
-                f"others, or set clients={online or 1}, or, where they may come later, "
+                f"others, set clients={online or 1}, or, if they may join later, "
                 f"runtime.min_clients={online or 1}"
             )
 
-    def _start(self, recipe: DictConfig, overrides: Sequence[str], before: Record | None) -> Record:
-        token = before.token if before is not None else uuid.uuid4().hex
-        record = Record(
+    def _start(
+        self, recipe: DictConfig, overrides: Sequence[str], before: RunRecord | None
+    ) -> RunRecord:
+        token = before.token if before else uuid.uuid4().hex
+        record = RunRecord(
             token=token,
             run_id=0,
             server_folder=before.server_folder if before else self._server_folder(recipe, token),
@@ -199,48 +196,45 @@ class DeploymentRun:
         )
         record.write(self._folder)  # before the ServerApp looks for it
         words = [*overrides, f"results_dir={quoted(record.server_folder)}", _LOGGER]
-        if before is not None and not self._has_rounds():  # it failed before its first
-            words.append("resume=false")
+        rows = self._folder / METRICS
+        if before and not (rows.exists() and any(row["round"] > 0 for row in read_rows(rows))):
+            words.append("resume=false")  # the run failed before its first round
         try:
             record = replace(record, run_id=self._control.start(words))
         except BaseException:
-            if before is None:  # the folder is as it was, and may be named again
-                (self._folder / TOKEN_FILE).unlink()
+            if before is None:  # leave the folder as it was
+                (self._folder / RECORD_FILE).unlink()
             raise
         record.write(self._folder)
         return record
 
-    def _has_rounds(self) -> bool:
-        path = self._folder / "metrics.jsonl"
-        return path.exists() and any(row["round"] > 0 for row in read_rows(path))
-
     def _server_folder(self, recipe: DictConfig, token: str) -> str:
-        """Return where the ServerApp is to write: a name of its own, which no other run has."""
+        """Return the folder that the ServerApp writes to: unique below runtime.server_results."""
         if not self._runtime.server_results:
             return str(self._folder)
         if recipe.resume:
             raise LaunchError(
-                f"resume=true, but results_dir={self._folder} has no deployment.json: it is not of "
-                "a run with runtime=deployment, and where that lies at the server is not known"
+                f"resume=true, but results_dir={self._folder} has no {RECORD_FILE}: it does not "
+                "belong to a run with runtime=deployment"
             )
         below = PurePosixPath(str(self._runtime.server_results))
         return str(below / f"{self._folder.name}-{token[:8]}")
 
-    def _follow(self, record: Record) -> None:
+    def _follow(self, record: RunRecord) -> None:
+        raw = self._temporary / "log"
         self._record = record
-        self._log = LogStream(
-            self._control,
-            record.run_id,
-            self._temporary / "log",
-            self._log_path,
-            record.log_begins,
-        )
-        self._stream.open()
+        self._log = LogStream(self._control, record.run_id, raw, self._log_path, record.log_begins)
+        self._log.open()
+
+    def _followed(self) -> tuple[RunRecord, LogStream]:
+        assert self._record is not None
+        assert self._log is not None
+        return self._record, self._log
 
     def _how_to_follow(self) -> str:
-        run_id = self._run.run_id
+        run_id = self._followed()[0].run_id
         return (
-            f"run {run_id} goes on. Follow it again: the same command with resume=true "
+            f"run {run_id} continues. Follow it again: the same command with resume=true "
             f"results_dir={self._folder}. Stop it: flwr stop {run_id}"
         )
 
@@ -248,47 +242,51 @@ class DeploymentRun:
 
     def _is_shared(self) -> bool:
         """Return whether the ServerApp writes to this results directory itself."""
-        return self._stream.story.start.get("token") == self._run.token
+        record, log = self._followed()
+        return log.events.start.get("token") == record.token
 
-    def _copy(self) -> None:
-        story = self._stream.story
-        if story.start and not self._is_shared():
-            write_rows(self._folder / "metrics.jsonl", story.rows)
+    def _copy_rows(self) -> None:
+        events = self._followed()[1].events
+        if events.start and not self._is_shared():
+            update_rows(self._folder / METRICS, events.rows)
 
     def _wait_for_connection(self, error: Unreachable) -> None:
         now = time.monotonic()
         self._broken_since = self._broken_since or now
-        if now - self._broken_since > float(self._runtime.reconnect_seconds):
+        seconds = now - self._broken_since
+        if seconds > float(self._runtime.reconnect_seconds):
             raise LaunchError(
-                f"{error}; for {now - self._broken_since:.0f} s now (runtime.reconnect_seconds). "
-                f"If it has not ended, {self._how_to_follow()}"
+                f"{error}, for {seconds:.0f} s now (runtime.reconnect_seconds). Unless it has "
+                f"ended, {self._how_to_follow()}"
             )
-        self._stream.postpone()
+        self._followed()[1].postpone()
 
     # ---- the end ---------------------------------------------------------------------------------
 
-    def _bring_home(self) -> None:
-        """Have all results here; summary.json is the last of them, and new."""
-        story, path = self._stream.story, self._folder / "summary.json"
+    def _collect_results(self) -> None:
+        """Complete the results directory; a new summary.json comes last."""
+        record, log = self._followed()
         if self._is_shared():
+            path = self._folder / SUMMARY
             if path.exists():
-                path.touch()  # a run that is followed again may have written it long ago
+                path.touch()  # it may be old if the run was followed again
             return
-        self._copy()
-        if story.start:
-            write_config(self._folder / "config.yaml", story.start["config"])
-        summary: dict[str, Any] = dict(story.summary)
+        self._copy_rows()
+        if log.events.start:
+            config = OmegaConf.create(dict(log.events.start["config"]))
+            save_text(self._folder / CONFIG, OmegaConf.to_yaml(config))
+        summary: dict[str, Any] = dict(log.events.summary)
         if self._status.is_completed:
             if self._fetch:
                 self._fetch_results(summary)
             else:
-                summary["server_folder"] = self._run.server_folder
+                summary["server_folder"] = record.server_folder
         if summary:
-            write_summary(path, summary)
+            write_summary(self._folder, summary)
 
     def _fetch_results(self, summary: Mapping[str, Any]) -> None:
-        places = {"{server}": self._run.server_folder, "{here}": str(self._folder)}
-        command = [_filled_in(word, places) for word in self._fetch]
+        server, here = self._followed()[0].server_folder, str(self._folder)
+        command = [w.replace("{server}", server).replace("{here}", here) for w in self._fetch]
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
@@ -296,67 +294,36 @@ class DeploymentRun:
         again = "the run is completed; resume=true with this results_dir tries again"
         if done.returncode != 0:
             raise LaunchError(
-                f"runtime.fetch has failed ({done.returncode}): {shlex.join(command)}: {said}; "
-                f"{again}"
+                f"runtime.fetch failed ({done.returncode}): {shlex.join(command)}: {said}; {again}"
             )
         if not _is_the_model(self._folder / MODEL, str(summary.get("parameters_sha256"))):
             raise LaunchError(
-                f"runtime.fetch ({shlex.join(command)}) has brought no {MODEL} to {self._folder} "
-                f"with the parameters of this run; {again}"
+                f"runtime.fetch ({shlex.join(command)}) brought no {MODEL} with this run's "
+                f"parameters to {self._folder}; {again}"
             )
-
-
-def _require_same(before: Record, recipe: DictConfig) -> None:
-    if before.recipe != resume_fingerprint(recipe):
-        raise LaunchError(
-            f"this results_dir belongs to run {before.run_id}, which has another recipe: resume it "
-            "with its own, or name another results_dir"
-        )
-
-
-def _is_to_be_resubmitted(status: RunStatus, before: Record, recipe: DictConfig) -> bool:
-    """Return whether a run has ended and another one is to go on after it.
-
-    Raises:
-        LaunchError: if it still goes on, to another last round.
-    """
-    if status.is_completed:
-        return int(recipe.rounds) != before.rounds
-    if not status.is_over and int(recipe.rounds) != before.rounds:
-        raise LaunchError(
-            f"rounds={recipe.rounds}, but run {before.run_id} still goes on to rounds="
-            f"{before.rounds}: follow it with that, or stop it first (flwr stop {before.run_id})"
-        )
-    return status.is_over
 
 
 def _fetch_command(text: object) -> list[str]:
     """Return the words of runtime.fetch.
 
     Raises:
-        LaunchError: if it does not say from where or to where.
+        LaunchError: if {server} or {here} is missing.
     """
     words = shlex.split(str(text)) if text else []
     for place in ("{server}", "{here}"):
         if words and not any(place in word for word in words):
             raise LaunchError(
-                f"runtime.fetch={text} lacks {place}: it is to copy the run's folder at the server "
-                "({server}) to the results directory here ({here})"
+                f"runtime.fetch={text} lacks {place}: it must copy the run's folder at the server "
+                "({server}) to the results directory ({here})"
             )
     return words
-
-
-def _filled_in(word: str, places: Mapping[str, str]) -> str:
-    for name, value in places.items():
-        word = word.replace(name, value)
-    return word
 
 
 def _is_the_model(path: Path, parameters_sha256: str) -> bool:
     """Return whether a model's file holds the parameters with this hash."""
     if not path.is_file():
         return False
-    from safetensors.torch import load_file  # late: with it comes torch, seconds of it
+    from safetensors.torch import load_file  # imports torch, which takes seconds
 
     from strategies.round.tensor_files import parameters_sha256 as hash_of
 

@@ -1,4 +1,4 @@
-"""deployment.json in a results directory: which run of which SuperLink it belongs to."""
+"""deployment.json in a results directory: the run and SuperLink that the directory belongs to."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from common.files import save_text
-from common.run_events import TOKEN_FILE
+from common.run_events import RECORD_FILE
 from fedhet.runtimes.flower_install import LaunchError
 
 
 @dataclass(frozen=True)
-class Record:
-    """What the launcher keeps of a run that goes on without it.
+class RunRecord:
+    """What the launcher needs to follow or resume a run.
 
     Attributes:
-        token: made for the results directory; a ServerApp that finds it there writes there itself.
-        run_id: the last run's, of those that have gone on with one another.
+        token: of the results directory; a ServerApp that finds it there writes to it itself.
+        run_id: the newest run's.
         server_folder: the results directory as the ServerApp sees it.
         address: of the SuperLink's Control.
-        recipe: hash of what a resumed run has to share.
+        recipe: hash of what a resumed run must share.
         rounds: the last round.
-        log_begins: where in log.txt this run's words begin, in bytes.
+        log_begins: where this run begins in log.txt, in bytes.
     """
 
     token: str
@@ -35,19 +35,19 @@ class Record:
 
     def write(self, folder: Path) -> None:
         """Write it to a results directory."""
-        save_text(folder / TOKEN_FILE, json.dumps(asdict(self), indent=2) + "\n")
+        save_text(folder / RECORD_FILE, json.dumps(asdict(self), indent=2) + "\n")
 
 
-def read_record(folder: Path) -> Record | None:
-    """Return the record of a results directory, None if there is none.
+def read_record(folder: Path) -> RunRecord | None:
+    """Return the record of a results directory, None if it has none.
 
     Raises:
-        LaunchError: if there is something else in its place.
+        LaunchError: if the file is invalid.
     """
-    path = folder / TOKEN_FILE
+    path = folder / RECORD_FILE
     if not path.exists():
         return None
     try:
-        return Record(**json.loads(path.read_text(encoding="utf-8")))
+        return RunRecord(**json.loads(path.read_text(encoding="utf-8")))
     except (ValueError, TypeError) as error:
-        raise LaunchError(f"{path} is not what fedhet has written ({error})") from error
+        raise LaunchError(f"{path} is not a record of fedhet ({error})") from error

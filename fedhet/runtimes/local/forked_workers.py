@@ -10,7 +10,6 @@ import selectors
 import signal
 import sys
 from collections.abc import Sequence
-from functools import partial
 from logging import WARNING
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -21,22 +20,22 @@ from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
 from fedhet.runtimes.local.protocol import Answer, Lost, Place, Task
-from fedhet.runtimes.local.shared_memory import Channel, ReadableFiles, WritableFile, Written
+from fedhet.runtimes.local.shared_memory import Channel, ReadableFiles, WritableFile
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.processes import end_with_parent
 
 
 class ForkedWorkers:
-    """Processes forked from this one, which share all that it has imported.
+    """Processes forked from this one, which share everything that it has imported.
 
-    Records and large answers pass through memory that all map, small things through pipes. Fork
-    them before this process uses torch on several threads or a GPU: neither survives a fork. That
-    is why a worker that died is followed by a fresh interpreter, which takes some seconds.
+    Records and large answers pass through shared memory, small messages through pipes. Fork the
+    workers before this process uses torch on several threads or a GPU: neither survives a fork.
+    For the same reason a worker that died is replaced by a fresh interpreter, which takes seconds.
 
     Args:
-        count: how many.
-        folder: in memory, best (/dev/shm); empty, and the caller's to remove.
-        gpus: what CUDA_VISIBLE_DEVICES is to be for each, in turn; empty leaves it as it is.
+        count: number of workers.
+        folder: for the shared memory, so best in /dev/shm; empty; the caller removes it.
+        gpus: values of CUDA_VISIBLE_DEVICES for the workers, in turn; empty leaves it unchanged.
     """
 
     def __init__(self, count: int, folder: Path, gpus: Sequence[str] = ()) -> None:
@@ -53,7 +52,7 @@ class ForkedWorkers:
             self._processes.append(process)
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of workers."""
         return len(self._processes)
 
     def place(self, record: ArrayRecord) -> Place:
@@ -65,24 +64,24 @@ class ForkedWorkers:
         return file.write(pickle.dumps(record, protocol=5))
 
     def forget(self) -> None:
-        """Let the next records be written over those of now."""
+        """Allow the next records to overwrite the present ones."""
         self._placed = 0
 
     def send(self, worker: int, task: Task) -> None:
         """Give a worker a task."""
-        with contextlib.suppress(OSError):  # a worker that is gone is seen by wait()
+        with contextlib.suppress(OSError):  # wait() notices a dead worker
             self._channels[worker].send(task)
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Answer | Lost]]:
-        """Return at most one answer a worker; wait up to ``timeout`` seconds for the first."""
+        """Return at most one answer per worker; wait up to ``timeout`` seconds for the first."""
         ready = [key.data for key, _ in self._selector.select(timeout)]
         return [(worker, self._read(worker)) for worker in ready]
 
     def replace(self, worker: int, reason: str) -> bool:
-        """End a worker and start another in its place."""
+        """End a worker at once and start another in its place."""
         log(WARNING, "worker %s is replaced: %s", worker, reason)
         self._end(worker)
-        # not forked: by now this process may have threads of torch's, or a GPU
+        # spawned: by now this process may have torch's threads, or a GPU
         channel, process = self._start(worker, multiprocessing.get_context("spawn"))
         self._channels[worker], self._processes[worker] = channel, process
         return True
@@ -96,7 +95,7 @@ class ForkedWorkers:
     def _start(self, worker: int, context: BaseContext) -> tuple[Channel, BaseProcess]:
         near, far = context.Pipe()
         gpu = self._gpus[worker % len(self._gpus)] if self._gpus else None
-        # a forked child inherits the pipes' near ends, and closes them: else none would ever break
+        # A forked child inherits the pipes' near ends and must close them, or none would break.
         inherited = [near, *self._channels] if context.get_start_method() == "fork" else []
         process = context.Process(  # type: ignore[attr-defined]
             target=_work,
@@ -112,7 +111,7 @@ class ForkedWorkers:
     def _read(self, worker: int) -> Answer | Lost:
         try:
             answer = self._channels[worker].receive()
-        except (EOFError, OSError):  # at the end of an answer, or in the midst of one
+        except (EOFError, OSError):
             self._processes[worker].join(timeout=1.0)
             code = self._processes[worker].exitcode
             reason = f"its worker process died (exit code {code})"
@@ -131,7 +130,7 @@ class ForkedWorkers:
 def _work(
     pipe: Connection, answers: str, gpu: str | None, inherited: Sequence[Connection | Channel]
 ) -> None:
-    """Answer tasks until the grid's end of the pipe is closed."""
+    """Carry out tasks until the grid closes its end of the pipe."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
@@ -139,8 +138,8 @@ def _work(
         connection.close()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    channel, placed = Channel(pipe, answers), ReadableFiles()
-    worker = ClientWorker(partial(_read_record, placed))
+    channel = Channel(pipe, answers)
+    worker = ClientWorker(ReadableFiles().read)  # type: ignore[arg-type]
     while True:
         try:
             task = channel.receive()
@@ -148,10 +147,3 @@ def _work(
             return
         assert isinstance(task, Task)
         channel.send(worker.handle(task))
-
-
-def _read_record(placed: ReadableFiles, place: Place) -> ArrayRecord:
-    assert isinstance(place, Written)
-    record = placed.read(place)
-    assert isinstance(record, ArrayRecord)
-    return record

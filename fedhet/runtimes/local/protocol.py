@@ -1,4 +1,4 @@
-"""What passes between the grid and its workers, and the interface of a set of workers."""
+"""Messages between the grid and its workers, and the interface of a set of workers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Protocol
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
-Place = object  # where a placed record lies: only the workers that gave it out can read it
+Place = object  # address of a placed record; only the workers that returned it can read it
 
 
 @dataclass(frozen=True)
 class Federation:
-    """What a worker must know to be any client of a run.
+    """What a worker needs to act as any client of a run.
 
     Attributes:
         app: the ClientApp, as "module:attribute".
-        run_config: Flower's run config, which the ClientApp composes the recipe from.
-        num_clients: N; the node of client i has the id i + 1.
+        run_config: Flower's run config, from which the ClientApp composes the recipe.
+        num_clients: N; client i is node i + 1.
     """
 
     app: str
@@ -31,9 +31,9 @@ class Task:
     """A message to one client.
 
     Attributes:
-        federation: whose client it is; workers may serve several, one after the other.
-        message: without the records that are placed.
-        placed: those, by name.
+        federation: the client's; workers may serve several, one after the other.
+        message: without the placed records.
+        placed: the placed records, by name.
         names: of all records, in the message's order.
         state: of the client's ``Context``.
     """
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Answer:
-    """A client's reply and its ``Context``'s state after it."""
+    """A client's reply, and its ``Context``'s state afterwards."""
 
     reply: Message
     state: RecordDict
@@ -55,11 +55,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Lost:
-    """Instead of an answer: the worker is gone, and the tasks that it had with it.
+    """In place of an answer: the worker died with its tasks.
 
     Attributes:
         reason: why.
-        replaced: whether another stands in its place; if not, its number is out of use.
+        replaced: whether a new worker has its number; if not, the number is out of use.
     """
 
     reason: str
@@ -67,25 +67,25 @@ class Lost:
 
 
 class Workers(Protocol):
-    """Some workers, by number. Each does its tasks one at a time, in the order they were sent."""
+    """Numbered workers; each carries out its tasks one at a time, in order."""
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of workers."""
 
     def place(self, record: ArrayRecord) -> Place:
         """Put a record where every worker can read it."""
 
     def forget(self) -> None:
-        """Free everything that was placed; no task may be under way."""
+        """Free all placed records; no task may be under way."""
 
     def send(self, worker: int, task: Task) -> None:
         """Give a worker a task."""
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Answer | Lost]]:
-        """Return at most one answer a worker; wait up to that many seconds for the first."""
+        """Return at most one answer per worker; wait up to ``timeout`` seconds for the first."""
 
     def replace(self, worker: int, reason: str) -> bool:
-        """End a worker, whatever it does, and start another in its place; return if one did."""
+        """End a worker at once and start another; return whether that one has started."""
 
     def close(self) -> None:
         """End all workers."""

@@ -15,10 +15,10 @@ from ray.exceptions import RayActorError
 
 from fedhet.runtimes.local.protocol import Answer, Lost, Place, Task
 from fedhet.runtimes.local.worker import ClientWorker
-from fedhet.runtimes.resources import MOST_CLIENTS_A_GPU
+from fedhet.runtimes.resources import even_share
 
-_START_SECONDS = 120.0  # a node imports torch from a cold disk
-_STRAGGLER_SECONDS = 20.0  # for the others, once the first is up: a busy cluster may lack the room
+_START_SECONDS = 120.0  # for the first actor: a node may import torch from a cold disk
+_STRAGGLER_SECONDS = 20.0  # for the others: a busy cluster may lack room for them
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Needs:
 
     Attributes:
         cpus: CPUs.
-        gpus: share of a GPU; None: what lets all CPUs work, where the cluster has GPUs.
+        gpus: share of a GPU; None: the share that keeps all CPUs busy, if the cluster has GPUs.
     """
 
     cpus: int = 1
@@ -37,12 +37,12 @@ class Needs:
 class RayWorkers:
     """Warm actors, as many as fit the cluster and a cohort can use.
 
-    A placed record is in Ray's object store: once on every node that reads it.
+    A placed record lies in Ray's object store, once on every node that reads it.
 
     Args:
-        most: no more actors than that.
-        needs: of each.
-        shared_folder: must be seen by every actor (client state lies there); None: need not.
+        most: the largest number of actors.
+        needs: of each actor.
+        shared_folder: with the clients' state, which every actor must see; None: no such folder.
         address: of the cluster; None starts a Ray of our own, which ends with this process.
         num_cpus: of a Ray of our own; None: all of this machine.
 
@@ -69,7 +69,7 @@ class RayWorkers:
         log(INFO, "Ray: %s workers on %s nodes", len(self), len(set(self.nodes)))
 
     def __len__(self) -> int:
-        """Return how many there are."""
+        """Return the number of actors."""
         return len(self._actors)
 
     def place(self, record: ArrayRecord) -> Place:
@@ -77,14 +77,14 @@ class RayWorkers:
         return ray.put(record)
 
     def forget(self) -> None:
-        """Nothing to do: Ray counts who still refers to an object."""
+        """Do nothing: Ray counts the references to an object."""
 
     def send(self, worker: int, task: Task) -> None:
         """Give an actor a task."""
         self._pending[self._actors[worker].handle.remote(task)] = worker
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Answer | Lost]]:
-        """Return at most one answer an actor; wait up to ``timeout`` seconds for the first."""
+        """Return at most one answer per actor; wait up to ``timeout`` seconds for the first."""
         first: dict[int, Any] = {}
         for reference, worker in self._pending.items():
             first.setdefault(worker, reference)
@@ -95,14 +95,14 @@ class RayWorkers:
         return [self._read(reference) for reference in ready]
 
     def replace(self, worker: int, reason: str) -> bool:
-        """End an actor and start another, on any node with room for it."""
+        """End an actor at once and start another on any node with room."""
         log(WARNING, "worker %s is replaced: %s", worker, reason)
         ray.kill(self._actors[worker])
         self._pending = {ref: other for ref, other in self._pending.items() if other != worker}
         try:
             [self._actors[worker]], _ = self._start(1)
         except RuntimeError as error:
-            log(WARNING, "the run goes on without worker %s: %s", worker, error)
+            log(WARNING, "the run continues without worker %s: %s", worker, error)
             return False
         return True
 
@@ -113,7 +113,7 @@ class RayWorkers:
         ray.shutdown()
 
     def _start(self, count: int) -> tuple[list[Any], list[str]]:
-        """Start actors; return those that came up, and their nodes."""
+        """Start actors; return those that have started, and their nodes."""
         started: list[Any] = [self._make.remote() for _ in range(count)]
         answers = {actor.register.remote(self._folder): actor for actor in started}
         ready, _ = ray.wait(list(answers), num_returns=1, timeout=_START_SECONDS)
@@ -128,7 +128,7 @@ class RayWorkers:
                 raise RuntimeError(
                     f"the Ray node {node} does not see results_dir={self._folder}, where the "
                     "clients' state lies: put it on a disk that all nodes share, or set "
-                    "runtime.simulation=false, and the state travels with the messages"
+                    "runtime.simulation=false, which sends the state with the messages"
                 )
             nodes.append(str(node))
         return [answers[answer] for answer in ready], nodes
@@ -144,47 +144,31 @@ class RayWorkers:
         return worker, answer
 
 
-class RayWorker:
+class RayWorker(ClientWorker):
     """The actor."""
 
     def __init__(self) -> None:
-        self._worker = ClientWorker(_fetch)
+        super().__init__(lambda place: ray.get(cast("ray.ObjectRef[ArrayRecord]", place)))
 
     def register(self, folder: Path | None) -> tuple[str, bool]:
         """Return this actor's node, and whether it sees the folder."""
         node = ray.get_runtime_context().get_node_id()
         return node, folder is None or folder.is_dir()
 
-    def handle(self, task: Task) -> Answer:
-        """Answer a task."""
-        return self._worker.handle(task)
-
-
-def _fetch(place: Place) -> ArrayRecord:
-    record = ray.get(cast("ray.ObjectRef[ArrayRecord]", place))
-    assert isinstance(record, ArrayRecord)
-    return record
-
 
 def _connect(address: str | None, num_cpus: int | None) -> None:
-    # the actors run what this process runs, also where the packages are found by PYTHONPATH
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    if address:
-        ray.init(address=address, **quiet)
-        return
-    ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, **quiet)
+    own: dict[str, Any] = {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
+    ray.init(**({"address": address} if address else own), **quiet)
 
 
 def _capacity(needs: Needs) -> tuple[int, float]:
-    """Return how many actors fit the cluster, and each one's share of a GPU."""
+    """Return the number of actors that fit the cluster, and each one's share of a GPU."""
     alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     nodes = [node["Resources"] for node in alive]
     by_cpus = [int(node.get("CPU", 0) // needs.cpus) for node in nodes]
     gpus = [node.get("GPU", 0.0) for node in nodes]
-    share = needs.gpus
-    if share is None:
-        share = max(sum(gpus) / max(1, sum(by_cpus)), 1 / MOST_CLIENTS_A_GPU) if any(gpus) else 0.0
-        share = 1.0 if share >= 1 else int(share * 10_000) / 10_000
+    share = even_share(sum(gpus), sum(by_cpus)) if needs.gpus is None else needs.gpus
     fit = by_cpus
     if share > 0:
         fit = [min(cpus, int(gpu / share)) for cpus, gpu in zip(by_cpus, gpus, strict=True)]

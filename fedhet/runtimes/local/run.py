@@ -1,9 +1,8 @@
-"""One run on the local engine: the server's process, forked from the launcher, and its workers.
+"""One run without a SuperLink: a server process, forked from the launcher, and its workers.
 
-The launcher imports all that the apps need once and stays free of threads that compute; the server
-is forked from it, and the workers from the server, so nothing is imported or loaded twice and what
-they share is in memory once. The launcher reads the run's progress from its results directory, as
-with Flower's simulation.
+The launcher imports everything that the apps need and starts no threads that compute. The server is
+forked from it and the workers from the server, so modules and data are loaded once and shared. The
+launcher reads the run's progress from its results directory, as with Flower's simulation.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ import traceback
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from omegaconf import DictConfig
 
@@ -39,7 +38,7 @@ from fedhet.runtimes.processes import (
 )
 from fedhet.runtimes.resources import cohort_size, cpus_for, share_of_machine
 
-if TYPE_CHECKING:  # imported late: with them come Flower and torch, seconds of it
+if TYPE_CHECKING:  # imports Flower and torch, which takes seconds
     from fedhet.runtimes.local.protocol import Workers
 
 MARK = "FEDHET_RUN"  # in the environment of the processes that Ray starts for a run
@@ -51,14 +50,14 @@ _HEAVY = (
     "fedhet.runtimes.local.forked_workers",
 )
 _GRACE_SECONDS, _END_SECONDS = 0.3, 5.0
-_LAST_SECONDS = 10  # of a server that was told to stop
+_CLEANUP_SECONDS = 10  # for a server that was told to stop
 
 
 class LocalRun:
     """A server process and its workers; a context manager that leaves no process behind.
 
     Args:
-        log_path: where the run's log goes.
+        log_path: file for the run's log.
     """
 
     def __init__(self, log_path: Path) -> None:
@@ -66,64 +65,22 @@ class LocalRun:
         self._server: BaseProcess | None = None
         self._uses_ray = False
 
-    def __enter__(self) -> LocalRun:
+    def __enter__(self) -> Self:
         """Import what the apps need, once for all runs of this process."""
         for module in _HEAVY:
             importlib.import_module(module)
         gc.collect()
-        gc.freeze()  # the children then write less to the memory they share
+        gc.freeze()  # so that the children write less to shared pages
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._folder = Path(tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=memory))
         adopt_orphans()
         self._process_tree = ProcessTree(MARK, str(self._folder))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """End the server and its workers."""
-        self.close()
-
-    def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
-        """Start the run.
-
-        Args:
-            recipe: the composed recipe.
-            overrides: what the apps compose it from.
-        """
-        self._uses_ray = recipe.runtime.name == "ray"
-        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-        self._server = context.Process(
-            target=_serve,
-            args=(list(overrides), self._folder, self.log_path),
-            name="server",
-        )
-        self._server.start()
-
-    def running(self) -> bool:
-        """Return whether the run goes on."""
-        assert self._server is not None
-        return self._server.is_alive()
-
-    def failure(self) -> str:
-        """Return why the run ended, as far as the server's process can tell."""
-        assert self._server is not None
-        return (
-            f"its server process ended with exit code {self._server.exitcode}: "
-            f"{last_lines(self.log_path, 3)}"
-        )
-
-    def interrupted(self) -> str:
-        """Return what is left of the run when the user has stopped the launcher."""
-        return NOTHING_LEFT
-
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the server and its workers."""
         if self._server is not None and self._server.pid is not None:
-            self._server.join(_GRACE_SECONDS)  # a finished run ends by itself
+            self._server.join(_GRACE_SECONDS)  # a completed run ends by itself
             self._server.terminate()
             self._server.join(_END_SECONDS)
             with contextlib.suppress(ProcessLookupError):
@@ -134,14 +91,37 @@ class LocalRun:
             self._process_tree.end()
         shutil.rmtree(self._folder, ignore_errors=True)
 
+    def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
+        """Start the server's process."""
+        self._uses_ray = recipe.runtime.name == "ray"
+        context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+        arguments = (list(overrides), self._folder, self.log_path)
+        self._server = context.Process(target=_serve, args=arguments, name="server")
+        self._server.start()
+
+    def running(self) -> bool:
+        """Return whether the run has not ended yet."""
+        assert self._server is not None
+        return self._server.is_alive()
+
+    def failure(self) -> str:
+        """Return the server's exit code and its last words."""
+        assert self._server is not None
+        code, said = self._server.exitcode, last_lines(self.log_path, 3)
+        return f"its server process ended with exit code {code}: {said}"
+
+    def interrupted(self) -> str:
+        """Return what is left of the run after the user has stopped the launcher."""
+        return NOTHING_LEFT
+
 
 def _serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
-    """Be the server: run the ServerApp over workers of its own."""
-    os.setsid()  # the terminal's Ctrl-C is the launcher's to answer
+    """Run the ServerApp over workers of its own; the server's process."""
+    os.setsid()  # the launcher handles the terminal's Ctrl-C
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
-    _write_to(log_path)
+    _redirect_output(log_path)
     try:
         _run_server_app(overrides, folder)
     except Exception:
@@ -159,7 +139,7 @@ def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
     from fedhet.runtimes.local.worker_grid import WorkerGrid
     from server_app.app import main
 
-    recipe = compose_overrides(tuple(overrides))  # before the workers are forked: they inherit it
+    recipe = compose_overrides(tuple(overrides))  # before the fork: the workers inherit it
     run_config: dict[str, bool | float | int | str] = {"overrides": json.dumps(list(overrides))}
     federation = Federation(CLIENT_APP, run_config, int(recipe.clients))
     context = Context(
@@ -173,19 +153,19 @@ def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
 
 def _start_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack) -> Workers:
     if recipe.runtime.name == "ray":
-        stack.callback(Watchdog(folder, MARK, str(folder)).dismiss)  # Ray leaves its own if killed
-        return _ray_workers(recipe, folder, stack)
+        stack.callback(Watchdog(folder, MARK, str(folder)).dismiss)  # ends Ray if this is killed
+        return _start_ray_workers(recipe, folder, stack)
     from fedhet.runtimes.local.forked_workers import ForkedWorkers
 
     share = share_of_machine(recipe)
     return ForkedWorkers(share.workers, folder, share.gpus)
 
 
-def _ray_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack) -> Workers:
+def _start_ray_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack) -> Workers:
     os.environ.update({MARK: str(folder), **ray_environment(folder)})
     import ray
 
-    stack.callback(ray.shutdown)  # before the guard ends Ray, also where no worker has started
+    stack.callback(ray.shutdown)  # before the watchdog ends Ray, even if no worker has started
     from fedhet.runtimes.local.ray_workers import Needs, RayWorkers
 
     runtime = recipe.runtime
@@ -196,18 +176,18 @@ def _ray_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack) 
         address=runtime.address,
         num_cpus=cpus_for(recipe),
     )
-    signal.signal(signal.SIGTERM, _stop)  # ray.init has put its own handler there
+    signal.signal(signal.SIGTERM, _stop)  # ray.init has installed a handler of its own
     return workers
 
 
-def _write_to(log_path: Path) -> None:
-    """Send all output of this process and its children to the log."""
+def _redirect_output(log_path: Path) -> None:
+    """Write all output of this process and its children to the log."""
     from flwr.common.logger import console_handler
 
     with log_path.open("ab") as log_file:
         os.dup2(log_file.fileno(), 1)
         os.dup2(log_file.fileno(), 2)
-    # new objects: another thread of the launcher may have held a lock of the old ones
+    # new objects: a thread of the launcher may have held a lock of the old ones at the fork
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     console_handler.setStream(sys.stderr)
@@ -215,5 +195,5 @@ def _write_to(log_path: Path) -> None:
 
 
 def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    signal.alarm(_LAST_SECONDS)  # ends this process if what it cleans up hangs
+    signal.alarm(_CLEANUP_SECONDS)  # ends this process if the cleanup hangs
     raise SystemExit(f"stopped by signal {number}")

@@ -1,7 +1,7 @@
-"""Memory that processes of one machine share: files in a folder like /dev/shm, mapped.
+"""Memory shared by the processes of one machine: mapped files in a folder such as /dev/shm.
 
-A file is written over and over, so that its pages are made once; a new file for each content takes
-several times as long as the copying.
+Each file is written many times, so that its pages are allocated once; a new file per object would
+take several times as long as the copy.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import mmap
 import pickle
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
-_INLINE_BYTES = 1 << 14  # what a pipe passes in one piece
-_ON_THEIR_WAY = 2
+_INLINE_BYTES = 1 << 14  # fits in a pipe in one piece
+_BUFFERS = 2
 
 
 @dataclass(frozen=True)
 class Written:
-    """Where a pickled content lies: the first bytes of a file.
+    """Address of a pickled object: the first bytes of a file.
 
     Attributes:
         path: of the file.
-        size: bytes.
-        number: tells contents of one file apart.
+        size: in bytes.
+        number: distinguishes successive objects of one file.
     """
 
     path: str
@@ -31,11 +32,7 @@ class Written:
 
 
 class WritableFile:
-    """A file that holds one content at a time.
-
-    Args:
-        path: is made if it is not there.
-    """
+    """A file that holds one object at a time; created if missing."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -43,7 +40,7 @@ class WritableFile:
         self._number = 0
 
     def write(self, data: bytes) -> Written:
-        """Put a pickled content in place of the last one."""
+        """Overwrite the file with a pickled object."""
         if self._map is None or len(self._map) < len(data):
             with open(self._path, "a+b") as file:
                 file.truncate(len(data))
@@ -54,15 +51,15 @@ class WritableFile:
 
 
 class ReadableFiles:
-    """The files of others, mapped when they are first read."""
+    """Files written by other processes, mapped on first use."""
 
     def __init__(self) -> None:
         self._maps: dict[str, mmap.mmap] = {}
 
-    def read(self, where: Written) -> object:
-        """Return a copy of the content, unpickled."""
+    def read(self, where: Written) -> Any:
+        """Return a copy of an object."""
         mapped = self._maps.get(where.path)
-        if mapped is None or len(mapped) < where.size:  # it has grown
+        if mapped is None or len(mapped) < where.size:  # the file has grown
             with open(where.path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             self._maps[where.path] = mapped
@@ -70,23 +67,22 @@ class ReadableFiles:
 
 
 class Channel:
-    """One end of a pipe whose large contents go through shared memory.
+    """One end of a pipe that sends large objects through shared memory.
 
-    No more than two contents may be on their way in one direction: the third is written over the
-    first.
+    At most two objects may be under way in one direction: the third overwrites the first.
 
     Args:
         pipe: this end.
-        outgoing: path of the files for what is sent from here; a number is added.
+        outgoing: path of the files for outgoing objects; a number is appended.
     """
 
     def __init__(self, pipe: Connection, outgoing: str) -> None:
         self._pipe = pipe
-        self._files = [WritableFile(f"{outgoing}-{i}") for i in range(_ON_THEIR_WAY)]
+        self._files = [WritableFile(f"{outgoing}-{i}") for i in range(_BUFFERS)]
         self._incoming = ReadableFiles()
 
     def send(self, content: object) -> None:
-        """Send a content.
+        """Send an object.
 
         Raises:
             OSError: if the other end is closed.
@@ -97,8 +93,8 @@ class Channel:
             data = pickle.dumps(self._files[0].write(data))
         self._pipe.send_bytes(data)
 
-    def receive(self) -> object:
-        """Wait for a content and return it.
+    def receive(self) -> Any:
+        """Wait for an object and return it.
 
         Raises:
             EOFError: if the other end is closed.
@@ -107,7 +103,7 @@ class Channel:
         return self._incoming.read(content) if isinstance(content, Written) else content
 
     def fileno(self) -> int:
-        """Return the pipe's file descriptor, to wait for."""
+        """Return the pipe's file descriptor, for a selector."""
         return self._pipe.fileno()
 
     def close(self) -> None:

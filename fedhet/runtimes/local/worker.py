@@ -1,4 +1,4 @@
-"""A worker: any client of the federation, one message after the other."""
+"""A worker: acts as any client of the federation, one message at a time."""
 
 from __future__ import annotations
 
@@ -27,19 +27,17 @@ class ClientWorker:
     def __init__(self, fetch: Callable[[Place], ArrayRecord]) -> None:
         self._fetch = fetch
         self._records: dict[Place, ArrayRecord] = {}
-        identify()
+        set_identity()
 
     def handle(self, task: Task) -> Answer:
-        """Return the client's reply; an error reply if the ClientApp raises."""
-        self._records = {  # those of the last task are kept: most clients get the same
+        """Return the client's reply, or an error reply if the ClientApp raises."""
+        self._records = {  # keeps the last task's: most clients get the same
             place: self._records.get(place) or self._fetch(place) for place in task.placed.values()
         }
-        message = task.message
+        message, placed = task.message, task.placed
         message.content = RecordDict(
             {
-                name: self._records[task.placed[name]]
-                if name in task.placed
-                else message.content[name]
+                name: self._records[placed[name]] if name in placed else message.content[name]
                 for name in task.names
             }
         )
@@ -74,6 +72,6 @@ def load_app(reference: str) -> ClientApp:
     return app
 
 
-def identify() -> None:
-    """Give this process the identity that Flower's ``Message`` asks for."""
+def set_identity() -> None:
+    """Give this process the identity that Flower's ``Message`` requires."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1

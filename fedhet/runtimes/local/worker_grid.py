@@ -13,15 +13,15 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
 from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
-from fedhet.runtimes.local.worker import identify
+from fedhet.runtimes.local.worker import set_identity
 
-_INLINE_BYTES = 1 << 14  # a record that only one client gets is placed from this size on
+_INLINE_BYTES = 1 << 14  # a larger record is placed even if only one client gets it
 _COUNT = "num-examples"
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A message that was pushed: its task, and how long it may take compared with others."""
+    """A pushed message: its task, and its expected time relative to the others."""
 
     task: Task
     size: float
@@ -36,25 +36,25 @@ class _Waiting:
 
 
 class WorkerGrid(Grid):
-    """Delivers messages to workers that play the clients.
+    """Delivers messages to workers that act as the clients.
 
-    A record that several messages share, as the global model, is placed once for all workers.
-    Clients with more examples go first, so that no worker is left alone with a long one at the
-    end. What a ClientApp keeps in ``Context.state`` stays here and travels with its next message.
+    A record that several messages share, such as the global model, is placed once for all workers.
+    Clients with more examples go first, so that no long task is left for the end. The grid keeps
+    each client's ``Context.state`` and sends it with the client's next message.
 
     Args:
-        workers: play the clients.
-        federation: whom they play.
+        workers: act as the clients.
+        federation: the clients.
     """
 
     def __init__(self, workers: Workers, federation: Federation) -> None:
-        identify()
+        set_identity()
         self._workers = workers
         self._federation = federation
         self._run = Run.create_empty(run_id=1)
         self._numbers = itertools.count(1)
         self._queue: list[_Waiting] = []  # longest last
-        # by worker, the task it is at, and one that it finds when it has done that
+        # by worker: its present task and the next one
         self._given: dict[int, list[_Waiting]] = {worker: [] for worker in range(len(workers))}
         self._replies: dict[str, Message] = {}
         self._examples: dict[int, float] = {}
@@ -87,7 +87,7 @@ class WorkerGrid(Grid):
         return range(1, self._federation.num_clients + 1)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Hand messages to the workers; return their ids."""
+        """Give messages to the workers; return their ids."""
         pushed = list(messages)
         if not self._queue and not any(self._given.values()):
             self._workers.forget()
@@ -98,7 +98,7 @@ class WorkerGrid(Grid):
         return [waiting.message_id for waiting in new]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages that are there."""
+        """Return the replies to these messages that have arrived."""
         self._collect(timeout=0.0)
         here = [message_id for message_id in message_ids if message_id in self._replies]
         return [self._replies.pop(message_id) for message_id in here]
@@ -106,10 +106,10 @@ class WorkerGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push messages and yield the replies as they come.
+        """Push messages and yield the replies as they arrive.
 
-        What has not come after ``timeout`` seconds is given up: its workers are replaced, since a
-        client that goes on training would take a core from the next round.
+        After ``timeout`` seconds the workers of the missing replies are replaced: a client that
+        continued to train would take a core from the next round.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         return self._receive(set(self.push_messages(messages)), deadline)
@@ -133,7 +133,7 @@ class WorkerGrid(Grid):
                 return
 
     def _place_records(self, messages: Sequence[Message]) -> dict[int, Place]:
-        """Return the places of all records that are shared or large, by the records' ids."""
+        """Place all records that are shared or large; return their places by ``id``."""
         records: dict[int, ArrayRecord] = {}
         uses: dict[int, int] = {}
         for message in messages:
@@ -160,16 +160,16 @@ class WorkerGrid(Grid):
         rest = RecordDict({name: content[name] for name in content if name not in placed})
         bare = Message(metadata=message.metadata, content=rest)  # type: ignore[call-overload]
         state = self._states.get(node_id, RecordDict())
-        size = self._examples.get(node_id, float("inf"))  # the unknown first
+        size = self._examples.get(node_id, float("inf"))  # unknown ones first
         return _Waiting(Task(self._federation, bare, placed, list(content), state), size)
 
     def _dispatch(self) -> None:
         if self._queue and not self._given:
-            raise RuntimeError("all workers are gone, and no other could be started")
+            raise RuntimeError("all workers died, and no other could be started")
         for depth in (0, 1):
             for worker, given in self._given.items():
-                # A second task spares a worker the wait for the server. The last tasks are not
-                # given ahead: they go to whoever is free first.
+                # A second task saves the worker a wait for the server. The last tasks are not
+                # given ahead: they go to the first free worker.
                 if len(given) == depth and len(self._queue) > depth * len(self._given):
                     given.append(self._queue.pop())
                     self._workers.send(worker, given[-1].task)
@@ -182,12 +182,12 @@ class WorkerGrid(Grid):
             done.append((self._given[worker].pop(0), outcome))
             if isinstance(outcome, Lost):
                 self._take_back(worker, replaced=outcome.replaced)
-        self._dispatch()  # before anything else: an idle worker is a lost core
+        self._dispatch()  # first of all: an idle worker wastes a core
         for waiting, outcome in done:
             self._replies[waiting.message_id] = self._reply(waiting, outcome)
 
     def _take_back(self, worker: int, *, replaced: bool) -> None:
-        """Queue again what was given to a worker that is gone."""
+        """Queue a dead worker's tasks again."""
         self._queue += self._given.pop(worker)
         if replaced:
             self._given[worker] = []
@@ -216,7 +216,7 @@ def _num_bytes(record: ArrayRecord) -> int:
 
 
 def _examples(reply: Message) -> float | None:
-    """Return the example count that a reply speaks of, in a metric or config record."""
+    """Return the number of examples that a reply reports in a metric or config record."""
     if not reply.has_content():
         return None
     content = reply.content

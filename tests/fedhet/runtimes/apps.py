@@ -1,4 +1,4 @@
-"""ClientApps for the engine's tests; workers import them by name."""
+"""A ClientApp for the tests of workers, which import it by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ app = ClientApp()
 
 @app.query()
 def count(message: Message, context: Context) -> Message:
-    """Say how many examples the client has: 10 x (its id + 1)."""
+    """Return the number of examples: 10 x (id + 1)."""
     client = int(context.node_config["partition-id"])
     node_info = ConfigRecord({"num-examples": 10 * (client + 1)})
     return Message(RecordDict({"client": node_info}), reply_to=message)
@@ -23,7 +23,7 @@ def count(message: Message, context: Context) -> Message:
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Do what the config asks for, and count the visits in the Context's state."""
+    """Fail, die or sleep if the config asks for it; count the visits in the Context's state."""
     client = int(context.node_config["partition-id"])
     asked = message.content.config_records["config"].get(f"client-{client}", "")
     if asked == "fail":

@@ -1,4 +1,4 @@
-"""runtime=deployment without a SuperLink: addresses, certificates, and what a log tells."""
+"""runtime=deployment without a SuperLink: its connection, the events of a log, following a run."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ from typing import IO, Any
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from common.results import ResultsFollower, read_rows
-from common.run_events import ROW, heard, told
+from common.results import ResultsFollower, read_rows, write_rows
+from common.run_events import ROW, START, Event, decode, encode, new_key
 from conf import compose_overrides, resume_fingerprint
 from fedhet.runtimes.deployment import run as run_module
 from fedhet.runtimes.deployment.connection import Connection, check_reachable, connection_of
 from fedhet.runtimes.deployment.control_client import RunStatus
-from fedhet.runtimes.deployment.log_stream import LogStream
+from fedhet.runtimes.deployment.log_stream import LogStream, RunEvents, update_rows
 from fedhet.runtimes.deployment.run import DeploymentRun
-from fedhet.runtimes.deployment.run_record import Record, read_record
-from fedhet.runtimes.deployment.story import Story, write_rows
+from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.resume import Plan, plan_for
 from server_app.loggers import LoggedRun
@@ -41,65 +40,45 @@ def recipe(**values: object) -> DictConfig:
     return found
 
 
-# ---- what is refused before the run --------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("online", "least"), [(3, None), (2, 2), (2, 1), (4, 9)])
-def test_enough_supernodes(online, least, tmp_path):
-    submit_with(online, recipe(runtime__min_clients=least), tmp_path)
-
-
-@pytest.mark.parametrize(("online", "least"), [(2, None), (2, 9), (1, 2), (0, 1)])
-def test_too_few_supernodes_are_refused(online, least, tmp_path):
-    with pytest.raises(LaunchError, match=rf"clients=3.*but {online} SuperNodes .*min_clients="):
-        submit_with(online, recipe(runtime__min_clients=least), tmp_path)
-
-
-def submit_with(online: int, launched: DictConfig, folder: Path) -> None:
-    """Submit to a SuperLink that has so many nodes, and see that it starts the run."""
-    engine: Any = DeploymentRun(launched.runtime, folder / "log.txt")
-    engine._control = SimpleNamespace(online_nodes=lambda: online)
-    engine._start, engine._follow = lambda *_: "started", lambda record: started.append(record)
-    started: list[str] = []
-    engine.submit(launched, [])
-    assert started == ["started"]
+# ---- the connection ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"address": "server"}, r"runtime\.address=server is no address.*host:port"),
-        ({"address": "server:port"}, r"is no address"),
-        ({"root_certificates": "/no/ca.crt"}, r"root_certificates=/no/ca\.crt is no file"),
+        ({"address": "server"}, r"runtime\.address=server must be host:port"),
+        ({"address": "server:port"}, r"must be host:port"),
+        ({"root_certificates": "/no/ca.crt"}, r"root_certificates=/no/ca\.crt is not a file"),
         ({"insecure": True, "root_certificates": "/x"}, r"insecure=true.*one of them"),
-        ({"connection": "prod"}, r"runtime\.connection=prod, but .*config\.toml names no"),
+        ({"connection": "prod"}, r"connection=prod is not in .*; allowed: lab"),
     ],
 )
-def test_a_connection_that_is_none_is_refused(values, message, monkeypatch, tmp_path):
-    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    runtime = OmegaConf.merge(recipe().runtime, values)
+def test_an_invalid_connection_is_refused(values, message, flower_config):
     with pytest.raises(LaunchError, match=message):
-        connection_of(runtime)
+        connection_of(OmegaConf.merge(recipe().runtime, values))
 
 
-def test_a_connection_of_flowers_config(monkeypatch, tmp_path):
+@pytest.fixture
+def flower_config(monkeypatch, tmp_path) -> Path:
+    """Write a config.toml of Flower's with one connection, lab; return its certificate."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    ca = tmp_path / "ca.crt"
-    ca.touch()
+    (tmp_path / "ca.crt").touch()
     (tmp_path / "config.toml").write_text(
         f'[superlink]\ndefault = "lab"\n[superlink.lab]\naddress = "10.0.0.1:8000"\n'
-        f'root-certificates = "{ca}"\nfederation = "@me/ours"\n'
+        f'root-certificates = "{tmp_path}/ca.crt"\nfederation = "@me/ours"\n'
     )
+    return tmp_path / "ca.crt"
+
+
+def test_a_connection_can_be_one_of_flowers_config(flower_config):
     found = connection_of(recipe(runtime__connection="lab").runtime)
-    assert found == Connection("10.0.0.1:8000", str(ca), False, "@me/ours")
+    assert found == Connection("10.0.0.1:8000", str(flower_config), False, "@me/ours")
     assert (found.host, found.port) == ("10.0.0.1", 8000)
-    with pytest.raises(LaunchError, match=r"connection=prod is not in .*; allowed: lab"):
-        connection_of(recipe(runtime__connection="prod").runtime)
 
 
 @contextlib.contextmanager
 def listening(answer: bytes, context: ssl.SSLContext | None = None) -> Iterator[str]:
-    """Listen, answer every request so, and yield the address."""
+    """Answer every request with the same bytes; yield the address."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -121,219 +100,130 @@ def listening(answer: bytes, context: ssl.SSLContext | None = None) -> Iterator[
 
 
 def answer(title: str = "SuperLink API", version: str = "1.39.0") -> bytes:
-    """Return what a server says of itself."""
     text = json.dumps({"info": {"title": title, "version": version}})
     return f"HTTP/1.1 200 OK\r\ncontent-length: {len(text)}\r\n\r\n{text}".encode()
 
 
-OK = answer()
-
-
 @pytest.fixture(scope="module")
 def authorities(tmp_path_factory) -> list[Path]:
-    """Return two servers' keys/, each of a CA of its own."""
-    folders = []
-    for name in ("a", "b"):
-        folder = tmp_path_factory.mktemp(name)
+    """Return the keys/ of two servers, each with a CA of its own."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("a", "b")]
+    for folder in folders:
         keys.make_server(folder / "ca", folder / "server", ["fl.example.org"])
-        folders.append(folder / "server" / "keys")
-    return folders
+    return [folder / "server" / "keys" for folder in folders]
 
 
-def served_by(folder: Path) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(folder / "server.crt", folder / "server.key")
-    return context
+@pytest.mark.parametrize(
+    ("answer", "tls", "trusted", "message"),
+    [  # the CA that the server has, and the one that is trusted; None: no TLS
+        (answer(), 0, 0, None),
+        (answer(), None, None, None),
+        (answer(), 0, 1, r"is refused \(.*\): runtime\.root_certificates=.*must be the CA"),
+        (answer(), None, 0, r"does not speak TLS .*insecure=true"),
+        (b"", 0, 0, r"is not a SuperLink's Control: .*closes the connection .*not the Fleet's"),
+        (answer(title="Other API"), 0, 0, r"Control: something else answers"),
+        (b"HTTP/1.1 404 No\r\ncontent-length: 2\r\n\r\nno", 0, 0, r"something else answers"),
+        (answer(version="1.41.0"), 0, 0, r"runs flwr 1\.41\.0, but this launcher needs 1\.39"),
+    ],
+)
+def test_control_is_reached_or_the_error_says_why_not(answer, tls, trusted, message, authorities):
+    context = None
+    if tls is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(authorities[tls] / "server.crt", authorities[tls] / "server.key")
+    ca = "" if trusted is None else str(authorities[trusted] / "ca.crt")
+    expected = pytest.raises(LaunchError, match=message) if message else contextlib.nullcontext()
+    with listening(answer, context) as address, expected:
+        check_reachable(Connection(address, ca, insecure=trusted is None))
 
 
-def test_a_control_with_the_right_ca_is_reached(authorities):
-    with listening(OK, served_by(authorities[0])) as address:
-        check_reachable(Connection(address, str(authorities[0] / "ca.crt")))
-
-
-def test_a_control_without_tls_is_reached_if_that_is_said():
-    with listening(OK) as address:
-        check_reachable(Connection(address, insecure=True))
-
-
-def test_nobody_there_is_said():
+def test_a_port_where_nothing_listens_is_reported():
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(LaunchError, match=r"no SuperLink answers at runtime\.address=127.*refused"):
         check_reachable(Connection(f"127.0.0.1:{port}"))
 
 
-def test_another_ca_is_refused(authorities):
-    with (
-        listening(OK, served_by(authorities[0])) as address,
-        pytest.raises(LaunchError, match=r"refused \(.*\): runtime\.root_certificates=.*has to be"),
-    ):
-        check_reachable(Connection(address, str(authorities[1] / "ca.crt")))
-
-
-def test_no_tls_where_it_is_expected_is_said(authorities):
-    with (
-        listening(OK) as address,
-        pytest.raises(LaunchError, match=r"does not speak TLS .*insecure=true"),
-    ):
-        check_reachable(Connection(address, str(authorities[0] / "ca.crt")))
-
-
-def test_what_is_no_control_is_said(authorities):
-    """As the Fleet's port, which hangs up on HTTP/1, and another server."""
-    ca = str(authorities[0] / "ca.crt")
-    with (
-        listening(b"", served_by(authorities[0])) as address,
-        pytest.raises(LaunchError, match=r"is no Control.* hangs up .*not the Fleet's"),
-    ):
-        check_reachable(Connection(address, ca))
-    for other in (answer(title="Other API"), b"HTTP/1.1 404 No\r\ncontent-length: 2\r\n\r\nno"):
-        with (
-            listening(other, served_by(authorities[0])) as address,
-            pytest.raises(LaunchError, match=r"is no Control .*something else answers"),
-        ):
-            check_reachable(Connection(address, ca))
-
-
-def test_a_superlink_of_another_line_is_refused(authorities):
-    with (
-        listening(answer(version="1.41.0"), served_by(authorities[0])) as address,
-        pytest.raises(LaunchError, match=r"of flwr 1\.41\.0, and this launcher .* 1\.39"),
-    ):
-        check_reachable(Connection(address, str(authorities[0] / "ca.crt")))
-
-
 @pytest.mark.parametrize("lacking", ["{server}", "{here}"])
-def test_a_fetch_that_does_not_say_where_is_refused(lacking, tmp_path):
+def test_a_fetch_command_without_source_or_target_is_refused(lacking, tmp_path):
     command = "cp -R {server} {here}".replace(lacking, "somewhere")
     with pytest.raises(LaunchError, match=rf"lacks \{lacking[:-1]}\}}"):
         DeploymentRun(recipe(runtime__fetch=command).runtime, tmp_path / "log.txt")
 
 
-# ---- the log tells the rows ----------------------------------------------------------------------
+# ---- events in the log ---------------------------------------------------------------------------
 
 ROWS: list[dict[str, Any]] = [
     {"round": t, "accuracy": t / 7, "failures": ["ü\n"]} for t in range(4)
 ]
+KEY = new_key()
 
 
-def test_what_a_run_tells_is_heard(tmp_path, capsys):
-    run = LoggedRun(tmp_path, {}, {"rounds": 3}, ROWS[:2])
+def line(kind: str, content: dict[str, Any], key: str = KEY) -> str:
+    return encode(Event(key, kind, content))
+
+
+def begun() -> RunEvents:
+    events = RunEvents()
+    events.read(line(START, {"token": None, "config": {}, "rows": []}))
+    return events
+
+
+def test_the_launcher_reads_what_the_server_app_logs(tmp_path, capsys):
+    RunRecord("abc", 7, "/there", "s:1", "r", 3, 0).write(tmp_path)
     log = RunLog()
-    log.start(run)
+    log.start(LoggedRun(tmp_path, {}, {"rounds": 3}, ROWS[:2]))
     log.log(ROWS[2])
     log.finish({"status": "completed", "loss": float("nan")})
-    story = Story()
-    lines = capsys.readouterr().out.splitlines(keepends=True)
-    assert all(story.hear(line) for line in lines)
-    assert story.start["config"] == {"rounds": 3}
-    assert story.start["folder"] == str(tmp_path)
-    assert story.rows == ROWS[:3]
-    assert story.summary["status"] == "completed"
+    events = RunEvents()
+    assert all(events.read(one) for one in capsys.readouterr().out.splitlines(keepends=True))
+    assert events.start["config"] == {"rounds": 3}
+    assert events.start["token"] == "abc"
+    assert events.rows == ROWS[:3]
+    assert events.summary["status"] == "completed"
 
 
-def test_other_lines_and_half_lines_are_none():
-    assert heard("INFO: [round 1/3]\n") is None
-    assert heard(told(ROW, ROWS[1])[:-5]) is None
-    assert heard("progress 50%" + told(ROW, ROWS[1])) == (ROW, ROWS[1])
+def test_a_line_without_a_whole_event_is_part_of_the_log():
+    assert decode("INFO: [round 1/3]\n") is None
+    assert decode(line(ROW, ROWS[1])[:-5]) is None
+    assert decode("progress 50%" + line(ROW, ROWS[1]), KEY) == (KEY, ROW, ROWS[1])
+    assert RunEvents().read(line(ROW, ROWS[1])) is False  # a run's first event is its start
 
 
-def test_rows_that_come_twice_or_again_are_there_once():
-    story = Story()
+def test_a_site_cannot_forge_an_event():
+    """The text of an error may be a site's, and hold line breaks and what looks like events."""
+    events = begun()
+    forged = {"round": 1, "accuracy": 1.0}
+    other = line(ROW, forged, new_key())
+    reason = {"round": 1, "failures": [other]}
+    for one in (other, line(START, {"token": "t", "rows": [forged]}, new_key())):
+        assert events.read(one) is False
+    assert events.read(other.rstrip() + line(ROW, reason))  # no line break before the real one
+    assert events.rows == [reason]
+
+
+def test_repeated_and_replaced_rows_are_there_once():
+    events = begun()
     for number in (0, 1, 1, 2, 1):
-        story.hear(told(ROW, ROWS[number]))
-    assert story.rows == ROWS[:2]
+        events.read(line(ROW, ROWS[number]))
+    assert events.rows == ROWS[:2]
 
 
-def test_the_launchers_folder_is_known_by_its_token(tmp_path, capsys):
-    Record("abc", 7, "/there", "s:1", "r", 3, 0).write(tmp_path)
-    RunLog().start(LoggedRun(tmp_path, {}, {}, []))
-    (_, start) = heard(capsys.readouterr().out) or ("", {})
-    assert start["token"] == "abc"
-
-
-def test_a_log_read_again_from_the_beginning_brings_no_old_news(tmp_path):
+def test_a_log_read_again_changes_no_rows_and_new_measurements_replace_old_ones(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    results = ResultsFollower(tmp_path)
-    seen = []
+    results, seen = ResultsFollower(tmp_path), []
     for rows in (ROWS[:1], ROWS[:3], ROWS[:1], ROWS[:2], ROWS):
-        write_rows(path, rows)
+        update_rows(path, rows)
         seen += [row["round"] for row in results.new_rows()]
     assert seen == [0, 1, 2, 3]
     assert read_rows(path) == ROWS
-
-
-def test_rows_that_were_measured_again_replace_the_old(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    write_rows(path, ROWS)
     other = [*ROWS[:2], {"round": 2, "accuracy": 0.9}]
-    write_rows(path, other)
+    update_rows(path, other)
     assert read_rows(path) == other
-
-
-# ---- which run a results directory belongs to ----------------------------------------------------
-
-
-class FakeControl:
-    """A SuperLink on which one run is known."""
-
-    def __init__(self, known: RunStatus | None) -> None:
-        self.known, self.started = known, []
-
-    def online_nodes(self) -> int:
-        return 3
-
-    def status(self, run_id: int) -> RunStatus | None:
-        return self.known
-
-    def start(self, words):
-        self.started.append(words)
-        return 8
-
-
-def resumed(monkeypatch, folder: Path, known: RunStatus | None, **values: object):
-    """Submit with resume=true where run 7 to round 3 was; return the control and what is followed.
-
-    The run that is followed is that of the record.
-    """
-    before = Record("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3, 0)
-    before.write(folder)
-    launched = recipe(**({"resume": True, "rounds": 3, "results_dir": str(folder)} | values))
-    engine = DeploymentRun(launched.runtime, folder / "log.txt")
-    control = FakeControl(known)
-    followed: list[Record] = []
-    monkeypatch.setattr(engine, "_control", control, raising=False)
-    monkeypatch.setattr(engine, "_follow", followed.append)
-    engine.submit(launched, ["resume=true"])
-    return control, followed[0]
-
-
-@pytest.mark.parametrize("status", ["pending", "starting", "running", "finished:completed"])
-def test_a_run_that_goes_on_is_followed(monkeypatch, tmp_path, status):
-    control, followed = resumed(monkeypatch, tmp_path, RunStatus(status))
-    assert followed.run_id == 7
-    assert control.started == []
-
-
-@pytest.mark.parametrize(
-    "known", [RunStatus("finished:failed"), RunStatus("finished:stopped"), None]
-)
-def test_a_run_that_has_broken_off_is_gone_on_with(monkeypatch, tmp_path, known):
-    write_rows(tmp_path / "metrics.jsonl", ROWS)
-    (tmp_path / "log.txt").write_text("of run 7\n")
-    control, followed = resumed(monkeypatch, tmp_path, known)
-    assert (followed.run_id, followed.server_folder) == (8, "/srv/x")
-    assert followed.log_begins == len("of run 7\n")
-    assert read_record(tmp_path) == followed
-    [words] = control.started
-    assert "results_dir='/srv/x'" in words
-    assert "resume=false" not in words
 
 
 @pytest.mark.parametrize("before", ["of run 7\n", ""])
 def test_a_run_that_is_followed_again_is_in_the_log_once(tmp_path, before):
-    """The SuperLink sends all of it each time."""
-
     class Control:
         def stream_log(self, run_id: int, raw: IO[bytes]) -> subprocess.Popen[bytes]:
             raw.write(b"round 1\nround 2\n")
@@ -347,76 +237,146 @@ def test_a_run_that_is_followed_again_is_in_the_log_once(tmp_path, before):
         stream.wait(10)
         stream.close()
     assert log.read_text() == before + "round 1\nround 2\n"
-    log.unlink()
-    stream.open()
-    stream.close()
-    assert log.read_text() == ""
 
 
-def test_a_run_that_failed_before_its_first_round_begins_anew(monkeypatch, tmp_path):
-    control, _ = resumed(monkeypatch, tmp_path, RunStatus("finished:failed"))
-    assert control.started[0][-1] == "resume=false"
+# ---- the run of a results directory --------------------------------------------------------------
 
 
-def test_a_completed_run_goes_on_to_a_later_round(monkeypatch, tmp_path):
-    write_rows(tmp_path / "metrics.jsonl", ROWS)
-    control, _ = resumed(monkeypatch, tmp_path, RunStatus("finished:completed"), rounds=5)
-    assert control.started
+class FakeControl:
+    """A SuperLink that knows one run, or none."""
+
+    def __init__(self, known: RunStatus | None = None, online: int = 3) -> None:
+        self.known, self.online, self.started = known, online, list[list[str]]()
+
+    def online_nodes(self) -> int:
+        return self.online
+
+    def status(self, run_id: int) -> RunStatus | None:
+        return self.known
+
+    def start(self, words: list[str]) -> int:
+        self.started.append(words)
+        return 8
+
+
+def submit(launched: DictConfig, folder: Path, control: Any) -> RunRecord:
+    """Submit a recipe; return the record of the run that is followed."""
+    run: Any = DeploymentRun(launched.runtime, folder / "log.txt")
+    followed: list[RunRecord] = []
+    run._control, run._follow = control, followed.append
+    run.submit(launched, ["resume=true"])
+    return followed[0]
+
+
+def resume(
+    folder: Path, known: RunStatus | None, **values: object
+) -> tuple[FakeControl, RunRecord]:
+    """Submit with resume=true where run 7 to round 3 was."""
+    before = RunRecord("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3, 0)
+    before.write(folder)
+    control = FakeControl(known)
+    launched = recipe(**({"resume": True, "rounds": 3, "results_dir": str(folder)} | values))
+    return control, submit(launched, folder, control)
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("online", "least", "enough"),
     [
-        ({"rounds": 5}, r"rounds=5, but run 7 still goes on to rounds=3"),
-        ({"local.lr": 0.3}, r"belongs to run 7, which has another recipe"),
+        *((3, None, True), (2, 2, True), (2, 1, True), (4, 9, True)),
+        *((2, None, False), (2, 9, False), (1, 2, False), (0, 1, False)),
     ],
 )
-def test_another_recipe_is_refused(monkeypatch, tmp_path, values, message):
-    with pytest.raises(LaunchError, match=message):
-        resumed(monkeypatch, tmp_path, RunStatus("running"), **values)
+def test_a_run_needs_its_clients_or_min_clients_as_supernodes(online, least, enough, tmp_path):
+    launched, control = recipe(runtime__min_clients=least), FakeControl(online=online)
+    message = rf"clients=3.*but {online} SuperNodes .*min_clients="
+    with contextlib.nullcontext() if enough else pytest.raises(LaunchError, match=message):
+        submit(launched, tmp_path, control)
+    assert len(control.started) == enough
 
 
-def test_a_run_is_known_by_its_id_behind_whatever_address(monkeypatch, tmp_path):
-    """A tunnel may have another port the next day; another SuperLink does not know the run."""
-    other = {"runtime__address": "127.0.0.1:8001"}
-    _, followed = resumed(monkeypatch, tmp_path, RunStatus("running"), **other)
+@pytest.mark.parametrize("status", ["pending", "starting", "running", "finished:completed"])
+def test_a_run_that_has_not_ended_or_is_completed_is_followed(tmp_path, status):
+    control, followed = resume(tmp_path, RunStatus(status))
     assert followed.run_id == 7
-    with pytest.raises(LaunchError, match=r"of the SuperLink at 127\.0\.0\.1:8000; the one at"):
-        resumed(monkeypatch, tmp_path, None, **other)
+    assert control.started == []
 
 
-def test_a_run_that_is_not_accepted_leaves_the_folder_as_it_was(monkeypatch, tmp_path):
-    engine = DeploymentRun(recipe().runtime, tmp_path / "log.txt")
-    control = FakeControl(None)
-    monkeypatch.setattr(engine, "_control", control, raising=False)
+@pytest.mark.parametrize(
+    "known", [RunStatus("finished:failed"), RunStatus("finished:stopped"), None]
+)
+def test_a_new_run_resumes_one_that_broke_off(tmp_path, known):
+    write_rows(tmp_path / "metrics.jsonl", ROWS)
+    (tmp_path / "log.txt").write_text("of run 7\n")
+    control, followed = resume(tmp_path, known)
+    assert (followed.run_id, followed.server_folder) == (8, "/srv/x")
+    assert followed.log_begins == len("of run 7\n")
+    assert read_record(tmp_path) == followed
+    [words] = control.started
+    assert "results_dir='/srv/x'" in words
+    assert "resume=false" not in words
 
-    def refuse(words):
+
+def test_a_run_that_failed_before_its_first_round_begins_anew(tmp_path):
+    control, _ = resume(tmp_path, RunStatus("finished:failed"))
+    assert control.started[0][-1] == "resume=false"
+
+
+def test_a_completed_run_is_continued_to_a_later_round(tmp_path):
+    write_rows(tmp_path / "metrics.jsonl", ROWS)
+    control, _ = resume(tmp_path, RunStatus("finished:completed"), rounds=5)
+    assert control.started
+
+
+OTHER = {"runtime__address": "127.0.0.1:8001"}
+
+
+@pytest.mark.parametrize(
+    ("known", "values", "message"),
+    [
+        (RunStatus("running"), {"rounds": 5}, r"rounds=5, but run 7 still runs with rounds=3"),
+        (RunStatus("running"), {"local.lr": 0.3}, r"belongs to run 7, which has another recipe"),
+        (None, OTHER, r"of the SuperLink at 127\.0\.0\.1:8000, which the one at"),
+    ],
+)
+def test_a_run_that_cannot_be_resumed_so_is_refused(tmp_path, known, values, message):
+    with pytest.raises(LaunchError, match=message):
+        resume(tmp_path, known, **values)
+
+
+def test_a_run_is_known_by_its_id_behind_any_address(tmp_path):
+    assert resume(tmp_path, RunStatus("running"), **OTHER)[1].run_id == 7
+
+
+def test_a_run_that_is_not_accepted_leaves_the_folder_unchanged(tmp_path):
+    def refuse(words: list[str]) -> int:
         assert read_record(tmp_path)
         raise LaunchError("no")
 
-    monkeypatch.setattr(control, "start", refuse)
+    control = SimpleNamespace(online_nodes=lambda: 3, start=refuse)
     with pytest.raises(LaunchError, match="no"):
-        engine.submit(recipe(results_dir=str(tmp_path)), [])
+        submit(recipe(results_dir=str(tmp_path)), tmp_path, control)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sweep_goes_on_with_a_job_whose_checkpoints_are_elsewhere(tmp_path):
-    Record("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0).write(tmp_path)
+def test_a_sweep_resumes_a_job_whose_checkpoints_are_elsewhere(tmp_path):
+    RunRecord("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0).write(tmp_path)
     assert plan_for(tmp_path, recipe()) is Plan.CONTINUE
     assert plan_for(tmp_path, recipe(local__lr=0.3)) is Plan.REPLACE
 
 
-def test_what_is_fetched_is_looked_at(monkeypatch, tmp_path):
+def test_a_fetched_model_must_have_the_runs_parameters(monkeypatch, tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
     there.mkdir()
     here.mkdir()
     (there / "model.safetensors").write_bytes(b"cut off")
-    copy = "cp -R {server}/. {here}"
-    engine = DeploymentRun(recipe(runtime__fetch=copy).runtime, here / "log.txt")
-    engine._record = Record("t", 7, str(there), "s:1", "r", 3, 0)
+    run: Any = DeploymentRun(
+        recipe(runtime__fetch="cp -R {server}/. {here}").runtime, here / "log.txt"
+    )
+    run._record = RunRecord("t", 7, str(there), "s:1", "r", 3, 0)
+    run._log = SimpleNamespace()
     monkeypatch.setattr(run_module, "_is_the_model", lambda path, _: path.read_bytes() == b"whole")
-    with pytest.raises(LaunchError, match=r"has brought no model\.safetensors .*resume=true"):
-        engine._fetch_results({})
+    with pytest.raises(LaunchError, match=r"brought no model\.safetensors .*resume=true"):
+        run._fetch_results({})
     (there / "model.safetensors").write_bytes(b"whole")
-    engine._fetch_results({})
-    assert json.dumps(sorted(path.name for path in here.iterdir())) == '["model.safetensors"]'
+    run._fetch_results({})
+    assert [path.name for path in here.iterdir()] == ["model.safetensors"]

@@ -1,4 +1,4 @@
-"""No process outlives a launch, whatever it did to be on its own and however the launch ends."""
+"""No process outlives a launch, even if it left its parent or the launcher was killed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ import pytest
 
 from fedhet.runtimes.processes import ProcessTree
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only"),
+]
 MARK = "FEDHET_TEST_MARK"
-# A process that starts another in a session of its own and leaves it behind; both ignore SIGTERM.
+# Starts a process in a session of its own and leaves it behind; both ignore SIGTERM.
 LEAVES_A_CHILD = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -25,8 +29,8 @@ if os.fork() == 0:
     open(sys.argv[1], "w").write(str(os.getpid()))
     time.sleep(60)
 """
-# A server that goes on when its worker is gone, as one that takes it for a failed client.
-GOES_ON = """
+# A server that continues after its worker's end, as if a client had failed.
+CONTINUES = """
 import signal, subprocess, sys
 worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -49,18 +53,27 @@ time.sleep(60)
 
 def wait_for(condition: Callable[[], bool], seconds: float = 15) -> bool:
     deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
-    return True
+    return condition()
+
+
+def started(program: str, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """Start a program; wait until it says that it has started."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, *words],
+        env=os.environ | environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    return process
 
 
 @pytest.fixture(params=[0, 1], ids=["init_adopts", "this_process_adopts"])
 def adopting(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let orphans go to init, and to this process, whatever an earlier test has set."""
-    if sys.platform != "linux":
-        pytest.skip("only Linux lets a process adopt orphans")
+    """Leave orphans to init, or adopt them."""
     libc = ctypes.CDLL(None)
     before = ctypes.c_int()
     libc.prctl(37, ctypes.byref(before), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
@@ -69,12 +82,11 @@ def adopting(request: pytest.FixtureRequest) -> Iterator[None]:
     libc.prctl(36, before.value, 0, 0, 0)
 
 
-@pytest.mark.flower
 @pytest.mark.usefixtures("adopting")
-def test_a_process_that_left_its_parent_is_found_and_ended(tmp_path: Path) -> None:
-    process_tree = ProcessTree(MARK, str(tmp_path))
+def test_an_orphan_is_ended_and_other_processes_are_not(tmp_path):
+    tree = ProcessTree(MARK, str(tmp_path))
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    stranger_brood = ProcessTree(MARK, "another launch")
+    other_launch = ProcessTree(MARK, "another launch")
     note = tmp_path / "pid"
     parent = subprocess.Popen(
         [sys.executable, "-c", LEAVES_A_CHILD, str(note)],
@@ -84,13 +96,13 @@ def test_a_process_that_left_its_parent_is_found_and_ended(tmp_path: Path) -> No
         assert parent.wait(timeout=20) == 0
         assert wait_for(lambda: note.exists() and note.read_text() != "")
         orphan = psutil.Process(int(note.read_text()))
-        assert orphan in process_tree.members()
-        assert orphan not in stranger_brood.members()
-        stranger_brood.end()
+        assert orphan in tree.members()
+        assert orphan not in other_launch.members()
+        other_launch.end()
         assert orphan.is_running()
         assert stranger.poll() is None
-        process_tree._others |= {psutil.Process(stranger.pid)}
-        process_tree.end()
+        tree._others |= {psutil.Process(stranger.pid)}
+        tree.end()
         assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
         assert stranger.poll() is None
     finally:
@@ -98,39 +110,23 @@ def test_a_process_that_left_its_parent_is_found_and_ended(tmp_path: Path) -> No
         stranger.wait()
 
 
-@pytest.mark.flower
-def test_none_sees_another_end(tmp_path: Path) -> None:
-    process_tree = ProcessTree(MARK, str(tmp_path))
+def test_no_process_sees_another_end(tmp_path):
+    tree = ProcessTree(MARK, str(tmp_path))
     written = tmp_path / "round"
-    server = subprocess.Popen(
-        [sys.executable, "-c", GOES_ON, str(written)],
-        env=os.environ | {MARK: str(tmp_path)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert server.stdout is not None
-    assert server.stdout.readline() == "started\n"
-    process_tree.end()
+    server = started(CONTINUES, str(written), **{MARK: str(tmp_path)})
+    tree.end()
     server.wait()
     assert not written.exists()
-    assert not process_tree.members()
+    assert not tree.members()
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
-def test_the_guard_cleans_up_after_a_killed_launcher(tmp_path: Path) -> None:
+def test_the_watchdog_cleans_up_after_a_killed_launcher(tmp_path: Path) -> None:
     folder = tmp_path / "launch"
     folder.mkdir()
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(folder)], stdout=subprocess.PIPE, text=True
-    )
-    assert launcher.stdout is not None
-    assert launcher.stdout.readline() == "started\n"
-    process_tree = ProcessTree(MARK, str(folder))
-    assert wait_for(
-        lambda: bool(process_tree.members())
-    )  # its environment is readable once exec is done
+    launcher = started(LAUNCHER, str(folder))
+    tree = ProcessTree(MARK, str(folder))
+    assert wait_for(lambda: bool(tree.members()))  # readable once exec is done
     launcher.kill()
     launcher.wait()
     assert wait_for(lambda: not folder.exists())
-    assert not process_tree.members()
+    assert not tree.members()

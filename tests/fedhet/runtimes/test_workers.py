@@ -1,4 +1,4 @@
-"""The grid over forked processes: what a strategy sees of it, and what happens when one is lost."""
+"""WorkerGrid over forked workers: messages, state, order, and the loss of a worker."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def by_client(replies) -> dict[int, Message]:
 
 
 @pytest.mark.parametrize("size", [4, 100_000])  # through the pipe, through a file
-def test_every_client_gets_its_own_and_the_shared_records(grid, size, tmp_path):
+def test_every_client_gets_its_own_and_the_shared_records_and_its_state(grid, size, tmp_path):
     params = np.arange(size, dtype=np.float32)
     for visit in (1, 2):
         replies = by_client(grid.send_and_receive(messages(params, [0, 1, 2, 3, 4])))
@@ -70,20 +70,20 @@ def test_every_client_gets_its_own_and_the_shared_records(grid, size, tmp_path):
             assert np.array_equal(values, params + client)
             metrics = reply.content.metric_records["metrics"]
             assert metrics["own"] == 3 * client
-            assert metrics["visits"] == visit  # Context.state follows the client to any worker
+            assert metrics["visits"] == visit  # any worker gets the client's Context.state
             assert metrics["num-partitions"] == 5
     pids = {r.content.metric_records["metrics"]["pid"] for r in replies.values()}
     assert os.getpid() not in pids
-    # written over in every push: no more files than records and two answers a worker at once
+    # every push overwrites the files: one per record, two per worker for answers
     assert len(list((tmp_path / "shared").iterdir())) <= 1 + 2 * 2
 
 
-def test_a_record_that_all_share_is_placed_once(grid, monkeypatch):
+def test_a_shared_record_is_placed_once(grid, monkeypatch):
     placed = []
     place = grid._workers.place
     monkeypatch.setattr(grid._workers, "place", lambda r: (placed.append(r), place(r))[1])
     list(grid.send_and_receive(messages(np.zeros(2, np.float32), [0, 1, 2])))
-    assert len(placed) == 1  # "params"; what only one client gets is small, and in its message
+    assert len(placed) == 1  # "params"; a small record of one client is in its message
 
 
 def test_clients_with_more_examples_go_first(grid):
@@ -124,7 +124,7 @@ def test_a_worker_that_dies_costs_its_client_and_is_replaced(grid):
 
 
 @pytest.mark.flower
-def test_what_takes_too_long_is_given_up(grid):
+def test_a_client_that_takes_too_long_is_given_up(grid):
     asked = messages(np.zeros(2, np.float32), [0, 1, 2, 3], client_3="sleep")
     began = time.monotonic()
     replies = by_client(grid.send_and_receive(asked, timeout=1.0))
@@ -135,7 +135,7 @@ def test_what_takes_too_long_is_given_up(grid):
     assert again[3].content.metric_records["metrics"]["visits"] == 1
 
 
-def test_push_and_pull(grid):
+def test_pushed_messages_can_be_pulled_once(grid):
     ids = list(grid.push_messages(messages(np.zeros(2, np.float32), [0, 1])))
     replies = []
     while len(replies) < 2:
@@ -149,8 +149,8 @@ def test_an_unknown_node_is_refused(grid):
         grid.push_messages(messages(np.zeros(2, np.float32), [8]))
 
 
-@pytest.mark.flower  # an interpreter of its own: nothing may have been computed before the fork
-def test_the_example_of_the_docs_runs(tmp_path):
+@pytest.mark.flower  # in an interpreter of its own: nothing may have run before the fork
+def test_the_example_in_the_docs_runs(tmp_path):
     text = (Path(__file__).parents[3] / "docs" / "runtimes.md").read_text(encoding="utf-8")
     [code] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     code += "\nassert result.train_metrics_clientapp[5]['num-examples'] == 1437\nprint('done')\n"
