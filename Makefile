@@ -39,7 +39,7 @@ docs: $(STAMP) ## write docs/methods.md and docs/methods/ from the recipes, docs
 	$(BIN)/python -m docs.generator
 
 bench: $(STAMP) ## seconds per round beside a plain PyTorch loop that does the same work
-	$(BIN)/python benchmarks/floor.py $(ARGS)
+	$(BIN)/python -m benchmarks floor $(ARGS)
 
 clean: ## remove the environment and every cache; results/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
