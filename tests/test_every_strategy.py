@@ -31,6 +31,8 @@ from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
 from tests.test_what_leaves import MESSAGES, NUMBERS, PAYLOADS, sent_by
 
+SIZES = {"epochs": 2, "steps": 2, "images": 16, "width": 4}
+SHORT_DENSE = [f"strategy.dense.{key}={value}" for key, value in SIZES.items()]
 # recipe words, and the bytes they send for every byte of the model, down and up together
 RECIPES = [
     (["strategy=fedavg"], 2.0),
@@ -98,27 +100,8 @@ RECIPES = [
     (["strategy=centralised", "clients=1"], 2.0),
     (["strategy=ensemble"], None),
     (["strategy=ensemble", "strategy.ensemble.masked=false"], None),
-    (
-        [
-            "strategy=dense",
-            "strategy.dense.epochs=2",
-            "strategy.dense.steps=2",
-            "strategy.dense.images=16",
-            "strategy.dense.width=4",
-        ],
-        2.0,
-    ),
-    (
-        [
-            "strategy=dense",
-            "strategy.dense.epochs=2",
-            "strategy.dense.steps=2",
-            "strategy.dense.images=16",
-            "strategy.dense.width=4",
-            "strategy.dense.masked_teacher=true",
-        ],
-        None,
-    ),
+    (["strategy=dense", *SHORT_DENSE], 2.0),
+    (["strategy=dense", *SHORT_DENSE, "strategy.dense.masked_teacher=true"], None),
     (["strategy=[feddw,moon]"], None),
     (["strategy=[feddw,feduv]"], None),
     (["strategy=[feddw,fedprox]"], None),

@@ -1,4 +1,4 @@
-"""docs/what-leaves.md lists all that a site sends; the recipe matrix holds every reply against it."""
+"""docs/what-leaves.md lists all that a site sends; the recipe matrix compares every reply."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sent_by(recipe: DictConfig) -> set[str]:
 
 
 def replies_of(folder: Path, *words: str) -> list[Message]:
-    """Return the replies of three clients to a run of one round, the first three to registration."""
+    """Return the replies of three clients in a run of one round; three are to registration."""
     replies: list[Message] = []
     run_recipe(
         folder, *TINY, "rounds=1", *words, tamper=lambda reply: replies.append(reply) or reply
