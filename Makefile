@@ -27,19 +27,19 @@ run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist stra
 test: $(STAMP) ## the whole test suite, real Flower runs included
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 $(ARGS)
 
-check: lint ## lint, types and the unit tests: what to run before a commit, a minute or so
+check: lint ## lint, types and the unit tests, for every commit; half a minute
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not flower and not slow" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=5 -m "not flower and not slow" $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
 
-docs: $(STAMP) ## write docs/methods.md and docs/methods/ from the recipes, docstrings and tests
+docs: $(STAMP) ## write docs/methods.md, docs/methods/ and docs/experiments.md from recipes and code
 	$(BIN)/python -m docs.generator
 
 bench: $(STAMP) ## seconds per round beside a plain PyTorch loop that does the same work
-	$(BIN)/python benchmarks/floor.py $(ARGS)
+	$(BIN)/python -m benchmarks floor $(ARGS)
 
 clean: ## remove the environment and every cache; results/ stays
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

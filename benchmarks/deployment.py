@@ -1,6 +1,6 @@
 """What a round of a deployment costs, beside a plain Flower app that moves the same arrays.
 
-    PYTHONPATH=. python benchmarks/deployment.py [--sizes trivial 20MB 100MB] [--rounds 5]
+    python -m benchmarks deployment [--sizes trivial 20MB 100MB] [--rounds 5]
 
 docker/federation.yaml as processes of this machine (tests/deployed.py): SuperLink, executors, three
 SuperNodes, TLS, node keys. On it, in turns: ``fedhet runtime=deployment`` (FedAvg on 90 digits, one
@@ -15,27 +15,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
-import platform
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
-from floor_app.floor import TOLD
 from safetensors import safe_open
 
+from benchmarks.floor_app.floor import TOLD
+from benchmarks.harness import ROOT, options_of, run_fedhet, save, spread
+from common.results import METRICS, read_rows
 from tests.deployed import SITES, Deployment, Loopback
 
-ROOT = Path(__file__).resolve().parents[1]
 RECIPE = [
     "task=digits",
     "task.model=mlp",
@@ -129,21 +126,19 @@ def ours(deployment: Deployment, size: str, rounds: int, folder: Path) -> Measur
         *RECIPE,
         f"task.image_size={SIZES[size]}",
         f"rounds={rounds}",
-        f"results_dir={folder}",
         f"runtime.address={deployment.network.address('network')}:8000",
         f"runtime.root_certificates={deployment.folder / 'server/keys/ca.crt'}",
     ]
     with Peaks(deployment) as peaks:
-        command = [sys.executable, "-m", "fedhet.launch", *words]
-        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        run_fedhet(words, folder)
+    rows = read_rows(folder / METRICS)
     ends = [row["elapsed_seconds"] for row in rows[1:]]
     run_id = json.loads((folder / "deployment.json").read_text())["run_id"]
     received, sent = traffic(deployment, run_id)
     return Measured(
         app="fedhet",
         size=size,
-        model_bytes=sum(4 * product(shape) for shape in shapes(folder)),
+        model_bytes=sum(4 * math.prod(shape) for shape in shapes(folder)),
         seconds=[row["seconds"] for row in rows[2:]],
         round_seconds=[after - before for before, after in pairwise(ends)],
         received=received / rounds,
@@ -171,7 +166,7 @@ def floor(deployment: Deployment, size: str, rounds: int, model: list[list[int]]
     return Measured(
         app="floor",
         size=size,
-        model_bytes=sum(4 * product(shape) for shape in model),
+        model_bytes=sum(4 * math.prod(shape) for shape in model),
         seconds=seconds,
         round_seconds=seconds,
         received=received / rounds,
@@ -193,14 +188,6 @@ def shapes(folder: Path) -> list[list[int]]:
     """Return the shapes of a stored model's tensors."""
     with safe_open(folder / "model.safetensors", framework="np") as file:
         return [list(file.get_slice(name).get_shape()) for name in file.keys()]
-
-
-def product(shape: list[int]) -> int:
-    """Return the number of elements."""
-    total = 1
-    for length in shape:
-        total *= length
-    return total
 
 
 def runs(options: argparse.Namespace) -> Iterator[Measured]:
@@ -227,7 +214,7 @@ def table(found: list[Measured]) -> str:
             ("whole round, s", "round_seconds"),
         ):
             a, b = ([s for run in group for s in getattr(run, key)] for group in (mine, theirs))
-            lines.append(_row(title, _spread(a), _spread(b), median(a) / median(b)))
+            lines.append(_row(title, spread(a, ".1f"), spread(b, ".1f"), median(a) / median(b)))
         for title, key in (("to the SuperLink, MB/round", "received"), ("from it", "sent")):
             c, d = (median([getattr(run, key) / 1e6 for run in g]) for g in (mine, theirs))
             lines.append(_row(title, f"{c:.2f}", f"{d:.2f}", c / d))
@@ -245,32 +232,15 @@ def _row(title: str, mine: str, theirs: str, ratio: float) -> str:
     return f"| {title} | {mine} | {theirs} | {ratio:.2f} |"
 
 
-def _spread(values: list[float]) -> str:
-    return f"{median(values):.1f} ({min(values):.1f} to {max(values):.1f})"
-
-
 def main() -> None:
     """Measure, and write benchmarks/deployment.json."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options_of(__doc__, "deployment", repeats=3)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--output", type=Path, default=ROOT / "benchmarks" / "deployment.json")
     options = parser.parse_args()
     found: list[Measured] = []
-    about: dict[str, Any] = {
-        "machine": f"{os.cpu_count()} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB",
-        "system": platform.platform(),
-        "began": time.strftime("%Y-%m-%d %H:%M"),
-    }
     for run in runs(options):
         found.append(run)
-        shown = ", ".join(f"{s:.1f}" for s in run.seconds)
-        print(f"{run.app} {run.size}: {shown} s; load {run.load:.1f}", flush=True)
-        stored = {**about, "runs": [asdict(one) for one in found]}
-        options.output.write_text(json.dumps(stored, indent=2) + "\n")
+        print(f"{run.app} {run.size}: {spread(run.seconds, '.1f')} s; load {run.load:.1f}")
+        save(options.out, {"runs": [asdict(one) for one in found]})
     print(table(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,41 +1,33 @@
 """Seconds per round beside a plain PyTorch loop that does the same work in the same run.
 
-    FEDHET_DATA=... python benchmarks/floor.py [--runtime local] [--rounds 20] [--repeats 3]
+    FEDHET_DATA=... python -m benchmarks floor [--runtime local] [--rounds 20] [--repeats 3]
 
 The work: FedAvg on MNIST, 100 IID clients x 600 examples, 10 a round, 1 epoch, batch 32, SGD .01,
-the 582,026-parameter CNN, no evaluation. The plain loop: 2 forked processes x 1 thread that share
-the decoded, normalised data and the global model in memory, nothing of Flower or of ours in the
-round. The tuned loop: the same with channels_last and with ``keep_freed_memory``, which a plain
-script lacks. The loops and ``fedhet`` take turns (loops, ours, loops, ours, ..., loops), and a
-ratio is of our run over the mean of its two neighbours, so that a drift of the machine's speed
-cancels.
+the 582,026-parameter CNN, no evaluation. The loop: 2 forked processes x 1 thread that share the
+decoded, normalised data and the global model in memory, nothing of Flower or of ours in the round.
+It is tuned (channels_last, ``keep_freed_memory``); ``--plain`` leaves that out.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import io
 import os
-import platform
 import statistics
-import subprocess
-import sys
-import tempfile
-import threading
 import time
-from itertools import pairwise
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import psutil
 import torch
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from benchmarks.harness import FOLDER, in_turns, options_of, save, spread, timed_run
 from tasks.device import keep_freed_memory
 
-ROOT = Path(__file__).resolve().parents[1]
 CLIENTS, PER_ROUND, BATCH, LR, WORKERS, SEED = 100, 10, 32, 0.01, 2, 0
 RECIPE = [
     "task=mnist",
@@ -55,8 +47,6 @@ RECIPE = [
 
 def decoded_mnist() -> tuple[Tensor, Tensor]:
     """Return the training images, normalised (60000, 1, 28, 28), and labels, read by pyarrow."""
-    import io
-
     import pyarrow.parquet as parquet
     from PIL import Image
 
@@ -68,23 +58,26 @@ def decoded_mnist() -> tuple[Tensor, Tensor]:
     return (pixels - 0.1307) / 0.3081, torch.tensor(table["label"].to_pylist())
 
 
-def plain_cnn(tuned: bool) -> nn.Module:
+def cnn(tuned: bool) -> nn.Module:
     """Return the same network in PyTorch's own words (582,026 parameters)."""
     layers = [nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2)]
     layers += [nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
     model = nn.Sequential(*layers, nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10))
-    assert sum(p.numel() for p in model.parameters()) == 582_026
     return model.to(memory_format=torch.channels_last) if tuned else model
 
 
-def plain_worker(
-    pipe, images: Tensor, labels: Tensor, shared: list[Tensor], sums: list[Tensor], tuned: bool
+def worker(
+    pipe: Connection,
+    data: tuple[Tensor, Tensor],
+    shared: list[Tensor],
+    sums: list[Tensor],
+    tuned: bool,
 ) -> None:
     """Train the client slices that come through the pipe; leave the sum of the models."""
     torch.set_num_threads(1)
     if tuned:
         keep_freed_memory()
-    model = plain_cnn(tuned)
+    (images, labels), model = data, cnn(tuned)
     params = list(model.parameters())
     while (slices := pipe.recv()) is not None:
         for total in sums:
@@ -104,21 +97,18 @@ def plain_worker(
         pipe.send("done")
 
 
-def plain_loop(images: Tensor, labels: Tensor, rounds: int, tuned: bool) -> list[float]:
-    """Return the seconds of each round of the plain or the tuned loop."""
+def loop(data: tuple[Tensor, Tensor], rounds: int, tuned: bool) -> float:
+    """Return the seconds of a steady round of the plain loop."""
     context = mp.get_context("fork")
-    shared = [p.detach().clone().share_memory_() for p in plain_cnn(tuned).parameters()]
+    shared = [p.detach().clone().share_memory_() for p in cnn(tuned).parameters()]
     sums = [[torch.zeros_like(p).share_memory_() for p in shared] for _ in range(WORKERS)]
-    pipes, workers = [], []
+    pipes = []
     for total in sums:
         near, far = context.Pipe()
-        worker = context.Process(
-            target=plain_worker, args=(far, images, labels, shared, total, tuned), daemon=True
-        )
-        worker.start()
+        args = (far, data, shared, total, tuned)
+        context.Process(target=worker, args=args, daemon=True).start()
         pipes.append(near)
-        workers.append(worker)
-    split = torch.randperm(len(labels)).view(CLIENTS, -1)
+    split = torch.randperm(len(data[1])).view(CLIENTS, -1)
     generator, seconds = np.random.default_rng(SEED), []
     for _ in range(rounds):
         began = time.perf_counter()
@@ -130,62 +120,9 @@ def plain_loop(images: Tensor, labels: Tensor, rounds: int, tuned: bool) -> list
         for position, value in enumerate(shared):
             value.copy_(sum(total[position] for total in sums) / PER_ROUND)
         seconds.append(time.perf_counter() - began)
-    for pipe, worker in zip(pipes, workers, strict=True):
+    for pipe in pipes:
         pipe.send(None)
-        worker.join()
-    return seconds
-
-
-class PeakMemory:
-    """Peak PSS of a process and its descendants, sampled every three seconds.
-
-    For a sample the kernel walks through all pages of all processes, and stops them meanwhile.
-    """
-
-    def __init__(self, pid: int) -> None:
-        self.process, self.peak_bytes, self.stop = psutil.Process(pid), 0, threading.Event()
-        self.thread = threading.Thread(target=self._sample, daemon=True)
-        self.thread.start()
-
-    def _sample(self) -> None:
-        while not self.stop.wait(3.0):
-            total = 0
-            try:
-                for process in [self.process, *self.process.children(recursive=True)]:
-                    total += process.memory_full_info().pss
-            except psutil.Error:
-                continue  # a process ended while it was read
-            self.peak_bytes = max(self.peak_bytes, total)
-
-
-def timed_run(words: list[str]) -> dict:
-    """Run ``fedhet``; return its seconds per round, time to round 1 and peak PSS."""
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "run"
-        fedhet = str(Path(sys.executable).with_name("fedhet"))
-        command = [fedhet, *words, f"results_dir={results}"]
-        began, first = time.perf_counter(), None
-        with open(Path(folder) / "out.txt", "w+") as out:
-            process = subprocess.Popen(command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT)
-            memory = PeakMemory(process.pid)
-            metrics = results / "metrics.jsonl"
-            while process.poll() is None:
-                if first is None and metrics.exists() and '"round": 1,' in metrics.read_text():
-                    first = time.perf_counter() - began
-                time.sleep(0.02)
-            memory.stop.set()
-            if process.returncode:
-                out.seek(0)
-                raise SystemExit(f"fedhet failed:\n{out.read()}")
-        rows = [json.loads(line) for line in metrics.read_text().splitlines()[:-1]]
-        summary = json.loads((results / "summary.json").read_text())
-        return {
-            "seconds": [b["elapsed_seconds"] - a["elapsed_seconds"] for a, b in pairwise(rows)],
-            "seconds_to_round_1": first,
-            "wall_seconds": time.perf_counter() - began,
-            "peak_pss_bytes": memory.peak_bytes,
-            "accuracy": summary["accuracy"],
-        }
+    return steady(seconds)
 
 
 def steady(seconds: list[float]) -> float:
@@ -195,55 +132,31 @@ def steady(seconds: list[float]) -> float:
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options_of(__doc__, "floor", repeats=3)
     parser.add_argument("--runtime", default="local", choices=["local", "ray", "flower"])
     parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="default: benchmarks/floor_RUNTIME.json")
+    parser.add_argument("--plain", action="store_true", help="a loop that is not tuned")
+    parser.set_defaults(out=None)
     options = parser.parse_args()
-    out = options.out or ROOT / "benchmarks" / f"floor_{options.runtime}.json"
     if "FEDHET_DATA" not in os.environ:
         raise SystemExit("set FEDHET_DATA to the folder that holds mnist/train.parquet")
-    images, labels = decoded_mnist()
+    if options.rounds < 3:
+        raise SystemExit(f"--rounds {options.rounds}: the first two are left out, so at least 3")
+    runs: list[dict[str, Any]] = []
 
-    def loops() -> dict[str, float]:
-        return {
-            name: steady(plain_loop(images, labels, options.rounds, name == "tuned"))
-            for name in ("plain", "tuned")
-        }
+    def ours() -> float:
+        words = [*RECIPE, f"runtime={options.runtime}", f"rounds={options.rounds}"]
+        runs.append(timed_run(words))
+        del runs[-1]["rows"]
+        return steady(runs[-1]["seconds"])
 
-    beside, ours = [loops()], []
-    for _ in range(options.repeats):
-        run = timed_run([*RECIPE, f"runtime={options.runtime}", f"rounds={options.rounds}"])
-        beside.append(loops())
-        run["seconds_per_round"] = steady(run["seconds"])
-        for name in ("plain", "tuned"):
-            mean = (beside[-2][name] + beside[-1][name]) / 2
-            run[f"ratio_to_{name}"] = run["seconds_per_round"] / mean
-        ours.append(run)
-        print(
-            f"plain {beside[-1]['plain']:.3f}, tuned {beside[-1]['tuned']:.3f}, fedhet "
-            f"{run['seconds_per_round']:.3f} s/round   ratio to plain {run['ratio_to_plain']:.3f}, "
-            f"to tuned {run['ratio_to_tuned']:.3f}   round 1 after "
-            f"{run['seconds_to_round_1']:.1f} s   peak PSS {run['peak_pss_bytes'] / 1e9:.2f} GB   "
-            f"accuracy {run['accuracy']:.4f}",
-            flush=True,
-        )
-    result = {
-        "runtime": options.runtime,
-        "ratio_to_plain": statistics.median(run["ratio_to_plain"] for run in ours),
-        "ratio_to_tuned": statistics.median(run["ratio_to_tuned"] for run in ours),
-        "loops_seconds_per_round": beside,
-        "fedhet": ours,
-        "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
-        "torch": torch.__version__,
-    }
-    out.write_text(json.dumps(result, indent=1) + "\n")
+    base = partial(loop, decoded_mnist(), options.rounds, not options.plain)
+    found = in_turns(base, {"fedhet": ours}, options.repeats)["fedhet"]
     print(
-        f"median ratio to plain {result['ratio_to_plain']:.3f}, to tuned "
-        f"{result['ratio_to_tuned']:.3f}; written to {out}"
+        f"runtime={options.runtime}: {spread(found['seconds'])} s a round, "
+        f"{spread(found['ratios'])} times the loop; "
+        f"round 1 after {spread([run['seconds_to_round_1'] for run in runs], '.1f')} s; "
+        f"peak PSS {max(run['peak_pss_bytes'] for run in runs) / 1e9:.2f} GB"
     )
-
-
-if __name__ == "__main__":
-    main()
+    result = {"runtime": options.runtime, "tuned_loop": not options.plain, **found, "runs": runs}
+    save(options.out or FOLDER / f"floor_{options.runtime}.json", result)

@@ -1,8 +1,7 @@
-"""What every test needs: Flower's task identity, one thread, a cache folder of the tests' own."""
+"""Fixtures of all tests: Flower's task identity, one thread, a cache folder of their own."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -11,10 +10,11 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from tests.deployed import Deployment
 
-# In the order of their time: who is left with one of them at the end works alone.
+# The files that take longest, first: a worker left with one of them at the end works alone.
 LONG = [
     f"test_{name}.py"
     for name in (
+        "every_strategy",
         "tutorial",
         "deployment",
         "runtimes",
@@ -45,10 +45,6 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep decoded data and partitions of the tests out of the user's cache."""
-    before = os.environ.get("FEDHET_CACHE")
-    os.environ["FEDHET_CACHE"] = str(tmp_path_factory.mktemp("cache"))
-    yield
-    if before is None:
-        del os.environ["FEDHET_CACHE"]
-    else:
-        os.environ["FEDHET_CACHE"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDHET_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 
 from common.results import read_rows
 from conf import PACKAGES, compose
-from server_app.app import Run
+from server_app.run import Run
 from strategies.round.records import CONFIG
 from tests.deployed import ROOT, SITES, Deployment
 from tests.faulty.faulty import GO, WAITING

@@ -9,6 +9,8 @@ import torch
 from hydra.errors import HydraException
 
 from conf import compose
+from server_app.app import results_folder
+from strategies.round.records import METRICS, UPDATE, to_record, to_tensors
 from tests.recipes import TINY, overrides, run_recipe
 
 BEFORE_ROUND_1 = [
@@ -18,14 +20,12 @@ BEFORE_ROUND_1 = [
     (["target_accuracy=93"], r"target_accuracy=93 .* 1\.0\]"),
     (["target_accuracy=0.9", "evaluation.every=0"], r"evaluation\.every"),
     (["local.lr=0"], r"local\.lr=0"),
-    (["local.lr=-0.1"], r"local\.lr=-0\.1"),
     (["local.epochs=null"], r"local\.epochs=None and local\.steps=None"),
     (["local.steps=5"], r"give exactly one"),
     (["local.batch_size=0"], r"local\.batch_size=0"),
     (["local.clip=0"], r"local\.clip=0"),
     (["local.optimizer=sgdd"], r"local\.optimizer='sgdd' .*\['adam', 'sgd'\]"),
     (["local.optimizer=adam", "local.momentum=0.9"], r"local\.momentum=0\.9"),
-    (["local.momentum=-1"], r"local\.momentum=-1"),
     (["server.lr=0"], r"server\.lr=0"),
     (["schedule=exponential", "schedule.decay=2"], r"schedule\.decay=2"),
     (["schedule=multi_step", "schedule.milestones=[30]"], r"schedule\.milestones=\[30\]"),
@@ -50,17 +50,12 @@ BEFORE_ROUND_1 = [
     (["min_replies=4"], r"min_replies=4, but of the 3 clients at most 3 .*to 3 or less"),
     (["min_replies=3", "participation=0.5"], r"min_replies=3.*at most 2 take part"),
     (["rounds=2.5"], r"rounds=2\.5 .*whole number"),
-    (["rounds=abc"], r"rounds=abc .*whole number"),
-    (["local.epochs=1.5"], r"local\.epochs=1\.5 .*whole number"),
     (["local.lr=abc"], r"local\.lr=abc .*must be a number"),
     (["evaluation.every=0.5"], r"evaluation\.every=0\.5 .*whole number"),
-    (["seed=1.5"], r"seed=1\.5 .*whole number"),
-    (["evaluation.clients=no"], r"evaluation\.clients=no .*write evaluation\.clients=false"),
     (["local.drop_last=On"], r"local\.drop_last=On .*write local\.drop_last=true"),
     (["task.test_size=abc"], r"task\.test_size='abc' must be a whole number or null"),
     (["partition.balance=maybe"], r"partition\.balance='maybe' must be true or false"),
     (["device=foo"], r"device=foo is unknown; allowed: auto, cpu"),
-    (["calibration.alphas=0.1"], r"calibration\.alphas=0\.1 .*a list .*\[0\.1\]"),
     (["calibration.alphas=[0.1,2]"], r"calibration\.alphas=\[0\.1, 2\] .*\(0, 1\)"),
     (["partition=pathological", "partition.classes=1.5"], r"partition\.classes=1\.5 .*whole"),
     (["strategy/aggregator=maecho"], r"strategy\.aggregator refers to keys .*strategy=fedavg"),
@@ -71,9 +66,7 @@ BEFORE_ROUND_1 = [
     (["strategy=[fedala,fedper]"], r"strategy\.fedala\.layers='head\.\*' selects none of"),
     (["strategy=fedcm", "local.initial=own"], r"needs local\.initial=received"),
     (["task.model=mpl"], r"task\.model.*mlp"),
-    (["task.model=resnet8x"], r"resnet8"),
     (["partition.alpha=0"], r"partition\.alpha=0"),
-    (["clients=5000"], r"clients"),
     (["clients=4"], r"clients=4"),
 ]
 
@@ -107,47 +100,34 @@ def test_unknown_names_list_what_there_is(word, message):
 
 
 def test_a_relative_results_dir_is_refused(tmp_path):
-    from server_app.app import results_folder
-
     with pytest.raises(ValueError, match="must be absolute"):
         results_folder(compose(overrides("results_dir=results/x")))
 
 
-def test_a_second_run_does_not_overwrite_the_first(tmp_path):
-    first = run_recipe(tmp_path / "run", *TINY)
-    with pytest.raises(ValueError, match="resume=true"):
-        run_recipe(tmp_path / "run", *TINY)
-    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == first
-
-
-def test_resume_needs_a_checkpoint(tmp_path):
+@pytest.mark.slow
+def test_a_run_is_neither_overwritten_nor_resumed_with_another_recipe(tmp_path):
     with pytest.raises(ValueError, match="holds no checkpoint"):
         run_recipe(tmp_path / "run", *TINY, "resume=true")
-
-
-def test_resume_refuses_another_recipe_and_keeps_the_run(tmp_path):
     first = run_recipe(tmp_path / "run", *TINY)
-    with pytest.raises(ValueError, match="another recipe"):
-        run_recipe(tmp_path / "run", *TINY, "rounds=4", "local.lr=0.3", "resume=true")
-    with pytest.raises(ValueError, match="rounds=2 are done already"):
-        run_recipe(tmp_path / "run", *TINY, "resume=true")
+    for words, message in (
+        ([], "resume=true"),
+        (["rounds=4", "local.lr=0.3", "resume=true"], "another recipe"),
+        (["resume=true"], "rounds=2 are done already"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            run_recipe(tmp_path / "run", *TINY, *words)
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == first
 
 
-def test_a_site_whose_state_is_no_number(tmp_path):
-    """A client that diverges is refused by name; the round goes on with the others."""
-
-    def tamper(reply):
-        if reply.has_content() and "update" in reply.content.array_records:
-            metrics = reply.content.metric_records["metrics"]
-            if metrics["partition-id"] == 1:
-                from strategies.round.records import to_record, to_tensors
-
-                update = to_tensors(reply.content["update"])
-                next(iter(update.values()))[0] = torch.nan
-                reply.content["update"] = to_record(update)
+@pytest.mark.slow
+def test_an_update_that_is_not_finite_is_refused_and_the_round_goes_on(tmp_path):
+    def diverge(reply):
+        if UPDATE in reply.content and reply.content[METRICS]["partition-id"] == 1:
+            update = to_tensors(reply.content[UPDATE])
+            next(iter(update.values()))[0] = torch.nan
+            reply.content[UPDATE] = to_record(update)
         return reply
 
-    summary = run_recipe(tmp_path / "run", *TINY, tamper=tamper)
+    summary = run_recipe(tmp_path / "run", *TINY, tamper=diverge)
     assert summary["status"] == "completed"
     assert summary["failures"] == 2

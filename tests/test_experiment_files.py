@@ -22,12 +22,7 @@ EXPERIMENTS = sorted(
     for path in (FOLDER / "experiment").rglob("*.yaml")
 )
 METHODS = {path.stem for path in (FOLDER / "strategy").glob("*.yaml")}
-# Composing takes a quarter of a second a job: `make check` has one file of each paper.
-FIRST = {name.partition("/")[0]: name for name in reversed(EXPERIMENTS)}.values()
-pytestmark = pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=[] if n in FIRST else pytest.mark.flower) for n in EXPERIMENTS],
-)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("name", EXPERIMENTS)]
 
 
 def path_of(name: str) -> Path:
@@ -94,21 +89,16 @@ def test_it_composes_and_the_sweep_makes_every_cell_of_the_table(name):
     assert placed == set(range(len(settings))), "runs that belong to no cell"
 
 
-def test_the_columns_keep_their_order_on_the_way_into_config_yaml(name):
+def test_the_papers_node_arrives_in_config_yaml_with_its_columns_in_order(name):
     """The published numbers are told apart by nothing but their places."""
-    node = yaml.safe_load(path_of(name).read_text())["paper"]
+    node = yaml.safe_load(path_of(name).read_text())
+    assert not {"runtime", "device", "results_dir"} & set(node)  # it says what runs, not where
     written = yaml.safe_load(config_yaml(compose_overrides((f"+experiment={name}",)), 1))["paper"]
-    assert written == node
-    assert list(written["columns"]) == list(node["columns"])
-    assert list(written["rows"]) == list(node["rows"])
-
-
-def test_a_row_that_is_not_run_says_why_and_has_no_recipe(name):
-    for label, row in paper_of(name).rows.items():
-        if row.not_run:
-            assert (row.runs or {}).get("strategy") not in METHODS, f"{label} can be run now"
-        else:
-            assert row.runs is not None, label
+    assert written == node["paper"]
+    for part in ("columns", "rows"):
+        assert list(written[part]) == list(node["paper"][part])
+    for label, row in paper_of(name).rows.items():  # a row that is not run has no recipe
+        assert (row.runs or {}).get("strategy") not in METHODS if row.not_run else row.runs, label
 
 
 def test_the_first_comment_is_the_command_and_the_second_the_papers_numbers(name):
@@ -116,21 +106,14 @@ def test_the_first_comment_is_the_command_and_the_second_the_papers_numbers(name
     assert lines[0] == "# @package _global_"
     assert re.fullmatch(rf"# (nice )?fedhet -m \+experiment={name}", lines[1])
     assert lines[2].startswith("# Paper (")
-    second = " ".join(line.lstrip("# ") for line in lines[2:] if line.startswith("# ")).split(" #")[
-        0
-    ]
+    comment = " ".join(line.lstrip("# ") for line in lines[2:] if line.startswith("# "))
+    second = comment.split(" #")[0]
     paper = paper_of(name)
     kind = re.search(r"(Table|Figure) (\d+|[IVX]+)", paper.source)
     assert kind
     assert kind[0] in second
     numbers = {float(number) for number in re.findall(r"(?<![\d.])\d*\.?\d+", second)}
     for label, row in paper.rows.items():
-        for published in row.published:
-            if published is not None:
-                found = published.text in second if published.text else published.mean in numbers
-                assert found, f"{label}: {published} is not among the comment's numbers"
-
-
-def test_it_does_not_choose_where_it_runs(name):
-    node = yaml.safe_load(path_of(name).read_text())
-    assert not {"runtime", "device", "results_dir"} & set(node)
+        for published in filter(None, row.published):
+            found = published.text in second if published.text else published.mean in numbers
+            assert found, f"{label}: {published} is not among the comment's numbers"

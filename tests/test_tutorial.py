@@ -1,17 +1,15 @@
-"""docs/tutorial.md, run as it stands: every command, every file, and what it says is to be seen."""
+"""docs/tutorial.md as a reader does it: every command and file, and the output that it shows."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,20 +21,16 @@ import pytest
 
 from common.results import read_rows
 from conf import PACKAGES
-from tests.tutorial import TUTORIAL, blocks, gist, printed_by_block, script_of
+from tests.tutorial import blocks, gist, printed_by_block, script_of
 
 ROOT = Path(__file__).resolve().parents[1]
 NEW_FILES = {"conf/task/my_images.yaml", "conf/strategy/fedntd.yaml", "strategies/fedntd.py"}
 SECONDS = 420  # of the whole script; it takes about a minute and a half on 2 idle cores
+MARK = "FEDHET_TUTORIAL_TEST"  # in the environment of all that the script starts
 
 pytestmark = pytest.mark.timeout(SECONDS + 80)
 BLOCKS = blocks()
 COMMANDS = [block for block in BLOCKS if block.language == "bash" and not block.title]
-FILES = [block for block in BLOCKS if block.title]
-OUTPUTS = [block for block in BLOCKS if block.language == "text"]
-
-
-# ---- what needs no run ---------------------------------------------------------------------------
 
 
 def test_every_block_is_run_written_or_compared():
@@ -45,25 +39,6 @@ def test_every_block_is_run_written_or_compared():
     for before, block in pairwise(BLOCKS):
         if block.language == "text":
             assert before in COMMANDS, f"line {block.line}: no commands print this"
-
-
-@pytest.mark.parametrize("block", FILES, ids=lambda block: block.title)
-def test_a_files_name_is_in_the_text_above_it(block):
-    """A title is not shown by every viewer of Markdown."""
-    name = block.title.removeprefix("$CLONE/")
-    paragraph = block.before.strip().split("\n\n")[-1]
-    assert f"`{name}`" in paragraph
-    assert ("in the clone" in " ".join(paragraph.split())) == block.title.startswith("$CLONE/")
-
-
-def test_every_picture_and_page_it_links_to_is_there():
-    text = TUTORIAL.read_text(encoding="utf-8")
-    links = re.findall(r"\]\((?!http)([^)#]+)", text)
-    assert links
-    assert [link for link in links if not (TUTORIAL.parent / link).exists()] == []
-
-
-# ---- the run -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -84,18 +59,21 @@ class Walk:
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     home = tmp_path_factory.mktemp("home")
     clone = copy_of_the_clone(home / "fedhet")
-    before = contents(clone)
-    mark = uuid.uuid4().hex
-    log = home / "printed.txt"
+    before, mark, log = contents(clone), uuid.uuid4().hex, home / "printed.txt"
     try:
         code = run_to_the_end(script_of(BLOCKS), home, environment(home, clone, mark), log)
-        left = still_running(mark, seconds=20)
+        left = marked(mark)
+        _, left = psutil.wait_procs(left, timeout=20)  # what is about to end may do so
     finally:
-        end_all(mark)
+        while processes := marked(mark):  # again: one may have started another meanwhile
+            for process in processes:
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=5)
     after = contents(clone)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     printed = printed_by_block(log.read_text(encoding="utf-8", errors="replace"), home)
-    return Walk(code, home / "my-federation", changed, printed, left)
+    return Walk(code, home / "my-federation", changed, printed, [str(p) for p in left])
 
 
 def copy_of_the_clone(folder: Path) -> Path:
@@ -110,12 +88,10 @@ def copy_of_the_clone(folder: Path) -> Path:
 
 
 def contents(clone: Path) -> dict[str, bytes]:
-    found = {}
-    for folder, folders, files in os.walk(clone):
-        folders[:] = [name for name in folders if name not in (".venv", "__pycache__")]
-        for path in (Path(folder, name) for name in files):
-            found[path.relative_to(clone).as_posix()] = path.read_bytes()
-    return found
+    paths = [path for path in clone.rglob("*") if "__pycache__" not in path.parts]
+    return {
+        path.relative_to(clone).as_posix(): path.read_bytes() for path in paths if path.is_file()
+    }
 
 
 def environment(home: Path, clone: Path, mark: str) -> dict[str, str]:
@@ -123,16 +99,15 @@ def environment(home: Path, clone: Path, mark: str) -> dict[str, str]:
     ours |= {
         "HOME": str(home),
         "PYTHONPATH": str(clone),  # the environment has this clone installed, not the copy
-        "FEDHET_TUTORIAL_TEST": mark,
+        MARK: mark,
         "COLUMNS": "100",
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "NO_PROXY": "127.0.0.1",
         "no_proxy": "127.0.0.1",
     }
-    ports = ("FLEET_PORT", "CONTROL_PORT", "NORTH_PORT", "SOUTH_PORT")
     with contextlib.ExitStack() as stack:  # all open at once, so that no two are the same
-        for name in ports:
+        for name in ("FLEET_PORT", "CONTROL_PORT", "NORTH_PORT", "SOUTH_PORT"):
             probe = stack.enter_context(socket.socket())
             probe.bind(("127.0.0.1", 0))
             ours[name] = str(probe.getsockname()[1])
@@ -140,13 +115,13 @@ def environment(home: Path, clone: Path, mark: str) -> dict[str, str]:
     return ours
 
 
-def run_to_the_end(text: str, home: Path, environment: dict[str, str], log: Path) -> int | None:
+def run_to_the_end(text: str, home: Path, variables: dict[str, str], log: Path) -> int | None:
     """Run a script; return its exit code, None if it did not end in time."""
     with log.open("wb") as out:
         shell = subprocess.Popen(
             ["bash", "-c", text],
             cwd=home,
-            env=environment,
+            env=variables,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -163,61 +138,34 @@ def marked(mark: str) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.environ().get("FEDHET_TUTORIAL_TEST") == mark:
+            if process.environ().get(MARK) == mark:
                 found.append(process)
     return found
 
 
-def still_running(mark: str, seconds: float) -> list[str]:
-    """Return the command lines of what is left; what is about to end has some seconds for it."""
-    deadline = time.monotonic() + seconds
-    while marked(mark) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    left = []
-    for process in marked(mark):
-        with contextlib.suppress(psutil.Error):
-            left.append(" ".join(process.cmdline()))
-    return left
-
-
-def end_all(mark: str) -> None:
-    while processes := marked(mark):  # again: one may have started another meanwhile
-        for process in processes:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        psutil.wait_procs(processes, timeout=5)
-
-
 @pytest.mark.flower
-def test_every_command_succeeds(walk):
+def test_every_command_succeeds_and_nothing_is_left_running(walk):
     logs = [walk.work / name / "log.txt" for name in ("server", "north", "south")]
     tails = [path.read_text(errors="replace")[-1500:] for path in logs if path.exists()]
     last = max(walk.printed)
     said = f"in the block at line {last}:\n{walk.printed[last]}\n" + "\n---\n".join(tails)
     assert walk.code == 0, f"exit code {walk.code} {said}"
     assert list(walk.printed) == [0, *(block.line for block in COMMANDS)]
-
-
-@pytest.mark.flower
-@pytest.mark.parametrize("block", OUTPUTS, ids=lambda block: f"line {block.line}")
-def test_it_prints_what_the_text_says(walk, block):
-    """Line by line and in this order, whatever the numbers; lines may be left out."""
-    commands = max(other.line for other in COMMANDS if other.line < block.line)
-    printed = iter([gist(line) for line in walk.printed[commands].splitlines()])
-    for line in block.content.splitlines():
-        if line.strip() not in ("", "..."):
-            found = any(gist(line) in other for other in printed)  # goes on after the last one
-            assert found, f"{line!r} is not in, or not there in\n{walk.printed[commands]}"
-
-
-@pytest.mark.flower
-def test_nothing_is_left_running(walk):
     assert walk.left == []
+    assert walk.changed == NEW_FILES  # in the clone
 
 
 @pytest.mark.flower
-def test_the_clone_has_three_more_files_and_no_other_change(walk):
-    assert walk.changed == NEW_FILES
+def test_it_prints_what_the_text_says(walk):
+    """Line by line and in this order, whatever the numbers; lines may be left out."""
+    for before, block in pairwise(BLOCKS):
+        if block.language != "text":
+            continue
+        printed = iter([gist(line) for line in walk.printed[before.line].splitlines()])
+        for line in block.content.splitlines():
+            if line.strip() not in ("", "..."):
+                found = any(gist(line) in other for other in printed)  # goes on after the last one
+                assert found, f"{line!r} is not in, or not there in\n{walk.printed[before.line]}"
 
 
 @pytest.mark.flower

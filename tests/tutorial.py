@@ -18,23 +18,20 @@ MARKER = "@@@ block at line "
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its line in the file, language, title, content, and the text before it."""
+    """A fenced block: its line in the file, language, title and content."""
 
     line: int
     language: str
     title: str | None
     content: str
-    before: str
 
 
 def blocks() -> list[Block]:
     """Return the fenced blocks of the tutorial."""
     found: list[Block] = []
     lines = iter(enumerate(TUTORIAL.read_text(encoding="utf-8").splitlines(), start=1))
-    before: list[str] = []
     for number, line in lines:
         if not line.startswith("```"):
-            before.append(line)
             continue
         fence = FENCE.match(line)
         assert fence, f"line {number}: {line!r} is neither commands, a file, nor output"
@@ -43,9 +40,7 @@ def blocks() -> list[Block]:
             if inner == "```":
                 break
             content.append(inner + "\n")
-        text = "\n".join(before)
-        found.append(Block(number, fence["language"], fence["title"], "".join(content), text))
-        before = []
+        found.append(Block(number, fence["language"], fence["title"], "".join(content)))
     return found
 
 

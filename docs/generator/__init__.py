@@ -1,6 +1,6 @@
-"""The methods' documentation: docs/methods.md and a page per recipe, made from the code.
+"""The documentation generator: docs/methods.md, docs/methods/ and docs/experiments.md.
 
-``make docs`` writes them. A new method needs no line here: its page comes from conf/strategy/x.yaml
-(name, paper, options), strategies/x.py (the docstring), one round of it (payloads, state, cost),
-the tests that name it, and, where there is one, fedhet/methods/notes/x.md.
+``make docs`` writes them. A method's page comes from conf/strategy/x.yaml (name, paper, options),
+strategies/x.py (its docstring), two rounds of it (bytes sent and kept) and, where there is one,
+docs/generator/notes/x.md. A new method needs no line here.
 """

@@ -1,22 +1,34 @@
-"""What the recipes in conf/strategy say of their methods."""
+"""The methods: what their recipes in conf/strategy and their classes say of them."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from conf import FOLDER, build_part, compose_overrides
+from conf import FOLDER, compose_overrides
+from docs.generator.markdown import first_sentence, url_after
+from docs.generator.measure import Cost, measure
+from strategies.base import ClientSide, ServerSide
 
 ROOT = FOLDER.parent
+_NOTES = Path(__file__).parent / "notes"
 _HEAD = re.compile(r"(?P<name>[^(]+?) \((?P<paper>[^)]+)\): (?P<summary>.+)")
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[\w.-]+):(?P<rest>.*)")
+_HOOKS: Mapping[type, tuple[str, Sequence[str]]] = {
+    ClientSide: ("client half", ("begin", "penalty", "correct", "end", "upload")),
+    ServerSide: ("server half", ("broadcast", "reduce")),
+}
+_SLOTS = ("aggregator", "server_optimizer", "sampler", "output")
 
 
 @dataclass(frozen=True)
@@ -29,191 +41,207 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Part:
+    """A class of a recipe.
+
+    Attributes:
+        role: what it is, such as "client half".
+        name: of the class.
+        path: of its file.
+        says: the first paragraph of its docstring.
+        hooks: which of its half's hooks it has.
+    """
+
+    role: str
+    name: str
+    path: Path
+    says: str
+    hooks: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Method:
     """A file of conf/strategy.
 
     Attributes:
-        method: the recipe's name, as in ``strategy=fedprox``.
-        name: the method's name, as in FedProx.
+        id: as in ``strategy=fedprox``.
+        name: as in FedProx.
         paper: the short citation.
         summary: what the method is, a sentence or a few.
-        path: of the file.
-        options: the keys that it brings.
-        composed: the whole recipe of ``strategy=<method>``.
+        path: of the recipe.
+        recipe: all of it, composed.
+        base: FedAvg's.
     """
 
-    method: str
+    id: str
     name: str
     paper: str
     summary: str
     path: Path
-    options: Sequence[Option]
-    composed: DictConfig = field(compare=False, repr=False)
+    recipe: DictConfig
+    base: DictConfig
 
     @property
     def slots(self) -> list[str]:
         """The slots that the method cannot do without."""
-        return [str(slot) for slot in self.composed.strategy.methods.get(self.method, [])]
+        return [str(slot) for slot in self.recipe.strategy.methods.get(self.id, [])]
 
     @cached_property
-    def targets(self) -> dict[str, str]:
-        """The dotted names of the recipe's classes, by their keys."""
-        strategy, local = self.composed.strategy, self.composed.local
-        parts = {f"local.optimizers.{local.optimizer}": local.optimizers[local.optimizer]}
-        for group in ("client_sides", "server_sides", "transforms"):
-            parts |= {f"strategy.{group}.{name}": part for name, part in strategy[group].items()}
-        for slot in ("aggregator", "server_optimizer", "sampler", "output"):
-            parts[f"strategy.{slot}"] = strategy[slot]
-        return {key: str(part["_target_"]) for key, part in parts.items()}
+    def parts(self) -> list[Part]:
+        """The recipe's classes that are not FedAvg's, and those of its slots."""
+        common = _targets(self.base) if self.id != "fedavg" else {}
+        return [
+            _part(key, target)
+            for key, target in _targets(self.recipe).items()
+            if common.get(key) != target or key in self.slots
+        ]
 
     @cached_property
-    def sides(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The client and the server halves, instantiated."""
-        client = build_part(self.composed, "strategy.client_sides", classifier_tensors=1)
-        server = build_part(self.composed, "strategy.server_sides", classifier_tensors=1)
-        return client, server
+    def module(self) -> Path | None:
+        """The method's own file, or else that of the part that makes it."""
+        own = ROOT / "strategies" / f"{self.id}.py"
+        makers = [part.path for part in self.parts if part.role != "reply transform"]
+        return own if own.exists() else next(iter(makers), None)
+
+    @cached_property
+    def docstring(self) -> str:
+        """The docstring of the method's file."""
+        return ast.get_docstring(ast.parse(self.module.read_text())) or "" if self.module else ""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the method has a file of its own, whose docstring is about it alone."""
+        return self.module is not None and self.module.stem == self.id
+
+    @property
+    def url(self) -> str:
+        """The paper's address; empty if neither docstring nor recipe has one."""
+        found = url_after(self.docstring, self.paper.split()[0].rstrip(","))
+        found = found or url_after(self.summary, "")
+        return found or (url_after(self.docstring, "") if self.is_alone else "")
+
+    @cached_property
+    def strategy(self) -> type | None:
+        """The Flower strategy of the method's file that has its name."""
+        if not self.is_alone:
+            return None
+        wanted = "".join(filter(str.isalnum, self.name)).lower()
+        module = importlib.import_module(f"strategies.{self.id}")
+        return next((v for n, v in vars(module).items() if n.lower() == wanted), None)
+
+    @cached_property
+    def cost(self) -> Cost:
+        """What the recipe sends and keeps with its defaults."""
+        return measure(f"strategy={self.id}")
+
+    @property
+    def notes(self) -> str:
+        """Markdown written by hand."""
+        path = _NOTES / f"{self.id}.md"
+        return path.read_text(encoding="utf-8").strip() if path.exists() else ""
+
+    @cached_property
+    def options(self) -> list[Option]:
+        """The keys with a comment in the recipe's files; one without is wiring."""
+        found: dict[str, str] = {}
+        for file in dict.fromkeys([*_files_of(self.path), *self._slot_files()]):
+            for key, comment in _comments(file):
+                found.setdefault(key, comment)
+        plain = OmegaConf.to_container(self.recipe)  # references are shown, not followed
+        values = {key: _value(plain, key) for key in found}
+        return [
+            Option(key, value if isinstance(value, str) else json.dumps(value), found[key])
+            for key, value in values.items()
+            if value is not None and not re.fullmatch(r"\$\{[^}]*\}", str(value))
+        ]
+
+    def _slot_files(self) -> Iterator[Path]:
+        if not self.slots:
+            return
+        with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
+            words = [f"strategy={self.id}"]
+            choices = compose("config", words, return_hydra_config=True).hydra.runtime.choices
+        for slot in self.slots:
+            if f"strategy/{slot}" in choices:
+                yield FOLDER / "strategy" / slot / f"{choices[f'strategy/{slot}']}.yaml"
 
 
-def all_recipes() -> list[Recipe]:
-    """Return the recipes of conf/strategy by name."""
-    return [read_recipe(path) for path in sorted((FOLDER / "strategy").glob("*.yaml"))]
+def all_methods() -> list[Method]:
+    """Return every recipe's method: FedAvg, then the others by name."""
+    methods = [read_method(path) for path in (FOLDER / "strategy").glob("*.yaml")]
+    return sorted(methods, key=lambda method: (method.id != "fedavg", method.name.lower()))
 
 
-def read_recipe(path: Path) -> Recipe:
+def read_method(path: Path) -> Method:
     """Read a recipe file.
 
     Raises:
         ValueError: if its first comment does not have the form that the table needs.
     """
-    head = _HEAD.fullmatch(_leading_comment(path.read_text(encoding="utf-8")))
+    lines = path.read_text(encoding="utf-8").splitlines()
+    end = next(n for n, line in enumerate(lines) if not line.startswith("#"))
+    comment = [line.lstrip("# ") for line in lines[:end] if not line.startswith("# @package")]
+    head = _HEAD.fullmatch(" ".join(comment))
     if head is None:
         raise ValueError(
             f"{path} must begin with a comment `# Name (Authors Year): what it is.`, from which "
-            "its page and docs/methods.md are made"
+            "docs/methods.md is made"
         )
-    composed = compose_overrides((f"strategy={path.stem}",))
-    return Recipe(
-        method=path.stem,
-        name=head["name"],
-        paper=head["paper"],
-        summary=head["summary"],
-        path=path,
-        options=options_of(path, composed),
-        composed=composed,
-    )
+    recipe, base = (compose_overrides((f"strategy={name}",)) for name in (path.stem, "fedavg"))
+    return Method(path.stem, head["name"], head["paper"], head["summary"], path, recipe, base)
 
 
-def options_of(path: Path, recipe: DictConfig) -> list[Option]:
-    """Return the keys that a recipe or a group it chooses sets with a comment behind them.
-
-    A key without one is wiring: what the author chose, and not the user.
-    """
-    composed = OmegaConf.to_container(recipe)
-    assert isinstance(composed, dict)
-    values = dict(leaves(composed))
-    found: dict[str, str] = {}
-    for file in [*_files_of(path), *_slots_of(path, composed)]:
-        for key, comment in _keys_of(file):
-            found[key] = found.get(key) or comment
-    return [
-        Option(key, _shown(values[key]), comment)
-        for key, comment in found.items()
-        if comment and key in values and not _is_reference(values[key])
-    ]
+def _targets(recipe: DictConfig) -> dict[str, str]:
+    """Return the dotted names of a recipe's classes by their places."""
+    strategy, local = recipe.strategy, recipe.local
+    parts: dict[str, Any] = {"optimizer": local.optimizers[local.optimizer]}
+    for group in ("client_sides", "server_sides", "transforms"):
+        parts |= {f"{group}.{name}": part for name, part in strategy[group].items()}
+    parts |= {slot: strategy[slot] for slot in _SLOTS}
+    return {key: str(part["_target_"]) for key, part in parts.items()}
 
 
-def leaves(config: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value of a nested mapping with its dotted key."""
-    for name, value in config.items():
-        if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
+def _part(key: str, target: str) -> Part:
+    module, _, name = target.rpartition(".")
+    made = getattr(importlib.import_module(module), name)
+    path, says = ROOT / f"{module.replace('.', '/')}.py", first_sentence(made.__doc__)
+    for side, (role, hooks) in _HOOKS.items():
+        if key.startswith(("client_sides", "server_sides")) and issubclass(made, side):
+            own = [hook for hook in hooks if getattr(made, hook) is not getattr(side, hook)]
+            return Part(role, name, path, says, own)
+    roles = {"optimizer": "local optimizer", "server_optimizer": "server optimizer"}
+    role = "reply transform" if key.startswith("transforms") else roles.get(key, key)
+    return Part(role, name, path, says)
 
 
-def _leading_comment(text: str) -> str:
-    lines = []
-    for line in text.splitlines():
-        if not line.startswith("#"):
-            break
-        if not line.startswith("# @package"):
-            lines.append(line.removeprefix("#").strip())
-    return " ".join(lines)
+def _value(node: Any, key: str) -> Any:
+    """Return the value at a dotted key; None where there is none, or a mapping."""
+    for name in key.split("."):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    return None if isinstance(node, Mapping) else node
 
 
-def _files_of(path: Path) -> list[Path]:
-    """Return a file of conf/ and those parts of a strategy that its defaults list chooses."""
-    files = [path]
-    for group, options in _choices(path):
-        if group.partition("/")[0] in ("strategy", "base"):
-            for option in options:
-                files += _files_of(FOLDER / group / f"{option}.yaml")
-    return list(dict.fromkeys(files))
-
-
-def _slots_of(path: Path, composed: Mapping[Any, Any]) -> list[Path]:
-    """Return the files of the slots that a method needs and leaves as they are by default."""
-    chosen = {group for group, _ in _choices(path)}
-    base = dict(_choices(FOLDER / "config.yaml"))
-    groups = [f"strategy/{slot}" for slot in composed["strategy"]["methods"].get(path.stem, [])]
-    return [
-        FOLDER / group / f"{option}.yaml"
-        for group in groups
-        if group in base and group not in chosen
-        for option in base[group]
-    ]
-
-
-def _choices(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Yield the groups of a defaults list with the options chosen."""
-    inside = path.parent.relative_to(FOLDER).as_posix()
+def _files_of(path: Path) -> Iterator[Path]:
+    """Yield a recipe and the files below conf/base that its defaults list names."""
+    yield path
     content = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(content, dict)
-    for entry in content.get("defaults", []):
-        if isinstance(entry, str):
-            if entry != "_self_":
-                group, _, option = entry.rpartition("/")
-                yield group.lstrip("/") or inside, [option]
-            continue
-        [(words, option)] = entry.items()
-        group = str(words).split()[-1].partition("@")[0]  # after "override" or "optional"
-        full = group.lstrip("/") if group.startswith("/") or inside == "." else f"{inside}/{group}"
-        yield full, option if isinstance(option, list) else [str(option)]
+    for entry in content.get("defaults", []):  # type: ignore[union-attr]
+        if isinstance(entry, str) and entry.startswith("/base/"):
+            yield from _files_of(FOLDER / f"{entry[1:]}.yaml")
 
 
-def _keys_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the full keys of a file's options with their comments."""
+def _comments(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the full keys of a file that have a comment behind them, with it."""
     text = path.read_text(encoding="utf-8")
     package = re.match(r"# @package (\S+)", text)
     where = package[1] if package else path.parent.relative_to(FOLDER).as_posix().replace("/", ".")
-    prefix = "" if where == "_global_" else f"{where}."
-    comments = dict(_comments(text))
-    content = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(content, dict)
-    for key, _ in leaves(content):
-        full = f"{prefix}{key}"
-        hidden = key.startswith(("defaults", "hydra.")) or full.startswith("strategy.methods.")
-        if not hidden and not key.rpartition(".")[2].startswith("_"):
-            yield full, comments.get(key, "")
-
-
-def _comments(text: str) -> Iterator[tuple[str, str]]:
-    """Yield the comments that stand behind keys, by dotted key."""
-    stack: list[tuple[int, str]] = []
+    start = [] if where == "_global_" else [(-1, where)]
+    stack: list[tuple[int, str]] = start
     for line in text.splitlines():
-        found = _LINE.fullmatch(line)
-        if found is None:
-            continue
-        indent = len(found["indent"])
-        stack = [*(entry for entry in stack if entry[0] < indent), (indent, found["key"])]
-        comment = re.search(r"\s#\s*(.*)", found["rest"])
-        if comment:
-            yield ".".join(key for _, key in stack), comment[1]
-
-
-def _is_reference(value: object) -> bool:
-    return isinstance(value, str) and re.fullmatch(r"\$\{[^}]*\}", value) is not None
-
-
-def _shown(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+        if found := _LINE.fullmatch(line):
+            indent = len(found["indent"])
+            stack = [*(entry for entry in stack if entry[0] < indent), (indent, found["key"])]
+            key = ".".join(key for _, key in stack)
+            comment = re.search(r"\s#\s*(.*)", found["rest"])
+            if comment and not re.search(r"\._|\.(methods|requires)\b", key):
+                yield key, comment[1]

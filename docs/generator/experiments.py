@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -11,10 +10,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from conf import FOLDER
-from docs.generator.page import table
-from docs.generator.recipes import ROOT
+from docs.generator.markdown import table
 
-PAGE = ROOT / "docs" / "fedhet.md"
 _PAPERS = {
     "fedpvr": "FedPVR (Li et al., CVPR 2023)",
     "feddw": "FedDW (Liu et al., 2024)",
@@ -26,37 +23,28 @@ _FRAME = """<!-- Made by `make docs` from conf/experiment. -->
 
 `fedhet -m +experiment=NAME` runs one, with the paper's numbers beside ours in the
 [report](reports.md). A job is one run; words on the command line narrow a table to a row or a cell
-(`strategy=fedavg seed=0`). The files say in their comments what a full one is, and where a form cut
-down to two CPU cores differs. What was run here is in [results/](results).
+(`strategy=fedavg seed=0`). Each file's comments describe the full table, and where a form cut
+down to two CPU cores differs. [results/](results) has what was run here.
 """
 
 
 def experiments_page() -> str:
     """Return the page."""
-    return "\n".join([_FRAME, *_sections()])
-
-
-def _sections() -> Iterator[str]:
+    sections = [_FRAME]
     for folder, paper in _PAPERS.items():
-        files = sorted((FOLDER / "experiment" / folder).glob("*.yaml"))
-        rows = [_row(path) for path in files]
-        yield f"## {paper}\n\n{table(['`+experiment=`', 'what', 'jobs'], rows)}\n"
+        rows = []
+        for path in sorted((FOLDER / "experiment" / folder).glob("*.yaml")):
+            recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
+            _, *parts = recipe["paper"]["source"].split(", ")  # authors, venue and year, table
+            what = ", ".join(part for part in parts if not part[-4:].isdigit())
+            name = f"{folder}/{path.stem}"
+            link = f"[{name}](../conf/experiment/{name}.yaml)"
+            rows.append([link, what, str(number_of_jobs(recipe))])
+        sections.append(f"## {paper}\n\n{table(['`+experiment=`', 'what', 'jobs'], rows)}\n")
+    return "\n".join(sections)
 
 
-def _row(path: Path) -> list[str]:
-    recipe = yaml.safe_load(path.read_text(encoding="utf-8"))
-    name = f"{path.parent.name}/{path.stem}"
-    _, _, what = recipe["paper"]["source"].partition(", ")
-    return [f"[{name}](../conf/experiment/{name}.yaml)", _after_year(what), str(jobs_of(recipe))]
-
-
-def _after_year(source: str) -> str:
-    """Return what follows the venue and the year of a source: "CVPR 2023, Table 2" has Table 2."""
-    head, _, rest = source.partition(", ")
-    return rest if head[-4:].isdigit() else source
-
-
-def jobs_of(recipe: Mapping[str, Any]) -> int:
+def number_of_jobs(recipe: Mapping[str, Any]) -> int:
     """Return how many runs an experiment file's own sweep has."""
     params = recipe["hydra"]["sweeper"]["params"]
     words = [f"{key}={value}" for key, value in params.items()]

@@ -1,0 +1,28 @@
+"""``python -m benchmarks NAME [WORDS]``: run one of the measurements below.
+
+floor       seconds per round beside a plain PyTorch loop that does the same work
+start       seconds to the end of round 1, and of a round whose training is trivial
+epoch       a client's epoch of a method beside FedAvg's
+fusion      the server's step of the one-shot methods beside the plain average
+deployment  a deployment's round beside a plain Flower app that moves the same arrays
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+NAMES = ("floor", "start", "epoch", "fusion", "deployment")
+
+
+def main() -> None:
+    """Run the measurement that the first word names."""
+    name, *words = sys.argv[1:] or ["--help"]
+    if name not in NAMES:
+        raise SystemExit(__doc__)
+    sys.argv = [f"python -m benchmarks {name}", *words]
+    importlib.import_module(f"benchmarks.{name}").main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""What the measurements share: turns, medians, timed runs of ``fedhet``, results as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from common.results import METRICS, SUMMARY, read_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "benchmarks"
+
+
+def options_of(text: str | None, name: str, repeats: int) -> argparse.ArgumentParser:
+    """Return a parser with the options of every measurement."""
+    parser = argparse.ArgumentParser(description=(text or "").splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=repeats)
+    parser.add_argument("--out", type=Path, default=FOLDER / f"{name}.json", help="a JSON file")
+    return parser
+
+
+def in_turns(
+    base: Callable[[], float], others: dict[str, Callable[[], float]], repeats: int
+) -> dict[str, dict[str, Any]]:
+    """Measure base, other, base, other, ..., base; return seconds and ratios by name.
+
+    A ratio is over the mean of the two neighbouring bases, so that a drift of the machine's speed
+    cancels. The order of the others rotates.
+    """
+    found: dict[str, dict[str, Any]] = {n: {"seconds": [], "ratios": []} for n in others}
+    names, before = list(others), base()
+    for repeat in range(repeats):
+        first = repeat % len(names)
+        for name in names[first:] + names[:first]:
+            seconds, after = others[name](), base()
+            found[name]["seconds"].append(seconds)
+            found[name]["ratios"].append(2 * seconds / (before + after))
+            before = after
+    return found
+
+
+def spread(values: Sequence[float], form: str = ".3f") -> str:
+    """Return the median and the range as text."""
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"{middle:{form}} ({low:{form}} to {high:{form}})"
+
+
+def save(path: Path, result: dict[str, Any]) -> None:
+    """Write a result, with the machine it was measured on."""
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version()}
+    about = {"machine": machine, "torch": torch.__version__, "began": time.strftime("%Y-%m-%d")}
+    path.write_text(json.dumps({**result, **about}, indent=1) + "\n")
+    print(f"written to {path}")
+
+
+def run_fedhet(words: Sequence[str], folder: Path) -> None:
+    """Run the command; its output is printed if it fails."""
+    command = [str(Path(sys.executable).with_name("fedhet")), *words, f"results_dir={folder}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stdout, done.stderr, file=sys.stderr)
+
+
+def timed_run(words: Sequence[str]) -> dict[str, Any]:
+    """Run ``fedhet``; return its rows, seconds of each round and to round 1, and peak memory."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        began, first, peak = time.perf_counter(), 0.0, 0
+        thread = threading.Thread(target=run_fedhet, args=(words, folder), daemon=True)
+        thread.start()
+        looks = 0
+        while thread.is_alive():
+            metrics = folder / METRICS
+            if not first and metrics.exists() and '"round": 1,' in metrics.read_text():
+                first = time.perf_counter() - began
+            if looks % 150 == 0:  # every 3 s: the kernel stops the processes meanwhile
+                peak = max(peak, _pss_of_children())
+            looks += 1
+            time.sleep(0.02)
+        path = folder / SUMMARY
+        summary = json.loads(path.read_text()) if path.exists() else {"status": "failed"}
+        if summary["status"] != "completed":
+            raise SystemExit(f"fedhet {' '.join(words)} has failed")
+        rows = read_rows(folder / METRICS)
+    return {
+        "rows": rows,
+        "seconds": [b["elapsed_seconds"] - a["elapsed_seconds"] for a, b in pairwise(rows)],
+        "seconds_to_round_1": first,
+        "peak_pss_bytes": peak,
+        "accuracy": summary.get("accuracy"),
+    }
+
+
+def _pss_of_children() -> int:
+    try:
+        children = psutil.Process().children(recursive=True)
+        return sum(process.memory_full_info().pss for process in children)
+    except psutil.Error:
+        return 0  # a process ended while it was read

@@ -1,0 +1,147 @@
+"""docs/methods.md and the page of each method."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from docs.generator.markdown import escape, table, to_markdown
+from docs.generator.measure import TASK, Cost, Sizes
+from docs.generator.recipes import ROOT, Method, Part
+from strategies.round.records import PARAMS, UPDATE
+
+METHODS = ROOT / "docs" / "methods"
+_TEMPLATE = Path(__file__).parent / "notes" / "methods.md"
+
+
+def index(methods: Sequence[Method]) -> str:
+    """Return docs/methods.md: the hand-written frame with the two tables in it."""
+    what = table(
+        ["method", "paper", "client half", "server half", "replaces", "payloads"],
+        [
+            [
+                f"[{method.name}](methods/{method.id}.md)",
+                f"[{method.paper}]({method.url})" if method.url else method.paper,
+                _hooks(method.parts, "client half"),
+                _hooks(method.parts, "server half"),
+                _replaced(method),
+                _payloads(method.cost),
+            ]
+            for method in methods
+        ],
+    )
+    costs = table(
+        ["method", "sent", "kept by a client", "kept by the server"],
+        [
+            [
+                f"[{method.name}](methods/{method.id}.md)",
+                f"{method.cost.traffic:.3g}",
+                _sizes(method.cost.client_state),
+                _sizes(method.cost.server_state),
+            ]
+            for method in methods
+        ],
+    )
+    frame = _TEMPLATE.relative_to(ROOT).as_posix()
+    text = _TEMPLATE.read_text(encoding="utf-8").replace("<!-- task -->", TASK)
+    text = text.replace("<!-- table -->", f"{what}\n\nWhat a round of each takes:\n\n{costs}")
+    return f"<!-- Made by `make docs` from {frame}, conf/strategy and the code. -->\n{text}"
+
+
+def method_page(method: Method) -> str:
+    """Return a method's page."""
+    sections = [_head(method), _body(method), _parts(method), _options(method), method.notes]
+    sections += [_running(method), _cost(method.cost)]
+    return "\n\n".join(section for section in sections if section) + "\n"
+
+
+def _hooks(parts: Sequence[Part], role: str) -> str:
+    return ", ".join(f"`{hook}`" for part in parts if part.role == role for hook in part.hooks)
+
+
+def _replaced(method: Method) -> str:
+    """Return what stands in a slot instead of FedAvg's part, or with other settings."""
+    if method.id == "fedavg":
+        return ""
+    found = [part for part in method.parts if not part.role.endswith("half")]
+    return "; ".join(f"{part.role} `{part.name}`" for part in found)
+
+
+def _payloads(cost: Cost) -> str:
+    down = [f"↓ `{name}`" for name in cost.down if name != PARAMS]
+    up = [f"↑ `{name}`" for name in cost.up if name != UPDATE]
+    return "<br>".join([*down, *up])
+
+
+def _link(path: Path, text: str = "") -> str:
+    where = os.path.relpath(path, METHODS).replace(os.sep, "/")
+    return f"[{text or path.relative_to(ROOT).as_posix()}]({where})"
+
+
+def _head(method: Method) -> str:
+    sources = [path for path in (method.module, method.path) if path is not None]
+    made_of = ", ".join(path.relative_to(ROOT).as_posix() for path in sources)
+    summary = method.summary if method.is_alone else f"{method.paper}: {method.summary}"
+    return (
+        f"<!-- Made by `make docs` from {made_of}. Edit those. -->\n"
+        f"# {method.name}\n\n"
+        f"{escape(summary[:1].upper() + summary[1:])}\n\n"
+        f"`strategy={method.id}` · {', '.join(map(_link, sources))} · [all methods](../methods.md)"
+    )
+
+
+def _body(method: Method) -> str:
+    if not method.docstring:
+        return ""
+    title, _, rest = inspect.cleandoc(method.docstring).partition("\n")
+    if not method.is_alone:
+        return f"## The method\n\n{to_markdown(method.docstring)}"
+    title = (title.partition(": ")[2] or title).rstrip(".")
+    return f"## The method\n\n**{escape(title[:1].upper() + title[1:])}.**\n{to_markdown(rest)}"
+
+
+def _parts(method: Method) -> str:
+    rows = []
+    for part in method.parts:
+        hooks = f" ({', '.join(f'`{hook}`' for hook in part.hooks)})" if part.hooks else ""
+        rows.append([part.role + hooks, _link(part.path, f"`{part.name}`"), escape(part.says)])
+    if not rows:
+        return ""
+    says = "" if method.id == "fedavg" else "Everything else is as in [FedAvg](fedavg.md)."
+    return f"## Parts\n\n{table(['part', 'class', ''], rows)}\n\n{says}".rstrip()
+
+
+def _options(method: Method) -> str:
+    if not method.options:
+        return ""
+    rows = [[f"`{o.key}`", f"`{o.default}`", escape(o.meaning)] for o in method.options]
+    return f"## Options\n\n{table(['key', 'default', 'meaning'], rows)}"
+
+
+def _running(method: Method) -> str:
+    lines = [f"fedhet strategy={method.id} task=cifar10 partition.alpha=0.1"]
+    plain = [option for option in method.options if "$" not in option.default][:1]
+    lines += [f"fedhet strategy={method.id} {o.key}={o.default}" for o in plain]
+    text = "## Running it\n\n```\n" + "\n".join(lines) + "\n```"
+    if method.strategy is None or method.module is None:
+        return text
+    name, file = method.strategy.__name__, _link(method.module)
+    return f"{text}\n\nWithout the recipe it is the Flower strategy `{name}` of {file}."
+
+
+def _cost(cost: Cost) -> str:
+    rows = [
+        ["down", _sizes(cost.down)],
+        ["up", _sizes(cost.up)],
+        ["sent in all", f"{cost.traffic:.3g}"],
+        ["kept by a client", _sizes(cost.client_state)],
+        ["kept by the server", _sizes(cost.server_state)],
+    ]
+    how = f"Of a round, counted on {TASK}; sizes in models (see [how](../methods.md))."
+    return f"## Cost\n\n{how}\n\n{table(['what', 'size'], rows)}"
+
+
+def _sizes(shares: Sizes) -> str:
+    return ", ".join(f"`{name}` {share:.3g}" for name, share in shares.items()) or "nothing"
