@@ -407,7 +407,7 @@ def test_values_out_of_range_are_refused_by_their_key(make, key):
 
 
 def test_the_flower_strategy_sends_class_counts_only_if_masked():
-    with pytest.raises(ConfigError, match="aggregator Distilled runs the network"):
+    with pytest.raises(ConfigError, match="aggregator Distilled runs the model"):
         DENSE()
     masked = DENSE(epochs=2, masked_teacher=True, server_model=normed())
     assert masked.client_sides["class_counts"].sends == {CLASS_COUNTS}

@@ -232,7 +232,7 @@ def test_a_run_evaluates_and_stores_the_ensemble(masked, tmp_path):
 
 
 def test_the_flower_strategy_sends_class_counts_only_if_masked():
-    with pytest.raises(ConfigError, match="output AllClients runs the network"):
+    with pytest.raises(ConfigError, match="output AllClients runs the model"):
         Ensemble()
     network = ServerModel(Layers(), (2,), 3)
     assert Ensemble(server_model=network).client_sides["class_counts"].sends == {CLASS_COUNTS}
