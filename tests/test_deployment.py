@@ -102,7 +102,7 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_is_followed_again(
     assert read_rows(here / "metrics.jsonl") == read_rows(server / "metrics.jsonl")
     log = (here / "log.txt").read_text()
     assert "fedhet-event" not in log
-    assert log.count("Roll call: 3 clients") == 1
+    assert log.count("Registered 3 clients with") == 1
     for site in SITES:  # FedPVR's control variates lie at their sites
         state = federation.folder / f"site-{site}" / "state" / "clients"
         assert list(state.glob(f"*/client-{site:05}/round-000002.safetensors"))
@@ -166,7 +166,7 @@ def test_a_sweep_in_the_server_app_container_trains_on_each_sites_own_images(fed
     )
     assert done.returncode == 1, done.stdout + federation.said()
     assert "the run failed" in done.stdout
-    assert "option II of SCAFFOLD" in done.stdout
+    assert "strategy.scaffold.option=II reads" in done.stdout
     assert "Traceback" not in done.stdout
     jobs = (federation.folder / "server" / "results" / "images").iterdir()
     failed, folder = sorted(path for path in jobs if path.name[0].isdigit())

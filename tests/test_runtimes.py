@@ -209,7 +209,7 @@ def flower_home(tmp_path: Path) -> Iterator[dict[str, str]]:
 def test_plain_flwr_run(flower_home, tmp_path):
     """No file of the clone changes, nothing is installed, results appear."""
     before = (ROOT / "pyproject.toml").read_text()
-    config = 'strategy="fedpvr" rounds=2 local.epochs=1 overrides="strategy.layers=last:1"'
+    config = 'strategy="fedpvr" rounds=2 local.epochs=1 overrides="strategy.fedpvr.layers=last:1"'
     words = ["run", str(ROOT), "--stream", "--run-config", config]
     done, listed = (
         subprocess.run(

@@ -61,7 +61,7 @@ def test_jobs_at_once_fail_and_resume_like_one_after_the_other(
     assert done.returncode == 1, done.stderr
     assert done.stderr == ""
     assert [job["status"] for job in jobs_of(tmp_path)] == ["failed"] * 2 + ["completed"] * 2
-    assert "option II of SCAFFOLD" in done.stdout
+    assert "strategy.scaffold.option=II reads" in done.stdout
     assert summary_of(sweep_folder(tmp_path) / "0_scaffold_digits_seed0")["status"] == "failed"
     assert not (sweep_folder(tmp_path) / ".sweep").exists()
     again = fedhet(tmp_path, "-m", "--resume", *words)
