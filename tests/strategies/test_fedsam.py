@@ -9,9 +9,7 @@ import torch
 
 from strategies.components.local_optimizers import SGD
 from strategies.fedsam import SAM
-from tests.strategies.test_per_fedavg import drive, quadratic, quadratics
-
-ONES = torch.ones(3, dtype=torch.float64)
+from tests.strategies.test_per_fedavg import ONES, drive, quadratic, quadratics
 
 
 def test_a_step_by_hand():
