@@ -76,21 +76,6 @@ def test_the_step_is_down_the_slope_of_the_loss_in_eval_mode():
             torch.testing.assert_close(step, -1e-3 * slope, atol=1e-12, rtol=1e-6)
 
 
-def test_it_leaves_nothing_behind_in_the_model():
-    """No gradient, nothing frozen, the mode, the other tensors and torch's generator as before."""
-    model = Classifier()
-    state = {LOCAL: {name: torch.zeros_like(model.state_dict()[name]) for name in HEAD}}
-    context = context_of(model, blobs(1)[0], state=state)
-    before = torch.get_rng_state()
-    FedALAClient().begin(context)
-    assert torch.equal(before, torch.get_rng_state())
-    assert model.training
-    for name, param in model.named_parameters():
-        assert param.requires_grad
-        assert param.grad is None
-        assert torch.equal(param, context.anchor[name]) != (name in HEAD)
-
-
 def passes_of(side, state, loss_of_pass=lambda number: 0.0, seed=0):
     """Return which of ten examples each pass sees, in the order seen, in batches of three."""
     passes = [[]]

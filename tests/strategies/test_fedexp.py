@@ -11,7 +11,6 @@ from conf import compose
 from server_app.assembly import check_recipe
 from strategies.base import Reply
 from strategies.fedexp import ExtrapolatedMean
-from strategies.statistics.update_diagnostics import diagnose
 from tests.recipes import overrides
 
 
@@ -75,13 +74,6 @@ def test_half_way_to_the_common_optimum_of_projections():
         sine, cosine = math.sin(angle), math.cos(angle)
         updates = ([-(sine**2), sine * cosine], [-(sine**2), -sine * cosine])
         assert delta(*updates, eps=1e-15) == pytest.approx([-0.5, 0.0], abs=1e-4)
-
-
-def test_the_step_size_can_be_read_off_a_row():
-    """eta_g = step_norm / (norm_ratio update_norm), here the 2 of the first test."""
-    received = replies([1.0, 0.0], [-0.6, 0.8])
-    row = diagnose(received, ExtrapolatedMean(0.05)({}, received))
-    assert row["step_norm"] / (row["norm_ratio"] * row["update_norm"]) == pytest.approx(2.0)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
 
 from client_app.training import train_locally
@@ -80,20 +79,10 @@ def test_growth_is_exp_and_then_its_tangent():
     torch.testing.assert_close(values.grad, torch.tensor(slopes, dtype=torch.float64))
 
 
-class Features(nn.Module):
-    """Inputs times a matrix are the features."""
-
-    def __init__(self, scale=1.0):
-        super().__init__()
-        self.body = nn.Linear(3, 5, bias=False)
-        self.head = nn.Linear(5, 2)
-        with torch.no_grad():
-            for i, param in enumerate(self.parameters()):
-                param.copy_(scale * torch.randn(param.shape, generator=torch.manual_seed(i)))
-
-    def forward(self, inputs):
-        features = self.body(inputs)
-        return features, self.head(features)
+def scaled(scale: float) -> WithoutDropout:
+    model = WithoutDropout()
+    model.load_state_dict({name: scale * value for name, value in model.state_dict().items()})
+    return model
 
 
 def penalty_of(side, context, inputs):
@@ -103,7 +92,7 @@ def penalty_of(side, context, inputs):
 
 def test_the_term_by_hand():
     """beta 16, sigma 4, features 3 and 0 against received 0 and 0: gamma (e^2 + 1) / 2."""
-    context = context_of(Features())
+    context = context_of(WithoutDropout())
     inputs = torch.zeros(2, 3)
     context._received = (inputs, torch.zeros(2, 1))
     step = SimpleNamespace(features=torch.tensor([[3.0], [0.0]]), inputs=inputs, context=context)
@@ -116,7 +105,7 @@ def test_the_term_by_hand():
 
 def test_the_second_pass_of_sam_is_not_measured():
     """It is at y + e. The mean is of both steps' first passes alone."""
-    inputs, seen = torch.eye(4, 3), []
+    inputs, seen = torch.eye(4), []
 
     class Watching(ManifoldRegularizer):
         def penalty(self, step):
@@ -124,7 +113,7 @@ def test_the_second_pass_of_sam_is_not_measured():
             seen.append(float(distance.detach().mean()))
             return super().penalty(step)
 
-    context = context_of(Features(), TensorBatches(inputs, torch.tensor([0, 1, 0, 1])))
+    context = context_of(WithoutDropout(), TensorBatches(inputs, torch.tensor([0, 1, 0, 1])))
     options = LocalTrainingConfig(batch_size=4, epochs=2)
     train_locally(context, [Watching(gamma=0.1)], SAM(rho=0.5), options, 0.1, torch.Generator())
     assert len(seen) == 4
@@ -135,10 +124,10 @@ def test_the_second_pass_of_sam_is_not_measured():
 
 def test_data_is_lifted_with_its_representation():
     """That is the distance of (x, z) and (x, z')."""
-    context = context_of(Features().double())
-    inputs = torch.randn(4, 3, generator=torch.manual_seed(3), dtype=torch.float64)
+    context = context_of(WithoutDropout().double())
+    inputs = torch.randn(4, 4, generator=torch.manual_seed(3), dtype=torch.float64)
     received = context.received_features(inputs)
-    context.model.body.weight.data.add_(0.3)
+    context.model.body[0].weight.data.add_(0.3)
     features = context.model(inputs)[0].detach()
     side = ManifoldRegularizer(gamma=1.0, sigma=2.0, beta=0.7, lifts="data")
     whole = [torch.cat([inputs, rows], dim=1) for rows in (features, received)]
@@ -149,13 +138,13 @@ def test_data_is_lifted_with_its_representation():
 
 @pytest.mark.parametrize("scale", [1e3, 1e8])
 def test_large_features_give_a_finite_gradient(scale):
-    context = context_of(Features(scale))
-    context.model.body.weight.data.mul_(-1.0)  # the other side of the hyperboloid
-    penalty = penalty_of(ManifoldRegularizer(), context, torch.ones(4, 3))
+    context = context_of(scaled(scale))
+    context.model.body[0].weight.data.mul_(-1.0)  # the other side of the hyperboloid
+    penalty = penalty_of(ManifoldRegularizer(), context, torch.ones(4, 4))
     penalty.backward()
     assert torch.isfinite(penalty)
-    assert torch.isfinite(context.model.body.weight.grad).all()
-    assert context.model.body.weight.grad.abs().max() > 0
+    assert torch.isfinite(context.model.body[0].weight.grad).all()
+    assert context.model.body[0].weight.grad.abs().max() > 0
 
 
 def test_the_first_step_pays_gamma():

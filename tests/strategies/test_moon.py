@@ -17,6 +17,7 @@ from strategies.fedavg import FedAvg
 from strategies.moon import MOON, MOONClient, contrastive_loss
 from tests.strategies.labelled import Classifier, WithoutDropout, assert_same, blobs, train
 from tests.strategies.test_closed_forms import stores
+from tests.strategies.test_personal import Normed
 
 SUMMARY = LocalSummary(num_examples=1, num_steps=1, lr_sum=0.1)
 
@@ -61,27 +62,14 @@ def test_moon_by_hand(features, others, tau, expected):
     assert found.item() == pytest.approx(expected, abs=1e-6)
 
 
-class Normalised(nn.Module):
-    """A network with BatchNorm, whose buffers are part of what it computes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-        self.head = nn.Linear(3, 2)
-
-    def forward(self, inputs):
-        features = self.body(inputs)
-        return features, self.head(features)
-
-
 def test_what_is_kept_gives_the_same_features_after_a_restart():
-    """Of a client that has trained, stored its state and is built anew: all tensors, eval mode."""
+    """All tensors, the statistics of BatchNorm too, in eval mode."""
     inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
-    trained, state, store = Normalised(), {}, ContextStateStore(RecordDict())
+    trained, state, store = Normed(), {}, ContextStateStore(RecordDict())
     trained(inputs)  # moves the running statistics
     MOONClient().end(SimpleNamespace(model=trained, state=state), SUMMARY)
     store.save("run", 1, state, keep=())
-    received, side = Normalised().eval(), MOONClient()
+    received, side = Normed().eval(), MOONClient()
     side.begin(SimpleNamespace(state=store.load("run", 1), global_model=received))
     [previous] = side.contrasted
     assert not previous.training

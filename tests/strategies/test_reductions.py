@@ -6,7 +6,6 @@ from functools import cache
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from strategies.components.aggregators import UniformMean
 from strategies.components.local_optimizers import SGD
@@ -31,9 +30,7 @@ from strategies.scaffold import SCAFFOLD
 from tests.strategies.labelled import (
     Biasless,
     Classifier,
-    WithoutDropout,
     assert_same,
-    blobs,
     train,
 )
 
@@ -50,19 +47,9 @@ FLAT = {"optimizer": lambda: SAM(rho=0.0)}
 SHARP = {"optimizer": lambda: SAM(rho=0.2)}
 
 
-@cache
-def fedavg() -> dict[str, torch.Tensor]:
-    return run(FedAvg(**LR))
-
-
-@cache
-def biasless() -> dict[str, torch.Tensor]:
-    return run(FedAvg(**LR), Biasless)
-
-
-@cache
-def plain_mean() -> dict[str, torch.Tensor]:
-    return run(FedAvg(**PLAIN_MEAN))
+fedavg = cache(lambda: run(FedAvg(**LR)))
+biasless = cache(lambda: run(FedAvg(**LR), Biasless))
+plain_mean = cache(lambda: run(FedAvg(**PLAIN_MEAN)))
 
 
 def heavy(layers: str) -> dict:
@@ -132,18 +119,3 @@ def test_fedpvr_corrects_only_its_tensors():
     control = strategy.server_sides["fedpvr"].control_variate
     assert list(control) == ["head.weight", "head.bias"]
     assert all(value.abs().max() > 0 for value in control.values())
-
-
-def test_one_client_is_centralised_sgd():
-    """K steps of one client a round, R rounds, equal K * R steps of plain SGD on its data."""
-    data = blobs(1)[0]
-    params, _ = train(FedAvg(**LR), 3, WithoutDropout, [data], batch_size=100)
-    model = WithoutDropout()
-    for _ in range(6):
-        loss = F.cross_entropy(model(data.inputs)[1], data.labels)
-        grads = torch.autograd.grad(loss, list(model.parameters()))
-        with torch.no_grad():
-            for param, grad in zip(model.parameters(), grads, strict=True):
-                param -= 0.1 * grad
-    for name, value in model.named_parameters():
-        torch.testing.assert_close(params[name], value.detach(), atol=1e-6, rtol=1e-5)
