@@ -10,12 +10,11 @@ from common.errors import ConfigError
 from strategies.components.aggregators import NormMean, UniformMean
 from strategies.components.local_optimizers import SGD, Adam
 from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.samplers import FixedSizeSampler
 from strategies.components.schedules import ExponentialDecay
 from strategies.fedcm import ClientMomentum, FedCM
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.sides import check_side
-from tests.strategies.test_closed_forms import clients, gradient, stores
+from tests.strategies.test_closed_forms import clients, gradient
 
 ROUNDS, EPOCHS, ALPHA, LR, DECAY = 4, 3, 0.3, 0.05, 0.9
 
@@ -67,14 +66,6 @@ def test_clients_of_unequal_length_count_by_their_mean_lr_sum():
     params, _ = federate(strategy, datasets, model=lambda: Regression(2), rounds=1, options=options)
     sent = strategy.server_step.broadcast(0)["momentum"]["head.weight"]
     torch.testing.assert_close(sent, -params["head.weight"] / 0.4)
-
-
-def test_no_client_keeps_anything():
-    """One that joins late is like the others."""
-    kept = stores()
-    strategy = FedCM(local_lr=0.05, sampler=FixedSizeSampler(0.5, seed=1))
-    federate(strategy, clients(), model=lambda: Regression(2), rounds=3, stores=kept)
-    assert not any(kept[i].load(strategy.state.experiment, r) for i in (0, 1) for r in (1, 2, 3))
 
 
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()])

@@ -18,7 +18,7 @@ from strategies.statistics.class_means import MEANS
 from strategies.statistics.soft_labels import SOFT_LABELS
 from tests.federation import TensorBatches
 from tests.recipes import overrides
-from tests.strategies.labelled import Biasless, Classifier, assert_same, blobs, train
+from tests.strategies.labelled import Biasless, Classifier, blobs, train
 
 
 def penalty(logits, labels, soft_labels, coefficient=1.0):
@@ -63,20 +63,12 @@ def test_a_class_that_nobody_held_is_still_taught_as_the_identity():
 
 
 @pytest.mark.slow
-def test_with_feddw_in_either_order_and_nothing_is_sent_twice():
+def test_with_feddw_nothing_is_sent_twice():
     """An array is its data and 128 bytes: SL (3, 3) down, sums (3, 3) and counts (3,) up."""
-    params, options = [], []
-    for names in ("feddistill,feddw", "feddw,feddistill"):
-        recipe = compose(overrides(f"strategy=[{names}]"))
-        options.append(recipe.strategy.soft_labels)
-        strategy = FederatedStrategy(
-            client_sides=build_part(recipe, "strategy.client_sides", 1),
-            server_sides=build_part(recipe, "strategy.server_sides", 1),
-        )
-        trained, (_, *reports) = train(strategy, 2, Biasless, blobs(2), epochs=1)
-        params.append(trained)
-        model = sum(128 + 4 * value.numel() for value in trained.values())
-        assert [r.bytes_down for r in reports] == [2 * (model + 128 + 4 * 9)] * 2
-        assert [r.bytes_up for r in reports] == [2 * (model + 128 + 4 * 9 + 128 + 4 * 3)] * 2
-    assert_same(*params)
-    assert options[0] == options[1]
+    recipe = compose(overrides("strategy=[feddistill,feddw]"))
+    sides = ("client_sides", "server_sides")
+    strategy = FederatedStrategy(**{s: build_part(recipe, f"strategy.{s}", 1) for s in sides})
+    params, (_, *reports) = train(strategy, 2, Biasless, blobs(2), epochs=1)
+    model = sum(128 + 4 * value.numel() for value in params.values())
+    assert [r.bytes_down for r in reports] == [2 * (model + 128 + 4 * 9)] * 2
+    assert [r.bytes_up for r in reports] == [2 * (model + 128 + 4 * 9 + 128 + 4 * 3)] * 2

@@ -130,13 +130,6 @@ def test_the_server_keeps_the_mean_of_all_clients():
     torch.testing.assert_close(strategy.server_step.optimizer.drift_sum[WEIGHT], mean)
 
 
-def test_at_alpha_zero_nothing_is_kept():
-    strategy, kept = FedDyn(0.0, local_lr=0.1), stores(2)
-    federate(strategy, clients(), model=lambda: Regression(2), rounds=2, stores=kept)
-    assert not any(store.records for store in kept.values())
-    assert not any(strategy.server_step.optimizer.state_dict().values())
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),

@@ -7,11 +7,8 @@ import math
 import pytest
 import torch
 
-from conf import compose
-from server_app.assembly import check_recipe
 from strategies.base import Reply
 from strategies.fedexp import ExtrapolatedMean
-from tests.recipes import overrides
 
 
 def replies(*updates, num_examples=1):
@@ -74,15 +71,3 @@ def test_half_way_to_the_common_optimum_of_projections():
         sine, cosine = math.sin(angle), math.cos(angle)
         updates = ([-(sine**2), sine * cosine], [-(sine**2), -sine * cosine])
         assert delta(*updates, eps=1e-15) == pytest.approx([-0.5, 0.0], abs=1e-4)
-
-
-@pytest.mark.slow
-def test_it_combines_with_scaffold_and_says_so_where_the_other_mean_has_won():
-    """Both recipes choose an aggregator, and Hydra takes that of the one named last."""
-    recipe = compose(overrides("strategy=[scaffold,fedexp]"))
-    check_recipe(recipe)
-    assert recipe.strategy.aggregator["_target_"].endswith("ExtrapolatedMean")
-    others = ["strategy=[fedexp,scaffold]"], ["strategy=fedexp", "strategy/aggregator=uniform_mean"]
-    for words in others:
-        with pytest.raises(ValueError, match=r"strategy\.aggregator\._target_=.*ExtrapolatedMean"):
-            check_recipe(compose(overrides(*words)))

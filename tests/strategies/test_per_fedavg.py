@@ -204,8 +204,7 @@ def fit(model, options: LocalTrainingConfig, **how) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("how", "steps"),
-    [({}, 3), ({"order": "hessian_free"}, 2), ({"same_batch": True}, 6)],
+    ("how", "steps"), [({}, 3), ({"order": "hessian_free"}, 2), ({"same_batch": True}, 6)]
 )
 def test_steps_are_counted_as_moves(how, steps):
     """17 examples in batches of 8, two epochs: six mini-batches."""

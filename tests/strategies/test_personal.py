@@ -109,11 +109,7 @@ OPTIMIZERS = [
 @pytest.mark.parametrize(("ours", "theirs"), OPTIMIZERS)
 @pytest.mark.parametrize(
     ("strategy", "epochs"),
-    [
-        (FedPer, [(3, BODY + HEAD)]),
-        (FedRep, [(1, HEAD), (2, BODY)]),
-        (FedBABU, [(3, BODY)]),
-    ],
+    [(FedPer, [(3, BODY + HEAD)]), (FedRep, [(1, HEAD), (2, BODY)]), (FedBABU, [(3, BODY)])],
 )
 def test_fedper_fedrep_and_fedbabu_by_hand(strategy, epochs, ours, theirs):
     """Three rounds; bodies are averaged by examples, heads stay; FedBABU's never changes."""

@@ -27,12 +27,8 @@ from strategies.feduv import FedUV
 from strategies.moon import MOON
 from strategies.round.federated import FederatedStrategy
 from strategies.scaffold import SCAFFOLD
-from tests.strategies.labelled import (
-    Biasless,
-    Classifier,
-    assert_same,
-    train,
-)
+from tests.strategies.labelled import Biasless, Classifier, assert_same, train
+from tests.strategies.labelled import blobs as blobs  # other tests take it from here
 
 
 def run(strategy: FederatedStrategy, model=Classifier, **how) -> dict[str, torch.Tensor]:
@@ -45,7 +41,6 @@ LR = {"local_lr": 0.1}
 PLAIN_MEAN = {"aggregator": UniformMean(), **LR}
 FLAT = {"optimizer": lambda: SAM(rho=0.0)}
 SHARP = {"optimizer": lambda: SAM(rho=0.2)}
-
 
 fedavg = cache(lambda: run(FedAvg(**LR)))
 biasless = cache(lambda: run(FedAvg(**LR), Biasless))
