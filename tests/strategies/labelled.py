@@ -1,8 +1,8 @@
-"""Clients, replies and a network without head bias, for what sends statistics by class."""
+"""Clients, replies and small networks for classification with three classes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +16,38 @@ from strategies.statistics.class_means import COUNTS, SUMS
 from strategies.statistics.soft_labels import SOFT_LABEL_SUMS
 from tests.federation import TensorBatches, federate
 from tests.recipes import TINY
-from tests.strategies.test_reductions import blobs
 
 QUICK = [*TINY, "local.epochs=1", "task.train_size=150", "task.test_size=20"]
 
 
-class Biasless(nn.Module):
-    """A hidden layer, dropout, and a head without bias."""
+class Classifier(nn.Module):
+    """A small network with a hidden layer and dropout."""
 
-    def __init__(self) -> None:
+    def __init__(self, bias: bool = True) -> None:
         super().__init__()
         with torch.random.fork_rng():
             torch.manual_seed(0)
             self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2))
-            self.head = nn.Linear(8, 3, bias=False)
+            self.head = nn.Linear(8, 3, bias=bias)
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         features = self.body(inputs)
         return features, self.head(features)
+
+
+class WithoutDropout(Classifier):
+    """The small network without dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body[2] = nn.Identity()
+
+
+class Biasless(Classifier):
+    """The small network with a head without bias, as FedDW wants it."""
+
+    def __init__(self) -> None:
+        super().__init__(bias=False)
 
 
 class PassThrough(nn.Module):
@@ -43,19 +57,39 @@ class PassThrough(nn.Module):
         return inputs, inputs
 
 
-def context_of(model: nn.Module, data: TensorBatches, seed: int = 0) -> LocalContext:
-    """Return a round at a client that has trained ``model``."""
+def blobs(num_clients: int = 4) -> list[TensorBatches]:
+    """Clients of unequal size that favour one class each."""
+    generator = torch.Generator().manual_seed(1)
+    datasets = []
+    for i in range(num_clients):
+        size = 17 + 6 * i
+        labels = torch.randint(0, 3, (size,), generator=generator)
+        labels[: size // 2] = i % 3
+        inputs = torch.randn(size, 4, generator=generator) + 2 * F.one_hot(labels, 4)
+        datasets.append(TensorBatches(inputs, labels, num_classes=3))
+    return datasets
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name in left:
+        assert torch.equal(left[name], right[name]), name
+
+
+def context_of(
+    model: nn.Module, data: TensorBatches | None = None, seed: int = 0, **how
+) -> LocalContext:
+    """Return a round at a client that has received ``model`` as it is now."""
+    received = {name: value.clone() for name, value in model.state_dict().items()}
     return LocalContext(
         model=model,
-        received_state={},
-        anchor={},
+        received_state=received,
+        anchor=received,
         received={},
-        state={},
         data=data,
-        loss=F.cross_entropy,
         round=1,
-        batch_size=8,
         generator=torch.Generator().manual_seed(seed),
+        **{"state": {}, "loss": F.cross_entropy, "batch_size": 8, **how},
     )
 
 
@@ -66,15 +100,20 @@ def upload(client: int, sums: list[list[float]], counts: list[float]) -> Reply:
 
 
 def train(
-    strategy: FederatedStrategy, rounds: int = 4, model: Callable[[], nn.Module] = Biasless, **how
+    strategy: FederatedStrategy,
+    rounds: int = 4,
+    model: Callable[[], nn.Module] = Biasless,
+    data: Sequence[TensorBatches] | None = None,
+    batch_size: int = 8,
+    epochs: int = 2,
+    **how,
 ) -> tuple[dict[str, Tensor], list[RoundReport]]:
-    """Return the params and the reports after some rounds of four clients with three classes."""
+    """Return the params and the reports after some rounds; without ``data`` of four clients."""
     return federate(
         strategy,
-        blobs(),
+        data or blobs(),
         model=model,
         loss=F.cross_entropy,
         rounds=rounds,
-        options=LocalTrainingConfig(batch_size=8, epochs=2),
-        **how,
+        **{"options": LocalTrainingConfig(batch_size=batch_size, epochs=epochs), **how},
     )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import RecordDict
 from torch import nn
 
-from client_app.state import ContextStateStore
 from common.errors import ConfigError
 from strategies.components.aggregators import NormMean, UniformMean
 from strategies.components.local_optimizers import SGD, Adam
 from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.samplers import FixedSizeSampler
 from strategies.components.schedules import ExponentialDecay
 from strategies.fedcm import ClientMomentum, FedCM
 from tests.federation import Regression, TensorBatches, federate
@@ -63,32 +60,12 @@ def test_fedcm_is_its_algorithm(aggregator, clip, weight_decay):
 
 def test_clients_of_unequal_length_count_by_their_mean_lr_sum():
     """Batches of 10: one client takes 2 steps of .1, the other 6: m = - Delta / .4."""
-    generator = torch.Generator().manual_seed(0)
-    datasets = [
-        TensorBatches(
-            torch.randn(size, 2, generator=generator, dtype=torch.float64),
-            torch.randn(size, generator=generator, dtype=torch.float64),
-        )
-        for size in (20, 60)
-    ]
-    strategy = FedCM(local_lr=0.1)
-    params, _ = federate(
-        strategy,
-        datasets,
-        model=lambda: Regression(2),
-        rounds=1,
-        options=LocalTrainingConfig(batch_size=10, epochs=1),
-    )
+    draws = torch.randn(80, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    datasets = [TensorBatches(part[:, :2], part[:, 2]) for part in draws.split([20, 60])]
+    strategy, options = FedCM(local_lr=0.1), LocalTrainingConfig(batch_size=10, epochs=1)
+    params, _ = federate(strategy, datasets, model=lambda: Regression(2), rounds=1, options=options)
     sent = strategy.server_step.broadcast(0)["momentum"]["head.weight"]
     torch.testing.assert_close(sent, -params["head.weight"] / 0.4)
-
-
-def test_a_client_outside_the_cohort_gets_the_same_momentum():
-    """Nothing is kept at a client: one that joins late is like the others."""
-    stores = {i: ContextStateStore(RecordDict()) for i in range(2)}
-    strategy = FedCM(local_lr=0.05, sampler=FixedSizeSampler(0.5, seed=1))
-    federate(strategy, clients(), model=lambda: Regression(2), rounds=3, stores=stores)
-    assert not any(stores[i].load(strategy.state.experiment, r) for i in (0, 1) for r in (1, 2, 3))
 
 
 @pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()])

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import RecordDict
-from torch.nn import functional as F
 
-from client_app.state import ContextStateStore
 from strategies.base import Cohort, Reply
-from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.fedavg import FedAvg
 from strategies.fedproto import (
     PROTOTYPE_SUMS,
@@ -19,43 +15,31 @@ from strategies.fedproto import (
     prototype_distance,
 )
 from strategies.statistics.class_means import COUNTS, MEANS, SUMS
-from tests.federation import TensorBatches, federate
-from tests.strategies.test_reductions import Classifier, blobs
+from tests.federation import TensorBatches
+from tests.strategies.labelled import Classifier, blobs, train
+from tests.strategies.test_closed_forms import stores
 
 COHORT = Cohort(round=1, size=1, num_clients=2)
 CLASSES, SIZE = 4, 8  # of the blobs below; nobody holds the last class
 
 
 def datasets():
-    """Clients of unequal size, of which the last holds classes 0 and 1 alone."""
+    """Clients of unequal size; the last holds classes 0 and 1 alone."""
     *others, last = (TensorBatches(b.inputs, b.labels, num_classes=CLASSES) for b in blobs(3))
     held = last.labels < 2
     return [*others, TensorBatches(last.inputs[held], last.labels[held], num_classes=CLASSES)]
 
 
-def federated(strategy, rounds, **how):
+def federated(strategy, rounds):
     """Return the clients' own models after so many rounds, and the reports."""
-    stores = {i: ContextStateStore(RecordDict()) for i in range(3)}
-    _, reports = federate(
-        strategy,
-        datasets(),
-        model=Classifier,
-        loss=F.cross_entropy,
-        rounds=rounds,
-        options=LocalTrainingConfig(batch_size=8, epochs=2),
-        personal="all",
-        stores=stores,
-        **how,
-    )
-    states = [store.load(strategy.state.experiment, rounds) for store in stores.values()]
+    kept = stores(3)
+    _, reports = train(strategy, rounds, Classifier, datasets(), personal="all", stores=kept)
+    states = [store.load(strategy.state.experiment, rounds) for store in kept.values()]
     return [state["personal"] for state in states], reports
 
 
 def reply(client, sums, counts):
     return Reply(client, 1, 1, 0.1, {}, {PROTOTYPE_SUMS: {SUMS: sums, COUNTS: counts}})
-
-
-# ---- the term ------------------------------------------------------------------------------------
 
 
 def test_fedproto_by_hand():
@@ -68,23 +52,23 @@ def test_fedproto_by_hand():
     assert features.grad.tolist() == [[-0.5, 1.5], [0.0, 0.0]]
 
 
-# ---- the prototypes ------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_prototypes_are_the_means_over_all_examples():
+def test_prototypes_are_the_means_over_all_examples_and_travel_alone():
+    """An array is its data and 128 bytes of header; round 1 has nothing to send down."""
     strategy = FedProto(local_lr=0.1)
-    models, _ = federated(strategy, rounds=2)
-    features, labels = [], []
+    models, reports = federated(strategy, rounds=2)
+    means, counts = 128 + 4 * CLASSES * SIZE, 128 + 4 * CLASSES
+    assert [report.bytes_down for report in reports[1:]] == [0, 3 * means]
+    assert [report.bytes_up for report in reports[1:]] == [3 * (means + counts)] * 2
+    features = []
     for state, data in zip(models, datasets(), strict=True):
         model = Classifier().eval()
         model.load_state_dict(state)
-        features += model(data.inputs)[0].detach()
-        labels += data.labels.tolist()
+        features.append(model(data.inputs)[0].detach())
+    features, labels = torch.cat(features), torch.cat([data.labels for data in datasets()])
     found = strategy.server_sides["fedproto"].broadcast(0)[PROTOTYPES][MEANS]
     for c in range(CLASSES - 1):
-        own = torch.stack([z for z, label in zip(features, labels, strict=True) if label == c])
-        torch.testing.assert_close(found[c], own.mean(0))
+        torch.testing.assert_close(found[c], features[labels == c].mean(0))
     assert found.shape == (CLASSES, SIZE)
     assert found[-1].abs().max() == 0.0
 
@@ -104,31 +88,18 @@ def test_features_of_another_size_are_refused_by_name():
     """In the first round by an error; then the shapes are known, and the reply alone is refused."""
     server, counts = PrototypeServer(), torch.ones(2)
     assert server.expected() == {}
+    three, four = (torch.ones(2, size) for size in (3, 4))
     with pytest.raises(ValueError, match=r"client 5 sent prototypes of shape \(2, 4\).*task\."):
-        server.reduce(
-            [reply(3, torch.ones(2, 3), counts), reply(5, torch.ones(2, 4), counts)], {}, COHORT
-        )
-    server.reduce([reply(3, torch.ones(2, 3), counts)], {}, COHORT)
+        server.reduce([reply(3, three, counts), reply(5, four, counts)], {}, COHORT)
+    server.reduce([reply(3, three, counts)], {}, COHORT)
     assert server.expected() == {PROTOTYPE_SUMS: {SUMS: (2, 3), COUNTS: (2,)}}
 
 
-# ---- rounds --------------------------------------------------------------------------------------
-
-
-def test_no_parameters_travel():
-    """An array is its data and 128 bytes of header; round 1 has nothing to send down."""
-    _, reports = federated(FedProto(local_lr=0.1), rounds=2)
-    means, counts = 128 + 4 * CLASSES * SIZE, 128 + 4 * CLASSES
-    assert [report.bytes_down for report in reports[1:]] == [0, 3 * means]
-    assert [report.bytes_up for report in reports[1:]] == [3 * (means + counts)] * 2
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("coefficient", "rounds", "same"), [(1.0, 1, True), (1.0, 2, False), (0.0, 3, True)]
-)
-def test_the_first_round_and_coefficient_0_are_local_training(coefficient, rounds, same):
-    ours, _ = federated(FedProto(coefficient, local_lr=0.1), rounds)
-    alone, _ = federated(FedAvg(local_lr=0.1), rounds)
-    for left, right in zip(ours, alone, strict=True):
-        assert torch.equal(left["body.0.weight"], right["body.0.weight"]) == same
+def test_the_first_round_is_local_training_and_the_second_is_not():
+    for rounds in (1, 2):
+        ours, _ = federated(FedProto(1.0, local_lr=0.1), rounds)
+        alone, _ = federated(FedAvg(local_lr=0.1), rounds)
+        for left, right in zip(ours, alone, strict=True):
+            same = torch.equal(left["body.0.weight"], right["body.0.weight"])
+            assert same == (rounds == 1)

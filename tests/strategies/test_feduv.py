@@ -26,9 +26,6 @@ def step(features, logits):
     return Step({}, features, torch.zeros(len(features), dtype=torch.int64), features, logits, None)
 
 
-# ---- the uniformity of the features --------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("features", "expected"),
     [
@@ -45,7 +42,7 @@ def test_feduv_crowding_by_hand(features, expected):
 @pytest.mark.parametrize("size", [4, 5, 8])  # 6, 10 and 28 pairs: even counts, whose median is one
 @pytest.mark.parametrize("doubled", [False, True])
 def test_feduv_crowding_and_its_gradient_by_brute_force(size, doubled):
-    """The definition over pairs i < j, with PyTorch's pdist and median."""
+    """The definition over pairs i < j, with PyTorch's pdist and median. It has no scale."""
     features = draw(size, 3)
     if doubled:
         features[1] = features[0]
@@ -53,6 +50,7 @@ def test_feduv_crowding_and_its_gradient_by_brute_force(size, doubled):
     pairs = torch.pdist(expected).square()
     uniformity = torch.exp(-pairs / pairs[pairs > 0].median()).mean()
     torch.testing.assert_close(crowding(found), uniformity)
+    torch.testing.assert_close(crowding(3 * found), uniformity)
     crowding(found).backward()
     uniformity.backward()
     torch.testing.assert_close(found.grad, expected.grad)
@@ -67,14 +65,7 @@ def test_the_median_of_feduv_shares_its_gradient_among_ties():
     assert torch.equal(distances.grad, torch.tensor([1.0, 0, 0, 1, 0, 1, 0]) / 3)
 
 
-def test_the_gradient_of_feduv_crowding():
-    """The median's own gradient is a part of it: without, U would change with the scale."""
-    features = draw(5, 3).requires_grad_()
-    assert torch.autograd.gradcheck(crowding, features)
-    torch.testing.assert_close(crowding(3 * features), crowding(features))
-
-
-def test_far_from_the_origin_feduv_loses_nothing():
+def test_far_or_close_examples_of_feduv_lose_nothing():
     """At 2^16, where a squared length in float32 has steps of 512."""
     near = torch.tensor([[0.0, 0.0], [0.25, 0.0], [0.25, 0.0], [1.0, 2.0]], requires_grad=True)
     far = (2.0**16 + near.detach()).requires_grad_()
@@ -82,47 +73,33 @@ def test_far_from_the_origin_feduv_loses_nothing():
     crowding(near).backward()
     crowding(far).backward()
     torch.testing.assert_close(far.grad, near.grad, atol=1e-4, rtol=0)
-
-
-def test_feduv_tells_close_examples_from_equal_ones():
-    """(2^-12)^2 is less than the rounding of 1 + 1 - 2 in float32; what is equal is at 0."""
-    first = torch.tensor([1.0, 1.0, 1.0 + 2**-12, -3.0])
-    features = first[:, None] * torch.tensor([[1.0, 0.0, 0.0]])
-    found = squared_distances(features)
+    first = torch.tensor([1.0, 1.0, 1.0 + 2**-12, -3.0])  # a square below the rounding of 2
+    found = squared_distances(first[:, None] * torch.tensor([[1.0, 0.0, 0.0]]))
     assert found[0] == 0.0
     assert found[1].item() == pytest.approx(2.0**-24, rel=1e-3)
 
 
-# ---- the variance of the outputs -----------------------------------------------------------------
+def test_feduv_missing_variance_by_hand():
+    """Constant outputs miss all of gamma, each class once and sure misses none.
 
-
-@pytest.mark.parametrize("classes", [2, 10, 100])
-def test_feduv_missing_variance_by_hand(classes):
-    """Constant outputs miss all of gamma, each class once and sure misses none."""
-    gamma = torch.eye(classes).std(dim=0).mean().item()
-    assert missing_variance(torch.zeros(7, classes)).item() == pytest.approx(gamma)
-    assert missing_variance(100 * torch.eye(classes)).item() == pytest.approx(0, abs=1e-6)
-
-
-def test_feduv_missing_variance_with_two_classes():
-    """Sure of one, then of the other, std sqrt(1 / 3): these vary enough, the other 8 miss all."""
+    Sure of one class, then of another, std sqrt(1 / 3): these vary enough, the other 8 miss all.
+    """
+    for classes in (2, 10, 100):
+        gamma = torch.eye(classes).std(dim=0).mean().item()
+        assert missing_variance(torch.zeros(7, classes)).item() == pytest.approx(gamma)
+        assert missing_variance(100 * torch.eye(classes)).item() == pytest.approx(0, abs=1e-6)
     logits = 100 * one_hot(torch.tensor([0, 1, 0, 1]), 10).float()
     assert missing_variance(logits).item() == pytest.approx(0.8 * 10**-0.5)
 
 
-# ---- the penalty ---------------------------------------------------------------------------------
-
-
 def test_the_penalty_is_the_weighted_sum():
+    """One example has none; equal examples have one without gradient."""
     features, logits = draw(6, 3), draw(6, 4)
     expected = 2.5 * missing_variance(logits) + 0.5 * crowding(features)
     torch.testing.assert_close(FedUVClient().penalty(step(features, logits)), expected)
     alone = FedUVClient(uniformity=0.0).penalty(step(features, logits))
     torch.testing.assert_close(alone, 2.5 * missing_variance(logits))
     assert FedUVClient().penalty(step(draw(1, 3), draw(1, 4))) is None  # one example
-
-
-def test_a_batch_of_equal_examples_has_a_penalty_without_gradient():
     features, logits = (torch.ones(5, 3).mul(0.1).requires_grad_() for _ in range(2))
     penalty = FedUVClient().penalty(step(features, logits))
     assert penalty.item() == pytest.approx(2.5 * 3**-0.5 + 0.5)

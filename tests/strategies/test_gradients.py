@@ -22,13 +22,12 @@ class Contrastive:
     """MOON's term, against two previous models."""
 
     def penalty(self, step):
-        others = [step.features.detach() + shift for shift in (0.3, -0.7)]
-        fixed = [torch.linspace(-1, 1, other.numel()).view(other.shape) for other in others]
-        return contrastive_loss(step.features, [fixed[0].double(), fixed[1].double() ** 2], tau=0.5)
+        first = torch.linspace(-1, 1, 12, dtype=torch.float64).view(4, 3)
+        return contrastive_loss(step.features, [first, first**2], tau=0.5)
 
 
-def manifold(space, lifts):
-    return ManifoldRegularizer(gamma=0.7, sigma=3.0, space=space, lifts=lifts)
+def manifold(**how):
+    return ManifoldRegularizer(gamma=0.7, sigma=3.0, **how)
 
 
 PENALTIES = {
@@ -40,9 +39,9 @@ PENALTIES = {
     "feddw": FedDWClient(0.7),
     "feddw linearised": FedDWClient(0.7, linearised_every=10),
     "moon": Contrastive(),
-    "fedmrur": manifold("lorentz", "representation"),
-    "fedmrur euclidean": manifold("euclidean", "representation"),
-    "fedmrur data": manifold("lorentz", "data"),
+    "fedmrur": manifold(),
+    "fedmrur euclidean": manifold(space="euclidean"),
+    "fedmrur data": manifold(lifts="data"),
 }
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from flwr.app import RecordDict
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from client_app.client import FederatedClient
@@ -20,29 +19,27 @@ from strategies.per_fedavg import PerFedAvgOptimizer
 from strategies.scaffold import SCAFFOLD, ControlVariateClient
 from tests.federation import Regression, TensorBatches, federate
 from tests.recipes import overrides
+from tests.strategies.labelled import Classifier, blobs
 from tests.strategies.sides import check_side
-from tests.strategies.test_reductions import Classifier, blobs
 
 Quadratic = tuple[Tensor, Tensor]  # curvature H (d, d) and minimum m (d,): (w - m)^T H (w - m) / 2
+ZERO, ONES = torch.zeros(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
 
 
-def drive(
-    optimizer,
-    batches: Iterator[Quadratic],
-    start: Tensor,
-    lr: float,
-    *,
-    steps: int = 1,
-    loss_of: Callable[[Tensor, Quadratic], Tensor] | None = None,
-) -> tuple[Tensor, Tensor, list[tuple[Tensor, Tensor]]]:
+def quadratic(w: Tensor, batch: Quadratic) -> Tensor:
+    curvature, minimum = batch
+    return 0.5 * (w - minimum) @ curvature @ (w - minimum)
+
+
+def drive(optimizer, batches, start: Tensor, lr: float, *, steps=1, loss_of=quadratic):
     """Take steps; return the params, the last loss, and (params, gradient) at every correction."""
-    param = start.clone().requires_grad_()
+    param, batches = start.clone().requires_grad_(), iter(batches)
     corrected = []
     optimizer.start({"w": param}, lr)
 
     def backward(batch: Quadratic) -> Tensor:
         param.grad = None
-        loss = (loss_of or quadratic)(param, batch)
+        loss = loss_of(param, batch)
         loss.backward()
         return loss.detach()
 
@@ -54,34 +51,22 @@ def drive(
     return param.detach(), loss, corrected
 
 
-def quadratic(w: Tensor, batch: Quadratic) -> Tensor:
-    curvature, minimum = batch
-    return 0.5 * (w - minimum) @ curvature @ (w - minimum)
-
-
-def quadratics(count: int, size: int = 3) -> list[Quadratic]:
+def quadratics(count: int) -> list[Quadratic]:
     generator = torch.Generator().manual_seed(4)
     found = []
     for _ in range(count):
-        root = torch.randn(size, size, generator=generator, dtype=torch.float64)
-        minimum = torch.randn(size, generator=generator, dtype=torch.float64)
-        found.append((root @ root.T + torch.eye(size), minimum))
+        root = torch.randn(3, 3, generator=generator, dtype=torch.float64)
+        minimum = torch.randn(3, generator=generator, dtype=torch.float64)
+        found.append((root @ root.T + torch.eye(3), minimum))
     return found
-
-
-def scalar(curvature: float, minimum: float) -> Quadratic:
-    return torch.tensor([[curvature]]).double(), torch.tensor([minimum]).double()
-
-
-ZERO = torch.zeros(3, dtype=torch.float64)
-
-
-# ---- one step ------------------------------------------------------------------------------------
 
 
 def test_a_first_order_step_by_hand():
     """w = 0: g = 2 (0 - 1) = -2, w' = .2, g' = 4 (.2 - 3) = -11.2, w = .5 * 11.2; f(w') = 15.68."""
-    batches = iter([scalar(2.0, 1.0), scalar(4.0, 3.0)])
+    batches = [
+        (torch.tensor([[curvature]]).double(), torch.tensor([minimum]).double())
+        for curvature, minimum in ((2.0, 1.0), (4.0, 3.0))
+    ]
     w, loss, corrected = drive(PerFedAvgOptimizer(0.1), batches, torch.zeros(1).double(), 0.5)
     torch.testing.assert_close(w, torch.tensor([5.6]).double())
     torch.testing.assert_close(loss, torch.tensor(15.68).double())
@@ -95,24 +80,24 @@ def test_a_hessian_free_step_against_the_exact_hessian(delta):
     """g = (I - alpha H'') H' (w' - m'): exact on a quadratic, whatever delta."""
     batches = quadratics(3)
     optimizer = PerFedAvgOptimizer(0.1, "hessian_free", delta)
-    w, loss, ((where, grad),) = drive(optimizer, iter(batches), ZERO + 1.0, 0.5)
+    w, loss, ((where, grad),) = drive(optimizer, batches, ONES, 0.5)
     (h, m), (h_, m_), (h__, _) = batches
-    adapted = ZERO + 1.0 - 0.1 * h @ (ZERO + 1.0 - m)
+    adapted = ONES - 0.1 * h @ (ONES - m)
     exact = (torch.eye(3, dtype=torch.float64) - 0.1 * h__) @ h_ @ (adapted - m_)
     torch.testing.assert_close(grad, exact, atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(w, 1.0 - 0.5 * exact, atol=1e-9, rtol=1e-9)
     torch.testing.assert_close(loss, quadratic(adapted, batches[1]))
-    assert torch.equal(where, ZERO + 1.0)
+    assert torch.equal(where, ONES)
 
 
 def test_hessian_free_on_a_curved_loss_is_second_order_in_delta():
     """Against autograd's own product; a tenth of delta leaves a hundredth of the error."""
     batches = quadratics(3)
 
-    def curved(w: Tensor, batch: Quadratic) -> Tensor:
+    def curved(w, batch):
         return F.softplus(batch[0] @ (w - batch[1])).sum()
 
-    def grad_of(w: Tensor, batch: Quadratic) -> Tensor:
+    def grad_of(w, batch):
         w = w.clone().requires_grad_()
         return torch.autograd.grad(curved(w, batch), w)[0]
 
@@ -121,36 +106,28 @@ def test_hessian_free_on_a_curved_loss_is_second_order_in_delta():
     errors = []
     for delta in (1e-2, 1e-3):
         optimizer = PerFedAvgOptimizer(0.1, "hessian_free", delta)
-        _, _, ((_, grad),) = drive(optimizer, iter(batches), ZERO, 0.5, loss_of=curved)
+        _, _, ((_, grad),) = drive(optimizer, batches, ZERO, 0.5, loss_of=curved)
         errors.append(float((grad - (outer - 0.1 * product)).norm()))
     assert errors[0] / errors[1] == pytest.approx(100.0, rel=0.05)
     assert errors[1] < 1e-4 * float(product.norm())
 
 
-def test_at_alpha_zero_it_is_sgd_on_every_second_batch():
-    batches = quadratics(4)
-    ours, _, _ = drive(PerFedAvgOptimizer(0.0), iter(batches), ZERO, 0.05, steps=2)
-    theirs, _, _ = drive(SGD(), iter(batches[1::2]), ZERO, 0.05, steps=2)
+@pytest.mark.parametrize(("order", "count"), [("first", 2), ("hessian_free", 3)])
+def test_alpha_zero_is_sgd_on_the_second_batch_and_same_batch_repeats_one(order, count):
+    batches = quadratics(2 * count)
+    ours, _, _ = drive(PerFedAvgOptimizer(0.0, order), batches, ZERO, 0.05, steps=2)
+    theirs, _, _ = drive(SGD(), batches[1::count], ZERO, 0.05, steps=2)
     assert torch.equal(ours, theirs)
-    free, _, _ = drive(PerFedAvgOptimizer(0.0, "hessian_free"), iter(batches), ZERO, 0.05)
-    theirs, _, _ = drive(SGD(), iter(batches[1:2]), ZERO, 0.05)
-    assert torch.equal(free, theirs)
-
-
-@pytest.mark.parametrize(("order", "times"), [("first", 2), ("hessian_free", 3)])
-def test_same_batch_takes_all_gradients_on_one(order, times):
-    batches = quadratics(2)
-    ours, _, _ = drive(
-        PerFedAvgOptimizer(0.1, order, same_batch=True), iter(batches), ZERO, 0.05, steps=2
-    )
-    repeated = iter([batch for batch in batches for _ in range(times)])
+    optimizer = PerFedAvgOptimizer(0.1, order, same_batch=True)
+    ours, _, _ = drive(optimizer, batches, ZERO, 0.05, steps=2)
+    repeated = [batch for batch in batches[:2] for _ in range(count)]
     theirs, _, _ = drive(PerFedAvgOptimizer(0.1, order), repeated, ZERO, 0.05, steps=2)
     assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(("order", "batches"), [("first", 1), ("hessian_free", 2)])
 def test_when_the_batches_run_out_the_model_is_as_before_the_step(order, batches):
-    param = (ZERO + 1.0).requires_grad_()
+    param = ONES.clone().requires_grad_()
     optimizer = PerFedAvgOptimizer(0.1, order)
     optimizer.start({"w": param}, 0.5)
     stream = iter(quadratics(batches))
@@ -160,7 +137,7 @@ def test_when_the_batches_run_out_the_model_is_as_before_the_step(order, batches
 
     with pytest.raises(StopIteration):
         optimizer.step(lambda: next(stream), no_pass, no_pass)
-    assert torch.equal(param, ZERO + 1.0)
+    assert torch.equal(param, ONES)
     assert param.grad is None
 
 
@@ -168,20 +145,17 @@ def test_both_hessian_free_passes_have_the_same_dropout():
     """Else their difference over 2 delta is noise. The other passes draw anew, as two steps do."""
     states = []
 
-    def loss_of(w: Tensor, batch: Quadratic) -> Tensor:
+    def loss_of(w, batch):
         states.append(torch.get_rng_state())
         return quadratic(F.dropout(w, 0.5), batch)
 
     with torch.random.fork_rng():
         optimizer = PerFedAvgOptimizer(0.1, "hessian_free")
-        drive(optimizer, iter(quadratics(3)), ZERO + 1.0, 0.5, loss_of=loss_of)
+        drive(optimizer, quadratics(3), ONES, 0.5, loss_of=loss_of)
         states.append(torch.get_rng_state())
     assert torch.equal(states[2], states[3])
     others = [states[i] for i in (0, 1, 3, 4)]
     assert all(not torch.equal(a, b) for a, b in itertools.pairwise(others))
-
-
-# ---- what it converges to ------------------------------------------------------------------------
 
 
 def test_it_reaches_the_minimum_of_the_loss_after_adaptation():
@@ -189,13 +163,13 @@ def test_it_reaches_the_minimum_of_the_loss_after_adaptation():
 
     Without the Hessian one factor is missing, and FedAvg has none.
     """
-    clients = [(torch.diag(torch.tensor(h).double()), torch.tensor(m).double()) for h, m in (
-        ([1.0, 4.0], [2.0, -1.0]), ([5.0, 1.0], [-1.0, 3.0]),
-    )]  # fmt: skip
-    alpha = 0.1
-    shrunk = [torch.eye(2, dtype=torch.float64) - alpha * h for h, _ in clients]
+    clients = [
+        (torch.diag(torch.tensor(h).double()), torch.tensor(m).double())
+        for h, m in (([1.0, 4.0], [2.0, -1.0]), ([5.0, 1.0], [-1.0, 3.0]))
+    ]
 
     def optimum(power: int) -> Tensor:
+        shrunk = [torch.eye(2, dtype=torch.float64) - 0.1 * h for h, _ in clients]
         weights = [
             torch.matrix_power(s, power) @ h for s, (h, _) in zip(shrunk, clients, strict=True)
         ]
@@ -203,41 +177,39 @@ def test_it_reaches_the_minimum_of_the_loss_after_adaptation():
         return torch.linalg.solve(sum(weights), sum(moments))
 
     for optimizer, power in (
-        (PerFedAvgOptimizer(alpha, "hessian_free"), 2),
-        (PerFedAvgOptimizer(alpha), 1),
+        (PerFedAvgOptimizer(0.1, "hessian_free"), 2),
+        (PerFedAvgOptimizer(0.1), 1),
         (SGD(), 0),
     ):
         w = torch.zeros(2, dtype=torch.float64)
         for _ in range(60):
-            moved = [drive(optimizer, iter([client] * 3), w, 0.3)[0] for client in clients]
+            moved = [drive(optimizer, [client] * 3, w, 0.3)[0] for client in clients]
             w = torch.stack(moved).mean(0)
         torch.testing.assert_close(w, optimum(power), atol=1e-6, rtol=1e-6)
     assert (optimum(2) - optimum(1)).norm() > 0.1
 
 
-# ---- in a client ---------------------------------------------------------------------------------
-
-
-def fit(model: nn.Module, data: TensorBatches, options: LocalTrainingConfig, **how) -> dict:
+def fit(model, options: LocalTrainingConfig, **how) -> dict:
+    """Train a client with 17 examples; return its metrics."""
     client = FederatedClient(
         client_id=0,
         model=model,
-        data=data,
+        data=blobs(1)[0],
         loss=F.cross_entropy,
-        optimizer=PerFedAvgOptimizer(**how),
         options=options,
         store=ContextStateStore(RecordDict()),
+        **{"optimizer": SGD(), **how},
     )
     return client.fit(client.get_parameters({}), {"round": 1, "lr": 0.1})[2]
 
 
 @pytest.mark.parametrize(
-    ("how", "steps"),
-    [({}, 3), ({"order": "hessian_free"}, 2), ({"same_batch": True}, 6)],
+    ("how", "steps"), [({}, 3), ({"order": "hessian_free"}, 2), ({"same_batch": True}, 6)]
 )
 def test_steps_are_counted_as_moves(how, steps):
     """17 examples in batches of 8, two epochs: six mini-batches."""
-    metrics = fit(Classifier(), blobs(1)[0], LocalTrainingConfig(batch_size=8, epochs=2), **how)
+    options = LocalTrainingConfig(batch_size=8, epochs=2)
+    metrics = fit(Classifier(), options, optimizer=PerFedAvgOptimizer(**how))
     assert (metrics["num-steps"], metrics["lr-sum"]) == (steps, pytest.approx(0.1 * steps))
 
 
@@ -246,8 +218,7 @@ def test_scaffolds_control_variate_is_the_mean_gradient_used():
     optimizer = PerFedAvgOptimizer(alpha=0.01)
     check_side(ControlVariateClient(), Regression(2), optimizer)  # its moves are plain
     inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64).repeat(2, 1)
-    store = ContextStateStore(RecordDict())
-    strategy = SCAFFOLD(local_lr=0.1)
+    store, strategy = ContextStateStore(RecordDict()), SCAFFOLD(local_lr=0.1)
     params, _ = federate(
         strategy,
         [TensorBatches(inputs, torch.full((2,), -10.0, dtype=torch.float64))],
@@ -262,22 +233,15 @@ def test_scaffolds_control_variate_is_the_mean_gradient_used():
     torch.testing.assert_close(params["head.weight"], -0.1 * kept)
 
 
-# ---- the recipe ----------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
-def test_the_recipes_optimizer():
+def test_the_recipe_passes_its_options_and_refuses_what_plain_steps_lack():
     words = ["strategy=per_fedavg", "strategy.per_fedavg.alpha=0.2"]
     words += ["strategy.per_fedavg.order=hessian_free", "strategy.per_fedavg.same_batch=true"]
     optimizer = build_local_optimizer(compose(overrides(*words, "local=adam")), 1)
     assert isinstance(optimizer, PerFedAvgOptimizer)
     assert (optimizer.alpha, optimizer.order, optimizer.same_batch) == (0.2, "hessian_free", True)
     assert optimizer.stateful(["w"]) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("setting", ["momentum", "weight_decay"])
-def test_what_its_plain_steps_lack_is_refused(setting):
-    recipe = compose(overrides("strategy=per_fedavg", f"local.{setting}=0.5"))
-    with pytest.raises(ValueError, match=rf"local\.{setting}=0\.5"):
-        build_local_optimizer(recipe, 1)
+    for setting in ("momentum", "weight_decay"):
+        recipe = compose(overrides("strategy=per_fedavg", f"local.{setting}=0.5"))
+        with pytest.raises(ValueError, match=rf"local\.{setting}=0\.5"):
+            build_local_optimizer(recipe, 1)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 
 import pytest
 import torch
-from flwr.app import RecordDict
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from client_app.state import ContextStateStore
 from conf import compose
 from server_app.assembly import check_recipe
 from strategies.components.local_optimizers import SGD, Adam
@@ -20,19 +18,16 @@ from strategies.components.local_training_config import (
     Phase,
     local_training_config,
 )
-from strategies.components.tensor_selection import (
-    TensorSelector,
-    personal_names,
-    shared_names,
-)
+from strategies.components.tensor_selection import TensorSelector
 from strategies.fedavg import Centralised, FedAvg, Local
 from strategies.fedbabu import FedBABU
 from strategies.fedper import FedPer
 from strategies.fedrep import FedRep
 from strategies.round.federated import FederatedStrategy
-from tests.federation import TensorBatches, federate
+from tests.federation import TensorBatches
 from tests.recipes import overrides
-from tests.strategies.test_reductions import Classifier, assert_same, blobs
+from tests.strategies.labelled import Classifier, WithoutDropout, assert_same, blobs, train
+from tests.strategies.test_closed_forms import stores
 
 State = dict[str, Tensor]
 BODY, HEAD = ["body.0.weight", "body.0.bias"], ["head.weight", "head.bias"]
@@ -41,10 +36,7 @@ WHOLE = 1000  # a batch size: one step an epoch, whose gradient no order of the 
 
 
 def exact() -> nn.Module:
-    """Return the classifier in float64 and without dropout."""
-    model = Classifier().double()
-    model.body[2] = nn.Identity()
-    return model
+    return WithoutDropout().double()
 
 
 def exact_blobs(num_clients: int) -> list[TensorBatches]:
@@ -58,78 +50,49 @@ class Normed(nn.Module):
         super().__init__()
         self.body = nn.Sequential(nn.Identity(), nn.BatchNorm1d(4), nn.Linear(4, 8))
         self.head = nn.Linear(8, 3)
-        with torch.no_grad():
-            for param in self.parameters():
-                param.fill_(0.1)
+        for param in self.parameters():
+            nn.init.constant_(param, 0.1)
 
     def forward(self, inputs):
         features = self.body(inputs)
         return features, self.head(features)
 
 
-def train(
-    model: nn.Module,
-    data: TensorBatches,
-    epochs: Sequence[tuple[int, Iterable[str]]],
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-) -> State:
-    """Train with PyTorch's own optimiser; ``epochs``: how many, of which tensors, in order."""
+def plain_loop(model, data, epochs, optimizer=torch.optim.SGD) -> State:
+    """Train with PyTorch's own optimizer; ``epochs``: how many, of which tensors, in order."""
     params = dict(model.named_parameters())
     optimizer = optimizer(params.values(), lr=0.1)
     for count, names in epochs:
         for _ in range(count):
-            chosen = [params[name] for name in names]
-            loss = F.cross_entropy(model(data.inputs)[1], data.labels)
             optimizer.zero_grad()
-            for param, grad in zip(chosen, torch.autograd.grad(loss, chosen), strict=True):
-                param.grad = grad
+            loss = F.cross_entropy(model(data.inputs)[1], data.labels)
+            loss.backward(inputs=[params[name] for name in names])
             optimizer.step()
     return copy.deepcopy(model.state_dict())
 
 
-def assert_close(
-    left: Mapping[str, Tensor], right: Mapping[str, Tensor], names: Iterable[str]
-) -> None:
+def assert_close(left: State, right: State, names: Iterable[str]) -> None:
     for name in names:
         torch.testing.assert_close(left[name], right[name], atol=1e-12, rtol=1e-12, msg=name)
 
 
 def run(strategy: FederatedStrategy, rounds: int = 3, model=exact, clients: int = 2, **how):
     """Return the final params, what each client kept, and the reports."""
-    stores = {i: ContextStateStore(RecordDict()) for i in range(clients)}
+    kept = stores(clients)
     personal = getattr(strategy, "personal", TensorSelector("none")).spec
-    options = how.pop("options", LocalTrainingConfig(batch_size=WHOLE, epochs=2))
-    params, reports = federate(
-        strategy,
-        how.pop("data", exact_blobs(clients)),
-        model=model,
-        loss=F.cross_entropy,
-        rounds=rounds,
-        options=options,
-        stores=stores,
-        **{"personal": personal, **how},
-    )
-    own = [
-        store.load(strategy.state.experiment, rounds).get("personal", {})
-        for store in stores.values()
-    ]
-    return params, own, reports
+    how = {"data": exact_blobs(clients), "batch_size": WHOLE, "personal": personal, **how}
+    params, reports = train(strategy, rounds, model, stores=kept, **how)
+    states = [store.load(strategy.state.experiment, rounds) for store in kept.values()]
+    return params, [dict(state.get("personal", {})) for state in states], reports
 
 
-# ---- the methods, by hand ------------------------------------------------------------------------
-
-
-def by_hand(
-    rounds: int,
-    epochs: Sequence[tuple[int, Iterable[str]]],
-    optimizer: Callable[..., torch.optim.Optimizer] = torch.optim.SGD,
-) -> tuple[State, list[State]]:
+def by_hand(rounds, epochs, optimizer=torch.optim.SGD) -> tuple[State, list[State]]:
     """Return body and local models after rounds of FedPer's algorithm, heads being personal."""
     data = exact_blobs(2)
     shares = [len(d) / sum(map(len, data)) for d in data]
     models = [exact(), exact()]
     for _ in range(rounds):
-        local = [train(m, d, epochs, optimizer) for m, d in zip(models, data, strict=True)]
+        local = [plain_loop(m, d, epochs, optimizer) for m, d in zip(models, data, strict=True)]
         body = {n: sum(s * y[n] for s, y in zip(shares, local, strict=True)) for n in BODY}
         for model in models:
             model.load_state_dict(body, strict=False)
@@ -145,64 +108,55 @@ OPTIMIZERS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("ours", "theirs"), OPTIMIZERS)
 @pytest.mark.parametrize(
-    ("strategy", "phases", "epochs"),
-    [(FedPer, (), [(3, BODY + HEAD)]), (FedRep, FedRep.phases, [(1, HEAD), (2, BODY)])],
+    ("strategy", "epochs"),
+    [(FedPer, [(3, BODY + HEAD)]), (FedRep, [(1, HEAD), (2, BODY)]), (FedBABU, [(3, BODY)])],
 )
-def test_fedper_and_fedrep_by_hand(strategy, phases, epochs, ours, theirs):
-    """Three rounds; bodies are averaged by examples, heads stay; FedRep trains the head first."""
+def test_fedper_fedrep_and_fedbabu_by_hand(strategy, epochs, ours, theirs):
+    """Three rounds; bodies are averaged by examples, heads stay; FedBABU's never changes."""
+    phases = getattr(strategy, "phases", ())
     options = LocalTrainingConfig(batch_size=WHOLE, epochs=3, phases=phases)
-    params, own, _ = run(strategy(local_lr=0.1), optimizer=ours, options=options)
+    params, own, reports = run(strategy(local_lr=0.1), optimizer=ours, options=options)
     body, local = by_hand(3, epochs, theirs)
     assert list(params) == BODY
     assert_close(params, body, BODY)
     for mine, expected in zip(own, local, strict=True):
         assert set(mine) == set(HEAD)
         assert_close(mine, expected, HEAD)
-    assert (own[0]["head.weight"] - own[1]["head.weight"]).abs().max() > 0.1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("ours", "theirs"), OPTIMIZERS)
-def test_fedbabus_head_never_changes_and_never_travels(ours, theirs):
-    options = LocalTrainingConfig(batch_size=WHOLE, epochs=2, phases=FedBABU.phases)
-    params, own, reports = run(FedBABU(local_lr=0.1), optimizer=ours, options=options)
-    body, _ = by_hand(3, [(2, BODY)], theirs)
-    assert list(params) == BODY
-    assert_close(params, body, BODY)
-    for mine in own:
-        assert_same(dict(mine), {name: exact().state_dict()[name] for name in HEAD})
-    bytes_of_body = sum(128 + 8 * exact().state_dict()[name].numel() for name in BODY)
-    assert [(r.bytes_down, r.bytes_up) for r in reports[1:]] == [(2 * bytes_of_body,) * 2] * 3
+        if strategy is FedBABU:
+            assert_same(mine, {name: exact().state_dict()[name] for name in HEAD})
+    apart = (own[0]["head.weight"] - own[1]["head.weight"]).abs().max()
+    assert (apart > 0.1) == (strategy is not FedBABU)
+    sent = sum(128 + 8 * value.numel() for value in params.values())  # each array has a header
+    assert [(r.bytes_down, r.bytes_up) for r in reports[1:]] == [(2 * sent,) * 2] * 3
 
 
 @pytest.mark.slow
 def test_local_is_a_training_of_its_own_at_every_client():
-    """Three rounds of two epochs are six, nothing travels, and a client kept its whole model."""
+    """Three rounds of two epochs are six, nothing travels, and a client kept its whole model.
+
+    The optimizer starts afresh: with momentum they are three trainings, one after the other.
+    """
     params, own, reports = run(Local(local_lr=0.1))
     assert params == {}
     assert all(report.bytes_up == report.bytes_down == 0 for report in reports)
-    for mine, data in zip(own, exact_blobs(2), strict=True):
-        assert_close(mine, train(exact(), data, [(6, BODY + HEAD)]), BODY + HEAD)
-
-
-@pytest.mark.slow
-def test_local_starts_its_optimizer_afresh_every_round():
-    """With momentum three rounds of two epochs are three trainings, one after the other."""
-    _, own, _ = run(Local(local_lr=0.1), optimizer=OPTIMIZERS[0][0])
-    for mine, data in zip(own, exact_blobs(2), strict=True):
+    _, heavy, _ = run(Local(local_lr=0.1), optimizer=OPTIMIZERS[0][0])
+    for mine, other, data in zip(own, heavy, exact_blobs(2), strict=True):
+        assert_close(mine, plain_loop(exact(), data, [(6, BODY + HEAD)]), BODY + HEAD)
         model = exact()
         for _ in range(3):
-            trained = train(model, data, [(2, BODY + HEAD)], OPTIMIZERS[0][1])
-        assert_close(mine, trained, BODY + HEAD)
+            trained = plain_loop(model, data, [(2, BODY + HEAD)], OPTIMIZERS[0][1])
+        assert_close(other, trained, BODY + HEAD)
 
 
 @pytest.mark.slow
-def test_centralised_is_a_plain_loop():
-    params, _, _ = run(Centralised(local_lr=0.1), clients=1)
-    assert_close(params, train(exact(), exact_blobs(1)[0], [(6, BODY + HEAD)]), BODY + HEAD)
-
-
-# ---- what they reduce to -------------------------------------------------------------------------
+def test_one_client_is_centralised_sgd():
+    """K steps of one client a round, R rounds, equal K * R steps of SGD on its data."""
+    expected = plain_loop(exact(), exact_blobs(1)[0], [(6, BODY + HEAD)])
+    for strategy in (Centralised, FedAvg):
+        params, _, _ = run(strategy(local_lr=0.1), clients=1)
+        assert_close(params, expected, BODY + HEAD)
+    with pytest.raises(ValueError, match=r"clients=3.*centralised.*clients=1"):
+        check_recipe(compose(overrides("strategy=centralised", "clients=3")))
 
 
 def small(strategy: FederatedStrategy, *phases: Phase, **how):
@@ -211,80 +165,49 @@ def small(strategy: FederatedStrategy, *phases: Phase, **how):
     return run(strategy, 2, Classifier, data=blobs(2), options=options, **how)
 
 
-@pytest.fixture(scope="module")
-def fedavg() -> State:
-    return small(FedAvg(local_lr=0.1))[0]
+ALL = TensorSelector("all")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("strategy", "phases"),
-    [
+def test_without_personal_tensors_and_with_phases_of_all_it_is_fedavg():
+    """FedRep then still trains in its phases. FedPer with all tensors personal is Local."""
+    fedavg, _, _ = small(FedAvg(local_lr=0.1))
+    for strategy, phases in (
         (FedPer, ()),
         (Local, ()),
-        (FedRep, (Phase(TensorSelector("all")),)),
-        (FedRep, (Phase(TensorSelector("all"), 1), Phase(TensorSelector("all")))),
-        (FedRep, (Phase(TensorSelector("head.*,body.*"), 2), Phase(TensorSelector("all"), 1))),
-    ],
-)
-def test_without_personal_tensors_and_with_phases_of_all_it_is_fedavg(strategy, phases, fedavg):
-    params, own, _ = small(strategy(local_lr=0.1), *phases, personal="none")
-    assert_same(params, fedavg)
-    assert own == [{}] * 2
-
-
-@pytest.mark.slow
-def test_fedper_with_all_personal_is_local():
+        (FedRep, (Phase(ALL),)),
+        (FedRep, (Phase(ALL, 1), Phase(ALL))),
+        (FedRep, (Phase(TensorSelector("head.*,body.*"), 2), Phase(ALL, 1))),
+    ):
+        params, own, _ = small(strategy(local_lr=0.1), *phases, personal="none")
+        assert_same(params, fedavg)
+        assert own == [{}] * 2
+    params, _, _ = small(FedRep(local_lr=0.1), *FedRep.phases, personal="none")
+    assert not torch.equal(params["head.weight"], fedavg["head.weight"])
     _, own, _ = small(FedPer(local_lr=0.1), personal="all")
     _, expected, _ = small(Local(local_lr=0.1))
     for left, right in zip(own, expected, strict=True):
-        assert_same(dict(left), dict(right))
+        assert_same(left, right)
 
 
-@pytest.mark.slow
-def test_fedrep_without_personal_tensors_still_trains_in_phases(fedavg):
-    params, _, _ = small(FedRep(local_lr=0.1), *FedRep.phases, personal="none")
-    assert not torch.equal(params["head.weight"], fedavg["head.weight"])
-
-
-# ---- buffers -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("personal", "buffers_stay"),
-    [("none", False), ("all", True), ("head.*", False), ("body.*", True), ("last:2", False)],
-)
-def test_where_batchnorm_statistics_live(personal, buffers_stay):
-    selector = TensorSelector(personal)
-    own, shared = personal_names(Normed(), selector), shared_names(Normed(), selector)
-    assert set(own) & set(BUFFERS) == (set(BUFFERS) if buffers_stay else set())
-    assert sorted(own + shared) == sorted([*dict(Normed().named_parameters()), *BUFFERS])
-
-
-@pytest.mark.parametrize("personal", ["head.*", "body.*", "all"])
+@pytest.mark.parametrize("personal", ["none", "head.*", "last:2", "body.*", "all"])
 def test_batchnorm_statistics_by_hand(personal):
     """A step moves the running mean by a tenth of the way to the mean of the inputs.
 
     Shared, it is averaged by examples after a round's two; kept, it goes on through all six.
     """
-    data = blobs(2)
-    params, own, _ = run(
-        FedAvg(local_lr=0.1, buffers=BUFFERS), model=Normed, data=data, personal=personal
-    )
+    data, strategy = blobs(2), FedAvg(local_lr=0.1, buffers=BUFFERS)
+    params, own, _ = run(strategy, model=Normed, data=data, personal=personal)
     means = [part.inputs.mean(0) for part in data]
-    if personal == "head.*":
+    if personal not in ("body.*", "all"):
         assert all(BUFFERS[0] not in mine for mine in own)
-        share = len(data[0]) / (len(data[0]) + len(data[1]))
-        mean = share * means[0] + (1 - share) * means[1]
+        mean = torch.cat([part.inputs for part in data]).mean(0)
         torch.testing.assert_close(params[BUFFERS[0]], (1 - 0.9**6) * mean)
         return
     assert not set(BUFFERS) & set(params)
     for mine, mean in zip(own, means, strict=True):
         torch.testing.assert_close(mine[BUFFERS[0]], (1 - 0.9**6) * mean)
         assert "body.1.num_batches_tracked" not in mine
-
-
-# ---- recipes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -294,16 +217,7 @@ def test_recipe_and_class_say_the_same(strategy):
     assert recipe.strategy.personal == strategy.personal.spec
     phases = local_training_config(recipe.local, recipe.strategy.phases).phases
     assert phases == getattr(strategy, "phases", ())
-
-
-@pytest.mark.slow
-def test_fedreps_head_epochs():
-    recipe = compose(overrides("strategy=fedrep", "strategy.fedrep.head_epochs=3"))
-    options = local_training_config(recipe.local, recipe.strategy.phases)
-    assert [phase.epochs for phase in options.schedule()] == [3, 2]
-
-
-@pytest.mark.slow
-def test_centralised_is_for_one_client():
-    with pytest.raises(ValueError, match=r"clients=3.*centralised.*clients=1"):
-        check_recipe(compose(overrides("strategy=centralised", "clients=3")))
+    if strategy is FedRep:
+        recipe = compose(overrides("strategy=fedrep", "strategy.fedrep.head_epochs=3"))
+        options = local_training_config(recipe.local, recipe.strategy.phases)
+        assert [phase.epochs for phase in options.schedule()] == [3, 2]

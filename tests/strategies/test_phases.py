@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from flwr.app import RecordDict
-from torch import nn
-from torch.nn import functional as F
 
-from client_app.client import FederatedClient
-from client_app.state import ContextStateStore
 from common.errors import ConfigError
 from strategies.base import ClientSide
 from strategies.components.local_optimizers import SGD, Adam
@@ -18,7 +13,8 @@ from strategies.components.tensor_selection import TensorSelector
 from strategies.fedbabu import FedBABU
 from strategies.fedrep import FedRep
 from strategies.per_fedavg import PerFedAvgOptimizer
-from tests.strategies.test_reductions import Classifier, blobs
+from tests.strategies.labelled import Classifier
+from tests.strategies.test_per_fedavg import fit
 
 HEAD = ["head.weight", "head.bias"]
 
@@ -35,34 +31,18 @@ class Shift(ClientSide):
             grad.add_(1.0)
 
 
-def fit(model: nn.Module, options: LocalTrainingConfig, **how) -> dict:
-    client = FederatedClient(
-        client_id=0,
-        model=model,
-        data=blobs(1)[0],
-        loss=F.cross_entropy,
-        options=options,
-        store=ContextStateStore(RecordDict()),
-        **{"optimizer": SGD(), **how},
-    )
-    return client.fit(client.get_parameters({}), {"round": 1, "lr": 0.1})[2]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("clip", [None, 1.0])
 @pytest.mark.parametrize("sides", [{}, {"shift": Shift()}])
 @pytest.mark.parametrize(
-    "optimizer",
-    [SGD(0.9, 0.1), Adam(weight_decay=0.1), PerFedAvgOptimizer(0.1, "hessian_free")],
+    "optimizer", [SGD(0.9, 0.1), Adam(weight_decay=0.1), PerFedAvgOptimizer(0.1, "hessian_free")]
 )
 @pytest.mark.parametrize("moved", ["head", "body"])
 def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, optimizer, sides, clip):
-    model = Classifier()
-    options = LocalTrainingConfig(
-        batch_size=8, epochs=2, clip=clip, phases=(Phase(TensorSelector(f"{moved}.*")),)
-    )
+    model, start = Classifier(), Classifier().state_dict()
+    phase = Phase(TensorSelector(f"{moved}.*"))
+    options = LocalTrainingConfig(batch_size=8, epochs=2, clip=clip, phases=(phase,))
     fit(model, options, optimizer=optimizer, sides=sides)
-    start = Classifier().state_dict()
     for name, param in model.named_parameters():
         assert torch.equal(param, start[name]) != name.startswith(moved)
         assert param.requires_grad
@@ -74,40 +54,30 @@ def test_a_phase_moves_its_tensors_alone_bit_for_bit(moved, optimizer, sides, cl
 def test_momentum_of_the_first_phase_moves_nothing_in_the_second(optimizer):
     """After the head's epoch the head is what it was after a training of that epoch alone."""
     both, first = Classifier(), Classifier()
-    sides = {"shift": Shift()}
-    fit(both, options_with(*FedRep.phases), optimizer=optimizer, sides=sides)
-    fit(
-        first,
-        LocalTrainingConfig(batch_size=8, phases=FedRep.phases[:1]),
-        optimizer=optimizer,
-        sides=sides,
-    )
+    how = {"optimizer": optimizer, "sides": {"shift": Shift()}}
+    fit(both, options_with(*FedRep.phases), **how)
+    fit(first, LocalTrainingConfig(batch_size=8, phases=FedRep.phases[:1]), **how)
     for name in HEAD:
         assert torch.equal(both.state_dict()[name], first.state_dict()[name])
     assert not torch.equal(both.body[0].weight, first.body[0].weight)
 
 
-def test_what_the_model_freezes_is_trained_in_no_phase():
+class Broken(ClientSide):
+    """Fails at the first step."""
+
+    def penalty(self, step):
+        raise RuntimeError("broken")
+
+
+def test_what_the_model_freezes_is_all_that_stays_frozen_also_after_an_error():
     model = Classifier()
     model.head.bias.requires_grad_(False)
-    fit(model, options_with(*FedRep.phases), sides={"shift": Shift()})
-    assert not model.head.bias.requires_grad
-    assert torch.equal(model.head.bias, Classifier().head.bias)
-    assert all(p.requires_grad for n, p in model.named_parameters() if n != "head.bias")
-
-
-def test_an_error_in_a_phase_leaves_nothing_frozen():
-    class Broken(ClientSide):
-        def penalty(self, step):
-            raise RuntimeError("broken")
-
-    model = Classifier()
     with pytest.raises(RuntimeError, match="broken"):
         fit(model, options_with(*FedRep.phases), sides={"broken": Broken()})
-    assert all(param.requires_grad for param in model.parameters())
-
-
-# ---- lengths -------------------------------------------------------------------------------------
+    assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["head.bias"]
+    fit(model, options_with(*FedRep.phases), sides={"shift": Shift()})
+    assert [n for n, p in model.named_parameters() if not p.requires_grad] == ["head.bias"]
+    assert torch.equal(model.head.bias, Classifier().head.bias)
 
 
 @pytest.mark.parametrize(
@@ -116,9 +86,8 @@ def test_an_error_in_a_phase_leaves_nothing_frozen():
 )
 def test_the_null_phase_gets_the_rest(lengths, filled):
     phases = tuple(Phase(TensorSelector("all"), length) for length in lengths)
-    assert [
-        phase.epochs for phase in LocalTrainingConfig(epochs=5, phases=phases).schedule()
-    ] == filled
+    schedule = LocalTrainingConfig(epochs=5, phases=phases).schedule()
+    assert [phase.epochs for phase in schedule] == filled
 
 
 @pytest.mark.parametrize(
@@ -131,19 +100,15 @@ def test_the_null_phase_gets_the_rest(lengths, filled):
         ({"epochs": 5}, (None, None), r"at most one null"),
         ({"epochs": 5}, (0, None), r"must be >= 1"),
         ({"epochs": 5}, (-1, None), r"must be >= 1"),
+        ({"epochs": 0}, (), "=0 is not allowed"),
+        ({"epochs": None, "steps": 0}, (), "=0 is not allowed"),
         ({"epochs": None, "steps": 5}, (1, None), r"local\.steps=5 with 2 strategy\.phases"),
     ],
 )
-def test_phases_that_do_not_fit_are_refused(length, lengths, message):
+def test_lengths_that_do_not_fit_are_refused(length, lengths, message):
     phases = tuple(Phase(TensorSelector("all"), epochs) for epochs in lengths)
     with pytest.raises(ConfigError, match=message):
         LocalTrainingConfig(**length, phases=phases)
-
-
-@pytest.mark.parametrize("length", [{"epochs": 0}, {"epochs": None, "steps": 0}])
-def test_no_training_at_all_is_refused(length):
-    with pytest.raises(ConfigError, match="=0 is not allowed"):
-        LocalTrainingConfig(**length)
 
 
 def test_one_phase_may_count_in_steps():
@@ -154,14 +119,11 @@ def test_one_phase_may_count_in_steps():
     assert not torch.equal(model.body[0].weight, Classifier().body[0].weight)
 
 
-def test_a_phase_that_selects_nothing_is_refused_at_once():
+@pytest.mark.parametrize("phases", [(), FedRep.phases])
+def test_a_phase_without_tensors_or_without_a_step_is_refused(phases):
+    """17 examples are a batch a pass, and Per-FedAvg takes two a step: FedRep's head gets none."""
     with pytest.raises(ConfigError, match="selects none"):
         fit(Classifier(), options_with(Phase(TensorSelector("fc3.*"))))
-
-
-@pytest.mark.parametrize("phases", [(), FedRep.phases])
-def test_examples_that_make_no_step_are_said(phases):
-    """17 examples are a batch a pass, and Per-FedAvg takes two a step: FedRep's head gets none."""
     options = LocalTrainingConfig(batch_size=32, epochs=3 if phases else 1, phases=phases)
     with pytest.raises(ValueError, match=r"17 examples are too few .*lower that, or raise"):
         fit(Classifier(), options, optimizer=PerFedAvgOptimizer())

@@ -6,18 +6,16 @@ from functools import cache
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 from strategies.components.aggregators import UniformMean
 from strategies.components.local_optimizers import SGD
-from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.components.model_outputs import Latest
 from strategies.components.samplers import FixedSizeSampler
 from strategies.fedala import FedALA
 from strategies.fedavg import FedAvg, FedAvgM
 from strategies.fedcm import FedCM
 from strategies.feddistill import FedDistill
+from strategies.feddw import FedDW
 from strategies.feddyn import FedDyn
 from strategies.fedexp import FedExP
 from strategies.fedmrur import FedMRUR
@@ -29,64 +27,14 @@ from strategies.feduv import FedUV
 from strategies.moon import MOON
 from strategies.round.federated import FederatedStrategy
 from strategies.scaffold import SCAFFOLD
-from tests.federation import TensorBatches, federate
+from tests.strategies.labelled import Biasless, Classifier, assert_same, train
+from tests.strategies.labelled import blobs as blobs  # other tests take it from here
 
 
-class Classifier(nn.Module):
-    """A small network with a hidden layer and dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2))
-            self.head = nn.Linear(8, 3)
-
-    def forward(self, inputs):
-        features = self.body(inputs)
-        return features, self.head(features)
-
-
-class WithoutDropout(Classifier):
-    """The small network without dropout."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body[2] = nn.Identity()
-
-
-def blobs(num_clients: int = 4) -> list[TensorBatches]:
-    """Clients of unequal size that favour one class each."""
-    generator = torch.Generator().manual_seed(1)
-    datasets = []
-    for i in range(num_clients):
-        size = 17 + 6 * i
-        labels = torch.randint(0, 3, (size,), generator=generator)
-        labels[: size // 2] = i % 3
-        inputs = torch.randn(size, 4, generator=generator) + 2 * F.one_hot(labels, 4)
-        datasets.append(TensorBatches(inputs, labels, num_classes=3))
-    return datasets
-
-
-def run(strategy: FederatedStrategy, **how) -> dict[str, torch.Tensor]:
+def run(strategy: FederatedStrategy, model=Classifier, **how) -> dict[str, torch.Tensor]:
     """Return the params after six rounds with half the clients."""
     strategy.sampler = FixedSizeSampler(0.5, seed=2)
-    params, _ = federate(
-        strategy,
-        blobs(),
-        model=Classifier,
-        loss=F.cross_entropy,
-        rounds=6,
-        options=LocalTrainingConfig(batch_size=8, epochs=2),
-        **how,
-    )
-    return params
-
-
-def assert_same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> None:
-    assert left.keys() == right.keys()
-    for name in left:
-        assert torch.equal(left[name], right[name]), name
+    return train(strategy, rounds=6, model=model, **how)[0]
 
 
 LR = {"local_lr": 0.1}
@@ -94,16 +42,9 @@ PLAIN_MEAN = {"aggregator": UniformMean(), **LR}
 FLAT = {"optimizer": lambda: SAM(rho=0.0)}
 SHARP = {"optimizer": lambda: SAM(rho=0.2)}
 
-
-@cache
-def fedavg() -> dict[str, torch.Tensor]:
-    return run(FedAvg(**LR))
-
-
-@cache
-def plain_mean() -> dict[str, torch.Tensor]:
-    """Return what FedAvg with the plain mean trains."""
-    return run(FedAvg(**PLAIN_MEAN))
+fedavg = cache(lambda: run(FedAvg(**LR)))
+biasless = cache(lambda: run(FedAvg(**LR), Biasless))
+plain_mean = cache(lambda: run(FedAvg(**PLAIN_MEAN)))
 
 
 def heavy(layers: str) -> dict:
@@ -115,6 +56,7 @@ SAME = {
     "fedprox mu=0": (FedProx(0.0, **LR), {}, fedavg),
     "fedavgm momentum=0": (FedAvgM(momentum=0.0, lr=1.0, **LR), {}, fedavg),
     "feddistill coefficient=0": (FedDistill(0.0, **LR), {}, fedavg),
+    "feddw mu=0": (FedDW(0.0, **LR), {"model": Biasless}, biasless),
     "fedproto coefficient=0": (FedProto(0.0, **LR), {}, fedavg),
     "fedala eta=0": (FedALA(eta=0.0, **LR), {}, fedavg),
     "feduv both 0": (FedUV(0.0, 0.0, **LR), {}, fedavg),
@@ -129,14 +71,8 @@ SAME = {
     "fedcm alpha=1": (FedCM(1.0, **LR), {}, plain_mean),
     "mofedsam rho=0": (MoFedSAM(0.3, **LR), FLAT, lambda: run(FedCM(0.3, **LR))),
     "mofedsam rho=0 alpha=1": (MoFedSAM(1.0, **LR), FLAT, plain_mean),
-    "mofedsam alpha=1": (
-        MoFedSAM(1.0, **LR),
-        *(SHARP, lambda: run(FedSAM(**PLAIN_MEAN), **SHARP)),
-    ),
-    "fedmrur gamma=0, plain mean": (
-        FedMRUR(0.0, **PLAIN_MEAN),
-        *(SHARP, lambda: run(MoFedSAM(**LR), **SHARP)),
-    ),
+    "mofedsam alpha=1": (MoFedSAM(1.0, **LR), SHARP, lambda: run(FedSAM(**PLAIN_MEAN), **SHARP)),
+    "fedmrur gamma=0": (FedMRUR(0.0, **PLAIN_MEAN), SHARP, lambda: run(MoFedSAM(**LR), **SHARP)),
     "fedmrur all 0": (FedMRUR(0.0, alpha=1.0, **PLAIN_MEAN), FLAT, plain_mean),
     "momentum on no tensor": (FedAvg(**PLAIN_MEAN), heavy("none"), plain_mean),
     "one seed, replies in another order": (SCAFFOLD(**LR), {}, lambda: run(SCAFFOLD(**LR))),
@@ -144,6 +80,7 @@ SAME = {
 DIFFERENT = {
     "fedprox": (FedProx(1.0, **LR), {}, fedavg),
     "feddistill": (FedDistill(1.0, **LR), {}, fedavg),
+    "feddw": (FedDW(**LR), {"model": Biasless}, biasless),
     "feduv, last batches of one": (FedUV(**LR), {}, fedavg),
     "fedcm": (FedCM(0.9, **LR), {}, plain_mean),
     "feddyn": (FedDyn(0.01, output=Latest(), **LR), {}, plain_mean),
@@ -177,25 +114,3 @@ def test_fedpvr_corrects_only_its_tensors():
     control = strategy.server_sides["fedpvr"].control_variate
     assert list(control) == ["head.weight", "head.bias"]
     assert all(value.abs().max() > 0 for value in control.values())
-
-
-def test_one_client_is_centralised_sgd():
-    """K steps of one client a round, R rounds, equal K * R steps of plain SGD on its data."""
-    data = blobs(1)[0]
-    params, _ = federate(
-        FedAvg(**LR),
-        [data],
-        model=WithoutDropout,
-        loss=F.cross_entropy,
-        rounds=3,
-        options=LocalTrainingConfig(batch_size=100, epochs=2),
-    )
-    model = WithoutDropout()
-    for _ in range(6):
-        loss = F.cross_entropy(model(data.inputs)[1], data.labels)
-        grads = torch.autograd.grad(loss, list(model.parameters()))
-        with torch.no_grad():
-            for param, grad in zip(model.parameters(), grads, strict=True):
-                param -= 0.1 * grad
-    for name, value in model.named_parameters():
-        torch.testing.assert_close(params[name], value.detach(), atol=1e-6, rtol=1e-5)

@@ -27,11 +27,7 @@ from strategies.scaffold import ControlVariateClient
 from strategies.statistics.soft_labels import SoftLabelServer
 
 WRONG = [
-    (
-        FedALAClient,
-        "strategy.fedala",
-        {"eta": [-1.0], "data_share": [0.0, 1.5]},
-    ),
+    (FedALAClient, "strategy.fedala", {"eta": [-1.0], "data_share": [0.0, 1.5]}),
     (FedALAClient, "strategy.fedala", {"until_std": [0.0]}),
     (ClientMomentum, "strategy.client_momentum", {"alpha": [0.0, -0.1, 1.1]}),
     (FedDistillClient, "strategy.feddistill", {"coefficient": [-1.0]}),
