@@ -6,16 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from fedhet.report.blocks import (
-    Block,
-    Entry,
-    Heading,
-    Listing,
-    Paragraph,
-    Picture,
-    Table,
-    Warn,
-)
+from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Picture, Table, Warn
 from fedhet.report.colors import PALETTE, THEME
 
 SHORT_LABEL = 22  # letters; a longer label of a row may wrap

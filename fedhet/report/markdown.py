@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedhet.report.blocks import (
-    Block,
-    Entry,
-    Heading,
-    Listing,
-    Paragraph,
-    Picture,
-    Table,
-    Warn,
-)
+from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Picture, Table, Warn
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:

@@ -14,13 +14,7 @@ from fedhet.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph,
 from fedhet.report.colors import keys_of
 from fedhet.report.data_file import ReportData
 from fedhet.report.layer_plots import layers
-from fedhet.report.layout import (
-    KNOWN_KEYS,
-    NO_COLUMN,
-    Layout,
-    automatic_layout,
-    cells_with_runs,
-)
+from fedhet.report.layout import KNOWN_KEYS, NO_COLUMN, Layout, automatic_layout, cells_with_runs
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.provenance import provenance, warnings
 from fedhet.report.published_tables import paper_layout, read_paper
@@ -131,11 +125,7 @@ def _overview(data: ReportData) -> str:
 
 
 def _section(
-    section: Section,
-    data: ReportData,
-    keys: Mapping[str, Key],
-    partitions: Partitions,
-    stem: Path,
+    section: Section, data: ReportData, keys: Mapping[str, Key], partitions: Partitions, stem: Path
 ) -> list[Block]:
     layout = section.layout
     blocks: list[Block] = [Heading(2, section.title)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
@@ -12,8 +12,8 @@ from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Key, Table
 from fedhet.report.curves import Panel, common_range, gallery
 from fedhet.report.data_file import AGREEMENT
-from fedhet.report.figures import curves_of, lines_are
-from fedhet.report.layout import NO_COLUMN, Cell, Layout, cells_with_runs
+from fedhet.report.figures import curves_of, lines_are, over_rounds
+from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs, only_runs
 from fedhet.report.run_data import LATE_ROUNDS, Run
 from fedhet.report.statistics import over_seeds
 from fedhet.report.tables import cell_table
@@ -31,7 +31,7 @@ def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -
 
     The data have one round in ``every``.
     """
-    measured = _measured(layout)
+    measured = only_runs(layout, _has_figures)
     runs = [run for _, _, cell in cells_with_runs(measured) for run in cell.runs]
     if not runs:
         return []
@@ -42,17 +42,8 @@ def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -
     return [*blocks, _table(measured)]
 
 
-def _measured(layout: Layout) -> Layout:
-    """Return the layout with only the runs that have the figures, of several clients."""
-
-    def measured(cell: Cell) -> Cell:
-        return replace(cell, runs=tuple(run for run in cell.runs if _has_figures(run)))
-
-    lines = [replace(line, cells=tuple(map(measured, line.cells))) for line in layout.lines]
-    return replace(layout, lines=tuple(lines))
-
-
 def _has_figures(run: Run) -> bool:
+    """Return whether a run has the figures, of several clients."""
     several = any(size > 1 for _, size in run.points("clients"))
     return several and any(run.points(name) for name in AGREEMENT)
 
@@ -62,7 +53,8 @@ def _panels(layout: Layout, keys: Mapping[str, Key]) -> list[Panel]:
     sizes = [_sizes(layout, number) for number in range(len(layout.columns))]
     by_column: list[list[Panel]] = [[] for _ in layout.columns]
     for name in AGREEMENT:
-        found = [[line for line, _ in lines] for lines in curves_of(layout, keys, name)]
+        pairs = curves_of(layout, keys, partial(over_rounds, column=name))
+        found = [[line for line, _ in lines] for lines in pairs]
         marks = [_orthogonal(name, some) for some in sizes]
         all_marks = [mark for some in marks for mark in some]
         log = name in LOGARITHMIC

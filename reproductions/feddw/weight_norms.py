@@ -17,15 +17,7 @@ from fedhet.report.curves import AXIS, INK, style_axes
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.paper_figures import Partitions
-from fedhet.report.side_by_side import (
-    FONT,
-    WIDTH,
-    Draw,
-    Spot,
-    picture_grid,
-    set_title,
-    shortened,
-)
+from fedhet.report.side_by_side import FONT, WIDTH, Draw, Spot, picture_grid, set_title, shortened
 from reproductions.feddw.classifier_data import Array, HeadNorms, head_norms_of, rank_correlation
 
 if TYPE_CHECKING:

@@ -35,11 +35,7 @@ def write_own_heads(folder: Path, heads: Mapping[int, Tensor], after: int = 3) -
 
 
 def write_state(
-    folder: Path,
-    client: int,
-    tensors: Mapping[str, Tensor],
-    after: int,
-    experiment: str = "e1",
+    folder: Path, client: int, tensors: Mapping[str, Tensor], after: int, experiment: str = "e1"
 ) -> None:
     """Add what a client keeps after a round."""
     path = folder / "client_state" / experiment / f"client-{client:05d}"

@@ -110,7 +110,7 @@ def test_a_data_file_of_format_1_has_the_keys_of_today():
                 "settings": {"strategy.client_sides.fedprox.mu": 0.1},
                 "relations": {"head": [[1]]},
                 "neurons": {"layer": "x"},
-            },
+            }
         ],
     }
     (run,) = parse(json.dumps(old), "it").runs
