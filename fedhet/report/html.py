@@ -28,18 +28,10 @@ def to_html(blocks: Sequence[Block]) -> str:
 
 def _colors() -> str:
     """Return the pictures' colours as CSS variables, for a light and a dark page."""
-    light = {name: pair.light for name, pair in THEME.items()}
-    dark = {name: pair.dark for name, pair in THEME.items()}
-    for number, pair in enumerate(PALETTE):
-        light[f"line-{number}"], dark[f"line-{number}"] = pair.light, pair.dark
-    return (
-        f":root {{ {_variables(light)} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(dark)} }} }}\n"
-    )
-
-
-def _variables(values: dict[str, str]) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in values.items())
+    pairs = THEME | {f"line-{number}": pair for number, pair in enumerate(PALETTE)}
+    light = " ".join(f"--{name}: {pair.light};" for name, pair in pairs.items())
+    dark = " ".join(f"--{name}: {pair.dark};" for name, pair in pairs.items())
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def _block(block: Block) -> str:

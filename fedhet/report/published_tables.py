@@ -64,11 +64,9 @@ def read_paper(node: Mapping[str, Any]) -> Paper:
     metric = require_choice("paper.metric", node.get("metric", "accuracy"), NAMES)
     targets = tuple(float(value) for value in node.get("targets") or ())
     by_target = targets if metric in TO_TARGET and node.get("target") is None else ()
-    if (
-        metric in TO_TARGET
-        and not by_target
-        and not isinstance(target := node.get("target"), float)
-    ):
+    one_target = metric in TO_TARGET and not by_target
+    target = node.get("target") if one_target else None
+    if one_target and not isinstance(target, float):
         raise ConfigError(
             f"paper.metric={metric} needs paper.target, an accuracy in [0, 1], or "
             "paper.targets, for each of which every cell has a number"

@@ -27,10 +27,7 @@ LOGARITHMIC = ("drift_diversity",)  # it has no upper bound: updates may cancel
 
 
 def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -> list[Block]:
-    """Return the three figures over rounds, and their means over the last rounds.
-
-    The data have one round in ``every``.
-    """
+    """Return the three figures over rounds, one in ``every``, and their means over the last."""
     measured = only_runs(layout, _has_figures)
     runs = [run for _, _, cell in cells_with_runs(measured) for run in cell.runs]
     if not runs:
@@ -55,16 +52,16 @@ def _panels(layout: Layout, keys: Mapping[str, Key]) -> list[Panel]:
     for name in AGREEMENT:
         pairs = curves_of(layout, keys, partial(over_rounds, column=name))
         found = [[line for line, _ in lines] for lines in pairs]
-        marks = [_orthogonal(name, some) for some in sizes]
-        all_marks = [mark for some in marks for mark in some]
+        dotted = [_orthogonal(name, some) for some in sizes]
+        all_marks = [mark for marks, _ in dotted for mark in marks]
         log = name in LOGARITHMIC
         y_range = common_range([line for lines in found for line in lines], all_marks, log=log)
         for number, (column, lines) in enumerate(zip(layout.columns, found, strict=True)):
             if lines:
+                marks, text = dotted[number]
                 title = "" if column == NO_COLUMN else column
-                label = f"{NAMES[name]} (dotted: {_orthogonal_text(name, sizes[number])})"
-                panel = Panel(title, "round", label, lines, marks[number], y_range, log)
-                by_column[number].append(panel)
+                label = f"{NAMES[name]} (dotted: {text})"
+                by_column[number].append(Panel(title, "round", label, lines, marks, y_range, log))
     return [panel for panels in by_column for panel in panels]
 
 
@@ -75,17 +72,12 @@ def _sizes(layout: Layout, number: int) -> list[float]:
     return sorted({median(some) for some in found if some})
 
 
-def _orthogonal(name: str, sizes: Sequence[float]) -> list[float]:
-    """Return the figure for orthogonal updates of equal length, of |S| clients."""
+def _orthogonal(name: str, sizes: Sequence[float]) -> tuple[list[float], str]:
+    """Return the figure for orthogonal updates of equal length, of |S| clients, and its text."""
     if name == "norm_ratio":
-        return [1 / math.sqrt(size) for size in sizes]
-    return [0.0] if name == "update_cosine" else [1.0]
-
-
-def _orthogonal_text(name: str, sizes: Sequence[float]) -> str:
-    if name == "norm_ratio":
-        return f"1/√{sizes[0]:g}" if len(sizes) == 1 else "1/√|S|"
-    return "0" if name == "update_cosine" else "1"
+        text = f"1/√{sizes[0]:g}" if len(sizes) == 1 else "1/√|S|"
+        return [1 / math.sqrt(size) for size in sizes], text
+    return ([0.0], "0") if name == "update_cosine" else ([1.0], "1")
 
 
 def _caption(panels: Sequence[Panel], runs: Sequence[Run], every: int) -> str:
