@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 
 COUNTED = ("round", "tensor", "layer")  # labels of x whose ticks are whole numbers
 INK, AXIS, GRID = (THEME[name].light for name in ("ink", "axis", "grid"))
-_STYLE: Any = {  # fonttype none: text stays text, a tenth of the size
-    **{"font.family": "DejaVu Sans", "svg.fonttype": "none"},
-    **{"axes.linewidth": 0.8, "path.simplify": True},
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",
+    "svg.fonttype": "none",  # text stays text: a tenth of the size
+    "axes.linewidth": 0.8,
+    "path.simplify": True,
 }
 
 
@@ -193,16 +195,9 @@ def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
         Line2D([], [], color=PALETTE[key.color].light, lw=2.2, ls="--" if key.dashed else "-")
         for key in legend
     ]
-    figure.legend(
-        handles,
-        [key.label for key in legend],
-        loc="upper left",
-        ncols=min(len(legend), columns),
-        frameon=False,
-        fontsize=9.5,
-        labelcolor=INK,
-        borderaxespad=0.2,
-    )
+    style: Any = {"frameon": False, "fontsize": 9.5, "labelcolor": INK, "borderaxespad": 0.2}
+    labels, ncols = [key.label for key in legend], min(len(legend), columns)
+    figure.legend(handles, labels, loc="upper left", ncols=ncols, **style)
 
 
 def save(figure: Figure, path: Path, caption: str, *, themed: bool = True) -> Picture:

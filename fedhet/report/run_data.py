@@ -152,9 +152,8 @@ def _rows(path: Path) -> list[Row]:
 def _missing_rows(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
     """Compare metrics.jsonl and summary.json: one of them may be a copy that was cut short."""
     found, expected = sum(row["round"] > 0 for row in rows), summary.get("rounds")
-    if expected is None or found == expected:
-        return ""
-    return f"its metrics.jsonl has {found} rounds, and its summary.json says {expected}"
+    message = f"its metrics.jsonl has {found} rounds, and its summary.json says {expected}"
+    return "" if expected in (None, found) else message
 
 
 def _refusals(rows: Sequence[Row]) -> list[str]:
@@ -166,10 +165,8 @@ def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested mapping as one with dotted keys; empty mappings are dropped."""
     found: dict[str, Any] = {}
     for key, value in node.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
+        name = f"{prefix}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return found
 
 
