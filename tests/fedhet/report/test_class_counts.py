@@ -48,7 +48,7 @@ def test_each_recipe_has_one_partition_of_its_lowest_seed_with_the_runs_counts(r
     task = build_task(dict(recipe.task), dict(recipe.partition), seed=0, num_clients=10)
     assert first.counts == task.class_counts().tolist()
     assert np.sum(first.counts) == 1437
-    assert first.class_names == [str(label) for label in range(10)]
+    assert first.class_names == list("0123456789")
     assert second == found[1]  # known partitions are not counted again
 
 

@@ -69,10 +69,8 @@ def test_a_panel_a_figure_with_the_seeds_mean_and_band(tmp_path, drawn):
     assert cosine.curves[0].mean == pytest.approx([0.1, 0.1])
     assert diversity.curves[0].mean == pytest.approx([1.2, 1.2])
     assert [panel.log for panel in drawn] == [False, False, True]
-
-
-def test_of_a_single_round_there_is_the_table_alone(tmp_path, drawn):
-    found = blocks_of([run(values=(0.5,))], tmp_path)
+    drawn.clear()
+    found = blocks_of([run(values=(0.5,))], tmp_path)  # a single round: the table alone
     assert (set(found), drawn) == ({Heading, Table}, [])
 
 
@@ -80,20 +78,15 @@ def test_dotted_is_where_orthogonal_updates_of_equal_length_lie(tmp_path, drawn)
     runs = [run("fedavg", values=(0.8, 0.9)), run("scaffold", values=(0.8, 0.9))]
     caption = blocks_of(runs, tmp_path)[Picture].caption
     assert [panel.marks for panel in drawn] == [[0.5], [0.0], [1.0]]
-    assert [panel.y_label for panel in drawn] == [
-        "norm ratio (dotted: 1/√4)",
-        "pairwise cosine (dotted: 0)",
-        "drift diversity (dotted: 1)",
-    ]
+    labels = ["norm ratio (dotted: 1/√4)", "pairwise cosine (dotted: 0)"]
+    assert [panel.y_label for panel in drawn] == [*labels, "drift diversity (dotted: 1)"]
     assert "|S| = 4." in caption
     for panel in drawn:
         low, high = panel.y_range
         assert all(low < value < high for value in [*panel.marks, *panel.curves[0].mean])
-
-
-def test_where_the_number_of_clients_changes_the_median_is_dotted(tmp_path, drawn):
-    sizes = [4, 9, 25]
-    found = blocks_of([run(values=(0.5,) * 3, sizes=sizes), run("scaffold", sizes=16)], tmp_path)
+    drawn.clear()  # where the number of clients changes, the median is dotted
+    runs = [run(values=(0.5,) * 3, sizes=[4, 9, 25]), run("scaffold", sizes=16)]
+    found = blocks_of(runs, tmp_path)
     assert drawn[0].marks == pytest.approx([1 / 3, 1 / 4])
     assert drawn[0].y_label == "norm ratio (dotted: 1/√|S|)"
     assert "|S| is 4 to 25; dotted is a row's median" in found[Picture].caption
@@ -122,24 +115,20 @@ def test_the_table_has_the_means_over_the_last_ten_rounds(tmp_path, drawn):
     }
 
 
-def test_runs_without_the_columns_are_left_out(tmp_path, drawn):
+def test_runs_without_the_columns_or_of_a_single_client_are_left_out(tmp_path, drawn):
     columns = dict.fromkeys(("norm_ratio", "update_cosine", "drift_diversity"), [None] * 3)
     older = run("fedprox", **columns)
     assert blocks_of([older], tmp_path) == {}
     found = blocks_of([older, run(), run(seed=1, **columns)], tmp_path)
     assert list(texts(found[Table])) == ["fedavg"]
     assert [line.runs for panel in drawn for line in panel.curves] == [1, 1, 1]
-
-
-def test_the_ratio_of_a_single_client_says_nothing(tmp_path, drawn):
+    drawn.clear()
     alone = run("centralised", values=(1.0, 1.0), sizes=1, update_cosine=[None] * 3)
     assert blocks_of([alone], tmp_path) == {}
     blocks_of([alone, run(sizes=4)], tmp_path)
     assert drawn[0].marks == [0.5]
     assert [line.key.label for line in drawn[0].curves] == ["fedavg"]
-
-
-def test_a_figure_without_values_has_no_panel_and_a_dash(tmp_path, drawn):
+    drawn.clear()
     found = blocks_of([run(update_cosine=[None] * 3)], tmp_path)
     assert [panel.y_label.split(" (")[0] for panel in drawn] == ["norm ratio", "drift diversity"]
     assert texts(found[Table])["fedavg"] == ["0.550", "-", "1.100"]
