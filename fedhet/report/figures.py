@@ -101,15 +101,11 @@ def panels_of(
     log: bool = False,
 ) -> list[Panel]:
     """Return a panel for each column that has lines."""
-    return [
-        Panel(_title(column), x_label, y_label, [line for line, _ in lines], marks, y_range, log)
-        for column, lines in zip(layout.columns, found, strict=True)
-        if lines
-    ]
-
-
-def _title(column: str) -> str:
-    return "" if column == NO_COLUMN else column
+    panels = []
+    for column, lines in zip(layout.columns, found, strict=True):
+        title, curves = "" if column == NO_COLUMN else column, [line for line, _ in lines]
+        panels += [Panel(title, x_label, y_label, curves, marks, y_range, log)] if lines else []
+    return panels
 
 
 def lines_are(panels: Sequence[Panel]) -> str:

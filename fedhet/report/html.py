@@ -46,8 +46,12 @@ def _block(block: Block) -> str:
             return "\n".join(f"<pre><code>{escape(item)}</code></pre>" for item in items)
         case Listing(items, _):
             return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
-        case Picture():
-            return _picture(block)
+        case Picture(svg, caption, name, themed):
+            kind = "frame" if themed else "frame card"
+            return (
+                f'<figure><div class="{kind}" tabindex="0" role="img" aria-label="{escape(name)}">'
+                f"{svg}</div><figcaption>{escape(caption)}</figcaption></figure>"
+            )
         case Table():
             return _table(block)
 
@@ -82,11 +86,3 @@ def _kind(number: int, table: Table) -> str:
 def _entry(entry: Entry) -> str:
     under = f"<small>{escape(entry.under)}</small>" if entry.under else ""
     return escape(entry.text) + under
-
-
-def _picture(picture: Picture) -> str:
-    kind = "frame" if picture.themed else "frame card"
-    return (
-        f'<figure><div class="{kind}" tabindex="0" role="img" aria-label="{escape(picture.name)}">'
-        f"{picture.svg}</div><figcaption>{escape(picture.caption)}</figcaption></figure>"
-    )

@@ -100,10 +100,8 @@ def _caption(panels: Sequence[Panel], runs: Sequence[Run], every: int) -> str:
 
 
 def _table(layout: Layout) -> Table:
-    rows = [
-        [Entry(_late_text(cell.runs, name)) for name in AGREEMENT]
-        for _, _, cell in cells_with_runs(layout)
-    ]
+    cells = [cell for _, _, cell in cells_with_runs(layout)]
+    rows = [[Entry(_late_text(cell.runs, name)) for name in AGREEMENT] for cell in cells]
     caption = (
         f"Means over the last {LATE_ROUNDS} rounds of a run; mean ± sample standard deviation over "
         "the seeds. Runs without updates, or with one client per round, have no values."
@@ -112,12 +110,10 @@ def _table(layout: Layout) -> Table:
 
 
 def _late_text(runs: Sequence[Run], name: str) -> str:
-    means = [mean for run in runs if (mean := _late_mean(run, name)) is not None]
+    """Return the means over the last rounds of the runs that have values there, over the seeds."""
+    means = []
+    for run in runs:
+        last = max(round for round, _ in run.points("round"))
+        values = [value for round, value in run.points(name) if round > last - LATE_ROUNDS]
+        means += [fmean(values)] if values else []
     return over_seeds(means).text(3) if means else "-"
-
-
-def _late_mean(run: Run, name: str) -> float | None:
-    """Return the mean over the run's last rounds; None without values there."""
-    last = max(round for round, _ in run.points("round"))
-    values = [value for round, value in run.points(name) if round > last - LATE_ROUNDS]
-    return fmean(values) if values else None

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from fedhet.report import layer_plots as module
-from fedhet.report.blocks import Heading, Picture, Table
+from fedhet.report.blocks import Heading, Table
 from fedhet.report.colors import keys_of
 from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layer_data import LAYERS, MOST_ROUNDS, SIMILARITY, read_layers
@@ -32,18 +31,6 @@ def write(folder, rounds=3, factor=1.0):
 def run(figures, method="fedavg", seed=0, alpha=0.1):
     settings = {"partition.alpha": alpha, "seed": seed}
     return Run("a run", 0, method, seed, "completed", settings=settings, layers=figures)
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    found = {}
-
-    def keep(panels, caption, stem, kind, abreast):
-        found[kind] = panels
-        return Picture("", caption, kind)
-
-    monkeypatch.setattr(module, "gallery", keep)
-    return found
 
 
 def blocks_of(runs, path):

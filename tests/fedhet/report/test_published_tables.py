@@ -84,6 +84,10 @@ def test_numbers_to_another_target_have_no_difference(runs):
     paper = read_paper({key: value for key, value in node(**keys).items() if key != "unit"})
     table = main_table(paper_layout(runs[:2], paper), paper.figure)
     assert texts(table)["FedAvg"] == [("1.0 ± 0.0", "paper 49 to 66 %"), ("not run", "")]
+    # with one target, ``targets`` are those of the page's other table
+    paper = read_paper({**NODE, **keys, "targets": [0.4, 0.5], "unit": None})
+    assert (paper.figure.target, paper.targets) == (0.5, (0.4, 0.5))
+    assert paper.rows["FedAvg"].published[0].mean == 49
 
 
 def test_rounds_to_several_targets_beside_the_papers(runs):
@@ -102,14 +106,6 @@ def test_rounds_to_several_targets_beside_the_papers(runs):
         "FedX to 55 %": [("not run", ""), ("not run", "paper 9")],
     }
     assert table.caption.startswith("Rounds to 45 %, 55 %. Mean")
-
-
-def test_one_target_among_several_has_one_number_a_column():
-    """``targets`` are then those of the page's other table."""
-    rows = {"FedAvg": {"runs": {"strategy": "fedavg"}, "published": [15, "100+"]}}
-    paper = read_paper(node(metric="rounds_to", target=0.5, targets=[0.4, 0.5], rows=rows))
-    assert (paper.figure.target, paper.targets) == (0.5, (0.4, 0.5))
-    assert paper.rows["FedAvg"].published[0].mean == 15
 
 
 def test_targets_are_chosen_for_each_column_above_the_initial_model(runs, finished_run):

@@ -51,21 +51,15 @@ def test_files_that_cannot_be_read_are_named(write_run):
     assert "lines without a round" in read_run(broken, "a", 0).error
 
 
-def test_a_copy_that_was_cut_short_does_not_pass_for_the_whole_run(write_run):
-    folder = write_run()
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:2]))
-    run = read_run(folder, "a", 0)
-    assert run.status == "unfinished"
-    assert run.error == "its metrics.jsonl has 1 rounds, and its summary.json says 3"
-
-
-def test_refused_replies_are_kept_with_their_round(write_run):
+def test_a_copy_that_was_cut_short_is_unfinished_and_refused_replies_have_their_round(write_run):
     folder = write_run()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows[2]["failures"] = ["client 7: update holds NaN"]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_run(folder, "a", 0).refusals == ["round 2: client 7: update holds NaN"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    run = read_run(folder, "a", 0)
+    assert run.status == "unfinished"
+    assert run.error == "its metrics.jsonl has 2 rounds, and its summary.json says 3"
+    assert run.refusals == ["round 2: client 7: update holds NaN"]
 
 
 def test_runs_are_found_in_the_order_of_their_numbers(write_run, tmp_path):
