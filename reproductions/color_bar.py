@@ -13,13 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.cm import ScalarMappable
     from matplotlib.colorbar import Colorbar
 
-LABELS: dict[str, Any] = {
-    "labelsize": FONT - 1,
-    "labelcolor": INK,
-    "color": AXIS,
-    "length": 2,
-    "pad": 2,
-}
+LABELS: Any = {"labelsize": FONT - 1, "labelcolor": INK, "color": AXIS, "length": 2, "pad": 2}
 
 
 def add_color_bar(

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
+from fedhet.report.run_data import Run, read_run
+
 ROUND_BYTES = (1_000_000, 2_000_000)  # up and down
 
 
@@ -40,29 +42,22 @@ def recipe(method: str, seed: int, **settings: Any) -> dict[str, Any]:
 def rows_of(accuracies: Sequence[float], **columns: float) -> list[dict[str, Any]]:
     """Return lines of metrics.jsonl: accuracies from round 0 on, 3 MB per round."""
     up, down = ROUND_BYTES
-    rows: list[dict[str, Any]] = [{"round": 0, "accuracy": accuracies[0], "loss": 2.0}]
-    for number, accuracy in enumerate(accuracies[1:], start=1):
-        sent = {"bytes_up": up, "bytes_down": down, "clients": [0, 1], "failures": []}
-        rows.append(
-            {"round": number, "accuracy": accuracy, "loss": 1.0 / number, **sent, **columns}
-        )
-    return rows
+    sent = {"bytes_up": up, "bytes_down": down, "clients": [0, 1], "failures": []}
+    first = {"round": 0, "accuracy": accuracies[0], "loss": 2.0}
+    return [first] + [
+        {"round": number, "accuracy": accuracy, "loss": 1.0 / number, **sent, **columns}
+        for number, accuracy in enumerate(accuracies[1:], start=1)
+    ]
 
 
 def summary_of(method: str, seed: int, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     accuracies = [row["accuracy"] for row in rows]
     return {
-        "format": 2,
-        "strategy": method,
-        "seed": seed,
-        "rounds": len(rows) - 1,
-        "accuracy": accuracies[-1],
-        "best_accuracy": max(accuracies),
-        "wall_seconds": 2.5,
-        "seconds_per_round": 0.5,
+        **{"format": 2, "strategy": method, "seed": seed, "rounds": len(rows) - 1, "failures": 0},
+        **{"accuracy": accuracies[-1], "best_accuracy": max(accuracies)},
+        **{"wall_seconds": 2.5, "seconds_per_round": 0.5},
         "bytes_up": 1_000_000 * (len(rows) - 1),
         "bytes_down": 2_000_000 * (len(rows) - 1),
-        "failures": 0,
         "versions": {"fedhet": "0.1.0", "torch": "2.15.0"},
         "fingerprint": {"recipe": f"recipe{seed}", "code": "code1"},
         "machine": {"cpu": "a CPU", "cores": 2, "gpu": "none used"},
@@ -111,3 +106,14 @@ def write_run(tmp_path: Path) -> WriteRun:
         return folder
 
     return write
+
+
+@pytest.fixture
+def finished_run(write_run: WriteRun) -> Callable[..., Run]:
+    """Return a function that writes a results directory and reads it as the report does."""
+
+    def write_and_read(*words: Any, **settings: Any) -> Run:
+        folder = write_run(*words, **settings)
+        return read_run(folder, folder.name, 0)
+
+    return write_and_read

@@ -46,19 +46,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; the first column names the rows.
-
-    Args:
-        head: the columns' names.
-        rows: as long as the head.
-        caption: explains the numbers.
-        words: number of leading columns that hold words; the others hold numbers.
-    """
+    """A table; the first column names the rows."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[Entry]]
     caption: str = ""
-    words: int = 1
+    words: int = 1  # number of leading columns that hold words; the others hold numbers
 
 
 @dataclass(frozen=True)
@@ -72,19 +65,12 @@ class Key:
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture, as SVG in the HTML page and as files beside it.
-
-    Args:
-        svg: for the page.
-        caption: explains the picture.
-        name: of the files in the report's folder, without ending.
-        themed: its colours follow the page's theme.
-    """
+    """A picture, as SVG in the HTML page and as files beside it."""
 
     svg: str
     caption: str
-    name: str
-    themed: bool = True
+    name: str  # of the files in the report's folder, without ending
+    themed: bool = True  # its colours follow the page's theme
 
 
 Block = Heading | Paragraph | Warn | Listing | Table | Picture

@@ -34,30 +34,27 @@ def partitions_of(runs: Sequence[Run]) -> list[Partition]:
     """
     found: dict[str, Partition] = {}
     for run in sorted(runs, key=lambda run: (not run.figures, run.seed or 0)):
-        if _has_partition(run):
-            settings = _settings(run)
-            identity = {k: v for k, v in settings.items() if k not in ("seed", *FOLDER_KEYS)}
+        if settings := _settings(run):
+            identity = _without(settings, "seed", *FOLDER_KEYS)
             found.setdefault(json.dumps(identity, sort_keys=True), _uncounted(settings))
     return list(found.values())
 
 
 def partition_of(run: Run, partitions: Sequence[Partition]) -> Partition | None:
     """Return the partition of the run's recipe and seed; None if it is not among these."""
-    if not _has_partition(run):
-        return None
-    wanted = _without_folders(_settings(run))
-    return next((p for p in partitions if _without_folders(p.settings) == wanted), None)
+    wanted = _without(_settings(run), *FOLDER_KEYS)
+    found = (p for p in partitions if _without(p.settings, *FOLDER_KEYS) == wanted)
+    return next(found, None) if wanted else None
 
 
-def _has_partition(run: Run) -> bool:
-    return "task.name" in run.settings and "partition.name" in run.settings
-
-
-def _without_folders(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if key not in FOLDER_KEYS}
+def _without(settings: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in keys}
 
 
 def _settings(run: Run) -> dict[str, Any]:
+    """Return the settings that decide the run's partition; empty if they are unknown."""
+    if not {"task.name", "partition.name"} <= set(run.settings):
+        return {}
     kept = {
         key: value
         for key, value in run.settings.items()
@@ -68,13 +65,9 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _uncounted(settings: Mapping[str, Any]) -> Partition:
-    clients = int(settings["clients"] or 0)
-    chosen = chosen_values(
-        _group(settings, "partition"),
-        clients=clients,
-        seed=settings["seed"],
-        train_size=settings.get("task.train_size"),
-    )
+    clients, partition = int(settings["clients"] or 0), _group(settings, "partition")
+    size = settings.get("task.train_size")
+    chosen = chosen_values(partition, clients=clients, seed=settings["seed"], train_size=size)
     title = partition_title(settings["task.name"], settings["partition.name"], chosen)
     return Partition(title, settings, clients=clients)
 
@@ -87,12 +80,7 @@ def _group(settings: Mapping[str, Any], group: str) -> dict[str, Any]:
 def start_counting(
     known: Sequence[Partition], runs: Sequence[Run]
 ) -> Callable[[], list[Partition]]:
-    """Start to count in the background; the result waits for the counts.
-
-    Args:
-        known: partitions that are counted already.
-        runs: their partitions are counted, unless they are known.
-    """
+    """Start to count the runs' partitions that are not known; the result waits for the counts."""
     settings = [partition.settings for partition in known]
     uncounted = [p for p in partitions_of(runs) if p.settings not in settings]
     wanted, left_out = uncounted[:MOST_PARTITIONS], uncounted[MOST_PARTITIONS:]
@@ -111,9 +99,6 @@ def _counted(wanted: Sequence[Partition]) -> list[Partition]:
     except CallError as error:
         return [replace(partition, error=f"counting failed: {error}") for partition in wanted]
     return [replace(p, **answer) for p, answer in zip(wanted, answers, strict=True)]
-
-
-# ---- the process ---------------------------------------------------------------------------------
 
 
 def count(settings: Mapping[str, Any]) -> dict[str, Any]:

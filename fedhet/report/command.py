@@ -10,7 +10,6 @@ picture as PNG and SVG, and report.json, the data that the page is made from.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +23,8 @@ from rich.text import Text
 
 from common.errors import ConfigError
 from conf import FOLDER
-from fedhet.commands import parser_of, say_error, table_console
-from fedhet.report.blocks import Block, Entry, Heading, Table, Warn
+from fedhet.commands import parser_of, reported_errors, table_console
+from fedhet.report.blocks import Block, Heading, Table, Warn
 from fedhet.report.class_counts import start_counting
 from fedhet.report.data_file import ReportData, thinned, to_text
 from fedhet.report.html import to_html
@@ -37,24 +36,17 @@ from fedhet.report.sources import read_sources
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command.
-
-    Args:
-        words: the command line; None: the process's.
-    """
+    """Run the command on ``words``, by default those of the command line."""
     options = _parser().parse_args(words)
-    try:
+    with reported_errors("fedhet-report"):
         data = _with_options(read_sources(options.sources), options)
-    except ConfigError as error:
-        say_error("fedhet-report", error)
-        raise SystemExit(2) from None
-    data = replace(data, runs=with_figures(data.runs, _say))
-    source = options.sources[0]
-    folder = options.out or (source.parent if source.is_file() else source / "report")
-    blocks = write_report(data, folder, options.name, partitions=not options.no_partitions)
-    console = table_console()
-    _show(blocks, console)
-    console.print(f"report   {folder / options.name}.html", soft_wrap=True, highlight=False)
+        data = replace(data, runs=with_figures(data.runs, _say))
+        source = options.sources[0]
+        folder = options.out or (source.parent if source.is_file() else source / "report")
+        blocks = write_report(data, folder, options.name, partitions=not options.no_partitions)
+        console = table_console()
+        _show(blocks, console)
+        console.print(f"report   {folder / options.name}.html", soft_wrap=True, highlight=False)
 
 
 def _say(text: str) -> None:
@@ -64,39 +56,20 @@ def _say(text: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-report", __doc__)
     add = parser.add_argument
-    add(
-        "sources",
-        nargs="+",
-        type=Path,
-        metavar="SWEEP",
-        help="folder of a sweep or run, or data file",
-    )
+    sources = "folder of a sweep or run, or data file"
+    add("sources", nargs="+", type=Path, metavar="SWEEP", help=sources)
     add("--out", type=Path, metavar="DIR", help="the report's folder")
     add("--name", default="report", help="beginning of the files' names (report)")
     add("--title", default="", help="of the page")
-    add(
-        "--targets",
-        nargs="+",
-        type=_share,
-        default=[],
-        metavar="ACCURACY",
-        help="accuracies in (0, 1] for rounds and bytes to a target (default: the paper's, or 50, "
-        "80 and 95 %% of the best)",
+    targets = (
+        "accuracies in (0, 1] for rounds and bytes to a target (default: the paper's, or 50, 80 "
+        "and 95 %% of the best)"
     )
-    add(
-        "--by",
-        nargs="+",
-        default=[],
-        metavar="KEY",
-        help="keys whose values make the columns, such as partition.alpha (default: those that "
-        "vary)",
-    )
-    add(
-        "--experiment",
-        metavar="NAME",
-        type=_paper_node,
-        help="lay the runs out as this file of conf/experiment does, such as fedpvr/table2_cifar10",
-    )
+    add("--targets", nargs="+", type=_share, default=[], metavar="ACCURACY", help=targets)
+    by = "keys whose values make the columns, such as partition.alpha (default: those that vary)"
+    add("--by", nargs="+", default=[], metavar="KEY", help=by)
+    experiment = "lay the runs out as this file of conf/experiment, such as fedpvr/table2_cifar10"
+    add("--experiment", metavar="NAME", type=_paper_node, help=experiment)
     add("--no-partitions", action="store_true", help="do not count the clients' classes")
     return parser
 
@@ -126,35 +99,23 @@ def _with_options(data: ReportData, options: argparse.Namespace) -> ReportData:
     keys = sorted({key for run in data.runs for key in run.settings})
     if unknown := [key for key in options.by if key not in keys]:
         raise ConfigError(f"--by {unknown[0]} is unknown; the runs' keys are: {', '.join(keys)}")
-    return replace(
-        data,
-        title=options.title or data.title,
-        targets=options.targets or data.targets,
-        by=options.by or data.by,
-    )
+    title, targets = options.title or data.title, options.targets or data.targets
+    return replace(data, title=title, targets=targets, by=options.by or data.by)
 
 
 def write_report(
     data: ReportData, folder: Path, name: str = "report", *, partitions: bool = True
 ) -> list[Block]:
-    """Write the page, its pictures and its data; return the page.
+    """Write the page, its pictures and its data into a folder; return the page.
 
-    Args:
-        data: of the sources.
-        folder: of the report; created if missing.
-        name: beginning of the files' names.
-        partitions: count the clients' classes, where the counts are unknown.
+    ``name`` begins the files' names. With ``partitions``, the clients' classes are counted.
     """
     folder.mkdir(parents=True, exist_ok=True)
     counted = start_counting(data.partitions, data.runs if partitions else ())
     data = thinned(data)
     blocks = build_page(data, counted, folder, name)
-    files = {
-        "json": to_text(replace(data, partitions=counted())),
-        "md": to_markdown(blocks),
-        "html": to_html(blocks),
-    }
-    for ending, text in files.items():
+    kept = to_text(replace(data, partitions=counted()))
+    for ending, text in (("json", kept), ("md", to_markdown(blocks)), ("html", to_html(blocks))):
         (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
     return blocks
 
@@ -179,13 +140,9 @@ def rich_table(table: Table) -> RichTable:
         justify: Literal["left", "right"] = "left" if number < table.words else "right"
         shown.add_column(Text(name), justify=justify, overflow="fold")
     for row in table.rows:
-        shown.add_row(*(_joined(entry) for entry in row))
+        shown.add_row(*(Text(f"{e.text}\n{e.under}" if e.under else e.text) for e in row))
     return shown
 
 
-def _joined(entry: Entry) -> Text:
-    return Text(f"{entry.text}\n{entry.under}" if entry.under else entry.text)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

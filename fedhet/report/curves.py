@@ -6,7 +6,7 @@ import io
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,68 +42,31 @@ class Curve:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
-
-    Args:
-        title: above it.
-        x_label: below it.
-        y_label: beside it.
-        curves: in the order of the rows.
-        marks: dotted horizontal lines, such as targets.
-        y_range: None: as the curves need.
-        log: the scale of y is logarithmic.
-    """
+    """One pair of axes."""
 
     title: str
     x_label: str
     y_label: str
     curves: Sequence[Curve]
-    marks: Sequence[float] = ()
-    y_range: tuple[float, float] | None = None
-    log: bool = False
-
-
-def curve(
-    key: Key,
-    runs: Sequence[Run],
-    column: str,
-    *,
-    scale: float = 1.0,
-    last_round: int | None = None,
-) -> Curve | None:
-    """Return a column over the rounds that all runs have: mean, lowest and highest."""
-    return over_runs(
-        key,
-        [
-            {float(r): y * scale for r, y in run.points(column) if r <= (last_round or r)}
-            for run in runs
-        ],
-    )
+    marks: Sequence[float] = ()  # dotted horizontal lines, such as targets
+    y_range: tuple[float, float] | None = None  # None: as the curves need
+    log: bool = False  # the scale of y
 
 
 def over_runs(key: Key, by_run: Sequence[Mapping[float, float]]) -> Curve | None:
-    """Return the curve of several runs' values by x, where all runs have x."""
-    if not by_run:
-        return None
-    shared = sorted(set(by_run[0]).intersection(*by_run[1:]))
+    """Return the curve of several runs' values by x, where all runs have x; None without any."""
+    shared = sorted(set(by_run[0]).intersection(*by_run[1:])) if by_run else []
     if not shared:
         return None
     values = [[points[x] for points in by_run] for x in shared]
-    return Curve(
-        key,
-        shared,
-        [statistics.fmean(at_x) for at_x in values],
-        [min(at_x) for at_x in values],
-        [max(at_x) for at_x in values],
-        len(by_run),
-    )
+    low, high = [min(at_x) for at_x in values], [max(at_x) for at_x in values]
+    return Curve(key, shared, [statistics.fmean(at_x) for at_x in values], low, high, len(by_run))
 
 
 def over_bytes(line: Curve, runs: Sequence[Run], unit: float) -> Curve:
     """Return the curve over the bytes up and down, divided by ``unit``: the runs' mean."""
     sent = [[run.bytes_until(int(round)) / unit for run in runs] for round in line.x]
-    x = [statistics.fmean(at_round) for at_round in sent]
-    return Curve(line.key, x, line.mean, line.low, line.high, line.runs)
+    return replace(line, x=[statistics.fmean(at_round) for at_round in sent])
 
 
 def common_range(
@@ -121,12 +84,9 @@ def common_range(
     return low - margin, high + margin
 
 
-# ---- drawing -------------------------------------------------------------------------------------
-
-
 def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
     """Draw one panel."""
-    from matplotlib.ticker import MaxNLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
     for mark in panel.marks:
         axes.axhline(mark, color=AXIS, lw=1.2, ls=(0, (1, 2)), zorder=0.9)  # above the grid
@@ -149,20 +109,14 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
     if panel.y_range:
         axes.set_ylim(*panel.y_range)
     if panel.log:
-        _set_log_ticks(axes)
+        low, high = axes.get_ylim()
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
     else:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, steps=steps))
         axes.ticklabel_format(axis="y", scilimits=(-3, 4), useMathText=True)
         axes.yaxis.get_offset_text().set(size=font - 1, color=INK)
-
-
-def _set_log_ticks(axes: Axes) -> None:
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
-    low, high = axes.get_ylim()
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def style_axes(axes: Axes, x_label: str, y_label: str, font: float) -> None:
@@ -199,8 +153,7 @@ def svg_text(figure: Figure, name: str, *, transparent: bool = False) -> str:
 def inline_svg(text: str, *, themed: bool) -> str:
     """Return an SVG for HTML: without prolog and fixed size, its colours as CSS variables."""
     text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r"<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
     view = re.search(r'viewBox="[^"]*"', text)
     assert view is not None
     text = re.sub(r"<svg[^>]*>", f"<svg {view[0]}>", text, count=1)
@@ -242,16 +195,9 @@ def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
         Line2D([], [], color=PALETTE[key.color].light, lw=2.2, ls="--" if key.dashed else "-")
         for key in legend
     ]
-    figure.legend(
-        handles,
-        [key.label for key in legend],
-        loc="upper left",
-        ncols=min(len(legend), columns),
-        frameon=False,
-        fontsize=9.5,
-        labelcolor=INK,
-        borderaxespad=0.2,
-    )
+    style: Any = {"frameon": False, "fontsize": 9.5, "labelcolor": INK, "borderaxespad": 0.2}
+    labels, ncols = [key.label for key in legend], min(len(legend), columns)
+    figure.legend(handles, labels, loc="upper left", ncols=ncols, **style)
 
 
 def save(figure: Figure, path: Path, caption: str, *, themed: bool = True) -> Picture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -21,61 +21,36 @@ AGREEMENT = ("norm_ratio", "update_cosine", "drift_diversity")  # of a round's u
 
 @dataclass(frozen=True)
 class Origin:
-    """A source of runs: the folder of a sweep or of a run.
+    """A source of runs: the folder of a sweep or of a run."""
 
-    Args:
-        name: the folder's name.
-        command: the command line, as far as it is known.
-        failures: jobs of the sweep without a results directory, with their errors.
-    """
-
-    name: str
-    command: str = ""
-    failures: Sequence[str] = ()
+    name: str  # of the folder
+    command: str = ""  # the command line, as far as it is known
+    failures: Sequence[str] = ()  # jobs of the sweep without a results directory, with errors
 
 
 @dataclass(frozen=True)
 class Partition:
-    """How many examples of each class each client holds.
-
-    Args:
-        title: task, flavour, parameters and seed.
-        settings: identify the partition.
-        class_names: in the order of their labels.
-        counts: (clients, classes), of the first clients if there are very many.
-        clients: N.
-        error: why there are no counts.
-    """
+    """How many examples of each class each client holds."""
 
     title: str
-    settings: Mapping[str, Any]
+    settings: Mapping[str, Any]  # they identify the partition
     class_names: Sequence[str] = ()
-    counts: Sequence[Sequence[int]] = ()
-    clients: int = 0
-    error: str = ""
+    counts: Sequence[Sequence[int]] = ()  # (clients, classes), of the first clients if many
+    clients: int = 0  # N
+    error: str = ""  # why there are no counts
 
 
 @dataclass(frozen=True)
 class ReportData:
-    """What a page is made from.
+    """What a page is made from; an empty title, targets or keys are chosen from the runs."""
 
-    Args:
-        runs: all runs, failed ones included.
-        origins: the sources; a run's ``source`` is an index of these.
-        partitions: of the runs.
-        title: of the page; empty: chosen from the runs.
-        targets: accuracies to reach; empty: chosen from the runs.
-        by: keys whose values make the columns; empty: chosen from the runs.
-        every: of the diagnostics one round in ``every`` is kept.
-    """
-
-    runs: Sequence[Run]
-    origins: Sequence[Origin] = ()
+    runs: Sequence[Run]  # failed ones included
+    origins: Sequence[Origin] = ()  # a run's ``source`` is an index of these
     partitions: Sequence[Partition] = ()
     title: str = ""
-    targets: Sequence[float] = ()
-    by: Sequence[str] = ()
-    every: int = 1
+    targets: Sequence[float] = ()  # accuracies to reach
+    by: Sequence[str] = ()  # keys whose values make the columns
+    every: int = 1  # one round in ``every`` of the diagnostics is kept
 
 
 def merged(parts: Sequence[ReportData]) -> ReportData:
@@ -85,18 +60,12 @@ def merged(parts: Sequence[ReportData]) -> ReportData:
     for part in parts:
         runs += [replace(run, source=run.source + len(origins)) for run in part.runs]
         origins += part.origins
-    return ReportData(
-        runs=runs,
-        origins=origins,
-        partitions=[partition for part in parts for partition in part.partitions],
-        title=next((part.title for part in parts if part.title), ""),
-        targets=next((part.targets for part in parts if part.targets), ()),
-        by=next((part.by for part in parts if part.by), ()),
-        every=max(part.every for part in parts),
-    )
-
-
-# ---- thinning ------------------------------------------------------------------------------------
+    partitions = [partition for part in parts for partition in part.partitions]
+    title = next((part.title for part in parts if part.title), "")
+    targets = next((part.targets for part in parts if part.targets), ())
+    by = next((part.by for part in parts if part.by), ())
+    every = max(part.every for part in parts)
+    return ReportData(runs, origins, partitions, title, targets, by, every)
 
 
 def thinned(data: ReportData) -> ReportData:
@@ -124,12 +93,11 @@ def _thinned_columns(columns: Mapping[str, Column], step: int) -> dict[str, Colu
     return {name: thin(name, values) for name, values in columns.items()}
 
 
-# ---- writing -------------------------------------------------------------------------------------
-
-
 def to_text(data: ReportData) -> str:
     """Return the data file's text; settings that all runs share are written once."""
-    common = _common(run.settings for run in data.runs)
+    readable = [run.settings for run in data.runs if run.settings]
+    first = readable[0] if readable else {}
+    common = {k: v for k, v in first.items() if all((k, v) in s.items() for s in readable)}
     papers: list[Any] = []
     content = {"fedhet_report": FORMAT, **vars(data), "common": common, "papers": papers}
     content["runs"] = [_encoded(run, common, papers) for run in data.runs]
@@ -149,13 +117,6 @@ def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, default=list)
 
 
-def _common(all_settings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    readable = [settings for settings in all_settings if settings]
-    first = readable[0] if readable else {}
-    absent = object()
-    return {k: v for k, v in first.items() if all(s.get(k, absent) == v for s in readable)}
-
-
 def _encoded(run: Run, common: Mapping[str, Any], papers: list[Any]) -> dict[str, Any]:
     if run.paper is not None and run.paper not in papers:
         papers.append(run.paper)
@@ -165,10 +126,10 @@ def _encoded(run: Run, common: Mapping[str, Any], papers: list[Any]) -> dict[str
         "paper": None if run.paper is None else papers.index(run.paper),
         "settings": own if run.settings else None,
         "columns": {name: _packed(values) for name, values in run.columns.items()},
-        "layers": None if run.layers is None else vars(run.layers),
+        "layers": vars(run.layers) if run.layers else None,
     }
-    needless = {"folder", *(name for name in ("figures", "layers") if not encoded[name])}
-    return {name: value for name, value in encoded.items() if name not in needless}
+    needless = [name for name in ("figures", "layers") if not encoded[name]]
+    return {name: value for name, value in encoded.items() if name not in ("folder", *needless)}
 
 
 def _packed(values: Column) -> Any:
@@ -178,24 +139,13 @@ def _packed(values: Column) -> Any:
     return list(values)
 
 
-# ---- reading -------------------------------------------------------------------------------------
-
-
 def read_data(path: Path) -> ReportData:
-    """Read a data file.
-
-    Raises:
-        ConfigError: if the file is not a data file.
-    """
+    """Read a data file; another file is a ConfigError."""
     return parse(path.read_text(encoding="utf-8"), str(path))
 
 
 def parse(text: str, name: str) -> ReportData:
-    """Return what a data file holds; ``name`` is for the error.
-
-    Raises:
-        ConfigError: if the text is not a data file's.
-    """
+    """Return what a data file holds; ``name`` is for the ConfigError of another file."""
     try:
         content = json.loads(text)
     except ValueError as error:

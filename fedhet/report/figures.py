@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
 import numpy as np
 
 from fedhet.plot import can_plot
-from fedhet.report.blocks import (
-    Block,
-    Entry,
-    Heading,
-    Key,
-    Listing,
-    Paragraph,
-    Picture,
-    Table,
-)
+from fedhet.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph, Picture, Table
 from fedhet.report.curves import (
     Curve,
     Panel,
     common_range,
-    curve,
     gallery,
     new_figure,
     over_bytes,
+    over_runs,
     save,
 )
 from fedhet.report.data_file import AGREEMENT, Partition
@@ -50,35 +44,68 @@ def accuracy(
     """Return accuracy over rounds and over bytes, a panel per column."""
     if not can_plot():
         return []
-    found = curves_of(layout, keys, "accuracy", last_round, scale=100)
-    y_range = common_range([line for lines in found for line, _ in lines])
+
+    def percentages(run: Run) -> dict[float, float]:
+        return {r: 100 * y for r, y in over_rounds(run, "accuracy").items() if r <= last}
+
+    last = last_round or math.inf
+    found = curves_of(layout, keys, percentages)
     most = [run.bytes_until(10**9) for lines in found for _, runs in lines for run in runs]
     unit, unit_name = (1e9, "GB") if max(most, default=0) >= 2e9 else (1e6, "MB")
-    marks = [100 * target for target in targets]
-    by_round, by_bytes = [], []
-    for column, lines in zip(layout.columns, found, strict=True):
-        if not lines:
-            continue
-        title = "" if column == NO_COLUMN else column
-        label = "test accuracy (%)"
-        plain = [line for line, _ in lines]
-        sent = [over_bytes(line, runs, unit) for line, runs in lines]
-        by_round.append(Panel(title, "round", label, plain, marks, y_range))
-        by_bytes.append(
-            Panel(title, f"{unit_name} up and down, all clients", label, sent, marks, y_range)
-        )
+    sent = [[(over_bytes(line, runs, unit), runs) for line, runs in lines] for lines in found]
+    label, marks = "test accuracy (%)", [100 * target for target in targets]
+    range_of = common_range([line for lines in found for line, _ in lines])
+    by_round = panels_of(layout, found, "round", label, marks, range_of)
+    bytes_label = f"{unit_name} up and down, all clients"
+    by_bytes = panels_of(layout, sent, bytes_label, label, marks, range_of)
     if not by_round:
         return []
     dotted = " Dotted: the targets." if marks else ""
     abreast = 2 if len(by_round) in (2, 4) else 3
-    over_rounds = f"Accuracy on the test set over rounds. {lines_are(by_round)}{dotted}"
-    over_sent = f"The same over the bytes that all clients have sent and received.{dotted}"
+    first = f"Accuracy on the test set over rounds. {lines_are(by_round)}{dotted}"
+    second = f"The same over the bytes that all clients have sent and received.{dotted}"
     return [
         Heading(3, "Accuracy over rounds"),
-        gallery(by_round, over_rounds, stem, "rounds", abreast),
+        gallery(by_round, first, stem, "rounds", abreast),
         Heading(3, "Accuracy over bytes"),
-        gallery(by_bytes, over_sent, stem, "bytes", abreast),
+        gallery(by_bytes, second, stem, "bytes", abreast),
     ]
+
+
+def over_rounds(run: Run, column: str) -> dict[float, float]:
+    """Return a column of a run by round."""
+    return {float(round): value for round, value in run.points(column)}
+
+
+def curves_of(
+    layout: Layout, keys: Mapping[str, Key], points: Callable[[Run], Mapping[float, float]]
+) -> list[list[tuple[Curve, Sequence[Run]]]]:
+    """Return the lines of each column with their runs; ``points`` returns a run's y by x."""
+    return [
+        [
+            (drawn, line.cells[number].runs)
+            for line in layout.lines
+            if (drawn := over_runs(keys[line.label], [points(r) for r in line.cells[number].runs]))
+        ]
+        for number in range(len(layout.columns))
+    ]
+
+
+def panels_of(
+    layout: Layout,
+    found: Sequence[Sequence[tuple[Curve, Sequence[Run]]]],
+    x_label: str,
+    y_label: str,
+    marks: Sequence[float] = (),
+    y_range: tuple[float, float] | None = None,
+    log: bool = False,
+) -> list[Panel]:
+    """Return a panel for each column that has lines."""
+    panels = []
+    for column, lines in zip(layout.columns, found, strict=True):
+        title, curves = "" if column == NO_COLUMN else column, [line for line, _ in lines]
+        panels += [Panel(title, x_label, y_label, curves, marks, y_range, log)] if lines else []
+    return panels
 
 
 def lines_are(panels: Sequence[Panel]) -> str:
@@ -102,13 +129,12 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
         if name not in NO_DIAGNOSTICS and all(run.points(name) for run in runs)
     ]
     steady = [name for name in shared if all(_is_steady(run, name) for run in runs)]
-    panels = [
-        Panel(name if column == NO_COLUMN else f"{name} · {column}", "round", "", lines)
-        for name in shared
-        if name not in steady
-        for column, pairs in zip(layout.columns, curves_of(layout, keys, name), strict=True)
-        if (lines := [line for line, _ in pairs])
-    ]
+    panels = []
+    for name in (name for name in shared if name not in steady):
+        found = curves_of(layout, keys, partial(over_rounds, column=name))
+        for panel in panels_of(layout, found, "round", ""):
+            title = f"{name} · {panel.title}" if panel.title else name
+            panels.append(replace(panel, title=title))
     blocks: list[Block] = [Heading(3, "Per round")]
     if panels:
         shown = panels[:MOST_DIAGNOSTICS]
@@ -132,36 +158,9 @@ def _steady_table(layout: Layout, names: Sequence[str]) -> Table:
     rows = []
     for _, _, cell in cells_with_runs(layout):
         means = [fmean(run.points(name)[-1][1] for run in cell.runs) for name in names]
-        rows.append([Entry(_plain_number(mean)) for mean in means])
+        rows.append([Entry(f"{m:,.0f}" if abs(m) >= 10_000 else f"{m:.6g}") for m in means])
     caption = "Constant over the rounds of each run; the mean over the seeds."
     return cell_table(layout, names, rows, caption)
-
-
-def _plain_number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.6g}"
-
-
-def curves_of(
-    layout: Layout,
-    keys: Mapping[str, Key],
-    column: str,
-    last_round: int | None = None,
-    scale: float = 1.0,
-) -> list[list[tuple[Curve, Sequence[Run]]]]:
-    """Return the lines with their runs, for each column of the layout."""
-    found = []
-    for number in range(len(layout.columns)):
-        lines: list[tuple[Curve, Sequence[Run]]] = []
-        for line in layout.lines:
-            runs = line.cells[number].runs
-            drawn = curve(keys[line.label], runs, column, scale=scale, last_round=last_round)
-            if drawn is not None:
-                lines.append((drawn, runs))
-        found.append(lines)
-    return found
-
-
-# ---- partitions ----------------------------------------------------------------------------------
 
 
 def partitions(found: Sequence[Partition], stem: Path) -> list[Block]:
@@ -181,24 +180,16 @@ def partitions(found: Sequence[Partition], stem: Path) -> list[Block]:
 
 
 def _draw_partition(partition: Partition, path: Path) -> Picture:
-    counts = np.asarray(partition.counts)
+    counts, title = np.asarray(partition.counts), partition.title
     figure = new_figure(5.6, 4.4, layout="constrained")
-    draw_partition(
-        figure, counts, partition.class_names, partition.title, most_ticks=20, numbered=False
-    )
+    draw_partition(figure, counts, partition.class_names, title, most_ticks=20, numbered=False)
     figure.draw_without_rendering()
     figure.set_layout_engine("none")  # no new layout for each file
-    return save(figure, path, _partition_caption(partition), themed=False)
-
-
-def _partition_caption(partition: Partition) -> str:
-    counts = np.asarray(partition.counts)
-    words = [f"{partition.title}."]
-    if len(counts) < partition.clients:
-        words.append(f"The first {len(counts)} of {partition.clients} clients.")
+    few = len(counts) < partition.clients
+    first = f" The first {len(counts)} of {partition.clients} clients." if few else ""
     sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
     parts = [
         f"{what} per client: {each.min()} to {each.max()}, median {np.median(each):.0f}"
         for what, each in (("Examples", sizes), ("classes", held))
     ]
-    return f"{' '.join(words)} {'; '.join(parts)}."
+    return save(figure, path, f"{title}.{first} {'; '.join(parts)}.", themed=False)

@@ -6,16 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 
-from fedhet.report.blocks import (
-    Block,
-    Entry,
-    Heading,
-    Listing,
-    Paragraph,
-    Picture,
-    Table,
-    Warn,
-)
+from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Picture, Table, Warn
 from fedhet.report.colors import PALETTE, THEME
 
 SHORT_LABEL = 22  # letters; a longer label of a row may wrap
@@ -37,18 +28,10 @@ def to_html(blocks: Sequence[Block]) -> str:
 
 def _colors() -> str:
     """Return the pictures' colours as CSS variables, for a light and a dark page."""
-    light = {name: pair.light for name, pair in THEME.items()}
-    dark = {name: pair.dark for name, pair in THEME.items()}
-    for number, pair in enumerate(PALETTE):
-        light[f"line-{number}"], dark[f"line-{number}"] = pair.light, pair.dark
-    return (
-        f":root {{ {_variables(light)} }}\n"
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(dark)} }} }}\n"
-    )
-
-
-def _variables(values: dict[str, str]) -> str:
-    return " ".join(f"--{name}: {value};" for name, value in values.items())
+    pairs = THEME | {f"line-{number}": pair for number, pair in enumerate(PALETTE)}
+    light = " ".join(f"--{name}: {pair.light};" for name, pair in pairs.items())
+    dark = " ".join(f"--{name}: {pair.dark};" for name, pair in pairs.items())
+    return f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
 
 
 def _block(block: Block) -> str:
@@ -63,8 +46,12 @@ def _block(block: Block) -> str:
             return "\n".join(f"<pre><code>{escape(item)}</code></pre>" for item in items)
         case Listing(items, _):
             return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
-        case Picture():
-            return _picture(block)
+        case Picture(svg, caption, name, themed):
+            kind = "frame" if themed else "frame card"
+            return (
+                f'<figure><div class="{kind}" tabindex="0" role="img" aria-label="{escape(name)}">'
+                f"{svg}</div><figcaption>{escape(caption)}</figcaption></figure>"
+            )
         case Table():
             return _table(block)
 
@@ -99,11 +86,3 @@ def _kind(number: int, table: Table) -> str:
 def _entry(entry: Entry) -> str:
     under = f"<small>{escape(entry.under)}</small>" if entry.under else ""
     return escape(entry.text) + under
-
-
-def _picture(picture: Picture) -> str:
-    kind = "frame" if picture.themed else "frame card"
-    return (
-        f'<figure><div class="{kind}" tabindex="0" role="img" aria-label="{escape(picture.name)}">'
-        f"{picture.svg}</div><figcaption>{escape(picture.caption)}</figcaption></figure>"
-    )

@@ -20,29 +20,17 @@ Values = Sequence[Sequence[float | None]]
 
 @dataclass(frozen=True)
 class LayerFigures:
-    """A run's figures by layer; None where one is not defined.
+    """A run's figures by layer; None where one is not defined."""
 
-    Args:
-        tensors: their names, in the model's order.
-        matrices: indices of the tensors with two dimensions or more: no biases, no norms.
-        rounds: that are kept.
-        diversity: drift diversity, (rounds, tensors).
-        late: drift diversity, the mean over the last rounds of the run, (tensors).
-        norms: norm of the updates, the same mean.
-        layers: at whose outputs the clients' models were compared.
-        compared: the rounds of the comparisons.
-        similarity: linear CKA, the mean over all pairs of clients, (compared, layers).
-    """
-
-    tensors: Sequence[str] = ()
-    matrices: Sequence[int] = ()
-    rounds: Sequence[int] = ()
-    diversity: Values = ()
-    late: Sequence[float | None] = ()
-    norms: Sequence[float | None] = ()
-    layers: Sequence[str] = ()
-    compared: Sequence[int] = ()
-    similarity: Values = ()
+    tensors: Sequence[str] = ()  # names, in the model's order
+    matrices: Sequence[int] = ()  # indices of tensors with two dimensions or more: no biases
+    rounds: Sequence[int] = ()  # that are kept
+    diversity: Values = ()  # drift diversity, (rounds, tensors)
+    late: Sequence[float | None] = ()  # its mean over the run's last rounds, (tensors)
+    norms: Sequence[float | None] = ()  # the same mean of the updates' norms
+    layers: Sequence[str] = ()  # at whose outputs the clients' models were compared
+    compared: Sequence[int] = ()  # the rounds of the comparisons
+    similarity: Values = ()  # linear CKA, mean over all pairs of clients, (compared, layers)
 
     def by_tensor(self, values: Sequence[float | None]) -> dict[str, float]:
         """Return those values, one per tensor, that are defined."""
@@ -56,12 +44,7 @@ class LayerFigures:
 
 
 def read_layers(folder: Path, late_rounds: int) -> LayerFigures | None:
-    """Return a run's figures by layer; None if it has none, or its files cannot be read.
-
-    Args:
-        folder: of the run.
-        late_rounds: number of last rounds to average over.
-    """
+    """Return a run's figures by layer; None if it has none, or its files cannot be read."""
     try:
         rows, similarity = _rows(folder / LAYERS), _rows(folder / SIMILARITY)
         if not rows and not similarity:

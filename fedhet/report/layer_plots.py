@@ -7,11 +7,11 @@ from pathlib import Path
 
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Key, Table
-from fedhet.report.curves import Curve, Panel, common_range, gallery, over_runs
-from fedhet.report.figures import lines_are
+from fedhet.report.curves import Panel, common_range, gallery
+from fedhet.report.figures import curves_of, lines_are, panels_of
 from fedhet.report.layer_data import LayerFigures
-from fedhet.report.layout import NO_COLUMN, Cell, Layout, cells_with_runs
-from fedhet.report.run_data import LATE_ROUNDS
+from fedhet.report.layout import Cell, Layout, cells_with_runs, only_runs
+from fedhet.report.run_data import LATE_ROUNDS, Run
 from fedhet.report.statistics import over_seeds
 from fedhet.report.tables import cell_table
 
@@ -46,7 +46,11 @@ def _diversity(
     picked = _picked(found)
     blocks: list[Block] = []
     if can_plot():
-        by_tensor = _panels(layout, keys, _late, "tensor", "drift diversity", log=True, mark=1.0)
+
+        def late(figures: LayerFigures) -> dict[float, float]:
+            return {float(n): value for n, value in enumerate(figures.late) if value is not None}
+
+        by_tensor = _panels(layout, keys, late, "tensor", "drift diversity", log=True, mark=1.0)
         caption = (
             "Drift diversity of each tensor, the sum of the squared norms of its updates over the "
             f"squared norm of their sum (FedPVR, Definition 1; its Figure 2): {LATE}. "
@@ -81,10 +85,6 @@ def _picked(found: Sequence[LayerFigures]) -> list[str]:
     if count < 2:
         return shared[-1:]
     return [shared[round(n * (len(shared) - 1) / (count - 1))] for n in range(count)]
-
-
-def _late(figures: LayerFigures) -> dict[float, float]:
-    return {float(n): value for n, value in enumerate(figures.late) if value is not None}
 
 
 def _over_rounds(name: str) -> Points:
@@ -132,21 +132,14 @@ def _panels(
     mark: float | None = None,
 ) -> list[Panel]:
     """Return a panel per column, all with the same range of y."""
-    by_column: list[list[Curve]] = []
-    for number in range(len(layout.columns)):
-        lines = []
-        for line in layout.lines:
-            by_run = [found for f in _of_cell(line.cells[number]) if (found := points(f))]
-            if (drawn := over_runs(keys[line.label], by_run)) is not None:
-                lines.append(drawn)
-        by_column.append(lines)
+
+    def by_x(run: Run) -> Mapping[float, float]:
+        return points(run.layers) if run.layers else {}
+
+    found = curves_of(only_runs(layout, by_x), keys, by_x)
     marks = [] if mark is None else [mark]
-    y_range = common_range([line for lines in by_column for line in lines], marks, log=log)
-    return [
-        Panel("" if column == NO_COLUMN else column, x_label, y_label, lines, marks, y_range, log)
-        for column, lines in zip(layout.columns, by_column, strict=True)
-        if lines
-    ]
+    y_range = common_range([line for lines in found for line, _ in lines], marks, log=log)
+    return panels_of(layout, found, x_label, y_label, marks, y_range, log)
 
 
 def _table(layout: Layout, names: Sequence[str], values: ByName, what: str) -> Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from conf import FOLDER_KEYS, NOTES, SITE_KEYS
 from fedhet.report.run_data import COMPLETED, Run, by_seed
@@ -24,47 +24,31 @@ KNOWN_KEYS = (
 
 @dataclass(frozen=True)
 class Published:
-    """A number of the paper; ``text`` if it is not a number, such as 100+.
-
-    ``target`` is the accuracy that it belongs to, if that differs from ours.
-    """
+    """A number of the paper."""
 
     mean: float | None
     spread: float | None = None
-    text: str = ""
-    target: float | None = None
+    text: str = ""  # if it is not a number, such as 100+
+    target: float | None = None  # the accuracy that it belongs to, if that differs from ours
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The runs of a row and column, equal in all but the seed.
+    """The runs of a row and column, equal in all but the seed."""
 
-    Args:
-        runs: the completed ones, one per seed.
-        others: the status of those that are not completed.
-        published: the paper's number.
-    """
-
-    runs: tuple[Run, ...] = ()
-    others: tuple[str, ...] = ()
+    runs: tuple[Run, ...] = ()  # the completed ones, one per seed
+    others: tuple[str, ...] = ()  # the status of those that are not completed
     published: Published | None = None
 
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the tables, a line of the curves.
-
-    Args:
-        label: as the page shows it.
-        method: of its runs; it decides the colour.
-        cells: one per column.
-        not_run: why it has no runs, if that is intended.
-    """
+    """A row of the tables, a line of the curves."""
 
     label: str
-    method: str
-    cells: tuple[Cell, ...]
-    not_run: str = ""
+    method: str  # it decides the colour
+    cells: tuple[Cell, ...]  # one per column
+    not_run: str = ""  # why it has no runs, if that is intended
 
 
 @dataclass(frozen=True)
@@ -77,12 +61,10 @@ class Layout:
 
 
 def automatic_layout(runs: Sequence[Run], by: Sequence[str] = ()) -> Layout:
-    """Lay out runs by method and by the keys that vary.
+    """Lay out runs by method, and by the keys ``by``.
 
-    Args:
-        runs: with known recipes.
-        by: the keys that make the columns; by default all keys that vary within a method, except
-            the method's own (``strategy.*``), which make rows.
+    By default these are all keys that vary within a method, except the method's own
+    (``strategy.*``), which make rows.
     """
     methods = list(dict.fromkeys(run.method for run in runs))
     varying = _differing_within([[r for r in runs if r.method == method] for method in methods])
@@ -131,9 +113,7 @@ def split_lines(
 def _cell(runs: Sequence[Run], published: Published | None, notes: list[str]) -> Cell:
     """Return a cell with one run per seed: a repeated seed is not another measurement."""
     chosen: dict[int | None, Run] = {}
-    for run in runs:
-        if run.status != COMPLETED:
-            continue
+    for run in (run for run in runs if run.status == COMPLETED):
         if run.seed in chosen:
             notes.append(
                 f"Seed {run.seed} was run twice with the same settings: {run.name} is shown, "
@@ -156,27 +136,32 @@ def cells_with_runs(layout: Layout) -> list[tuple[str, Line, Cell]]:
 
 def first_runs(layout: Layout, has: Callable[[Run], object]) -> list[tuple[str, Run]]:
     """Return each cell's first run for which ``has`` is true, named by row and column."""
-    found = []
-    for line in layout.lines:
-        for column, cell in zip(layout.columns, line.cells, strict=True):
-            run = next(filter(has, cell.runs), None)
-            if run is not None:
-                name = line.label if column == NO_COLUMN else f"{line.label} · {column}"
-                found.append((name, run))
-    return found
+    return [
+        (line.label if column == NO_COLUMN else f"{line.label} · {column}", run)
+        for line in layout.lines
+        for column, cell in zip(layout.columns, line.cells, strict=True)
+        for run in list(filter(has, cell.runs))[:1]
+    ]
+
+
+def only_runs(layout: Layout, has: Callable[[Run], object]) -> Layout:
+    """Return the layout with the runs for which ``has`` is true."""
+
+    def kept(cell: Cell) -> Cell:
+        return replace(cell, runs=tuple(filter(has, cell.runs)))
+
+    lines = [replace(line, cells=tuple(map(kept, line.cells))) for line in layout.lines]
+    return replace(layout, lines=tuple(lines))
 
 
 def same_but_seed(runs: Sequence[Run]) -> list[list[Run]]:
     """Return the runs in groups that are equal in every key but the seed."""
     skipped = _copies_of_the_seed(runs)
-    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    groups: dict[frozenset[tuple[str, str]], list[Run]] = {}
     for run in runs:
-        kept = sorted(
-            (key, _plain(value))
-            for key, value in run.settings.items()
-            if not _irrelevant(key) and key not in skipped
-        )
-        groups.setdefault(tuple(kept), []).append(run)
+        kept = [key for key in run.settings if not _irrelevant(key) and key not in skipped]
+        same = frozenset((key, _plain(run.settings[key])) for key in kept)
+        groups.setdefault(same, []).append(run)
     return list(groups.values())
 
 
@@ -185,9 +170,6 @@ def differing_settings(layout: Layout) -> list[str]:
     columns = zip(*(line.cells for line in layout.lines), strict=True)
     groups = [[run for cell in cells for run in cell.runs] for cells in columns]
     return [key for key in _differing_within(groups) if not key.startswith(METHOD_KEYS)]
-
-
-# ---- keys ----------------------------------------------------------------------------------------
 
 
 def _differing_within(groups: Sequence[Sequence[Run]]) -> list[str]:
@@ -200,7 +182,8 @@ def _differing_within(groups: Sequence[Sequence[Run]]) -> list[str]:
             values = {_plain(run.settings[key]) for run in runs if key in run.settings}
             if len(values) > 1 and not _irrelevant(key):
                 found.add(key)
-    return sorted(found, key=lambda key: (_preference(key), key.count("."), key))
+    places = {key: place for place, key in enumerate(KNOWN_KEYS)}
+    return sorted(found, key=lambda key: (places.get(key, len(places)), key.count("."), key))
 
 
 def _irrelevant(key: str) -> bool:
@@ -211,10 +194,6 @@ def _copies_of_the_seed(runs: Sequence[Run]) -> set[str]:
     """Return the keys that equal the run's seed in every run, such as the sampler's seed."""
     keys = {key for run in runs for key in run.settings if key.endswith(".seed")}
     return {key for key in keys if all(run.settings.get(key, run.seed) == run.seed for run in runs)}
-
-
-def _preference(key: str) -> int:
-    return KNOWN_KEYS.index(key) if key in KNOWN_KEYS else len(KNOWN_KEYS)
 
 
 def _fewest(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:

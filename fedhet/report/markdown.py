@@ -4,16 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedhet.report.blocks import (
-    Block,
-    Entry,
-    Heading,
-    Listing,
-    Paragraph,
-    Picture,
-    Table,
-    Warn,
-)
+from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Picture, Table, Warn
 
 
 def to_markdown(blocks: Sequence[Block]) -> str:
@@ -53,8 +44,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def _cell(entry: Entry) -> str:
-    text = _plain(entry.text).replace("|", "\\|").replace("\n", " ")
-    under = _plain(entry.under).replace("|", "\\|").replace("\n", " ")
+    text, under = (_plain(part).replace("|", "\\|") for part in (entry.text, entry.under))
     return f"{text}<br>{under}" if under else text
 
 

@@ -20,17 +20,10 @@ PACKAGES = {
 
 def upgraded(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a data file of format 1 as the present format has it."""
-    common = content["common"]
-    return {
-        **content,
-        "common": {},
-        "papers": [_paper(paper) for paper in content["papers"]],
-        "runs": [_run(run, common) for run in content["runs"]],
-        "partitions": [
-            {**partition, "settings": _upgraded_keys(partition["settings"])}
-            for partition in content["partitions"]
-        ],
-    }
+    papers = [_paper(paper) for paper in content["papers"]]
+    runs = [_run(run, content["common"]) for run in content["runs"]]
+    partitions = [{**p, "settings": _upgraded_keys(p["settings"])} for p in content["partitions"]]
+    return {**content, "common": {}, "papers": papers, "runs": runs, "partitions": partitions}
 
 
 def _run(run: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,16 +39,16 @@ def _run(run: Mapping[str, Any], common: Mapping[str, Any]) -> dict[str, Any]:
 
 def _paper(paper: Mapping[str, Any]) -> dict[str, Any]:
     """Return a ``paper`` node whose columns and rows select runs by the present keys."""
-    rows, columns = dict(paper.get("rows") or {}), dict(paper.get("columns") or {})
+    rows = dict(paper.get("rows") or {})
     for label, row in rows.items():
         if row.get("runs"):
             rows[label] = {**row, "runs": _upgraded_keys(flat(row["runs"]))}
-    columns = {label: _upgraded_keys(flat(keys)) for label, keys in columns.items()}
+    columns = {k: _upgraded_keys(flat(v)) for k, v in (paper.get("columns") or {}).items()}
     return {**paper, "rows": rows, "columns": columns}
 
 
 def _upgraded_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings with dotted keys by their present names; ``strategy`` names the method."""
-    method = {key: value for key, value in settings.items() if key == "strategy"}
     others = {key: value for key, value in settings.items() if key != "strategy"}
-    return {**method, **upgrade_config(others)}
+    method = {"strategy": settings["strategy"]} if "strategy" in settings else {}
+    return method | upgrade_config(others)

@@ -14,13 +14,7 @@ from fedhet.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph,
 from fedhet.report.colors import keys_of
 from fedhet.report.data_file import ReportData
 from fedhet.report.layer_plots import layers
-from fedhet.report.layout import (
-    KNOWN_KEYS,
-    NO_COLUMN,
-    Layout,
-    automatic_layout,
-    cells_with_runs,
-)
+from fedhet.report.layout import KNOWN_KEYS, NO_COLUMN, Layout, automatic_layout, cells_with_runs
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.provenance import provenance, warnings
 from fedhet.report.published_tables import paper_layout, read_paper
@@ -38,20 +32,16 @@ class Section:
     title: str
     layout: Layout
     figure: Figure
-    note: str
-    targets: tuple[float, ...]
-    runs: tuple[Run, ...]
+    targets: Sequence[float]
+    runs: Sequence[Run]
+    note: str = ""
     warnings: tuple[str, ...] = ()
 
 
 def build_page(data: ReportData, partitions: Partitions, folder: Path, name: str) -> list[Block]:
-    """Return the page, and write its pictures into the folder.
+    """Return the page, and write its pictures into the folder; ``name`` begins their names.
 
-    Args:
-        data: what the page is made from.
-        partitions: returns the class counts; called late, since counting takes time.
-        folder: of the report.
-        name: beginning of the pictures' names.
+    ``partitions`` returns the class counts; it is called late, since counting takes time.
     """
     sections = sections_of(data)
     keys = keys_of([(line.label, line.method) for s in sections for line in s.layout.lines])
@@ -60,9 +50,8 @@ def build_page(data: ReportData, partitions: Partitions, folder: Path, name: str
         blocks.append(Listing(commands, code=True))
     blocks += warnings(data)
     if not can_plot():
-        blocks.append(
-            Warn("No pictures: matplotlib is missing. pip install -e '.[plots]' brings it.")
-        )
+        text = "No pictures: matplotlib is missing. pip install -e '.[plots]' brings it."
+        blocks.append(Warn(text))
     for number, section in enumerate(sections):
         stem = f"{name}_{number + 1}" if len(sections) > 1 else name
         blocks += _section(section, data, keys, partitions, folder / stem)
@@ -77,12 +66,11 @@ def sections_of(data: ReportData) -> list[Section]:
         if not run.settings:
             continue  # its recipe is unknown: it is listed under Runs only
         paper = None if data.by else run.paper
-        for known, runs in groups:
-            if known == paper:
-                runs.append(run)
-                break
-        else:
-            groups.append((paper, [run]))
+        group = next((runs for known, runs in groups if known == paper), None)
+        if group is None:
+            group = []
+            groups.append((paper, group))
+        group.append(run)
     groups.sort(key=lambda group: group[0] is None)
     return [_lay_out(paper, runs, data) for paper, runs in groups]
 
@@ -95,19 +83,14 @@ def _lay_out(node: Mapping[str, Any] | None, runs: Sequence[Run], data: ReportDa
         except ConfigError as error:
             problems = (f"The paper's table is not shown, since its description is wrong: {error}",)
         else:
-            layout = paper_layout(runs, paper)
-            targets = tuple(data.targets) or paper.targets
-            return Section(paper.source, layout, paper.figure, paper.note, targets, tuple(runs))
+            layout, targets = paper_layout(runs, paper), data.targets or paper.targets
+            return Section(paper.source, layout, paper.figure, targets, runs, paper.note)
     layout = automatic_layout(runs, data.by)
-    title = "Methods" if layout.columns == (NO_COLUMN,) else f"Methods by {_by(layout)}"
+    keys = [word.rpartition(" ")[0] or "task" for word in layout.columns[0].split(", ")]
+    title = "Methods" if layout.columns == (NO_COLUMN,) else f"Methods by {', '.join(keys)}"
     measured = any(run.points("accuracy") for run in runs)
     figure = Figure("accuracy", percent=True) if measured else Figure("loss")
-    return Section(title, layout, figure, "", tuple(data.targets), tuple(runs), problems)
-
-
-def _by(layout: Layout) -> str:
-    words = layout.columns[0].split(", ")
-    return ", ".join(word.rpartition(" ")[0] or "task" for word in words)
+    return Section(title, layout, figure, data.targets, runs, warnings=problems)
 
 
 def page_title(data: ReportData) -> str:
@@ -131,11 +114,7 @@ def _overview(data: ReportData) -> str:
 
 
 def _section(
-    section: Section,
-    data: ReportData,
-    keys: Mapping[str, Key],
-    partitions: Partitions,
-    stem: Path,
+    section: Section, data: ReportData, keys: Mapping[str, Key], partitions: Partitions, stem: Path
 ) -> list[Block]:
     layout = section.layout
     blocks: list[Block] = [Heading(2, section.title)]
@@ -159,15 +138,13 @@ def _accuracies(section: Section, keys: Mapping[str, Key], stem: Path) -> list[B
         blocks = scores(layout, keys, section.figure, stem)
     else:
         blocks = figures.accuracy(layout, keys, last_round, section.targets, stem)
-        blocks += [
-            Heading(3, "Rounds and bytes to a target"),
-            Paragraph(
-                "Rounds until the accuracy on the test set first reaches the target, and the "
-                "megabytes up and down until then, all clients together. > R: at least one run "
-                "has not reached it in R rounds."
-            ),
-            *target_tables(layout, section.targets, last_round).values(),
-        ]
+        text = (
+            "Rounds until the accuracy on the test set first reaches the target, and the megabytes "
+            "up and down until then, all clients together. > R: at least one run has not reached "
+            "it in R rounds."
+        )
+        blocks += [Heading(3, "Rounds and bytes to a target"), Paragraph(text)]
+        blocks += target_tables(layout, section.targets, last_round).values()
     return [*blocks, Heading(3, "Accuracy"), accuracies_table(layout, last_round)]
 
 
@@ -180,6 +157,6 @@ def _settings(section: Section) -> list[Block]:
         if values and shown != "None":
             rows.append([Entry(key), Entry(shown)])
     caption = "All settings are in each run's config.yaml."
-    blocks: list[Block] = [Table(["setting", "value"], rows, caption, words=2)]
     differing = settings_table(section.layout)
-    return [Heading(3, "Settings"), *blocks, *([differing] if differing else [])]
+    table = Table(["setting", "value"], rows, caption, words=2)
+    return [Heading(3, "Settings"), table, *([differing] if differing else [])]

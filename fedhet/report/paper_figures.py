@@ -30,21 +30,15 @@ class PaperFigures(Protocol):
     def collect(self, folder: Path, settings: Mapping[str, Any], say: Say) -> dict[str, Any] | None:
         """Return what the figures need of a completed run, as JSON; None if it has nothing.
 
-        The data file keeps it, and ``Run.figures[name]`` holds it.
-
-        Args:
-            folder: the run's results directory.
-            settings: its recipe, with dotted keys.
-            say: tells the user what takes long.
+        The data file keeps it, and ``Run.figures[name]`` holds it. ``settings`` is the recipe with
+        dotted keys; ``say`` tells the user what takes long.
         """
 
     def sections(self, layout: Layout, partitions: Partitions, stem: Path) -> list[Block]:
         """Return the figures of runs that have ``Run.figures[name]``, and save their files.
 
-        Args:
-            layout: rows and columns of runs.
-            partitions: returns the class counts of the clients; it may take seconds.
-            stem: folder and beginning of the files' names.
+        ``partitions`` returns the class counts and may take seconds; ``stem`` is the folder and the
+        beginning of the files' names.
         """
 
 
@@ -74,8 +68,7 @@ def with_figures(runs: Sequence[Run], say: Say) -> list[Run]:
 
 def _collected(run: Run, say: Say) -> dict[str, Any]:
     name = _name(run)
-    paper = package(name) if name and run.folder else None
-    if paper is None or run.folder is None:
+    if not name or run.folder is None or (paper := package(name)) is None:
         return {}
     figures = paper.collect(run.folder, run.settings, say)
     return {name: figures} if figures else {}
@@ -92,10 +85,9 @@ def sections(
     names = dict.fromkeys(name for run in runs for name in (*run.figures, _name(run)) if name)
     blocks: list[Block] = []
     for name in names:
-        paper = package(name)
-        if paper is None:
+        if paper := package(name):
+            blocks += paper.sections(layout, partitions, stem)
+        else:
             text = f"The paper's own figures are missing: reproductions/{name} is not installed."
             blocks.append(Warn(text))
-        else:
-            blocks += paper.sections(layout, partitions, stem)
     return blocks

@@ -54,20 +54,14 @@ def draw_partition(
 ) -> None:
     """Draw the clients' sizes, and below them clients by classes, darker for more examples.
 
-    Args:
-        figure: an empty one, with a layout engine.
-        counts: (N, C).
-        names: of the classes.
-        title: above the picture.
-        most_ticks: on an axis.
-        numbered: write the counts into the cells if there are few.
+    The figure is empty and has a layout engine. With ``numbered``, the counts are written into the
+    cells if there are few.
     """
     from matplotlib.colors import PowerNorm
 
     clients, classes = counts.shape
-    sizes_axes, axes = figure.subplots(
-        2, 1, sharex=True, height_ratios=[1.1, _rows_height(classes)]
-    )
+    ratios = [1.1, _rows_height(classes)]
+    sizes_axes, axes = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
     fits = 72 * figure.get_figwidth() / (0.6 * len(title))
     figure.suptitle(title, fontsize=min(11, fits))
     sizes_axes.bar(range(clients), counts.sum(axis=1), width=0.82, color="#7a8797")
@@ -105,11 +99,8 @@ def _draw_grid(axes: Any, clients: int, classes: int) -> None:
 
 
 def _draw_numbers(axes: Any, counts: Counts) -> None:
-    dark = 0.25 * counts.max()
-    for client, row in enumerate(counts):
-        for label, count in enumerate(row):
-            if count:
-                colour = "white" if count > dark else "#1c2733"
-                axes.text(
-                    client, label, str(count), ha="center", va="center", fontsize=7, color=colour
-                )
+    style = {"ha": "center", "va": "center", "fontsize": 7}
+    for client, label in np.argwhere(counts):
+        count = counts[client, label]
+        colour = "white" if count > 0.25 * counts.max() else "#1c2733"
+        axes.text(client, label, str(count), color=colour, **style)

@@ -50,16 +50,13 @@ def provenance(data: ReportData) -> list[Block]:
     versions = _grouped(
         runs, lambda run: (*(_version(run, name) for name in names), _fingerprint(run, "code"))
     )
+    where = "The machine of the server and, in a simulation, of all clients."
     return [
         Heading(2, PARTS[0]),
         _runs_table(runs),
         *_troubles(runs),
         Heading(2, PARTS[1]),
-        _environment(
-            list(MACHINE.values()),
-            _grouped(runs, _machine),
-            "The machine of the server and, in a simulation, of all clients.",
-        ),
+        _environment(list(MACHINE.values()), _grouped(runs, _machine), where),
         _environment([*names, "code"], versions, "Versions, and the fingerprint of our code."),
     ]
 
@@ -67,23 +64,18 @@ def provenance(data: ReportData) -> list[Block]:
 def _runs_table(runs: Sequence[Run]) -> Table:
     heads = ["run", "method", "seed", "status", "rounds", "final (%)", "best (%)"]
     heads += ["failures", "seconds", "s/round", "MB", "recipe"]
-    return Table(
-        heads,
-        [_run_row(run) for run in runs],
+    caption = (
         "Seconds: wall time of the run, since its last resumption. Failures: replies that were "
-        "refused or missing. MB: up and down. Recipe: its fingerprint, which differs by seed.",
-        words=4,
+        "refused or missing. MB: up and down. Recipe: its fingerprint, which differs by seed."
     )
+    return Table(heads, [_run_row(run) for run in runs], caption, words=4)
 
 
 def _run_row(run: Run) -> list[Entry]:
     summary = run.summary
     sent = [summary[key] for key in ("bytes_up", "bytes_down") if summary.get(key) is not None]
     texts = [
-        run.name,
-        run.method,
-        "-" if run.seed is None else str(run.seed),
-        run.status,
+        *(run.name, run.method, _format(run.seed, ""), run.status),
         _format(summary.get("rounds"), "d"),
         _format(summary.get("accuracy"), ".2f", 100),
         _format(summary.get("best_accuracy"), ".2f", 100),
@@ -143,6 +135,4 @@ def _grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> dict[Any, list[R
 
 
 def _names(runs: Sequence[Run]) -> str:
-    if len(runs) == 1:
-        return runs[0].name
-    return f"{runs[0].name} and {len(runs) - 1} more"
+    return runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more"

@@ -11,40 +11,22 @@ from fedhet.report.layout import Layout, Line, Published, split_lines
 from fedhet.report.run_data import Run, flat
 from fedhet.report.statistics import NAMES, TO_TARGET, Figure, percent
 
-KNOWN = (
-    "name",  # of the package of reproductions/ with the paper's own figures
-    "source",
-    "metric",
-    "target",
-    "targets",
-    "published_target",
-    "unit",
-    "round",
-    "note",
-    "columns",
-    "rows",
+KNOWN = (  # name: of the package of reproductions/ with the paper's own figures
+    *("name", "source", "metric", "target", "targets", "published_target"),
+    *("unit", "round", "note", "columns", "rows"),
 )
 KNOWN_IN_ROW = ("runs", "published", "not_run")
 
 
 @dataclass(frozen=True)
 class Paper:
-    """A published table.
+    """A published table; its columns and rows have labels."""
 
-    Args:
-        source: where it is published.
-        figure: what the table shows.
-        note: shown above the table.
-        targets: accuracies for rounds and bytes to a target.
-        columns: the settings that select a column's runs, by label.
-        rows: by label.
-    """
-
-    source: str
-    figure: Figure
-    note: str
-    targets: tuple[float, ...]
-    columns: Mapping[str, Mapping[str, Any]]
+    source: str  # where it is published
+    figure: Figure  # what it shows
+    note: str  # shown above it
+    targets: tuple[float, ...]  # accuracies for rounds and bytes to a target
+    columns: Mapping[str, Mapping[str, Any]]  # the settings that select a column's runs
     rows: Mapping[str, PaperRow]
 
 
@@ -77,22 +59,18 @@ class PaperRow:
 
 
 def read_paper(node: Mapping[str, Any]) -> Paper:
-    """Check a ``paper`` node.
-
-    Raises:
-        ConfigError: naming the key, its value and what is allowed.
-    """
+    """Read a ``paper`` node; what is wrong is a ConfigError with the key and what is allowed."""
     require_known_keys("paper", map(str, node), KNOWN)
-    metric, target = require_choice("paper.metric", node.get("metric", "accuracy"), NAMES), None
+    metric = require_choice("paper.metric", node.get("metric", "accuracy"), NAMES)
     targets = tuple(float(value) for value in node.get("targets") or ())
     by_target = targets if metric in TO_TARGET and node.get("target") is None else ()
-    if metric in TO_TARGET and not by_target:
-        target = node.get("target")
-        if not isinstance(target, float):
-            raise ConfigError(
-                f"paper.metric={metric} needs paper.target, an accuracy in [0, 1], or "
-                "paper.targets, for each of which every cell has a number"
-            )
+    one_target = metric in TO_TARGET and not by_target
+    target = node.get("target") if one_target else None
+    if one_target and not isinstance(target, float):
+        raise ConfigError(
+            f"paper.metric={metric} needs paper.target, an accuracy in [0, 1], or "
+            "paper.targets, for each of which every cell has a number"
+        )
     if node.get("unit") not in (None, "%"):
         raise ConfigError(f'paper.unit={node["unit"]} is unknown; allowed: "%", null')
     last_round = node.get("round")
@@ -107,7 +85,9 @@ def read_paper(node: Mapping[str, Any]) -> Paper:
     if by_target:
         figure = FigureByTarget(metric, last_round=last_round, targets=by_target)
     if (theirs := node.get("published_target")) is not None:
-        rows = {label: _to_their_target(row, float(theirs)) for label, row in rows.items()}
+        for label, row in rows.items():
+            numbers = tuple(each and replace(each, target=float(theirs)) for each in row.published)
+            rows[label] = replace(row, published=numbers)
     return Paper(
         source=str(node.get("source", "the paper")),
         figure=figure,
@@ -116,12 +96,6 @@ def read_paper(node: Mapping[str, Any]) -> Paper:
         columns=columns,
         rows=rows,
     )
-
-
-def _to_their_target(row: PaperRow, target: float) -> PaperRow:
-    """Return the row with the accuracy that the paper's numbers belong to."""
-    numbers = tuple(each and replace(each, target=target) for each in row.published)
-    return replace(row, published=numbers)
 
 
 def _mapping(node: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -32,38 +32,24 @@ Found = TypeVar("Found")
 class Run:
     """One run.
 
-    Args:
-        name: its folder's name on the page.
-        source: which of the report's sources it comes from.
-        method: the method's name.
-        seed: of the run; None if unknown.
-        status: completed, failed or unfinished.
-        error: why it is not completed, or what is wrong with its files.
-        settings: config.yaml with dotted keys.
-        columns: of metrics.jsonl, by name; all as long as ``columns["round"]``. ``clients`` is the
-            number of aggregated clients.
-        summary: summary.json without status and error.
-        refusals: the first refused replies.
-        paper: the ``paper`` node of its recipe.
-        figures: what packages of ``reproductions/`` collected (paper_figures.py), by package.
-        layers: its figures by layer (``diagnostics.layers``).
-        folder: its results directory; None for a run from a data file.
+    ``columns`` are those of metrics.jsonl, all as long as ``columns["round"]``; ``clients`` is the
+    number of aggregated clients. ``figures`` holds what packages of ``reproductions/`` collected.
     """
 
-    name: str
-    source: int
+    name: str  # of its folder
+    source: int  # index into the report's sources
     method: str
     seed: int | None
-    status: str
-    error: str = ""
-    settings: Settings = field(default_factory=dict)
+    status: str  # completed, failed or unfinished
+    error: str = ""  # why it is not completed, or what is wrong with its files
+    settings: Settings = field(default_factory=dict)  # config.yaml with dotted keys
     columns: Mapping[str, Column] = field(default_factory=dict)
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    refusals: Sequence[str] = ()
-    paper: Mapping[str, Any] | None = None
-    figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    layers: LayerFigures | None = None
-    folder: Path | None = field(default=None, compare=False)
+    summary: Mapping[str, Any] = field(default_factory=dict)  # without status and error
+    refusals: Sequence[str] = ()  # the first refused replies
+    paper: Mapping[str, Any] | None = None  # the node of its recipe
+    figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by package
+    layers: LayerFigures | None = None  # of diagnostics.layers
+    folder: Path | None = field(default=None, compare=False)  # None: from a data file
 
     def points(self, column: str) -> list[tuple[int, float]]:
         """Return (round, value) where the column has a value."""
@@ -88,12 +74,13 @@ def find_runs(folder: Path) -> Iterator[Path]:
     if any((folder / name).is_file() for name in (CONFIG, METRICS, SUMMARY)):
         yield folder
         return
-    found = False
-    for child in sorted(folder.iterdir(), key=_job_number):
-        if child.is_dir() and child.name not in NOT_SEARCHED and not child.name.startswith("."):
-            for run in find_runs(child):
-                found = True
-                yield run
+    found = [
+        run
+        for child in sorted(folder.iterdir(), key=_job_number)
+        if child.is_dir() and child.name not in NOT_SEARCHED and not child.name.startswith(".")
+        for run in find_runs(child)
+    ]
+    yield from found
     # A run that fails before it writes results leaves only a log. A sweep has one as well.
     if not found and (folder / "log.txt").is_file() and not (folder / "sweep.json").is_file():
         yield folder
@@ -165,9 +152,8 @@ def _rows(path: Path) -> list[Row]:
 def _missing_rows(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
     """Compare metrics.jsonl and summary.json: one of them may be a copy that was cut short."""
     found, expected = sum(row["round"] > 0 for row in rows), summary.get("rounds")
-    if expected is None or found == expected:
-        return ""
-    return f"its metrics.jsonl has {found} rounds, and its summary.json says {expected}"
+    message = f"its metrics.jsonl has {found} rounds, and its summary.json says {expected}"
+    return "" if expected in (None, found) else message
 
 
 def _refusals(rows: Sequence[Row]) -> list[str]:
@@ -179,18 +165,13 @@ def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested mapping as one with dotted keys; empty mappings are dropped."""
     found: dict[str, Any] = {}
     for key, value in node.items():
-        if isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = value
+        name = f"{prefix}{key}"
+        found |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
     return found
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
-    """Return the numeric columns of metrics.jsonl; None where a row has no finite value.
-
-    ``clients`` becomes the number of ids.
-    """
+    """Return the numeric columns of metrics.jsonl; None where a row has no finite value."""
     counted = [
         {**row, "clients": len(row["clients"])} if isinstance(row.get("clients"), list) else row
         for row in rows

@@ -31,8 +31,11 @@ def single_round(layout: Layout) -> bool:
 
 
 def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) -> list[Block]:
-    """Return the table as a picture."""
-    columns, lines = _with_runs(layout)
+    """Return the columns and rows that have runs as a picture."""
+    kept = [any(line.cells[n].runs for line in layout.lines) for n in range(len(layout.columns))]
+    columns = list(compress(layout.columns, kept))
+    rows = [line for line in layout.lines if any(cell.runs for cell in line.cells)]
+    lines = [replace(line, cells=tuple(compress(line.cells, kept))) for line in rows]
     if not can_plot() or not lines:
         return []
     path = stem.with_name(f"{stem.name}_scores")
@@ -44,15 +47,6 @@ def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) 
         words.append("Ring beside it: the paper's number.")
     picture = save(_draw(columns, lines, legend, figure), path, " ".join(words))
     return [Heading(3, f"{figure.title[0].upper()}{figure.title[1:]}"), picture]
-
-
-def _with_runs(layout: Layout) -> tuple[list[str], list[Line]]:
-    """Return the columns and rows that have runs."""
-    kept = [any(line.cells[n].runs for line in layout.lines) for n in range(len(layout.columns))]
-    rows = [line for line in layout.lines if any(cell.runs for cell in line.cells)]
-    return list(compress(layout.columns, kept)), [
-        replace(line, cells=tuple(compress(line.cells, kept))) for line in rows
-    ]
 
 
 def _draw(
@@ -81,8 +75,9 @@ def _draw_line(axes: Axes, line: Line, key: Key, figure: Figure, aside: float) -
     for number, cell in enumerate(line.cells):
         measured = [found.number for run in cell.runs if (found := figure.of(run)) is not None]
         x = number + aside
-        if measured:
-            axes.vlines(x, min(measured), max(measured), color=color, lw=1.6, alpha=0.45)
-            axes.plot([x], [fmean(measured)], marker, color=color, ms=5)
-        if measured and cell.published and cell.published.mean is not None:
+        if not measured:
+            continue
+        axes.vlines(x, min(measured), max(measured), color=color, lw=1.6, alpha=0.45)
+        axes.plot([x], [fmean(measured)], marker, color=color, ms=5)
+        if cell.published and cell.published.mean is not None:
             axes.plot([x], [cell.published.mean], marker, mfc="none", mec=color, ms=7, mew=1.1)

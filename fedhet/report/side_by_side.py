@@ -38,14 +38,7 @@ Draw = Callable[[Spot], None]
 
 
 def picture_grid(draws: Sequence[Draw], caption: str, path: Path, height: float) -> Picture:
-    """Save pictures as one, two abreast.
-
-    Args:
-        draws: each draws a picture, in reading order.
-        caption: explains them.
-        path: of the files, without ending.
-        height: of a picture, in inches.
-    """
+    """Save pictures of this height in inches as one, two abreast; ``path`` has no ending."""
     rows = -(-len(draws) // 2)
     figure = new_figure(2 * WIDTH, height * rows)
     for number, draw in enumerate(draws):

@@ -19,8 +19,7 @@ from fedhet.report.run_data import COMPLETED, FAILED, Run, find_runs, read_run
 def read_sources(paths: Sequence[Path]) -> ReportData:
     """Return the data of folders and data files; a run that is named twice counts once.
 
-    Raises:
-        ConfigError: if a source is missing, has no run, or is not a data file.
+    A source that is missing, has no run, or is not a data file is a ConfigError.
     """
     seen: set[Path] = set()
     data = merged([_read_source(path, len(paths) > 1, seen) for path in paths])
@@ -30,17 +29,12 @@ def read_sources(paths: Sequence[Path]) -> ReportData:
 
 
 def completed_runs(paths: Sequence[Path]) -> list[tuple[Run, Path]]:
-    """Return the completed runs of the sources, each with its results directory.
-
-    Raises:
-        ConfigError: if a source is missing or is not a data file, or there is no such run.
-    """
+    """Return the completed runs, each with its results directory; without any a ConfigError."""
     runs = read_sources(paths).runs
     found = [(run, run.folder) for run in runs if run.status == COMPLETED and run.folder]
     if not found:
-        raise ConfigError(
-            f"{', '.join(map(str, paths))} has no completed run with its results directory"
-        )
+        names = ", ".join(map(str, paths))
+        raise ConfigError(f"{names} has no completed run with its results directory")
     return found
 
 

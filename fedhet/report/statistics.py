@@ -34,19 +34,12 @@ class Value:
 
 @dataclass(frozen=True)
 class Figure:
-    """What a table shows of each run.
+    """What a table shows of each run."""
 
-    Args:
-        name: one of NAMES.
-        target: the accuracy to reach, for ``rounds_to`` and ``bytes_to``.
-        percent: accuracies are in percent.
-        last_round: later rounds are left out; None: all rounds count.
-    """
-
-    name: str
-    target: float | None = None
-    percent: bool = False
-    last_round: int | None = None
+    name: str  # one of NAMES
+    target: float | None = None  # the accuracy to reach, for rounds_to and bytes_to
+    percent: bool = False  # of accuracies
+    last_round: int | None = None  # later rounds are left out
 
     @property
     def title(self) -> str:
@@ -63,8 +56,11 @@ class Figure:
         points = [(round, value) for round, value in run.points(column) if round <= last]
         if not points:
             return None
-        if self.name in TO_TARGET:
-            return self._to_target(run, points)
+        if self.target is not None and self.name in TO_TARGET:
+            hit = next((round for round, value in points if value >= self.target), None)
+            end = points[-1][0] if hit is None else hit
+            number = end if self.name == "rounds_to" else run.bytes_until(end) / 1e6
+            return Value(float(number), reached=hit is not None)
         scale = 100.0 if self.percent and self.name in ACCURACIES else 1.0
         values = [value for _, value in points]
         if self.name == "best_accuracy":
@@ -74,29 +70,15 @@ class Figure:
             return Value(statistics.fmean(trained[-LATE_EVALUATIONS:]) * scale)
         return Value(values[-1] * scale)
 
-    def _to_target(self, run: Run, points: Sequence[tuple[int, float]]) -> Value:
-        assert self.target is not None
-        hit = next((r for r, value in points if value >= self.target), None)
-        last = points[-1][0] if hit is None else hit
-        figure = last if self.name == "rounds_to" else run.bytes_until(last) / 1e6
-        return Value(float(figure), reached=hit is not None)
-
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure over the seeds.
+    """A figure over the seeds."""
 
-    Args:
-        mean: over the runs; if a run has not reached the target, the smallest lower bound.
-        spread: the sample standard deviation; None for one run.
-        count: of runs.
-        reached: the number of runs that have reached the target.
-    """
-
-    mean: float
-    spread: float | None
-    count: int
-    reached: int
+    mean: float  # if a run has not reached the target, the smallest lower bound
+    spread: float | None  # the sample standard deviation; None for one run
+    count: int  # of runs
+    reached: int  # number of runs that have reached the target
 
     @property
     def complete(self) -> bool:
@@ -105,16 +87,16 @@ class Estimate:
 
     def text(self, digits: int) -> str:
         """Return ``mean ± spread``, or ``> bound (k of n reached)``."""
-        if not self.complete:
-            return f"> {_number(self.mean, digits)} ({self.reached} of {self.count} reached)"
-        if self.spread is None:
-            return _number(self.mean, digits)
-        return f"{self.mean:.{digits}f} ± {self.spread:.{digits}f}"
+        if self.spread is not None:
+            return f"{self.mean:.{digits}f} ± {self.spread:.{digits}f}"
+        whole = digits == 1 and self.mean.is_integer()  # one round is 5, not 5.0
+        number = f"{self.mean:.{0 if whole else digits}f}"
+        return number if self.complete else f"> {number} ({self.reached} of {self.count} reached)"
 
 
 def estimate(figure: Figure, runs: Sequence[Run]) -> Estimate | None:
     """Return the figure over the runs of a cell; None without any."""
-    values = [value for value in (figure.of(run) for run in runs) if value is not None]
+    values = [value for run in runs if (value := figure.of(run)) is not None]
     if not values:
         return None
     missed = [value.number for value in values if not value.reached]
@@ -127,11 +109,6 @@ def over_seeds(numbers: Sequence[float]) -> Estimate:
     """Return the estimate of numbers, one per run."""
     spread = statistics.stdev(numbers) if len(numbers) > 1 else None
     return Estimate(statistics.fmean(numbers), spread, len(numbers), len(numbers))
-
-
-def _number(value: float, digits: int) -> str:
-    """Return a number; one round is 5, not 5.0."""
-    return f"{value:.0f}" if digits == 1 and value.is_integer() else f"{value:.{digits}f}"
 
 
 def percent(share: float) -> str:

@@ -20,8 +20,7 @@ class CallError(RuntimeError):
 def call(module: str, question: Any, timeout: float) -> Any:
     """Run ``python -m module`` with JSON on its standard input; return the JSON of its last line.
 
-    Raises:
-        CallError: if the process fails, or takes longer than ``timeout`` seconds.
+    A process that fails, or takes longer than ``timeout`` seconds, is a CallError.
     """
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     try:

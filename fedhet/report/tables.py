@@ -19,6 +19,7 @@ from fedhet.report.published_tables import FigureByTarget, PublishedByTarget
 from fedhet.report.run_data import FAILED
 from fedhet.report.statistics import (
     ACCURACIES,
+    TO_TARGET,
     Estimate,
     Figure,
     estimate,
@@ -26,14 +27,9 @@ from fedhet.report.statistics import (
     sensible_targets,
 )
 
-NOT_RUN = "not run"
-
 
 def main_table(layout: Layout, figure: Figure) -> Table:
-    """Return rows by columns: mean and spread, the paper's number, and the difference.
-
-    Each of several targets has its rows, one below the other.
-    """
+    """Return rows by columns: mean and spread, the paper's number, and the difference."""
     counts = {len(cell.runs) for _, _, cell in cells_with_runs(layout)}
     rows = [
         [
@@ -53,14 +49,11 @@ def _by_target(lines: Sequence[Line], figure: Figure) -> Iterator[tuple[Figure, 
         yield figure, lines
         return
     for number, target in enumerate(figure.targets):
-        named = [
-            replace(
-                line,
-                label=f"{line.label} to {percent(target)}",
-                cells=tuple(_for_target(cell, number) for cell in line.cells),
-            )
-            for line in lines
-        ]
+        named = []
+        for line in lines:
+            cells = tuple(_for_target(cell, number) for cell in line.cells)
+            label = f"{line.label} to {percent(target)}"
+            named.append(replace(line, label=label, cells=cells))
         yield Figure(figure.name, target, last_round=figure.last_round), named
 
 
@@ -104,7 +97,7 @@ def _missing(cell: Cell) -> str:
     if cell.runs:
         return "not measured"
     if not cell.others:
-        return NOT_RUN
+        return "not run"
     return "failed" if FAILED in cell.others else "unfinished"
 
 
@@ -119,9 +112,7 @@ def _published_text(published: Published | None) -> str:
 
 
 def _difference(ours: Estimate, published: Published | None) -> str:
-    if published is None or published.mean is None or not ours.complete:
-        return ""
-    if published.target is not None:  # the paper's target is another one
+    if published is None or published.mean is None or published.target or not ours.complete:
         return ""
     return f" ({ours.mean - published.mean:+.1f})"
 
@@ -131,18 +122,15 @@ def accuracies_table(layout: Layout, last_round: int | None) -> Table:
     figures = [Figure(name, percent=True, last_round=last_round) for name in ACCURACIES]
     heads = ["final accuracy (%)", "best (%)", "mean of the last 5 (%)"]
     rows = [
-        [Entry(str(len(cell.runs)))]
-        + [Entry(_text(estimate(figure, cell.runs), 2)) for figure in figures]
+        [Entry(str(len(cell.runs))), *(_entry(figure, cell, 2) for figure in figures)]
         for _, _, cell in cells_with_runs(layout)
     ]
-    return cell_table(
-        layout,
-        ["n", *heads],
-        rows,
+    caption = (
         "Accuracy on the test set: after the last round, of the best evaluation, and the mean of "
         "the last five evaluations, which is less noisy. Mean ± sample standard deviation over n "
-        "seeds.",
+        "seeds."
     )
+    return cell_table(layout, ["n", *heads], rows, caption)
 
 
 def cell_table(
@@ -163,10 +151,7 @@ def target_tables(
 ) -> dict[str, Table]:
     """Return the rounds and megabytes to the targets, by column.
 
-    Args:
-        layout: rows and columns.
-        targets: empty: chosen for each column from the best row's best accuracy.
-        last_round: rounds after it are left out.
+    Without targets, they are chosen for each column from the best row's best accuracy.
     """
     tables = {}
     for number, column in enumerate(layout.columns):
@@ -174,14 +159,10 @@ def target_tables(
         chosen = list(targets) or _column_targets(lines, number, last_round)
         if not lines or not chosen:
             continue
-        figures = [
-            Figure(name, target, last_round=last_round)
-            for name in ("rounds_to", "bytes_to")
-            for target in chosen
-        ]
+        pairs = [(name, target) for name in TO_TARGET for target in chosen]
+        figures = [Figure(name, target, last_round=last_round) for name, target in pairs]
         rows = [
-            [Entry(line.label)]
-            + [Entry(_text(estimate(figure, line.cells[number].runs), 1)) for figure in figures]
+            [Entry(line.label), *(_entry(figure, line.cells[number], 1) for figure in figures)]
             for line in lines
         ]
         listed = ", ".join(percent(target) for target in chosen)
@@ -217,5 +198,6 @@ def settings_table(layout: Layout) -> Table | None:
     return Table(["", *keys], rows, caption, words=len(keys) + 1)
 
 
-def _text(value: Estimate | None, digits: int) -> str:
-    return "-" if value is None else value.text(digits)
+def _entry(figure: Figure, cell: Cell, digits: int) -> Entry:
+    found = estimate(figure, cell.runs)
+    return Entry("-" if found is None else found.text(digits))

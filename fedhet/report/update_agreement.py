@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
@@ -12,8 +12,8 @@ from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Key, Table
 from fedhet.report.curves import Panel, common_range, gallery
 from fedhet.report.data_file import AGREEMENT
-from fedhet.report.figures import curves_of, lines_are
-from fedhet.report.layout import NO_COLUMN, Cell, Layout, cells_with_runs
+from fedhet.report.figures import curves_of, lines_are, over_rounds
+from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs, only_runs
 from fedhet.report.run_data import LATE_ROUNDS, Run
 from fedhet.report.statistics import over_seeds
 from fedhet.report.tables import cell_table
@@ -27,11 +27,8 @@ LOGARITHMIC = ("drift_diversity",)  # it has no upper bound: updates may cancel
 
 
 def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -> list[Block]:
-    """Return the three figures over rounds, and their means over the last rounds.
-
-    The data have one round in ``every``.
-    """
-    measured = _measured(layout)
+    """Return the three figures over rounds, one in ``every``, and their means over the last."""
+    measured = only_runs(layout, _has_figures)
     runs = [run for _, _, cell in cells_with_runs(measured) for run in cell.runs]
     if not runs:
         return []
@@ -42,17 +39,8 @@ def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -
     return [*blocks, _table(measured)]
 
 
-def _measured(layout: Layout) -> Layout:
-    """Return the layout with only the runs that have the figures, of several clients."""
-
-    def measured(cell: Cell) -> Cell:
-        return replace(cell, runs=tuple(run for run in cell.runs if _has_figures(run)))
-
-    lines = [replace(line, cells=tuple(map(measured, line.cells))) for line in layout.lines]
-    return replace(layout, lines=tuple(lines))
-
-
 def _has_figures(run: Run) -> bool:
+    """Return whether a run has the figures, of several clients."""
     several = any(size > 1 for _, size in run.points("clients"))
     return several and any(run.points(name) for name in AGREEMENT)
 
@@ -62,17 +50,18 @@ def _panels(layout: Layout, keys: Mapping[str, Key]) -> list[Panel]:
     sizes = [_sizes(layout, number) for number in range(len(layout.columns))]
     by_column: list[list[Panel]] = [[] for _ in layout.columns]
     for name in AGREEMENT:
-        found = [[line for line, _ in lines] for lines in curves_of(layout, keys, name)]
-        marks = [_orthogonal(name, some) for some in sizes]
-        all_marks = [mark for some in marks for mark in some]
+        pairs = curves_of(layout, keys, partial(over_rounds, column=name))
+        found = [[line for line, _ in lines] for lines in pairs]
+        dotted = [_orthogonal(name, some) for some in sizes]
+        all_marks = [mark for marks, _ in dotted for mark in marks]
         log = name in LOGARITHMIC
         y_range = common_range([line for lines in found for line in lines], all_marks, log=log)
         for number, (column, lines) in enumerate(zip(layout.columns, found, strict=True)):
             if lines:
+                marks, text = dotted[number]
                 title = "" if column == NO_COLUMN else column
-                label = f"{NAMES[name]} (dotted: {_orthogonal_text(name, sizes[number])})"
-                panel = Panel(title, "round", label, lines, marks[number], y_range, log)
-                by_column[number].append(panel)
+                label = f"{NAMES[name]} (dotted: {text})"
+                by_column[number].append(Panel(title, "round", label, lines, marks, y_range, log))
     return [panel for panels in by_column for panel in panels]
 
 
@@ -83,17 +72,12 @@ def _sizes(layout: Layout, number: int) -> list[float]:
     return sorted({median(some) for some in found if some})
 
 
-def _orthogonal(name: str, sizes: Sequence[float]) -> list[float]:
-    """Return the figure for orthogonal updates of equal length, of |S| clients."""
+def _orthogonal(name: str, sizes: Sequence[float]) -> tuple[list[float], str]:
+    """Return the figure for orthogonal updates of equal length, of |S| clients, and its text."""
     if name == "norm_ratio":
-        return [1 / math.sqrt(size) for size in sizes]
-    return [0.0] if name == "update_cosine" else [1.0]
-
-
-def _orthogonal_text(name: str, sizes: Sequence[float]) -> str:
-    if name == "norm_ratio":
-        return f"1/√{sizes[0]:g}" if len(sizes) == 1 else "1/√|S|"
-    return "0" if name == "update_cosine" else "1"
+        text = f"1/√{sizes[0]:g}" if len(sizes) == 1 else "1/√|S|"
+        return [1 / math.sqrt(size) for size in sizes], text
+    return ([0.0], "0") if name == "update_cosine" else ([1.0], "1")
 
 
 def _caption(panels: Sequence[Panel], runs: Sequence[Run], every: int) -> str:
@@ -116,10 +100,8 @@ def _caption(panels: Sequence[Panel], runs: Sequence[Run], every: int) -> str:
 
 
 def _table(layout: Layout) -> Table:
-    rows = [
-        [Entry(_late_text(cell.runs, name)) for name in AGREEMENT]
-        for _, _, cell in cells_with_runs(layout)
-    ]
+    cells = [cell for _, _, cell in cells_with_runs(layout)]
+    rows = [[Entry(_late_text(cell.runs, name)) for name in AGREEMENT] for cell in cells]
     caption = (
         f"Means over the last {LATE_ROUNDS} rounds of a run; mean ± sample standard deviation over "
         "the seeds. Runs without updates, or with one client per round, have no values."
@@ -128,12 +110,10 @@ def _table(layout: Layout) -> Table:
 
 
 def _late_text(runs: Sequence[Run], name: str) -> str:
-    means = [mean for run in runs if (mean := _late_mean(run, name)) is not None]
+    """Return the means over the last rounds of the runs that have values there, over the seeds."""
+    means = []
+    for run in runs:
+        last = max(round for round, _ in run.points("round"))
+        values = [value for round, value in run.points(name) if round > last - LATE_ROUNDS]
+        means += [fmean(values)] if values else []
     return over_seeds(means).text(3) if means else "-"
-
-
-def _late_mean(run: Run, name: str) -> float | None:
-    """Return the mean over the run's last rounds; None without values there."""
-    last = max(round for round, _ in run.points("round"))
-    values = [value for round, value in run.points(name) if round > last - LATE_ROUNDS]
-    return fmean(values) if values else None

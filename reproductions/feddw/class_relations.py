@@ -52,14 +52,12 @@ def relations_section(layout: Layout, partitions: Partitions, stem: Path) -> lis
         soft_limits = _limits([run.soft_labels for run in shown])
         head_limits = _limits([run.head for run in shown])
         bottom = 0.8 if any(_upright(_ticks(run.names)) for run in shown) else 0.3
-        pictures = [
-            _heatmap(f"{kind} · {run.label}", matrix, limits, run.names, bottom)
-            for run in shown
-            for kind, matrix, limits in (
-                ("SL", run.soft_labels, soft_limits),
-                ("CR", run.head, head_limits),
-            )
-        ]
+        pictures = []
+        for run in shown:
+            kinds = (("SL", run.soft_labels, soft_limits), ("CR", run.head, head_limits))
+            for kind, matrix, limits in kinds:
+                title = f"{kind} · {run.label}"
+                pictures.append(_heatmap(title, matrix, limits, run.names, bottom))
         caption = _caption([(label, run) for label, run, _ in found], shown)
         path = stem.with_name(f"{stem.name}_relations")
         blocks.append(picture_grid(pictures, caption, path, bottom + SIDE + TOP))
@@ -71,16 +69,11 @@ def _matrices(
 ) -> Matrices:
     soft_labels = np.asarray(relations.soft_labels) / MILLION
     head = np.asarray(relations.head) / MILLION
-    names = next(
-        (
-            partition.class_names
-            for partition in partitions
-            if partition.settings.get("task.name") == run.settings.get("task.name")
-            and len(partition.class_names) == len(head)
-        ),
-        [str(number) for number in range(len(head))],
-    )
-    return Matrices(label, soft_labels, head, names)
+    task = run.settings.get("task.name")
+    named = [p.class_names for p in partitions if p.settings.get("task.name") == task]
+    fitting = [names for names in named if len(names) == len(head)]
+    numbers = [str(number) for number in range(len(head))]
+    return Matrices(label, soft_labels, head, fitting[0] if fitting else numbers)
 
 
 def _limits(matrices: Sequence[Array]) -> dict[int, Limits]:
@@ -122,15 +115,11 @@ def _table(found: Sequence[tuple[str, Relations]]) -> Table:
         correlation = relations.rank_correlation
         text = "-" if correlation is None else f"{correlation:.2f}"
         rows.append([Entry(label), Entry(f"{relations.distance:.3g}"), Entry(text)])
-    return Table(
-        ["", "mean of (SL - CR)²", "rank correlation off the diagonal"],
-        rows,
+    caption = (
         "Distance of SL and CR: the mean of the squared differences of all entries, FedDW's eq. 11 "
-        "without mu, and Spearman's rank correlation of the entries off the diagonal.",
+        "without mu, and Spearman's rank correlation of the entries off the diagonal."
     )
-
-
-# ---- drawing -------------------------------------------------------------------------------------
+    return Table(["", "mean of (SL - CR)²", "rank correlation off the diagonal"], rows, caption)
 
 
 def _heatmap(
@@ -142,12 +131,8 @@ def _heatmap(
         from matplotlib.colors import LogNorm
 
         axes = spot.axes(LEFT, bottom, SIDE, SIDE)
-        image = axes.imshow(
-            np.clip(matrix, low, high),  # log 0 would leave a hole
-            cmap=COLORS,
-            norm=LogNorm(low, high),
-            interpolation="none",
-        )
+        shown = np.clip(matrix, low, high)  # log 0 would leave a hole
+        image = axes.imshow(shown, cmap=COLORS, norm=LogNorm(low, high), interpolation="none")
         set_title(axes, title, SIDE + 0.5)
         ticks = _ticks(names)
         axes.set_xticks(list(ticks), list(ticks.values()), rotation=90 if _upright(ticks) else 0)
@@ -182,6 +167,4 @@ def _upright(ticks: Mapping[int, str]) -> bool:
 def _percent(share: float) -> str:
     """Return at most three characters: 86, 2.5 or 0."""
     percent = 100 * share
-    if percent < 0.05:
-        return "0"
-    return f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"
+    return "0" if percent < 0.05 else f"{percent:.1f}" if percent < 9.95 else f"{percent:.0f}"

@@ -33,32 +33,20 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Relations:
-    """How the classes of a run relate after its last round.
+    """How the classes of a run relate after its last round; matrices are in millionths."""
 
-    Args:
-        soft_labels: SL (C, C), in millionths, which makes the data file short.
-        head: CR (C, C), in millionths.
-        distance: the mean of (SL - CR)^2 over the C^2 entries, eq. 11 without mu.
-        rank_correlation: Spearman's, of the entries off the diagonal; None if undefined.
-    """
-
-    soft_labels: Sequence[Sequence[int]]
-    head: Sequence[Sequence[int]]
-    distance: float
-    rank_correlation: float | None
+    soft_labels: Sequence[Sequence[int]]  # SL (C, C)
+    head: Sequence[Sequence[int]]  # CR (C, C)
+    distance: float  # the mean of (SL - CR)^2 over the C^2 entries, eq. 11 without mu
+    rank_correlation: float | None  # Spearman's, of the entries off the diagonal
 
 
 @dataclass(frozen=True)
 class HeadNorms:
-    """The norms of the rows of clients' own heads.
+    """The norms of the rows of clients' own heads."""
 
-    Args:
-        clients: their ids.
-        norms: (clients, C), ||w_c||, to four digits.
-    """
-
-    clients: Sequence[int]
-    norms: Sequence[Sequence[float]]
+    clients: Sequence[int]  # ids
+    norms: Sequence[Sequence[float]]  # (clients, C), ||w_c||, to four digits
 
 
 def relations_of(run: Run) -> Relations | None:
@@ -127,8 +115,6 @@ def _tensors(path: Path, *names: str) -> list[Array] | None:
     """Return tensors of a file; None if one is missing or not finite, or the file is damaged."""
     try:
         with safe_open(path, framework="np") as file:
-            if not set(names) <= set(file.keys()):
-                return None
             found = [file.get_tensor(name).astype(np.float64) for name in names]
     except (OSError, SafetensorError):
         return None

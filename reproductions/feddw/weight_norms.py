@@ -17,15 +17,7 @@ from fedhet.report.curves import AXIS, INK, style_axes
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.paper_figures import Partitions
-from fedhet.report.side_by_side import (
-    FONT,
-    WIDTH,
-    Draw,
-    Spot,
-    picture_grid,
-    set_title,
-    shortened,
-)
+from fedhet.report.side_by_side import FONT, WIDTH, Draw, Spot, picture_grid, set_title, shortened
 from reproductions.feddw.classifier_data import Array, HeadNorms, head_norms_of, rank_correlation
 
 if TYPE_CHECKING:
@@ -42,21 +34,13 @@ OTHERS = 6  # colour of the clients that are not picked
 
 @dataclass(frozen=True)
 class Norms:
-    """A run's clients that have examples and a head of their own.
+    """A run's clients that have examples and a head of their own."""
 
-    Args:
-        label: of the run.
-        clients: their ids.
-        shares: (clients, C), of a client's examples in each class.
-        norms: (clients, C), ||w_c|| / sum_k ||w_k||.
-        names: of the classes.
-    """
-
-    label: str
-    clients: Sequence[int]
-    shares: Array
-    norms: Array
-    names: Sequence[str]
+    label: str  # of the run
+    clients: Sequence[int]  # ids
+    shares: Array  # (clients, C), of a client's examples in each class
+    norms: Array  # (clients, C), ||w_c|| / sum_k ||w_k||
+    names: Sequence[str]  # of the classes
 
     def correlations(self, *, held: bool = False) -> list[float | None]:
         """Return each client's rank correlation of share and norm; ``held``: of its classes."""
@@ -105,15 +89,10 @@ def _norms(label: str, heads: HeadNorms, partition: Partition) -> Norms:
     pairs = zip(heads.clients, heads.norms, strict=True)
     kept = [(c, n) for c, n in pairs if c < len(counts) and counts[c].sum() > 0 and sum(n) > 0]
     clients = [client for client, _ in kept]
-    norms = np.asarray([norms for _, norms in kept])
-    held = counts[clients]
-    return Norms(
-        label,
-        clients,
-        held / held.sum(axis=1, keepdims=True),
-        norms / norms.sum(axis=1, keepdims=True),
-        partition.class_names,
-    )
+    norms, held = np.asarray([norms for _, norms in kept]), counts[clients]
+    shares = held / held.sum(axis=1, keepdims=True)
+    relative = norms / norms.sum(axis=1, keepdims=True)
+    return Norms(label, clients, shares, relative, partition.class_names)
 
 
 def _table(found: Sequence[Norms]) -> Table:
@@ -124,13 +103,13 @@ def _table(found: Sequence[Norms]) -> Table:
         negative = f"{sum(value < 0 for value in every)} of {len(every)}"
         means = [f"{np.mean(values):.2f}" if values else "-" for values in (every, held)]
         rows.append([Entry(text) for text in (norms.label, *means, negative)])
-    return Table(
-        ["", "rank correlation", "of held classes alone", "clients with a negative one"],
-        rows,
+    heads = ["", "rank correlation", "of held classes alone", "clients with a negative one"]
+    caption = (
         "Spearman's rank correlation of class share and weight norm over a client's classes, the "
         "mean over the clients; then over the classes that a client holds, if at least two. "
-        "FedDW's section III-B says that it is negative for a classifier without bias.",
+        "FedDW's section III-B says that it is negative for a classifier without bias."
     )
+    return Table(heads, rows, caption)
 
 
 def _caption(found: Sequence[Norms], shown: Sequence[Norms]) -> str:
@@ -147,9 +126,6 @@ def _caption(found: Sequence[Norms], shown: Sequence[Norms]) -> str:
     if len(shown) < len(found):
         words.append(f"{len(found) - len(shown)} further runs are only in the table.")
     return " ".join(words)
-
-
-# ---- drawing -------------------------------------------------------------------------------------
 
 
 def _scatter(norms: Norms) -> Draw:

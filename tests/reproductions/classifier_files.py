@@ -23,39 +23,27 @@ def random_relations(seed: int, classes: int = 10) -> tuple[Tensor, Tensor]:
 def write_soft_labels(folder: Path, labels: Tensor, weight: Tensor, after: int = 3) -> None:
     """Add a checkpoint with SL (C, C) and the classifier's weight (C, d)."""
     tensors = {"state/soft_labels/soft_labels/means": labels, "params/head.weight": weight}
-    _write_checkpoint(folder, tensors, after)
+    _save(folder / "checkpoints", tensors, after)
 
 
 def write_own_heads(folder: Path, heads: Mapping[int, Tensor], after: int = 3) -> None:
     """Add clients' own heads (C, d), which the server has taken in the same round."""
     committed = {str(client): after for client in heads}
-    _write_checkpoint(folder, {}, after, experiment="e1", committed=committed)
+    body = {"params/body.weight": np.ones(2)}
+    _save(folder / "checkpoints", body, after, experiment="e1", committed=committed)
     for client, weight in heads.items():
         write_state(folder, client, {"personal/head.weight": weight}, after)
 
 
 def write_state(
-    folder: Path,
-    client: int,
-    tensors: Mapping[str, Tensor],
-    after: int,
-    experiment: str = "e1",
+    folder: Path, client: int, tensors: Mapping[str, Tensor], after: int, experiment: str = "e1"
 ) -> None:
     """Add what a client keeps after a round."""
-    path = folder / "client_state" / experiment / f"client-{client:05d}"
-    path.mkdir(parents=True, exist_ok=True)
-    save_file(_float32(tensors), path / f"round-{after:06d}.safetensors")
+    _save(folder / "client_state" / experiment / f"client-{client:05d}", tensors, after)
 
 
-def _write_checkpoint(
-    folder: Path, tensors: Mapping[str, Tensor], after: int, **about: Any
-) -> None:
-    path = folder / "checkpoints"
-    path.mkdir(exist_ok=True)
+def _save(folder: Path, tensors: Mapping[str, Tensor], after: int, **about: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {name: np.asarray(value, dtype=np.float32) for name, value in tensors.items()}
     metadata = {"fedhet": json.dumps({"round": after, **about})}
-    everything = {"params/body.weight": np.ones(2), **tensors}
-    save_file(_float32(everything), path / f"round-{after:06d}.safetensors", metadata)
-
-
-def _float32(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: np.asarray(value, dtype=np.float32) for name, value in tensors.items()}
+    save_file(found, folder / f"round-{after:06d}.safetensors", metadata)

@@ -1,5 +1,5 @@
 """Fixtures of these tests."""
 
-from tests.finished_runs import no_pictures, write_run
+from tests.finished_runs import finished_run, no_pictures, write_run
 
-__all__ = ["no_pictures", "write_run"]
+__all__ = ["finished_run", "no_pictures", "write_run"]

@@ -17,19 +17,18 @@ from fedhet.report.run_data import read_run
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """Real recipes: two seeds of FedAvg at one alpha, and two models at another."""
-
-    def read(number, *words):
-        folder = tmp_path_factory.mktemp(str(number))
-        recipe = compose({"overrides": json.dumps(list(words))})
+    found = []
+    for words in (
+        ["seed=1", "partition.alpha=0.1"],
+        ["seed=0", "partition.alpha=0.1"],
+        ["seed=0", "partition.alpha=1"],
+        ["seed=0", "partition.alpha=1", "task.model=fedavg_cnn", "strategy=scaffold"],
+    ):
+        folder = tmp_path_factory.mktemp("run")
+        recipe = compose({"overrides": json.dumps(words)})
         (folder / "config.yaml").write_text(config_yaml(recipe, classifier_tensors=1))
-        return read_run(folder, folder.name, 0)
-
-    return [
-        read(0, "seed=1", "partition.alpha=0.1"),
-        read(1, "seed=0", "partition.alpha=0.1"),
-        read(2, "seed=0", "partition.alpha=1"),
-        read(3, "seed=0", "partition.alpha=1", "task.model=fedavg_cnn", "strategy=scaffold"),
-    ]
+        found.append(read_run(folder, folder.name, 0))
+    return found
 
 
 def test_each_recipe_has_one_partition_of_its_lowest_seed_with_the_runs_counts(runs, monkeypatch):
@@ -48,7 +47,7 @@ def test_each_recipe_has_one_partition_of_its_lowest_seed_with_the_runs_counts(r
     task = build_task(dict(recipe.task), dict(recipe.partition), seed=0, num_clients=10)
     assert first.counts == task.class_counts().tolist()
     assert np.sum(first.counts) == 1437
-    assert first.class_names == [str(label) for label in range(10)]
+    assert first.class_names == list("0123456789")
     assert second == found[1]  # known partitions are not counted again
 
 

@@ -17,18 +17,17 @@ from fedhet.report.data_file import (
     thinned,
     to_text,
 )
-from fedhet.report.run_data import Run, read_run
+from fedhet.report.run_data import Run
 
 
 @pytest.fixture
-def data(write_run):
+def data(finished_run):
     paper = {"source": "Table 1"}
-    folders = [
-        write_run("fedavg", 0, columns={"lr": 0.1}, paper=paper),
-        write_run("fedavg", 1, columns={"lr": 0.1}, partition__alpha=1.0, paper=paper),
-        write_run("scaffold", 0, summary={"status": "failed", "error": "no"}),
+    runs = [
+        finished_run("fedavg", 0, columns={"lr": 0.1}, paper=paper),
+        finished_run("fedavg", 1, columns={"lr": 0.1}, partition__alpha=1.0, paper=paper),
+        finished_run("scaffold", 0, summary={"status": "failed", "error": "no"}),
     ]
-    runs = [read_run(folder, folder.name, 0) for folder in folders]
     runs[1] = dataclasses.replace(runs[1], figures={"feddw": {"relations": {"head": [[1]]}}})
     runs.append(Run("bare", 0, "unknown", None, "unfinished"))
     partition = Partition("digits", {"clients": 2}, ["a", "b"], [[1, 2], [3, 4]], 2)
@@ -47,6 +46,10 @@ def test_what_is_written_is_read_again_and_shared_settings_are_written_once(data
     assert content["runs"][0]["columns"]["lr"] == {"first": None, "rest": 0.1, "count": 4}
     assert len(content["papers"]) == 1
     assert "figures" not in content["runs"][0]
+    both = merged([data, read])
+    assert [run.source for run in both.runs] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert len(both.origins) == 2
+    assert both.title == "T"
 
 
 def test_many_rounds_are_thinned_but_not_accuracy_and_bytes():
@@ -70,13 +73,6 @@ def test_many_rounds_are_thinned_but_not_accuracy_and_bytes():
     assert thinned(ReportData(runs[:2])).every == 1
 
 
-def test_several_sources_are_put_together(data):
-    both = merged([data, parse(to_text(data), "it")])
-    assert [run.source for run in both.runs] == [0, 0, 0, 0, 1, 1, 1, 1]
-    assert len(both.origins) == 2
-    assert both.title == "T"
-
-
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"fedhet_report": 99}'])
 def test_another_file_is_refused(tmp_path, text):
     path = tmp_path / "x.json"
@@ -87,21 +83,12 @@ def test_another_file_is_refused(tmp_path, text):
 
 def test_a_data_file_of_format_1_has_the_keys_of_today():
     """Figures of papers were fields of a run, and keys and modules had other names."""
+    keys = {"strategy": "fedprox", "strategy.client_sides.fedprox.mu": 0.1}
+    rows = {"FedProx": {"runs": keys, "published": [1]}}
     old = {
         "fedhet_report": 1,
         **{"title": "", "targets": [], "by": [], "every": 1, "origins": [], "partitions": []},
-        "papers": [
-            {
-                "source": "Table 1",
-                "columns": {"all": {}},
-                "rows": {
-                    "FedProx": {
-                        "runs": {"strategy": "fedprox", "strategy.client_sides.fedprox.mu": 0.1},
-                        "published": [1],
-                    }
-                },
-            }
-        ],
+        "papers": [{"source": "Table 1", "columns": {"all": {}}, "rows": rows}],
         "common": {"local.solver": "adam"},
         "runs": [
             {
@@ -110,15 +97,14 @@ def test_a_data_file_of_format_1_has_the_keys_of_today():
                 "settings": {"strategy.client_sides.fedprox.mu": 0.1},
                 "relations": {"head": [[1]]},
                 "neurons": {"layer": "x"},
-            },
+            }
         ],
     }
     (run,) = parse(json.dumps(old), "it").runs
     assert run.settings["local.optimizer"] == "adam"
     assert run.settings["strategy.fedprox.mu"] == 0.1
-    row = run.paper["rows"]["FedProx"]
-    assert row["runs"]["strategy"] == "fedprox"
-    assert row["runs"]["strategy.fedprox.mu"] == 0.1
+    selected = run.paper["rows"]["FedProx"]["runs"]
+    assert (selected["strategy"], selected["strategy.fedprox.mu"]) == ("fedprox", 0.1)
     assert run.figures == {
         "feddw": {"relations": {"head": [[1]]}},
         "maecho": {"neurons": {"layer": "x"}},

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from fedhet.report import layer_plots as module
-from fedhet.report.blocks import Heading, Picture, Table
+from fedhet.report.blocks import Heading, Table
 from fedhet.report.colors import keys_of
 from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layer_data import LAYERS, MOST_ROUNDS, SIMILARITY, read_layers
@@ -21,17 +20,10 @@ def write(folder, rounds=3, factor=1.0):
     rows = [{"round": 0, "shapes": SHAPES}]
     for t in range(1, rounds + 1):
         diversity = {"a.weight": factor * t, "head.weight": 2.0 * factor * t}
-        rows.append(
-            {"round": t, "drift_diversity": diversity, "update_norm": dict.fromkeys(SHAPES, 0.5)}
-        )
-    alike = [
-        {
-            "round": t,
-            "clients": [0, 1, 2],
-            "cka": {"a": [[1, 0.9, 0.6], [0.9, 1, None], [0.6, None, 1]], "head": [[1, 0.2]] * 3},
-        }
-        for t in (1, rounds)
-    ]
+        norms = dict.fromkeys(SHAPES, 0.5)
+        rows.append({"round": t, "drift_diversity": diversity, "update_norm": norms})
+    cka = {"a": [[1, 0.9, 0.6], [0.9, 1, None], [0.6, None, 1]], "head": [[1, 0.2]] * 3}
+    alike = [{"round": t, "clients": [0, 1, 2], "cka": cka} for t in (1, rounds)]
     for name, lines in ((LAYERS, rows), (SIMILARITY, alike)):
         (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -39,18 +31,6 @@ def write(folder, rounds=3, factor=1.0):
 def run(figures, method="fedavg", seed=0, alpha=0.1):
     settings = {"partition.alpha": alpha, "seed": seed}
     return Run("a run", 0, method, seed, "completed", settings=settings, layers=figures)
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    found = {}
-
-    def keep(panels, caption, stem, kind, abreast):
-        found[kind] = panels
-        return Picture("", caption, kind)
-
-    monkeypatch.setattr(module, "gallery", keep)
-    return found
 
 
 def blocks_of(runs, path):
@@ -71,10 +51,9 @@ def test_figures_are_read_from_the_files(tmp_path):
     assert found.layers == ["a", "head"]
     assert found.compared == [1, 3]
     assert found.similarity[-1] == [0.75, 0.2]
-
-
-def test_of_many_rounds_some_are_kept_and_the_mean_is_of_all_late_ones(tmp_path):
-    write(tmp_path, rounds=100)
+    runs = [run(found), run(None, "moon")]
+    assert [r.layers for r in parse(to_text(ReportData(runs)), "it").runs] == [found, None]
+    write(tmp_path, rounds=100)  # some are kept, and the mean is of all late ones
     found = read_layers(tmp_path, late_rounds=10)
     assert len(found.rounds) <= MOST_ROUNDS
     assert found.rounds[0] == 1
@@ -103,9 +82,8 @@ def test_the_page_has_layers_rounds_and_similarity(tmp_path, drawn):
     assert profile[0].curves[0].x == [0.0, 2.0]
     assert profile[0].curves[0].mean == [2.0, 4.0]
     assert profile[0].log
-    assert [panel.y_label for panel in drawn["layers_rounds"]] == ["a.weight"] * 2 + [
-        "head.weight"
-    ] * 2
+    names = [panel.y_label for panel in drawn["layers_rounds"]]
+    assert names == ["a.weight"] * 2 + ["head.weight"] * 2
     assert drawn["layers_rounds"][2].curves[0].mean == [2.0, 4.0, 6.0]
     assert drawn["similarity"][0].curves[0].mean == [0.75, 0.2]
     diversity, norms, alike = [block for block in blocks if isinstance(block, Table)]
@@ -113,21 +91,8 @@ def test_the_page_has_layers_rounds_and_similarity(tmp_path, drawn):
     assert [entry.text for entry in row[2:]] == ["2.000", "4.000"]
     assert norms.rows[0][2].text == "0.500"
     assert [entry.text for entry in alike.rows[0][2:]] == ["0.750", "0.200"]
-
-
-def test_seeds_are_averaged(tmp_path, drawn):
-    figures = []
-    for factor in (1.0, 3.0):
-        write(tmp_path, factor=factor)
-        figures.append(read_layers(tmp_path, 10))
-    blocks_of([run(found, seed=seed) for seed, found in enumerate(figures)], tmp_path)
+    assert blocks_of(runs[3:], tmp_path) == []
+    write(tmp_path, factor=3.0)  # seeds are averaged
+    blocks_of([run(found), run(read_layers(tmp_path, 10), seed=1)], tmp_path)
     (line,) = drawn["layers"][0].curves
     assert (line.mean, line.low, line.high) == ([4.0, 8.0], [2.0, 4.0], [6.0, 12.0])
-
-
-def test_they_go_through_the_data_file_and_runs_without_them_have_no_section(tmp_path):
-    write(tmp_path)
-    found = read_layers(tmp_path, 10)
-    runs = [run(found), run(found, seed=1), run(None, "moon")]
-    assert [r.layers for r in parse(to_text(ReportData(runs)), "it").runs] == [found, found, None]
-    assert blocks_of(runs[2:], tmp_path) == []

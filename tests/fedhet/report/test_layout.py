@@ -1,18 +1,6 @@
 """Rows and columns that follow from the runs' settings."""
 
-import pytest
-
 from fedhet.report.layout import automatic_layout, differing_settings
-from fedhet.report.run_data import read_run
-
-
-@pytest.fixture
-def read(write_run):
-    def write_and_read(*words, **settings):
-        folder = write_run(*words, **settings)
-        return read_run(folder, folder.name, 0)
-
-    return write_and_read
 
 
 def shape(layout):
@@ -20,9 +8,9 @@ def shape(layout):
     return {line.label: [[r.seed for r in c.runs] for c in line.cells] for line in layout.lines}
 
 
-def test_rows_are_methods_and_columns_the_keys_that_vary(read):
+def test_rows_are_methods_and_columns_the_keys_that_vary(finished_run):
     runs = [
-        read(method, seed, partition__alpha=alpha)
+        finished_run(method, seed, partition__alpha=alpha)
         for method in ("fedavg", "scaffold")
         for seed in (0, 1)
         for alpha in (1.0, 0.1)
@@ -33,40 +21,35 @@ def test_rows_are_methods_and_columns_the_keys_that_vary(read):
     assert layout.notes == ()
 
 
-def test_without_varying_keys_there_is_one_column_and_a_methods_own_keys_are_named(read):
-    runs = [read("fedavg", 0), read("fedavg", 10), read("fedavg", 2)]
-    layout = automatic_layout([*runs, read("fedadam", 0, server__lr=0.03)])
-    assert layout.columns == ("all runs",)
-    assert shape(layout) == {"fedavg": [[0, 2, 10]], "fedadam": [[0]]}
-    assert differing_settings(layout) == ["server.lr"]
-
-
-def test_a_key_that_an_older_run_lacks_makes_no_row_of_its_own(read):
+def test_a_key_that_an_older_run_lacks_makes_no_row_of_its_own(finished_run):
     """Its newer copy tells the same apart as one that all have."""
     old, new = "strategy__projections__form", "strategy__aggregator__form"
-    runs = [read("maecho", 0, **{old: "ridge"})]
-    runs += [read("maecho", 1, **{old: form, new: form}) for form in ("ridge", "damped")]
-    assert shape(automatic_layout(runs)) == {
-        "maecho, form damped": [[1]],
-        "maecho, form ridge": [[0, 1]],
-    }
+    runs = [finished_run("maecho", 0, **{old: "ridge"})]
+    runs += [finished_run("maecho", 1, **{old: form, new: form}) for form in ("ridge", "damped")]
+    found = shape(automatic_layout(runs))
+    assert found == {"maecho, form damped": [[1]], "maecho, form ridge": [[0, 1]]}
 
 
-def test_folders_of_data_and_of_trained_models_are_no_settings(read):
+def test_seeds_folders_and_keys_of_the_site_are_no_difference(finished_run):
     runs = [
-        read("fedavg", seed, local__reuse_training=trained, task__path=f"/srv/{seed}")
-        for seed, trained in ((0, None), (1, "/runs/base_s1"), (2, "/runs/base_s2"))
+        finished_run(
+            "fedavg", seed, local__reuse_training=trained, task__path=f"/srv/{seed}", device=name
+        )
+        for seed, trained, name in ((0, None, "cpu"), (10, "/runs/s1", "cuda"), (2, "/s2", "cpu"))
     ]
-    layout = automatic_layout(runs)
+    layout = automatic_layout([*runs, finished_run("fedadam", 0, server__lr=0.03)])
     assert layout.columns == ("all runs",)
-    assert shape(layout) == {"fedavg": [[0, 1, 2]]}
-    assert differing_settings(layout) == []
+    assert shape(layout) == {"fedavg": [[0, 2, 10]], "fedadam": [[0]]}
+    assert layout.notes == ()
+    assert differing_settings(layout) == ["server.lr"]
+    swept = [finished_run("fedavg", 0, partition__seed=seed) for seed in (1, 2)]
+    assert automatic_layout(swept).columns == ("seed 1", "seed 2")
 
 
-def test_a_key_of_the_method_makes_rows_and_is_not_averaged_over(read):
+def test_a_key_of_the_method_makes_rows_and_is_not_averaged_over(finished_run):
     key = "strategy__fedprox__mu"
-    runs = [read("fedprox", seed, **{key: mu}) for mu in (0.1, 0.01) for seed in (0, 1)]
-    layout = automatic_layout([read("fedavg", 0), *runs])
+    runs = [finished_run("fedprox", seed, **{key: mu}) for mu in (0.1, 0.01) for seed in (0, 1)]
+    layout = automatic_layout([finished_run("fedavg", 0), *runs])
     assert shape(layout) == {
         "fedavg": [[0]],
         "fedprox, mu 0.01": [[0, 1]],
@@ -75,39 +58,39 @@ def test_a_key_of_the_method_makes_rows_and_is_not_averaged_over(read):
     assert "strategy.fedprox.mu" in layout.notes[0]
 
 
-def test_keys_that_follow_from_others_are_left_out_of_the_label(read):
-    runs = [
-        read("fedavg", 0),
-        read("fedavg", 0, task__name="mnist", task__mean=[0.13], task__model="fedavg_cnn"),
-    ]
-    assert automatic_layout(runs).columns == ("digits", "mnist")
-
-
-def test_the_key_that_was_typed_names_the_rows_not_those_that_refer_to_it(read):
+def test_labels_name_the_shortest_key_that_was_typed_and_leave_out_what_follows_from_it(
+    finished_run,
+):
+    other = finished_run(
+        "fedavg", 0, task__name="mnist", task__mean=[0.13], task__model="fedavg_cnn"
+    )
+    assert automatic_layout([finished_run("fedavg", 0), other]).columns == ("digits", "mnist")
+    rates = [(lr, rate) for lr in (1.0, 0.1) for rate in (0.1, 0.5)]
+    runs = [finished_run("fedavg", 0, server__lr=lr, local__lr=rate) for lr, rate in rates]
+    assert automatic_layout(runs).columns[0] == "local.lr 0.1, server.lr 0.1"
     key, copy = "strategy__fedpvr__layers", "strategy__client_sides__fedpvr__layers"
-    runs = [read("fedpvr", 0, **{key: layers, copy: layers}) for layers in ("none", "last:2")]
+    runs = [
+        finished_run("fedpvr", 0, **{key: layers, copy: layers}) for layers in ("none", "last:2")
+    ]
     layout = automatic_layout(runs)
     assert [line.label for line in layout.lines] == ["fedpvr, layers last:2", "fedpvr, layers none"]
     assert "differ in strategy.fedpvr.layers." in layout.notes[0]
 
 
-def test_a_search_over_many_values_makes_rows(read):
+def test_a_search_over_many_values_makes_rows(finished_run):
     rates = [round(0.01 * n, 2) for n in range(1, 14)]
-    layout = automatic_layout([read("fedavg", 0, local__lr=rate) for rate in rates])
+    layout = automatic_layout([finished_run("fedavg", 0, local__lr=rate) for rate in rates])
     assert layout.columns == ("all runs",)
     assert [line.label for line in layout.lines][:2] == ["fedavg, lr 0.01", "fedavg, lr 0.02"]
     assert len(layout.lines) == 13
 
 
-def test_keys_with_the_same_last_word_are_written_out(read):
+def test_by_chooses_the_columns_and_the_rest_becomes_rows(finished_run):
     runs = [
-        read("fedavg", 0, server__lr=lr, local__lr=rate) for lr in (1.0, 0.1) for rate in (0.1, 0.5)
+        finished_run("fedavg", 0, clients=n, partition__alpha=a)
+        for n in (5, 10)
+        for a in (0.1, 0.5)
     ]
-    assert automatic_layout(runs).columns[0] == "local.lr 0.1, server.lr 0.1"
-
-
-def test_by_chooses_the_columns_and_the_rest_becomes_rows(read):
-    runs = [read("fedavg", 0, clients=n, partition__alpha=a) for n in (5, 10) for a in (0.1, 0.5)]
     assert automatic_layout(runs).columns == tuple(
         f"alpha {alpha}, clients {clients}" for alpha in (0.1, 0.5) for clients in (5, 10)
     )
@@ -116,32 +99,13 @@ def test_by_chooses_the_columns_and_the_rest_becomes_rows(read):
     assert shape(layout) == {"fedavg, alpha 0.1": [[0], [0]], "fedavg, alpha 0.5": [[0], [0]]}
 
 
-def test_seeds_in_other_places_and_keys_of_the_site_are_no_difference(read):
-    runs = [
-        read("fedavg", seed, partition__seed=7, runtime__name=name, device=name)
-        for seed, name in enumerate(("cpu", "cuda"))
+def test_a_repeated_seed_counts_once_and_failed_runs_are_in_no_mean(finished_run):
+    first, second = finished_run("fedavg", 0), finished_run("fedavg", 0)
+    failed = [
+        finished_run(method, 1, summary={"status": "failed"}) for method in ("fedavg", "scaffold")
     ]
-    layout = automatic_layout(runs)
-    assert shape(layout) == {"fedavg": [[0, 1]]}
-    assert layout.notes == ()
-    swept = [read("fedavg", 0, partition__seed=seed) for seed in (1, 2)]
-    assert automatic_layout(swept).columns == ("seed 1", "seed 2")
-
-
-def test_the_same_seed_twice_counts_once(read):
-    first, second = read("fedavg", 0), read("fedavg", 0)
-    layout = automatic_layout([first, second])
+    layout = automatic_layout([first, second, *failed])
     assert layout.lines[0].cells[0].runs == (second,)
-    assert "Seed 0 was run twice" in layout.notes[0]
-    assert first.name in layout.notes[0]
-
-
-def test_failed_runs_keep_their_cell_but_are_in_no_mean(read):
-    runs = [
-        read("fedavg", 0),
-        read("fedavg", 1, summary={"status": "failed"}),
-        read("scaffold", 0, summary={"status": "failed"}),
-    ]
-    layout = automatic_layout(runs)
+    assert f"{first.name} is left out" in layout.notes[0]
     assert shape(layout) == {"fedavg": [[0]], "scaffold": [[]]}
     assert layout.lines[1].cells[0].others == ("failed",)

@@ -5,15 +5,14 @@ import json
 from fedhet.report.run_data import find_runs, read_run
 
 
-def test_a_whole_run(write_run):
-    folder = write_run("scaffold", 3, (0.1, 0.5), columns={"train_loss": 1.25})
-    run = read_run(folder, "a", 0)
+def test_a_whole_run(finished_run):
+    run = finished_run("scaffold", 3, (0.1, 0.5), columns={"train_loss": 1.25, "lr": float("nan")})
     assert (run.method, run.seed, run.status, run.error) == ("scaffold", 3, "completed", "")
     assert run.settings["partition.alpha"] == 0.1
     assert run.settings["strategy.methods.scaffold"] == []
     assert run.points("accuracy") == [(0, 0.1), (1, 0.5)]
     assert run.points("train_loss") == [(1, 1.25)]
-    assert run.points("unheard_of") == []
+    assert run.points("lr") == run.points("unheard_of") == []
     assert run.points("clients") == [(1, 2)]  # how many ids there are
     assert "failures" not in run.columns
     assert run.bytes_until(1) == 3_000_000
@@ -31,12 +30,6 @@ def test_an_incomplete_last_line_is_left_out_and_a_missing_summary_means_unfinis
     assert (run.method, run.seed, run.status) == ("fedprox", 1, "unfinished")
     assert "it has no summary.json" in run.error
     assert len(run.points("accuracy")) == 4
-
-
-def test_a_failed_run_has_its_error(write_run):
-    folder = write_run(summary={"status": "failed", "error": "ConfigError: clients=0"})
-    run = read_run(folder, "a", 0)
-    assert (run.status, run.error) == ("failed", "ConfigError: clients=0")
 
 
 def test_files_that_cannot_be_read_are_named(write_run):
@@ -58,40 +51,27 @@ def test_files_that_cannot_be_read_are_named(write_run):
     assert "lines without a round" in read_run(broken, "a", 0).error
 
 
-def test_a_copy_that_was_cut_short_does_not_pass_for_the_whole_run(write_run):
-    folder = write_run()
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:2]))
-    run = read_run(folder, "a", 0)
-    assert run.status == "unfinished"
-    assert run.error == "its metrics.jsonl has 1 rounds, and its summary.json says 3"
-
-
-def test_nan_is_not_a_value(write_run):
-    folder = write_run(accuracies=(0.1, 0.2), columns={"train_loss": float("nan")})
-    assert read_run(folder, "a", 0).points("train_loss") == []
-
-
-def test_refused_replies_are_kept_with_their_round(write_run):
+def test_a_copy_that_was_cut_short_is_unfinished_and_refused_replies_have_their_round(write_run):
     folder = write_run()
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     rows[2]["failures"] = ["client 7: update holds NaN"]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert read_run(folder, "a", 0).refusals == ["round 2: client 7: update holds NaN"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
+    run = read_run(folder, "a", 0)
+    assert run.status == "unfinished"
+    assert run.error == "its metrics.jsonl has 2 rounds, and its summary.json says 3"
+    assert run.refusals == ["round 2: client 7: update holds NaN"]
 
 
 def test_runs_are_found_in_the_order_of_their_numbers(write_run, tmp_path):
     for number in (0, 10, 9, 2):
         write_run(name=f"{number}_fedavg")
+    sweep = tmp_path / "sweep"
     for beside in ("report", "replaced"):  # `--resume` puts a run of another recipe there
-        (tmp_path / "sweep" / beside).mkdir()
-        (tmp_path / "sweep" / beside / "summary.json").touch()
-    found = [folder.name for folder in find_runs(tmp_path / "sweep")]
-    assert found == ["0_fedavg", "2_fedavg", "9_fedavg", "10_fedavg"]
-    (tmp_path / "sweep" / "log.txt").touch()
-    (tmp_path / "sweep" / "3_fedavg").mkdir()
-    (tmp_path / "sweep" / "3_fedavg" / "log.txt").touch()
-    found = [folder.name for folder in find_runs(tmp_path / "sweep")]
+        (sweep / beside).mkdir()
+        (sweep / beside / "summary.json").touch()
+    (sweep / "log.txt").touch()
+    (sweep / "3_fedavg").mkdir()  # it failed before it wrote results
+    (sweep / "3_fedavg" / "log.txt").touch()
+    found = [folder.name for folder in find_runs(sweep)]
     assert found == ["0_fedavg", "2_fedavg", "3_fedavg", "9_fedavg", "10_fedavg"]
-    alone = tmp_path / "sweep" / "2_fedavg"
-    assert list(find_runs(alone)) == [alone]
+    assert list(find_runs(sweep / "2_fedavg")) == [sweep / "2_fedavg"]

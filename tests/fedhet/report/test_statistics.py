@@ -2,16 +2,14 @@
 
 import pytest
 
-from fedhet.report.run_data import read_run
 from fedhet.report.statistics import Figure, estimate, sensible_targets
 
 
 @pytest.fixture
-def runs(write_run):
+def runs(finished_run):
     """Three seeds: final 0.5, 0.6, 0.7; best 0.6, 0.6, 0.7; to 0.6 in rounds 2, 3, 1."""
     curves = [(0.1, 0.3, 0.6, 0.5), (0.1, 0.2, 0.3, 0.6), (0.1, 0.65, 0.6, 0.7)]
-    folders = [write_run(seed=seed, accuracies=curve) for seed, curve in enumerate(curves)]
-    return [read_run(folder, folder.name, 0) for folder in folders]
+    return [finished_run(seed=seed, accuracies=curve) for seed, curve in enumerate(curves)]
 
 
 def test_final_accuracy_and_its_sample_standard_deviation(runs):
@@ -21,17 +19,15 @@ def test_final_accuracy_and_its_sample_standard_deviation(runs):
     assert estimate(Figure("accuracy", percent=True), runs).text(2) == "60.00 ± 10.00"
 
 
-def test_best_and_late_accuracy(runs):
+def test_best_accuracy_and_the_mean_of_the_last_five(runs, finished_run):
     assert estimate(Figure("best_accuracy"), runs).mean == pytest.approx((0.6 + 0.6 + 0.7) / 3)
-    one = estimate(Figure("late_accuracy"), runs[:1])
+    late = Figure("late_accuracy")
+    one = estimate(late, runs[:1])
     assert one.mean == pytest.approx((0.3 + 0.6 + 0.5) / 3)  # three of five; not the untrained one
     assert one.spread is None
     assert one.text(3) == "0.467"
-
-
-def test_late_accuracy_is_of_the_last_five(write_run):
-    run = read_run(write_run(accuracies=(0.0, 0.9, 0.1, 0.2, 0.3, 0.4, 0.5)), "a", 0)
-    assert estimate(Figure("late_accuracy"), [run]).mean == pytest.approx(0.3)
+    many = finished_run(accuracies=(0.0, 0.9, 0.1, 0.2, 0.3, 0.4, 0.5))
+    assert estimate(late, [many]).mean == pytest.approx(0.3)
 
 
 def test_rounds_and_megabytes_to_a_target(runs):
@@ -43,32 +39,20 @@ def test_rounds_and_megabytes_to_a_target(runs):
     assert estimate(Figure("rounds_to", 0.6), runs[:1]).text(1) == "2"
 
 
-def test_a_target_that_not_all_runs_reach_is_a_bound(runs):
-    found = estimate(Figure("rounds_to", 0.65), runs)
-    assert not found.complete
-    assert found.text(1) == "> 3 (1 of 3 reached)"
+def test_a_target_that_not_all_runs_reach_is_the_bound_of_the_run_that_gave_up_first(
+    runs, finished_run
+):
+    assert estimate(Figure("rounds_to", 0.65), runs).text(1) == "> 3 (1 of 3 reached)"
     assert estimate(Figure("bytes_to", 0.65), runs).text(1) == "> 9 (1 of 3 reached)"
+    low = [finished_run(seed=seed, accuracies=[0.1] * length) for seed, length in ((0, 4), (1, 9))]
+    assert estimate(Figure("rounds_to", 0.5), low).text(1) == "> 3 (0 of 2 reached)"
 
 
-def test_the_bound_is_that_of_the_run_that_gave_up_first(write_run):
-    runs = [
-        read_run(write_run(seed=seed, accuracies=[0.1] * length), str(seed), 0)
-        for seed, length in enumerate((4, 9))
-    ]
-    assert estimate(Figure("rounds_to", 0.5), runs).text(1) == "> 3 (0 of 2 reached)"
-
-
-def test_rounds_after_the_last_one_are_left_out(runs):
+def test_rounds_after_the_last_one_and_runs_without_evaluation_are_left_out(runs):
     early = Figure("accuracy", last_round=2)
     assert [early.of(run).number for run in runs] == [0.6, 0.3, 0.6]
     assert estimate(Figure("rounds_to", 0.6, last_round=2), runs).text(1) == "> 2 (2 of 3 reached)"
-
-
-def test_no_evaluation_no_figure(write_run):
-    folder = write_run()
-    (folder / "metrics.jsonl").write_text('{"round": 0, "loss": 1.0}\n')
-    assert estimate(Figure("accuracy"), [read_run(folder, "a", 0)]) is None
-    assert estimate(Figure("accuracy"), []) is None
+    assert estimate(Figure("client_loss"), runs) is None
 
 
 @pytest.mark.parametrize(

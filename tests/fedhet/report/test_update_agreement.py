@@ -4,7 +4,6 @@ import math
 
 import pytest
 
-from fedhet.report import update_agreement as module
 from fedhet.report.blocks import Heading, Key, Picture, Table
 from fedhet.report.colors import keys_of
 from fedhet.report.curves import Curve, common_range
@@ -32,19 +31,6 @@ def run(method="fedavg", seed=0, values=(0.5, 0.6), *, sizes=4, alpha=1.0, **col
     return Run(name, 0, method, seed, "completed", settings=settings, columns={**own, **columns})
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """Return the list that the panels to be drawn go into."""
-    found = []
-
-    def keep(panels, caption, stem, kind, abreast):
-        found.extend(panels)
-        return Picture("", caption, f"{stem.name}_{kind}")
-
-    monkeypatch.setattr(module, "gallery", keep)
-    return found
-
-
 def blocks_of(runs, path, every=1):
     layout = automatic_layout(runs)
     keys = keys_of([(line.label, line.method) for line in layout.lines])
@@ -60,7 +46,7 @@ def test_a_panel_a_figure_with_the_seeds_mean_and_band(tmp_path, drawn):
     found = blocks_of([run(values=(0.5, 0.6)), run(seed=1, values=(0.7, 0.6))], tmp_path)
     assert found[Heading].text == "How far updates agree"
     assert found[Picture].name == "report_agreement"
-    ratio, cosine, diversity = drawn
+    ratio, cosine, diversity = drawn["agreement"]
     (line,) = ratio.curves
     assert line.x == [1, 2]
     assert line.mean == pytest.approx([0.6, 0.6])
@@ -68,41 +54,37 @@ def test_a_panel_a_figure_with_the_seeds_mean_and_band(tmp_path, drawn):
     assert line.high == [0.7, 0.6]
     assert cosine.curves[0].mean == pytest.approx([0.1, 0.1])
     assert diversity.curves[0].mean == pytest.approx([1.2, 1.2])
-    assert [panel.log for panel in drawn] == [False, False, True]
-
-
-def test_of_a_single_round_there_is_the_table_alone(tmp_path, drawn):
-    found = blocks_of([run(values=(0.5,))], tmp_path)
-    assert (set(found), drawn) == ({Heading, Table}, [])
+    assert [panel.log for panel in drawn["agreement"]] == [False, False, True]
+    drawn.clear()
+    found = blocks_of([run(values=(0.5,))], tmp_path)  # a single round: the table alone
+    assert (set(found), drawn) == ({Heading, Table}, {})
 
 
 def test_dotted_is_where_orthogonal_updates_of_equal_length_lie(tmp_path, drawn):
     runs = [run("fedavg", values=(0.8, 0.9)), run("scaffold", values=(0.8, 0.9))]
     caption = blocks_of(runs, tmp_path)[Picture].caption
-    assert [panel.marks for panel in drawn] == [[0.5], [0.0], [1.0]]
-    assert [panel.y_label for panel in drawn] == [
-        "norm ratio (dotted: 1/√4)",
-        "pairwise cosine (dotted: 0)",
+    assert [panel.marks for panel in drawn["agreement"]] == [[0.5], [0.0], [1.0]]
+    labels = ["norm ratio (dotted: 1/√4)", "pairwise cosine (dotted: 0)"]
+    assert [panel.y_label for panel in drawn["agreement"]] == [
+        *labels,
         "drift diversity (dotted: 1)",
     ]
     assert "|S| = 4." in caption
-    for panel in drawn:
+    for panel in drawn["agreement"]:
         low, high = panel.y_range
         assert all(low < value < high for value in [*panel.marks, *panel.curves[0].mean])
-
-
-def test_where_the_number_of_clients_changes_the_median_is_dotted(tmp_path, drawn):
-    sizes = [4, 9, 25]
-    found = blocks_of([run(values=(0.5,) * 3, sizes=sizes), run("scaffold", sizes=16)], tmp_path)
-    assert drawn[0].marks == pytest.approx([1 / 3, 1 / 4])
-    assert drawn[0].y_label == "norm ratio (dotted: 1/√|S|)"
+    # where the number of clients changes, the median is dotted
+    runs = [run(values=(0.5,) * 3, sizes=[4, 9, 25]), run("scaffold", sizes=16)]
+    found = blocks_of(runs, tmp_path)
+    assert drawn["agreement"][0].marks == pytest.approx([1 / 3, 1 / 4])
+    assert drawn["agreement"][0].y_label == "norm ratio (dotted: 1/√|S|)"
     assert "|S| is 4 to 25; dotted is a row's median" in found[Picture].caption
 
 
 def test_three_panels_a_column_with_one_range_for_each_figure(tmp_path, drawn):
     blocks_of([run(alpha=0.1, values=(0.3, 0.4)), run(alpha=1.0, values=(0.8, 0.9))], tmp_path)
-    assert [panel.title for panel in drawn] == ["alpha 0.1"] * 3 + ["alpha 1"] * 3
-    for one, other in zip(drawn[:3], drawn[3:], strict=True):
+    assert [panel.title for panel in drawn["agreement"]] == ["alpha 0.1"] * 3 + ["alpha 1"] * 3
+    for one, other in zip(drawn["agreement"][:3], drawn["agreement"][3:], strict=True):
         assert one.y_label == other.y_label
         assert one.y_range == other.y_range
         low, high = one.y_range
@@ -122,26 +104,23 @@ def test_the_table_has_the_means_over_the_last_ten_rounds(tmp_path, drawn):
     }
 
 
-def test_runs_without_the_columns_are_left_out(tmp_path, drawn):
+def test_runs_without_the_columns_or_of_a_single_client_are_left_out(tmp_path, drawn):
     columns = dict.fromkeys(("norm_ratio", "update_cosine", "drift_diversity"), [None] * 3)
     older = run("fedprox", **columns)
     assert blocks_of([older], tmp_path) == {}
     found = blocks_of([older, run(), run(seed=1, **columns)], tmp_path)
     assert list(texts(found[Table])) == ["fedavg"]
-    assert [line.runs for panel in drawn for line in panel.curves] == [1, 1, 1]
-
-
-def test_the_ratio_of_a_single_client_says_nothing(tmp_path, drawn):
+    assert [line.runs for panel in drawn["agreement"] for line in panel.curves] == [1, 1, 1]
     alone = run("centralised", values=(1.0, 1.0), sizes=1, update_cosine=[None] * 3)
     assert blocks_of([alone], tmp_path) == {}
     blocks_of([alone, run(sizes=4)], tmp_path)
-    assert drawn[0].marks == [0.5]
-    assert [line.key.label for line in drawn[0].curves] == ["fedavg"]
-
-
-def test_a_figure_without_values_has_no_panel_and_a_dash(tmp_path, drawn):
+    assert drawn["agreement"][0].marks == [0.5]
+    assert [line.key.label for line in drawn["agreement"][0].curves] == ["fedavg"]
     found = blocks_of([run(update_cosine=[None] * 3)], tmp_path)
-    assert [panel.y_label.split(" (")[0] for panel in drawn] == ["norm ratio", "drift diversity"]
+    assert [panel.y_label.split(" (")[0] for panel in drawn["agreement"]] == [
+        "norm ratio",
+        "drift diversity",
+    ]
     assert texts(found[Table])["fedavg"] == ["0.550", "-", "1.100"]
 
 
@@ -150,7 +129,6 @@ def test_means_are_of_all_late_rounds_where_the_data_file_has_few(tmp_path, draw
     data = thinned(ReportData(runs))
     assert data.every == 2
     before = texts(blocks_of(runs, tmp_path)[Table])
-    drawn.clear()
     found = blocks_of(data.runs, tmp_path, data.every)
     assert texts(found[Table]) == before
     assert "One round in 2 is drawn, and all of the last 10." in found[Picture].caption
