@@ -97,8 +97,6 @@ class Task:
         words = {} if vocabulary is None else {"vocabulary": vocabulary.digest}
         return {"classes": json.dumps(self.class_names), **words}
 
-    # ---- model and loss --------------------------------------------------------------------------
-
     def build_model(self, seed: int) -> Model | CVAE:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
         return build_model(
@@ -124,8 +122,6 @@ class Task:
         if self.config.model in CONDITIONAL:
             return outputs.sum(dim=1).mean()
         return F.cross_entropy(outputs, labels)
-
-    # ---- examples --------------------------------------------------------------------------------
 
     def client_data(
         self,

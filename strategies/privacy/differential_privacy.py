@@ -87,9 +87,6 @@ class _ClippingSide(ClientSide):
                 )
 
 
-# ---- central -------------------------------------------------------------------------------------
-
-
 class ClippingClient(_ClippingSide):
     """Clips the client's upload to the norm that the server sends.
 
@@ -237,9 +234,6 @@ class CentralPrivacy(ServerSide):
         self.norm.value = float(state["released"][NORM])
         self.rounds = int(state["released"]["rounds"])
         self.uploads = Uploads.of(state["uploads"])
-
-
-# ---- local ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

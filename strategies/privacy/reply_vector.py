@@ -64,9 +64,6 @@ _COUNTS = 4  # numbers at the vector's start: 1, and the means of n, K and the s
 Vector = NDArray[np.float64]
 
 
-# ---- which methods -------------------------------------------------------------------------------
-
-
 def require_sums(
     what: str,
     client_sides: Mapping[str, ClientSide],
@@ -153,9 +150,6 @@ def require_private(client_sides: Mapping[str, ClientSide]) -> None:
             "strategy/differential_privacy does not clip, and have no noise of their own: set "
             "strategy.soft_labels.noise_multiplier (for soft labels), or choose another method"
         )
-
-
-# ---- the vector ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -158,8 +158,6 @@ class SecAggPlus:
                 f"{self.max_examples}: set it higher"
             )
 
-    # ---- server --------------------------------------------------------------------------------
-
     def exchange(
         self,
         grid: Grid,
@@ -208,8 +206,6 @@ class SecAggPlus:
             quantization_range=self.steps(size),
             modulus_range=_MODULUS,
         )
-
-    # ---- client --------------------------------------------------------------------------------
 
     def reply(
         self,

@@ -129,9 +129,6 @@ def coverage_band(
     return float(covered.ppf(tail)) / evaluation, float(covered.ppf(1 - tail)) / evaluation
 
 
-# ---- temperature ---------------------------------------------------------------------------------
-
-
 def probabilities_of(logits: Array, temperature: float) -> Array:
     """Return the softmax (n, C) of logits over a temperature."""
     from scipy.special import softmax

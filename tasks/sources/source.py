@@ -112,8 +112,6 @@ class Source(ABC):
     def _split_off(self, strata: NDArray[Any]) -> tuple[Indices, Indices]:
         return stratified_split(strata, self.task.test_fraction, SPLIT_SEED)
 
-    # ---- parquet files and the hub ---------------------------------------------------------------
-
     def _table(self, split: str) -> Table:
         classes, folder = len(self.class_names()), self._files_folder()
         if folder is not None:

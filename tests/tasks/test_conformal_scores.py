@@ -1,7 +1,5 @@
 """Scores by hand, the quantile, its promise on synthetic scores, and MAPIE's APS."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -24,14 +22,12 @@ from tasks.conformal.scores import (
 PROBABILITIES = np.array([[0.2, 0.5, 0.3]])  # in order: class 1, 2, 0
 
 
-def test_aps_by_hand():
+def test_scores_by_hand():
     scores = APS(PROBABILITIES, np.array([0.5]))
     assert scores[0] == pytest.approx([0.8 + 0.1, 0.25, 0.5 + 0.15])
     assert APS(PROBABILITIES, np.array([0.0]))[0] == pytest.approx([0.8, 0.0, 0.5])
     assert APS(PROBABILITIES, np.array([1.0]))[0] == pytest.approx([1.0, 0.5, 0.8])
-
-
-def test_raps_adds_the_penalty_for_each_place_beyond_the_free_ones():
+    # RAPS adds the penalty for each place beyond the free ones
     score = Score("RAPS", penalty=0.1, free=1)
     assert score(PROBABILITIES, np.array([0.5]))[0] == pytest.approx([1.1, 0.25, 0.75])
     assert score.largest(3) == pytest.approx(1.2)
@@ -44,9 +40,7 @@ def test_the_quantile_is_the_right_score_and_infinite_where_there_are_too_few():
     assert quantile(scores, 0.2) == 0.8
     assert quantile(scores, 0.11) == 0.9
     assert quantile(scores[:8], 0.1) == math.inf
-
-
-def test_sets_hold_the_label_for_which_the_score_is_small_enough():
+    # sets hold the classes whose score is at most the threshold
     scores = np.array([[0.1, 0.5, 0.9], [0.6, 0.7, 0.2]])
     assert coverage_and_size(scores, np.array([1, 0]), 0.5) == (0.5, 1.5)
     assert coverage_and_size(scores, np.array([1, 0]), math.inf) == (1.0, 3.0)
@@ -141,9 +135,6 @@ def test_mapies_aps_has_the_same_scores_quantile_and_sets():
 
         def predict(self, inputs):
             return inputs.argmax(axis=1)
-
-        def __sklearn_is_fitted__(self):
-            return True
 
     outputs = synthetic(600)
     probabilities = probabilities_of(outputs.logits, 1.0)

@@ -1,7 +1,5 @@
 import multiprocessing
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +9,7 @@ from common.errors import ConfigError
 from tasks.sources import store, tables
 from tasks.sources.arrays import Record, stratified_split
 from tasks.sources.encodings import ImageEncoding
-from tests.tasks.generated import make_task, write_hub_set, write_texts
-
-# ---- the cache -----------------------------------------------------------------------------------
+from tests.tasks.generated import make_task, write_hub_set
 
 
 def test_images_are_decoded_once_and_again_when_the_file_changes(
@@ -59,13 +55,12 @@ def test_where_no_lock_holds_the_first_complete_result_is_kept(empty_cache):
 
 
 class SlowDecoder:
-    """Writes down who decodes."""
+    """Writes down that it decodes."""
 
     encoding = ImageEncoding((1, 2, 2))
 
     def __init__(self, journal):
-        self.journal = journal
-        self.identity = {"journal": journal}
+        self.identity, self.journal = {"journal": journal}, journal
 
     def count(self):
         return 3
@@ -105,37 +100,6 @@ def test_unwritable_cache_names_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ConfigError, match="FEDHET_CACHE"):
         make_task("digits").client_data(0)
-
-
-@pytest.mark.flower  # a process of its own
-def test_a_second_process_imports_nothing_slow(tmp_path):
-    for split in ("train", "test"):
-        write_texts(tmp_path / "imdb" / f"{split}.parquet", ["good", "bad"] * 20, [1, 0] * 20)
-    changes = {"digits": {}, "imdb": {"path": str(tmp_path)}}
-    for name in changes:  # fills the cache
-        task = make_task(name, "dirichlet", **changes[name])
-        task.client_data(0), task.test_data()
-    code = (
-        "import sys\n"
-        "from tests.tasks.generated import values\n"
-        "del sys.modules['PIL'], sys.modules['pyarrow']\n"
-        "from tasks import build_task\n"
-        f"for name, changes in {changes}.items():\n"
-        "    task = build_task(values('task', name, **changes), values('partition', 'dirichlet'),"
-        " seed=0, num_clients=3)\n"
-        "    task.client_data(0), task.test_data(), task.build_model(0)\n"
-        "slow = {'datasets', 'flwr_datasets', 'pandas', 'PIL', 'pyarrow', 'sklearn',"
-        " 'torchvision', 'filelock', 'rich'}\n"
-        "print(sorted(slow & set(sys.modules)))\n"
-    )
-    root = Path(__file__).parents[2]
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"
-
-
-# ---- splits --------------------------------------------------------------------------------------
 
 
 def test_stratified_split_takes_the_same_fraction_of_each_stratum():

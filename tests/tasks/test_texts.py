@@ -1,7 +1,4 @@
-"""Texts become tokens: by hand on a tiny corpus, and on the real IMDB where it is."""
-
-import os
-from pathlib import Path
+"""Texts become tokens: by hand on a tiny corpus."""
 
 import numpy as np
 import pytest
@@ -93,9 +90,6 @@ def test_the_last_token_fits_the_arrays(num_words, dtype):
     assert tokens.dtype == dtype
 
 
-# ---- batches -------------------------------------------------------------------------------------
-
-
 def test_tokens_stay_with_their_labels_and_every_text_comes_once(tmp_path):
     texts = [f"w{row % 5}" for row in range(23)]  # so w0 has token 3, and so on
     for split in ("train", "test"):
@@ -112,9 +106,6 @@ def test_tokens_stay_with_their_labels_and_every_text_comes_once(tmp_path):
     assert data.num_bytes == 23 * 8 * 2
 
 
-# ---- the cache -----------------------------------------------------------------------------------
-
-
 def test_texts_are_encoded_once(root, monkeypatch):
     imdb(root).client_data(0)
     with monkeypatch.context() as patch:
@@ -127,9 +118,6 @@ def test_texts_are_encoded_once(root, monkeypatch):
     own = vocabulary_file(root, ["made", "good"])
     found = imdb(root, vocabulary_file=own).train_split
     assert found.read().tolist()[1] == [1, 4, 2, 2, 2, 3, 0, 0]
-
-
-# ---- sites ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_data_folder")
@@ -151,67 +139,30 @@ def test_sites_share_the_tokens_of_the_vocabulary_file(tmp_path):
     [(tokens, _)] = task.test_data().batches(8, generator=None, train=False)
     assert tokens.tolist() == TEST_TOKENS
 
-
-def test_sites_need_a_vocabulary_file(tmp_path):
     with pytest.raises(ConfigError, match=r"agree on the vocabulary: .*task\.vocabulary_file"):
         imdb(tmp_path, "site")
     with pytest.raises(ConfigError, match=r"list them in task\.classes"):
         imdb(tmp_path, "site", classes=None, num_classes=None)
-    path = vocabulary_file(tmp_path, WORDS)
     with pytest.raises(ConfigError, match=r"has neither train\.parquet"):
-        imdb(tmp_path, "site", vocabulary_file=path).client_data(0, site_folder=tmp_path)
+        task.client_data(0, site_folder=tmp_path)
 
 
-# ---- what is refused -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_wrong_vocabulary_files_and_columns_are_refused_by_key(root):
+    (root / "latin.txt").write_bytes("café".encode("latin-1"))
+    files = (
         (["film", "Film"], r"words\.txt .* line 2: 'Film' is no word in lower case"),
         (["film", "", "the"], r"line 2: '' is no word"),
-        (["well-made"], r"line 1: 'well-made' is no word"),
         (["film", "the", "film"], r"line 3: 'film' is there twice"),
         (list("abcdef"), r"has 6 words and task\.vocabulary_size=8 allows 5"),
-    ],
-)
-def test_a_wrong_vocabulary_file_is_refused(root, words, message):
-    with pytest.raises(ConfigError, match=message):
-        imdb(root, vocabulary_file=vocabulary_file(root, words)).client_data(0)
-
-
-def test_unreadable_vocabulary_files_and_wrong_columns_are_refused_by_key(root):
-    (root / "latin.txt").write_bytes("café".encode("latin-1"))
-    for changes, message in (
-        ({"vocabulary_file": str(root / "no")}, r"not a file: change task\.vocabulary_file"),
-        (
-            {"vocabulary_file": str(root / "latin.txt")},
-            r"latin\.txt \(task\.vocabulary_file\) is not",
-        ),
-        ({"text_column": "review"}, r"no column 'review' \(task\.text_column\)"),
-        ({"text_column": "label"}, r"1 is no text: change task\.text_column"),
+    )
+    for words, message in files:
+        with pytest.raises(ConfigError, match=message):
+            imdb(root, vocabulary_file=vocabulary_file(root, words)).client_data(0)
+    for key, value, message in (
+        ("vocabulary_file", str(root / "no"), r"not a file: change task\.vocabulary_file"),
+        ("vocabulary_file", str(root / "latin.txt"), r"latin\.txt \(task\.vocabulary_file\) is"),
+        ("text_column", "review", r"no column 'review' \(task\.text_column\)"),
+        ("text_column", "label", r"1 is no text: change task\.text_column"),
     ):
         with pytest.raises(ConfigError, match=message):
-            imdb(root, **changes).client_data(0)
-
-
-# ---- the real data -------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    not (Path(os.environ.get("FEDHET_DATA", "/none")) / "imdb").is_dir(),
-    reason="needs FEDHET_DATA with imdb/train.parquet and imdb/test.parquet",
-)
-@pytest.mark.flower  # it reads 50,000 reviews: seconds
-def test_the_real_imdb():
-    task = make_task("imdb")
-    train, test = task._splits
-    for split in (train, test):
-        assert split.values.shape == (25_000, 200)
-        assert np.bincount(split.labels).tolist() == [12_500, 12_500]
-        assert (split.values[:, 0] == 1).all()
-    vocabulary = task._source.encoding.vocabulary
-    assert vocabulary.num_tokens == 10_000
-    assert vocabulary.tokens("the", 2) == [1, 3]
-    assert train.values.max() == 9_999
-    assert (train.values[:, 1:] == 3).sum() > 100_000
+            imdb(root, **{key: value}).client_data(0)

@@ -1,7 +1,5 @@
 """The Gaussian mechanism: its epsilon against the exact one, its sensitivity, its noise."""
 
-from __future__ import annotations
-
 import math
 import sys
 
@@ -30,9 +28,6 @@ from tests.strategies.test_reductions import assert_same, blobs
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
 DELTA = 1e-5
-
-
-# ---- epsilon -------------------------------------------------------------------------------------
 
 
 def exact_epsilon(noise_multiplier: float, uploads: int, delta: float = DELTA) -> float:
@@ -73,15 +68,9 @@ def test_the_exact_epsilon_gives_back_delta(noise_multiplier, uploads):
 def test_epsilon_is_never_below_the_exact_one_and_hardly_above(noise_multiplier, uploads):
     exact = exact_epsilon(noise_multiplier, uploads)
     found = GaussianMechanism(noise_multiplier, delta=DELTA).epsilon(uploads)
-    if exact < 55:
-        assert exact <= found <= exact + 0.05
-    else:  # beyond any use: the loose accountant answers
-        assert exact <= found <= 1.1 * exact
-
-
-def test_epsilon_is_zero_without_uploads_and_cheap_when_it_is_hopeless():
-    assert GaussianMechanism(1.0).epsilon(0) == 0.0
-    assert 1e4 < GaussianMechanism(0.02).epsilon(500) < math.inf
+    # from 55, which is beyond any use, the loose accountant answers
+    assert exact <= found <= (exact + 0.05 if exact < 55 else 1.1 * exact)
+    assert GaussianMechanism(noise_multiplier).epsilon(0) == 0.0
 
 
 def test_a_missing_accountant_is_said_before_round_1(monkeypatch):
@@ -89,23 +78,16 @@ def test_a_missing_accountant_is_said_before_round_1(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     side = SoftLabelServer(mechanism=GaussianMechanism(1.0))
-    with pytest.raises(
-        ConfigError, match=r"\[privacy\].*strategy\.soft_labels\.noise_multiplier=0"
-    ):
+    needed = r"\[privacy\].*strategy\.soft_labels\.noise_multiplier=0"
+    with pytest.raises(ConfigError, match=needed):
         side.init({"head.weight": torch.zeros(3, 2)})
     SoftLabelServer().init({"head.weight": torch.zeros(3, 2)})
 
 
-@pytest.mark.parametrize(
-    "options", [{"noise_multiplier": -1.0}, {"clip": 0.0}, {"delta": 0.0}, {"delta": 0.5}]
-)
-def test_a_value_out_of_range_is_refused_by_its_key(options):
-    (name,) = options
-    with pytest.raises(ConfigError, match=rf"strategy\.soft_labels\.{name}="):
-        GaussianMechanism(**options)
-
-
-# ---- sensitivity ---------------------------------------------------------------------------------
+def test_a_value_out_of_range_is_refused_by_its_key():
+    for name, value in (("noise_multiplier", -1.0), ("clip", 0.0), ("delta", 0.0), ("delta", 0.5)):
+        with pytest.raises(ConfigError, match=rf"strategy\.soft_labels\.{name}="):
+            GaussianMechanism(**{name: value})
 
 
 def sums_and_counts(mechanism: GaussianMechanism, vectors: Tensor, labels: Tensor) -> Tensor:
@@ -136,9 +118,6 @@ def test_one_example_moves_an_upload_by_no_more_than_delta(clip):
     rows = clip * torch.tensor([[0.6, 0.8], [1.2, 1.6], [0.2, 0.4]])  # only the second is too long
     expected = clip * torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.2, 0.4]])
     torch.testing.assert_close(mechanism.clipped(rows), expected)
-
-
-# ---- noise ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("secret", [False, True])
@@ -178,12 +157,8 @@ def test_sums_and_counts_get_noise_of_their_own_and_none_is_drawn_without():
 def test_the_order_of_the_batches_does_not_depend_on_noise():
     """At mu = 0 the soft labels do not reach the model, and so neither does noise."""
     plain, _ = train(FedDW(0.0, local_lr=0.1))
-    noised, reports = train(FedDW(0.0, mechanism=GaussianMechanism(50.0), local_lr=0.1))
+    noised, _ = train(FedDW(0.0, mechanism=GaussianMechanism(50.0), local_lr=0.1))
     assert_same(noised, plain)
-    assert reports[-1].metrics["soft-label-epsilon"] > 0
-
-
-# ---- at the server -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clip", [0.01, 1.0])
