@@ -45,6 +45,9 @@ def test_files_in_the_hubs_schema(name, tmp_path):
     if name == "femnist":
         assert (len(train), len(test)) == (36, 4)
         assert np.array_equal(np.unique(test.groups, return_counts=True), [[0, 1, 2, 3], [1] * 4])
+        own = make_task(name, "natural", clients=4, path=str(tmp_path))
+        writers = [np.unique(own.train_split.groups[rows]).tolist() for rows in own.client_rows]
+        assert sorted(writers) == [[0], [1], [2], [3]]
         train = train.select(np.argsort(train.rows))
         images = images[np.sort(train.rows)]
     else:

@@ -43,9 +43,7 @@ def test_clients_hold_the_training_examples_with_their_labels():
     pixels = task.train_split.read()[rows] / np.float32(255)
     assert np.allclose((inputs * 0.3763 + 0.3053).numpy(), pixels, atol=1e-5)
     assert np.array_equal(targets, task.train_split.labels[rows])
-
-
-def test_held_out_examples_are_the_clients_own():
+    # held-out examples are the client's own
     task = make_task("digits", options={"holdout": 0.25}, clients=3)
     data, held_out = task.client_data(0)
     assert (len(data), len(held_out)) == (359, 120)
@@ -80,17 +78,6 @@ def test_training_images_are_augmented_as_the_task_says(tmp_path):
         [(trained, _)] = data.batches(100, generator=torch.Generator(), train=True)
         assert torch.equal(plain, trained) != augmented
         assert plain.is_contiguous(memory_format=torch.channels_last) or not augmented
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("empty_cache")
-def test_femnist_clients_are_writers(tmp_path):
-    write_hub_set(tmp_path, "femnist", count=80)
-    task = make_task("femnist", "natural", clients=4, path=str(tmp_path))
-    writers = [np.unique(task.train_split.groups[rows]) for rows in task.client_rows]
-    assert sorted(int(own) for [own] in writers) == [0, 1, 2, 3]
-    assert [len(task.client_data(client)[0]) for client in range(4)] == [18] * 4
-    assert len(task.test_data()) == 8
 
 
 def test_nobody_trains_on_what_another_client_holds_out():

@@ -103,15 +103,6 @@ def test_augmentation_is_a_crop_of_the_black_padded_image_and_a_flip():
         assert np.array_equal(pixels[row].permute(2, 0, 1).numpy(), expected)
 
 
-def test_the_border_is_black_before_normalisation():
-    white = np.full((400, 3, 8, 8), 255, dtype=np.uint8)
-    examples = TensorData(white, np.zeros(400), num_classes=1, transform=AUGMENTED)
-    [(inputs, _)] = one_pass(examples, 400)
-    black = -torch.tensor(MEAN) / torch.tensor(STD)
-    torch.testing.assert_close(inputs.amin(dim=(0, 2, 3)), black)
-    assert len(inputs[:, 0].unique()) == 2  # black and white, nothing between
-
-
 def test_flips_and_crops_are_drawn_evenly_and_image_by_image():
     drawn = Augmentation.draw(AUGMENTED, 20_000, generator())
     assert drawn.flipped.float().mean().item() == pytest.approx(0.5, abs=0.02)
@@ -120,9 +111,6 @@ def test_flips_and_crops_are_drawn_evenly_and_image_by_image():
         torch.testing.assert_close(shares, torch.full((9,), 1 / 9), atol=0.01, rtol=0)
     together = torch.corrcoef(torch.stack([drawn.flipped.float(), drawn.top.float(), drawn.left]))
     assert (together - torch.eye(3)).abs().max() < 0.03
-
-
-def test_crop_probability_leaves_the_others_where_they_are():
     half = Transform(MEAN, STD, crop_padding=4, crop_probability=0.5)
     drawn = Augmentation.draw(half, 20_000, generator())
     centred = ((drawn.top == 4) & (drawn.left == 4)).float().mean().item()

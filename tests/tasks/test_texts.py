@@ -49,7 +49,7 @@ def test_words_are_lower_case_without_punctuation_and_line_breaks():
     assert split_words(" ... <br /> ") == []
 
 
-def test_a_models_numbers_mean_the_words(root):
+def test_tokens_and_vocabulary_of_the_tiny_corpus(root, empty_cache):
     task = imdb(root)
     assert task.vocabulary == tuple(WORDS)
     same = imdb(root, vocabulary_file=vocabulary_file(root, WORDS))
@@ -58,10 +58,7 @@ def test_a_models_numbers_mean_the_words(root):
     assert task.label_metadata()["vocabulary"] != other.label_metadata()["vocabulary"]
     assert make_task("digits").label_metadata().keys() == {"classes"}
     assert make_task("digits").vocabulary is None
-
-
-def test_tokens_and_vocabulary_of_the_tiny_corpus(root, empty_cache):
-    train, test = imdb(root)._splits
+    train, test = task._splits
     assert train.read().tolist() == TRAIN_TOKENS
     assert test.read().tolist() == TEST_TOKENS
     assert (train.labels.tolist(), test.labels.tolist()) == ([1, 0], [0, 1])
@@ -88,22 +85,6 @@ def test_the_last_token_fits_the_arrays(num_words, dtype):
     tokens = encoding.encode(f"w{num_words - 1} w0 w0")
     assert tokens.tolist() == [1, num_words + 2, 3]
     assert tokens.dtype == dtype
-
-
-def test_tokens_stay_with_their_labels_and_every_text_comes_once(tmp_path):
-    texts = [f"w{row % 5}" for row in range(23)]  # so w0 has token 3, and so on
-    for split in ("train", "test"):
-        write_texts(tmp_path / "imdb" / f"{split}.parquet", texts, np.arange(23) % 5)
-    task = imdb(tmp_path, num_classes=5, classes=None)
-    data, _ = task.client_data(0)
-    batches = list(data.batches(4, generator=torch.Generator().manual_seed(0), train=True))
-    assert [len(labels) for _, labels in batches] == [4, 4, 4, 4, 4, 3]
-    assert all(torch.equal(tokens[:, 1], labels + 3) for tokens, labels in batches)
-    found = torch.cat([labels for _, labels in batches])
-    assert torch.bincount(found).tolist() == [5, 5, 5, 4, 4]
-    assert found.tolist() != task.train_split.labels.tolist()
-    assert batches[0][0].dtype == torch.int64
-    assert data.num_bytes == 23 * 8 * 2
 
 
 def test_texts_are_encoded_once(root, monkeypatch):
@@ -133,6 +114,7 @@ def test_sites_share_the_tokens_of_the_vocabulary_file(tmp_path):
     assert nothing is None
     [(tokens, _)] = first.batches(8, generator=None, train=False)
     assert tokens.tolist() == [[1, 4, 6, 3, 0, 0, 0, 0]]
+    assert (tokens.dtype, first.num_bytes) == (torch.int64, 8 * 2)
     [(tokens, _)] = second.batches(8, generator=None, train=False)
     assert tokens[:, :3].tolist() == [[1, 2, 3], [1, 3, 0]]
     assert held_out.class_counts() == [1, 0]

@@ -188,15 +188,18 @@ def test_the_count_has_its_noise():
 
 @pytest.mark.slow
 def test_epsilon_is_of_the_client_that_was_asked_most_often():
-    central, local = CentralPrivacy(4.0), LocalPrivacyServer(LocalMechanism(epsilon=1.2))
-    for side in (central, local):
-        side.init({})
+    """Whether it replied or not: requests are counted."""
+    z = math.sqrt(2 * math.log(1.25e5)) / 1.2
+    for side, multiplier, name in (
+        (CentralPrivacy(4.0), 4.0, "dp-epsilon"),
+        (LocalPrivacyServer(LocalMechanism(epsilon=1.2)), z, "dp-epsilon"),
+        (SoftLabelServer(mechanism=GaussianMechanism(4.0)), 4.0, "soft-label-epsilon"),
+    ):
+        side.init({"head.weight": torch.zeros(3, 2)})
         for client in (0, 1, 1, 2, 1):
             side.broadcast(client)
-    z = math.sqrt(2 * math.log(1.25e5)) / 1.2
-    for side, multiplier in ((central, 4.0), (local, z)):
         exact = exact_epsilon(multiplier, 3)
-        assert exact <= side.metrics()["dp-epsilon"] <= exact + 0.05
+        assert exact <= side.metrics()[name] <= exact + 0.05
     assert "dp-epsilon" not in CentralPrivacy(0.0).metrics()
 
 

@@ -5,7 +5,6 @@ import sys
 
 import pytest
 import torch
-from flwr.app import Message
 from torch import Tensor
 
 from common.errors import ConfigError
@@ -13,7 +12,6 @@ from common.results import read_rows
 from strategies.base import Cohort, LocalSummary
 from strategies.feddw import FedDW
 from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
-from strategies.round.records import to_record, to_tensors
 from strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_sums
 from strategies.statistics.soft_labels import (
     SOFT_LABEL_SUMS,
@@ -196,34 +194,6 @@ def test_a_class_that_nobody_holds_keeps_its_row_under_noise(history):
         rows = side.broadcast(0)[SOFT_LABELS][MEANS]
         assert rows[1].tolist() == [0.0, 1.0]
         assert rows[0, 0].item() == pytest.approx(0.8, abs=0.02)
-
-
-class Turns:
-    """Asks client 1 in every round, and another one beside it."""
-
-    def sample(self, round: int, num_clients: int) -> list[int]:
-        return [[0, 1], [1, 2], [1, 3]][round - 1]
-
-
-def spoil(reply: Message) -> Message:
-    """Make client 1's soft labels NaN, so that its reply is refused."""
-    if reply.has_content() and "metrics" in reply.content:
-        if reply.content["metrics"]["partition-id"] == 1:
-            broken = to_tensors(reply.content[SOFT_LABEL_SUMS])
-            broken[SUMS][0, 0] = math.nan
-            reply.content[SOFT_LABEL_SUMS] = to_record(broken)
-    return reply
-
-
-@pytest.mark.slow
-def test_epsilon_counts_every_client_that_was_asked_and_refused_replies_too():
-    strategy = FedDW(mechanism=GaussianMechanism(4.0, delta=DELTA), sampler=Turns())
-    _, reports = train(strategy, rounds=3, tamper=spoil)
-    assert all(len(report.failures) == 1 for report in reports[1:])
-    assert strategy.server_sides["soft_labels"].uploads == {0: 1, 1: 3, 2: 1, 3: 1}
-    for uploads, report in enumerate(reports[1:], start=1):
-        exact = exact_epsilon(4.0, uploads)
-        assert exact <= report.metrics["soft-label-epsilon"] <= exact + 0.05
 
 
 @pytest.mark.slow
