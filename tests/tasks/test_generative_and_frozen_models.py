@@ -53,13 +53,9 @@ def test_the_outputs_are_the_two_parts_of_the_evidence_lower_bound():
 
 def test_inputs_are_pixels_and_the_class_and_the_loss_is_the_mean_of_both_parts():
     task, plain = make_task("digits", **PIXELS), make_task("digits", mean=[0.0], std=[1.0])
+    pair = (each.client_data(1)[0] for each in (task, plain))
     (inputs, labels), (images, same) = (
-        next(
-            each.client_data(1)[0].batches(
-                50, generator=torch.Generator().manual_seed(3), train=True
-            )
-        )
-        for each in (task, plain)
+        next(data.batches(50, generator=torch.Generator(), train=True)) for data in pair
     )
     assert torch.equal(inputs, torch.cat([images.flatten(1), torch.eye(10)[labels]], dim=1))
     assert torch.equal(labels, same)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.results import read_rows
 from strategies.base import Cohort, LocalSummary
 from strategies.feddw import FedDW
 from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
@@ -20,8 +19,7 @@ from strategies.statistics.soft_labels import (
     SoftLabelServer,
 )
 from tests.federation import TensorBatches
-from tests.recipes import run_recipe
-from tests.strategies.labelled import QUICK, Biasless, PassThrough, context_of, train, upload
+from tests.strategies.labelled import Biasless, PassThrough, context_of, train, upload
 from tests.strategies.test_reductions import assert_same, blobs
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
@@ -194,16 +192,3 @@ def test_a_class_that_nobody_holds_keeps_its_row_under_noise(history):
         rows = side.broadcast(0)[SOFT_LABELS][MEANS]
         assert rows[1].tolist() == [0.0, 1.0]
         assert rows[0, 0].item() == pytest.approx(0.8, abs=0.02)
-
-
-@pytest.mark.slow
-def test_epsilon_survives_a_restart(tmp_path):
-    """Two rounds, a restart, a third."""
-    words = [*QUICK, "strategy=feddw", "strategy.soft_labels.noise_multiplier=4"]
-    run_recipe(tmp_path, *words)
-    run_recipe(tmp_path, *words, "rounds=3", "resume=true")
-    rows = read_rows(tmp_path / "metrics.jsonl")
-    assert len(rows) == 4
-    for row in rows[1:]:
-        exact = exact_epsilon(4.0, row["round"])
-        assert exact <= row["soft_label_epsilon"] <= exact + 0.05
