@@ -16,11 +16,7 @@ _Choice = TypeVar("_Choice")
 
 
 def require_choice(key: str, value: _Choice, allowed: Iterable[str]) -> _Choice:
-    """Return ``value`` if it is one of ``allowed``.
-
-    Raises:
-        ConfigError: lists what is allowed.
-    """
+    """Return ``value`` if it is one of ``allowed``; raise a ConfigError that lists them."""
     options = sorted(allowed)
     if value not in options:
         raise ConfigError(f"{key}={value!r} is unknown; allowed: {', '.join(options)}")
@@ -36,10 +32,9 @@ def require_range(
     open_low: bool = False,
     open_high: bool = False,
 ) -> float:
-    """Return ``value`` if it is a number in [low, high]; open bounds are not included.
+    """Return ``value`` if it is a number in [low, high]; raise a ConfigError otherwise.
 
-    Raises:
-        ConfigError: names the range.
+    Open bounds are not included.
     """
     inside = _is_of(value, float) and low <= value <= high
     if not inside or (open_low and value == low) or (open_high and value == high):
@@ -49,11 +44,7 @@ def require_range(
 
 
 def require_whole(key: str, value: int, *, low: int = 0) -> int:
-    """Return ``value`` if it is a whole number of at least ``low``.
-
-    Raises:
-        ConfigError: names the least value.
-    """
+    """Return ``value`` if it is a whole number of at least ``low``; raise a ConfigError else."""
     if not _is_of(value, int) or value < low:
         raise ConfigError(
             f"{key}={value} is not allowed: it must be a whole number of at least {low}"
@@ -62,11 +53,7 @@ def require_whole(key: str, value: int, *, low: int = 0) -> int:
 
 
 def require_known_keys(group: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Reject unknown keys.
-
-    Raises:
-        ConfigError: lists the known keys.
-    """
+    """Raise a ConfigError that lists the known keys if there is an unknown one."""
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ConfigError(
@@ -76,16 +63,13 @@ def require_known_keys(group: str, given: Iterable[str], known: Iterable[str]) -
 
 
 def require_types(group: str, values: Mapping[str, object], kinds: Mapping[str, Any]) -> None:
-    """Reject values of a wrong type, which YAML and the command line can give.
+    """Raise a ConfigError for a value of a wrong type, which YAML and the command line can give.
 
     Args:
         group: of the keys.
         values: by key.
         kinds: the type of each key: ``int``, ``float``, ``bool``, ``str``, a ``tuple`` of one of
             them, or a union of these and ``None``.
-
-    Raises:
-        ConfigError: names the key, the value and what is allowed.
     """
     for key, value in values.items():
         if not _is_of(value, kinds[key]):

@@ -43,12 +43,10 @@ _SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
 
 
 class RowsFile:
-    """Writes a file of JSON lines, one per round; each is on disk when ``append`` returns.
+    """Writes a file of JSON lines, one per round.
 
-    Args:
-        path: of the file.
-        last_round: rows of later rounds are dropped, since a resumed run measures them again;
-            None starts afresh.
+    Rows after ``last_round`` are dropped, since a resumed run measures them again; None starts
+    afresh.
     """
 
     def __init__(self, path: Path, last_round: int | None = None) -> None:
@@ -61,11 +59,7 @@ class RowsFile:
         write_rows(path, self.rows)
 
     def append(self, row: dict[str, Any]) -> None:
-        """Add a round's line and flush it to disk.
-
-        Raises:
-            OSError: if it cannot be written, as on a full disk; the lines before it are there.
-        """
+        """Add a round's line and flush it to disk; if that fails, the lines before it are there."""
         try:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
@@ -79,13 +73,7 @@ class RowsFile:
 
 
 class ResultsFolder:
-    """Writes a run's results directory.
-
-    Args:
-        folder: an absolute path; created if missing.
-        last_round: rows of later rounds are dropped, since a resumed run measures them again;
-            None starts afresh.
-    """
+    """Writes a run's results directory; ``last_round`` is that of :class:`RowsFile`."""
 
     def __init__(self, folder: Path, last_round: int | None = None) -> None:
         self.folder = folder
@@ -146,9 +134,8 @@ class ResultsFollower:
             complete = file.read().rpartition(b"\n")[0]
         rows = _parse_lines(complete.decode())
         self._read += len(complete) + 1 if complete else 0
-        newest = max(
-            (int(row["round"]) for row in rows), default=-1 if replaced else self._last_round
-        )
+        before = -1 if replaced else self._last_round
+        newest = max((int(row["round"]) for row in rows), default=before)
         since = min(self._last_round, newest) if replaced else -1
         self._last_round = newest
         return [row for row in rows if int(row["round"]) > since]

@@ -46,11 +46,7 @@ class TaskConfig:
 
     @classmethod
     def from_mapping(cls, task: Mapping[str, Any]) -> Self:
-        """Check a plain mapping.
-
-        Raises:
-            ConfigError: for an unknown or missing key, or a value out of range.
-        """
+        """Check a plain mapping."""
         require_known_keys("task", task, [field.name for field in fields(cls)])
         required = [field.name for field in fields(cls) if field.default is MISSING]
         if missing := sorted(set(required) - set(task)):
@@ -87,11 +83,7 @@ class TaskConfig:
         return self.classes
 
     def require_shared_meaning(self) -> None:
-        """Require the values that sites with their own data must agree on.
-
-        Raises:
-            ConfigError: names the missing key.
-        """
+        """Require the values that sites with their own data must agree on."""
         if self.class_names is None:
             raise ConfigError(
                 "with partition=site the sites must agree on the classes: list them in task.classes"

@@ -14,11 +14,7 @@ _TRIM_BYTES, _MMAP_BYTES = 1 << 30, 32 << 20  # the second is glibc's largest
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the named device; "auto" is CUDA if there is one.
-
-    Raises:
-        ConfigError: if torch knows no such device.
-    """
+    """Return the named device; "auto" is CUDA if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -32,10 +28,8 @@ def pick_device(name: str) -> torch.device:
 def keep_freed_memory() -> bool:
     """Let glibc reuse freed memory instead of returning it to the kernel in every step.
 
-    This saves a quarter of a training step on a CPU (docs/results/floor.md).
-
-    Returns:
-        whether it took effect: False if the C library is not glibc.
+    This saves a quarter of a training step on a CPU (docs/results/floor.md). False: the C library
+    is not glibc.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -9,12 +9,7 @@ from tasks.transform import InputTransform
 
 
 class InferenceModel(nn.Module):
-    """A classifier with its normalisation and softmax.
-
-    Args:
-        model: returns features (B, d) and logits (B, C).
-        transform: of its task.
-    """
+    """A classifier, which returns features and logits, with its normalisation and softmax."""
 
     def __init__(self, model: nn.Module, transform: InputTransform) -> None:
         super().__init__()
@@ -22,9 +17,5 @@ class InferenceModel(nn.Module):
         self.model = model
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Return probabilities (B, C) of raw examples.
-
-        Args:
-            raw: pixels 0..255 (B, channels, H, W), or tokens (B, T), int64.
-        """
+        """Return probabilities (B, C) of pixels 0..255 (B, channels, H, W) or tokens (B, T)."""
         return softmax(self.model(self.prepare(raw))[1], dim=1)

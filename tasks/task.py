@@ -29,13 +29,13 @@ TEST_SUBSET_SEED = 0  # the same test examples whatever the run's seed
 def build_task(
     task: Mapping[str, Any], partition: Mapping[str, Any], *, seed: int, num_clients: int
 ) -> Task:
-    """Return the task that conf/task/*.yaml and conf/partition/*.yaml describe.
+    """Return the task that plain values of conf/task/*.yaml and conf/partition/*.yaml describe.
 
     Args:
-        task: plain values of the task group.
-        partition: plain values of the partition group.
+        task: values of the task group.
+        partition: values of the partition group.
         seed: of the partition, the held-out examples and the training subset.
-        num_clients: N, the number of clients.
+        num_clients: N.
 
     Raises:
         ConfigError: for unknown keys and values out of range; the examples are checked when they
@@ -45,14 +45,7 @@ def build_task(
 
 
 class Task:
-    """Model, examples and loss; reads examples only when they are needed.
-
-    Args:
-        config: of the task.
-        partition: of the partition.
-        seed: of the run.
-        num_clients: N.
-    """
+    """Model, examples and loss; reads examples only when they are needed."""
 
     def __init__(
         self,
@@ -61,10 +54,8 @@ class Task:
         seed: int,
         num_clients: int,
     ) -> None:
-        self.config = config
-        self.partition = partition
-        self.seed = seed
-        self.num_clients = num_clients
+        self.config, self.partition = config, partition
+        self.seed, self.num_clients = seed, num_clients
         self.name = config.name
         self._source = open_source(config)
         if partition.name == "site":
@@ -97,8 +88,6 @@ class Task:
         words = {} if vocabulary is None else {"vocabulary": vocabulary.digest}
         return {"classes": json.dumps(self.class_names), **words}
 
-    # ---- model and loss --------------------------------------------------------------------------
-
     def build_model(self, seed: int) -> Model | CVAE:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
         return build_model(
@@ -124,8 +113,6 @@ class Task:
         if self.config.model in CONDITIONAL:
             return outputs.sum(dim=1).mean()
         return F.cross_entropy(outputs, labels)
-
-    # ---- examples --------------------------------------------------------------------------------
 
     def client_data(
         self,
@@ -154,9 +141,8 @@ class Task:
         if self.partition.name == "site":
             train, held_out = self._site_splits(client_id, site_folder)
         else:
-            train, held_out = self._hold_out(
-                self.train_split, self.client_rows[client_id], client_id
-            )
+            rows = self.client_rows[client_id]
+            train, held_out = self._hold_out(self.train_split, rows, client_id)
         data = self._tensors(train, device, channels_last)
         if held_out is None or len(held_out) == 0:
             return data, None
@@ -167,7 +153,7 @@ class Task:
     ) -> TensorData:
         """Return the global test set, the same for every seed."""
         test = self._source.load_test()
-        if test is None:
+        if test is None:  # an empty split is false
             test = self._splits[1]
         chosen = _subset(len(test), self.config.test_size, [TEST_SUBSET_SEED, SUBSET_STREAM])
         return self._tensors(test if chosen is None else test.select(chosen), device, channels_last)
@@ -192,11 +178,8 @@ class Task:
 
     def class_counts(self) -> Indices:
         """Return how many examples of each class each client holds, (N, C)."""
-        labels = self.train_split.labels
-        counts = [
-            np.bincount(labels[rows], minlength=self.num_classes) for rows in self.client_rows
-        ]
-        return np.stack(counts)
+        labels, size = self.train_split.labels, self.num_classes
+        return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
 
     @cached_property
     def _splits(self) -> tuple[Split, Split]:

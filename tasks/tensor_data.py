@@ -89,17 +89,8 @@ class ConditionedData(TensorData):
     For conditional generative models (tasks/models/cvae.py).
     """
 
-    def batches(
-        self,
-        batch_size: int,
-        *,
-        generator: torch.Generator | None,
-        train: bool,
-        drop_last: bool = False,
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, batch_size: int, **how: Any) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one pass of (inputs, labels)."""
-        for examples, labels in super().batches(
-            batch_size, generator=generator, train=train, drop_last=drop_last
-        ):
+        for examples, labels in super().batches(batch_size, **how):
             classes = F.one_hot(labels, self.num_classes).to(examples)
             yield torch.cat([examples.flatten(1), classes], dim=1), labels

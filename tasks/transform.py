@@ -109,16 +109,13 @@ class Augmentation:
             yield Augmentation(*parts)
 
     def apply(self, padded: Tensor, chosen: Tensor, height: int, width: int) -> Tensor:
-        """Crop and flip.
+        """Crop and flip the chosen images.
 
         Args:
             padded: all images (n, H + 2p, W + 2p, C), uint8.
             chosen: indices of the images of this batch (B,).
-            height: H.
+            height: H of the returned pixels (B, H, W, C).
             width: W.
-
-        Returns:
-            Pixels (B, H, W, C).
         """
         steps = torch.arange(width, device=padded.device)
         columns = torch.where(self.flipped[:, None], width - 1 - steps, steps)
@@ -131,13 +128,7 @@ class Augmentation:
 
 
 class PlacedImages:
-    """Raw pixels on a device, turned into inputs.
-
-    Args:
-        pixels: (n, C, H, W), uint8.
-        transform: augmentation and normalisation.
-        channels_last: yield batches in that memory format.
-    """
+    """Raw pixels (n, C, H, W), uint8, on a device, turned into inputs."""
 
     def __init__(self, pixels: Tensor, transform: Transform, channels_last: bool) -> None:
         self._transform = transform

@@ -25,11 +25,7 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 
 def split_words(text: str) -> list[str]:
-    """Return the lower-case words of a text without punctuation and HTML line breaks.
-
-    Raises:
-        ConfigError: if it is no text.
-    """
+    """Return the lower-case words of a text without punctuation and HTML line breaks."""
     if not isinstance(text, str):
         raise ConfigError(f"{text!r} is no text: change task.text_column or the data")
     return _WORD.findall(text.lower().replace("<br />", " "))
@@ -37,11 +33,7 @@ def split_words(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """Words by rank.
-
-    Attributes:
-        words: the most frequent first.
-    """
+    """Words by rank, the most frequent first."""
 
     words: tuple[str, ...]
 
@@ -69,13 +61,9 @@ class Vocabulary:
 def count_words(texts: Iterable[str], size: int) -> Vocabulary:
     """Return the most frequent words of texts; ties go by the alphabet.
 
-    Args:
-        texts: of the training split.
-        size: the number of tokens, special tokens included.
+    ``size`` is the number of tokens, special tokens included.
     """
-    counts: Counter[str] = Counter()
-    for text in texts:
-        counts.update(split_words(text))
+    counts = Counter(word for text in texts for word in split_words(text))
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
     return Vocabulary(tuple(ranked[: size - SPECIAL_TOKENS]))
 
@@ -86,11 +74,9 @@ def write_vocabulary(vocabulary: Vocabulary, path: Path) -> None:
 
 
 def read_vocabulary(path: Path, size: int) -> Vocabulary:
-    """Return the vocabulary in a file.
+    """Return the vocabulary in a file of at most ``size`` tokens, special tokens included.
 
-    Args:
-        path: a text file in UTF-8, one word per line, by rank.
-        size: the most tokens, special tokens included.
+    The file is UTF-8 with one word per line, by rank.
 
     Raises:
         ConfigError: if the file is missing, too long or malformed.

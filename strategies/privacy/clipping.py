@@ -127,11 +127,7 @@ class AdaptiveNorm:
         self.count_stddev = self._stddev(size)
 
     def noise_multiplier(self, total: float, size: int) -> float:
-        """Return z_v = (z^-2 - (2 s)^-2)^(-1/2): mean and count together have z.
-
-        Raises:
-            ConfigError: if the count alone reveals more than z allows.
-        """
+        """Return z_v = (z^-2 - (2 s)^-2)^(-1/2): mean and count together have z."""
         stddev = self._stddev(size)
         if total >= 2 * stddev:
             raise ConfigError(

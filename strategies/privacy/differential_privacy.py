@@ -73,11 +73,7 @@ class _ClippingSide(ClientSide):
     clips = True
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Reject BatchNorm's running statistics.
-
-        Raises:
-            ConfigError: names the first.
-        """
+        """Reject BatchNorm's running statistics."""
         for name, value in model.named_buffers():
             if value.is_floating_point():
                 raise ConfigError(
@@ -85,9 +81,6 @@ class _ClippingSide(ClientSide):
                     "task.model without running statistics (resnet18_gn), or set "
                     "strategy/differential_privacy=none"
                 )
-
-
-# ---- central -------------------------------------------------------------------------------------
 
 
 class ClippingClient(_ClippingSide):
@@ -127,7 +120,7 @@ class CentralPrivacy(ServerSide):
         secret: draw the noise from the operating system instead of the run's seed.
         seed: of the run.
         sampler: class of the run's sampler.
-        clients: N, if known.
+        clients: N, 0 if unknown.
         participation: |S| / N.
     """
 
@@ -239,9 +232,6 @@ class CentralPrivacy(ServerSide):
         self.uploads = Uploads.of(state["uploads"])
 
 
-# ---- local ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class LocalMechanism:
     """Noise that a client adds to its own upload, so that it need not trust the server.
@@ -292,11 +282,7 @@ class LocalPrivacyClient(_ClippingSide):
 
 
 class LocalPrivacyServer(ServerSide):
-    """Counts the uploads of each client and reports epsilon.
-
-    Args:
-        mechanism: that of the clients.
-    """
+    """Counts the uploads of each client and reports epsilon of the clients' mechanism."""
 
     def __init__(self, mechanism: LocalMechanism | None = None) -> None:
         self.mechanism = mechanism or LocalMechanism()

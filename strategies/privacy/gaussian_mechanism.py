@@ -115,8 +115,7 @@ class Uploads(dict[int, int]):
     @classmethod
     def of(cls, tensors: Tensors) -> Uploads:
         """Return the counts that :meth:`tensors` wrote."""
-        pairs = zip(tensors["clients"].tolist(), tensors["uploads"].tolist(), strict=True)
-        return cls(pairs)
+        return cls(zip(tensors["clients"].tolist(), tensors["uploads"].tolist(), strict=True))
 
 
 @lru_cache
@@ -129,20 +128,15 @@ def epsilon_of(
         noise_multiplier: z, the standard deviation of the noise over the sensitivity.
         uploads: T, the number of mechanisms.
         delta: of (epsilon, delta).
-        key: of the recipe, for the error.
+        key: of the recipe, for the error if Opacus is not installed.
         rate: Poisson sampling rate of what is protected, drawn anew each time.
-
-    Raises:
-        ConfigError: if Opacus is not installed.
     """
     if uploads == 0:
         return 0.0
     loose, tight = _accountants(key)
     loose.history = tight.history = [(noise_multiplier, rate, uploads)]
-    with warnings.catch_warnings(), np.errstate(divide="ignore"):
-        warnings.simplefilter(
-            "ignore"
-        )  # a sampling rate of 1 makes it take log 0, which it handles
+    # a sampling rate of 1 makes it take log 0, which it handles
+    with warnings.catch_warnings(action="ignore"), np.errstate(divide="ignore"):
         bound = float(loose.get_epsilon(delta=delta))
         if bound > _HOPELESS:
             return bound
@@ -159,7 +153,5 @@ def _accountants(key: str) -> tuple[IAccountant, IAccountant]:
             "noise needs an accountant: pip install -e '.[privacy]', or set "
             f"{key}.noise_multiplier=0"
         ) from error
-    logging.root.handlers = (
-        handlers  # Opacus' import adds a handler, which would print every line twice
-    )
+    logging.root.handlers = handlers  # Opacus adds one, which would print every line twice
     return RDPAccountant(), PRVAccountant()

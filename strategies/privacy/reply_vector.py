@@ -64,9 +64,6 @@ _COUNTS = 4  # numbers at the vector's start: 1, and the means of n, K and the s
 Vector = NDArray[np.float64]
 
 
-# ---- which methods -------------------------------------------------------------------------------
-
-
 def require_sums(
     what: str,
     client_sides: Mapping[str, ClientSide],
@@ -82,11 +79,7 @@ def require_sums(
 
     Args:
         what: the key that gives the server only the sum.
-        client_sides: of the method, by name.
-        server_sides: of the method, by name.
-        aggregator: of the method.
-        transforms: of the method.
-        output: of the method.
+        client_sides, server_sides, aggregator, transforms, output: of the method.
         observers: of the run.
         summed: replies are summed before they reach the server; otherwise the ``receive`` of a
             server side sums them and may read single replies itself.
@@ -139,11 +132,7 @@ def _unsummed(
 
 
 def require_private(client_sides: Mapping[str, ClientSide]) -> None:
-    """Reject payloads that neither clipping nor noise of their own protects.
-
-    Raises:
-        ConfigError: names them.
-    """
+    """Reject payloads that neither clipping nor noise of their own protects."""
     if not any(side.clips for side in client_sides.values()):
         return
     private = {name for side in client_sides.values() for name in side.private}
@@ -153,9 +142,6 @@ def require_private(client_sides: Mapping[str, ClientSide]) -> None:
             "strategy/differential_privacy does not clip, and have no noise of their own: set "
             "strategy.soft_labels.noise_multiplier (for soft labels), or choose another method"
         )
-
-
-# ---- the vector ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -181,14 +167,9 @@ class Layout:
     @classmethod
     def of(cls, reply: Reply, weighting: Weighting, max_examples: int) -> Layout:
         """Return the layout of a reply like this one."""
-        return cls(
-            shapes_of(reply.update),
-            shapes_of(reply.buffers),
-            {name: shapes_of(tensors) for name, tensors in reply.payloads.items()},
-            reply.per_example,
-            weighting,
-            max_examples,
-        )
+        update, buffers = shapes_of(reply.update), shapes_of(reply.buffers)
+        payloads = {name: shapes_of(tensors) for name, tensors in reply.payloads.items()}
+        return cls(update, buffers, payloads, reply.per_example, weighting, max_examples)
 
     def __len__(self) -> int:
         """Return the length of a vector."""
@@ -213,10 +194,10 @@ class Layout:
         return np.concatenate(values)
 
     def unpack(self, mean: Vector, size: int, tolerance: float) -> Reply:
-        """Return the reply of the mean client, with id -1.
+        """Return the reply of the mean of ``size`` clients' vectors, with id -1.
 
         Args:
-            mean: of the clients' vectors.
+            mean: of the vectors.
             size: number of clients.
             tolerance: a client's numbers are multiples of it.
 

@@ -55,12 +55,6 @@ def sum_vectors(
 ) -> tuple[Vector, set[int]]:
     """Return the mean of the clients' vectors, and the nodes that are in it.
 
-    Args:
-        workflow: Flower's, with the settings of the round.
-        grid: connects to the nodes.
-        messages: our message to each node of the round.
-        round: t.
-
     Raises:
         NoSumError: if too few clients are left.
     """
@@ -104,12 +98,8 @@ class _LegacyRound:
     """The parts of Flower's older context, strategy and client manager that the stages use."""
 
     def __init__(self, round: int, nodes: Sequence[int]) -> None:
-        self.state = RecordDict(
-            {
-                MAIN_CONFIGS_RECORD: ConfigRecord({WorkflowKey.CURRENT_ROUND: round}),
-                MAIN_PARAMS_RECORD: ArrayRecord(),
-            }
-        )
+        configs = ConfigRecord({WorkflowKey.CURRENT_ROUND: round})
+        self.state = RecordDict({MAIN_CONFIGS_RECORD: configs, MAIN_PARAMS_RECORD: ArrayRecord()})
         self.nodes = nodes
         self.strategy = self.client_manager = self
         self.mean: Vector | None = None
@@ -166,9 +156,8 @@ class SecAggGrid:
         configs = content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())
         try:
             if stage == Stage.SETUP:
-                return all(
-                    isinstance(configs[k], bytes) for k in (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2)
-                )
+                keys = (Key.PUBLIC_KEY_1, Key.PUBLIC_KEY_2)
+                return all(isinstance(configs[key], bytes) for key in keys)
             if stage == Stage.SHARE_KEYS:
                 return _paired(configs[Key.DESTINATION_LIST], configs[Key.CIPHERTEXT_LIST])
             if stage == Stage.UNMASK:
@@ -177,10 +166,8 @@ class SecAggGrid:
             arrays = [np.load(io.BytesIO(data), allow_pickle=False) for data in masked]
         except (KeyError, TypeError, ValueError, EOFError):
             return False
-        return [(a.shape, a.dtype) for a in arrays] == [
-            ((1,), np.uint32),
-            ((self.length,), np.uint32),
-        ]
+        expected = [((length,), np.uint32) for length in (1, self.length)]
+        return [(array.shape, array.dtype) for array in arrays] == expected
 
 
 def _paired(nodes: object, values: object) -> bool:

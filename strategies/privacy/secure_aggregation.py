@@ -158,8 +158,6 @@ class SecAggPlus:
                 f"{self.max_examples}: set it higher"
             )
 
-    # ---- server --------------------------------------------------------------------------------
-
     def exchange(
         self,
         grid: Grid,
@@ -175,7 +173,7 @@ class SecAggPlus:
             messages: by client id, one for each client of the round.
             layout: of the replies.
             round: t.
-            timeout: seconds to wait, in each of the four exchanges.
+            timeout: seconds, of each of the four exchanges.
         """
         wire = SecAggGrid(grid, len(layout), timeout)
         nodes = {message.metadata.dst_node_id: message for message in messages.values()}
@@ -209,8 +207,6 @@ class SecAggPlus:
             modulus_range=_MODULUS,
         )
 
-    # ---- client --------------------------------------------------------------------------------
-
     def reply(
         self,
         message: Message,
@@ -224,7 +220,7 @@ class SecAggPlus:
         Args:
             message: of the server.
             context: of the ClientApp; its state holds the protocol's keys.
-            train: trains on the message of the third exchange.
+            train: called in the third exchange.
             layout: of the reply.
             seed: for random rounding; it is no secret.
 

@@ -16,15 +16,12 @@ _STATE_WORDS = 624  # of 32 bits each: the state of numpy's global generator
 def seeded_numpy(seed: np.random.SeedSequence | None) -> Iterator[None]:
     """Seed numpy's global generator inside the block; restore it and Python's afterwards.
 
-    Args:
-        seed: None draws the generator's whole state from the operating system.
+    None draws the generator's whole state from the operating system.
     """
     python, state = random.getstate(), np.random.get_state()  # noqa: NPY002
-    if seed is None:
-        words = np.frombuffer(os.urandom(4 * _STATE_WORDS), np.uint32).tolist()
-    else:
-        words = seed.generate_state(4).tolist()
-    np.random.seed(words)  # noqa: NPY002
+    secret = np.frombuffer(os.urandom(4 * _STATE_WORDS), np.uint32)
+    words = secret if seed is None else seed.generate_state(4)
+    np.random.seed(words.tolist())  # noqa: NPY002
     try:
         yield
     finally:

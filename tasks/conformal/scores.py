@@ -62,12 +62,12 @@ class Score:
         return 1.0 + self.penalty * max(0, classes - self.free)
 
 
+APS = Score("APS")
+
+
 def raps(classes: int) -> Score:
     """Return RAPS with lambda .01 and k_reg 1, or 5 for 100 classes and more (ours)."""
     return Score("RAPS", penalty=0.01, free=5 if classes >= 100 else 1)
-
-
-APS = Score("APS")
 
 
 def scores_for(classes: int) -> tuple[Score, ...]:
@@ -93,12 +93,9 @@ def quantile(scores: Array, alpha: float) -> float:
 
 
 def coverage_and_size(scores: Array, labels: Labels, threshold: float) -> tuple[float, float]:
-    """Return the share of labels in their sets, and the mean size of the sets.
+    """Return the share of labels (n,) in their sets {y: score <= q}, and the sets' mean size.
 
-    Args:
-        scores: of every class, (n, C).
-        labels: (n,).
-        threshold: q.
+    The scores (n, C) are those of every class.
     """
     inside = scores <= threshold
     covered = np.take_along_axis(inside, labels[:, None], axis=1)
@@ -110,14 +107,8 @@ def coverage_band(
 ) -> tuple[float, float]:
     """Return the band that holds the coverage of one split with probability ``level``.
 
-    Without ties, the number of covered labels among m further examples is beta-binomial(m, k,
-    n + 1 - k), k = ceil((n + 1)(1 - a)).
-
-    Args:
-        calibration: n.
-        evaluation: m.
-        alpha: a.
-        level: of the band.
+    Without ties, the number of covered labels among m further examples (``evaluation``) is
+    beta-binomial(m, k, n + 1 - k), k = ceil((n + 1)(1 - a)), n being ``calibration``.
     """
     from scipy.stats import betabinom
 
@@ -127,9 +118,6 @@ def coverage_band(
     covered = betabinom(evaluation, rank, calibration + 1 - rank)
     tail = (1 - level) / 2
     return float(covered.ppf(tail)) / evaluation, float(covered.ppf(1 - tail)) / evaluation
-
-
-# ---- temperature ---------------------------------------------------------------------------------
 
 
 def probabilities_of(logits: Array, temperature: float) -> Array:

@@ -43,12 +43,7 @@ BINS = 1000
 
 @dataclass(frozen=True)
 class Grid:
-    """Edges that scores are rounded up to.
-
-    Args:
-        largest: the last edge; larger scores count as infinite.
-        bins: number of edges.
-    """
+    """Edges that scores are rounded up to; scores above ``largest`` count as infinite."""
 
     largest: float
     bins: int = BINS

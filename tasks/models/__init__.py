@@ -64,12 +64,12 @@ def build_model(
     Args:
         name: one of MODELS, CONDITIONAL or PRETRAINED.
         input_shape: (C, H, W) of images, (T,) of texts.
-        num_classes: C, the number of outputs.
+        num_classes: the number of outputs.
         head_bias: None: as in the model's paper.
         head_init: orthogonal: the classifier starts with orthonormal rows and a bias of zero;
             None: PyTorch's.
         stem: of a ResNet-18: imagenet or cifar; None: as in the model's paper.
-        vocabulary_size: of texts: the number of tokens.
+        vocabulary_size: number of tokens, for texts.
         seed: of the initial parameters; the global random state is not changed.
 
     Raises:

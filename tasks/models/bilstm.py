@@ -15,9 +15,6 @@ class BiLSTM(nn.Module):
     """A bidirectional LSTM over embedded words, and the mean of its mapped outputs over time.
 
     Padding counts like words, as in FedDW's code.
-
-    Args:
-        vocabulary_size: the number of tokens.
     """
 
     def __init__(self, vocabulary_size: int) -> None:

@@ -12,15 +12,9 @@ def fedavg_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) 
     height, width = _after_two_convolutions("fedavg_cnn", input_shape)
     body = nn.Sequential(
         # ReLU after pooling: the same function and gradient on a quarter of the pixels
-        nn.Conv2d(input_shape[0], 32, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Conv2d(32, 64, 5),
-        nn.MaxPool2d(2),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64 * height * width, 512),
-        nn.ReLU(),
+        *(nn.Conv2d(input_shape[0], 32, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Flatten(), nn.Linear(64 * height * width, 512), nn.ReLU()),
     )
     return Model(body, 512, num_classes, head_bias=head_bias is not False)
 
@@ -29,20 +23,13 @@ def feddw_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -
     """Return FedDW's CNN; 121,642 parameters on grey images, 139,714 on RGB images."""
     channels = input_shape[0]
     height, width = _after_two_convolutions("feddw_cnn", input_shape)
-    if channels == 1:
-        wide = 20
-        convolutions = [
-            *(nn.Conv2d(1, 10, 5), nn.MaxPool2d(2), nn.ReLU()),
-            *(nn.Conv2d(10, 20, 5), nn.Dropout(0.5), nn.MaxPool2d(2), nn.ReLU()),
-        ]
-    else:
-        wide = 16
-        convolutions = [
-            *(nn.Conv2d(channels, 6, 5), nn.MaxPool2d(2), nn.ReLU()),
-            *(nn.Conv2d(6, 16, 5), nn.MaxPool2d(2), nn.ReLU()),
-        ]
-    flat = wide * height * width
-    return mapped_model([*convolutions, nn.Flatten()], flat, num_classes, head_bias)
+    narrow, wide, dropout = (10, 20, [nn.Dropout(0.5)]) if channels == 1 else (6, 16, [])
+    layers: list[nn.Module] = [
+        *(nn.Conv2d(channels, narrow, 5), nn.MaxPool2d(2), nn.ReLU()),
+        *(nn.Conv2d(narrow, wide, 5), *dropout, nn.MaxPool2d(2), nn.ReLU()),
+        nn.Flatten(),
+    ]
+    return mapped_model(layers, wide * height * width, num_classes, head_bias)
 
 
 def maecho_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:

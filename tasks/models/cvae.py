@@ -22,13 +22,7 @@ HIDDEN = (256, 512)  # of the decoder; the encoder has them in reverse
 
 
 class CVAE(nn.Module):
-    """Encoder and decoder, both conditioned on the class; no head, so no accuracy.
-
-    Args:
-        pixels: d, of an image, each in [0, 1].
-        num_classes: C.
-        latent: number of latent variables.
-    """
+    """Encoder and decoder of d pixels in [0, 1], conditioned on the class; without accuracy."""
 
     classifies = False
     fused = "decoder"  # the part that fusion merges; the encoder stays with its client

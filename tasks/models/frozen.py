@@ -15,9 +15,6 @@ class Frozen(nn.Module):
     """A feature extractor that is never trained, sent or stored.
 
     Its tensors are no parameters of the surrounding model, so it follows the inputs' device.
-
-    Args:
-        network: any.
     """
 
     def __init__(self, network: nn.Module) -> None:

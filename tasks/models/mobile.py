@@ -68,11 +68,8 @@ def feddw_shufflenet(input_shape: Shape, num_classes: int, *, head_bias: bool | 
     """
     require_size("feddw_shufflenet", input_shape, LEAST_SIZE)
     channels = 24
-    layers: list[nn.Module] = [
-        nn.Conv2d(input_shape[0], channels, 1, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.ReLU(inplace=True),
-    ]
+    stem = nn.Conv2d(input_shape[0], channels, 1, bias=False)
+    layers: list[nn.Module] = [stem, nn.BatchNorm2d(channels), nn.ReLU(inplace=True)]
     groups = 1  # the stem's few channels are not grouped
     for wide, units in STAGES:
         for number in range(units):

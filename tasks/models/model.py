@@ -18,8 +18,7 @@ class Model(nn.Module):
         features: d.
         num_classes: C.
         head_bias: give the head a bias.
-        classifier_tensors: how many of the body's last tensors belong to the classifier, beside
-            the head's.
+        classifier_tensors: how many of the body's last tensors are the classifier's, too.
     """
 
     def __init__(
@@ -48,13 +47,7 @@ def mapped_model(
     """Return a network of FedDW: an extractor, FedDW's mapping to 128 features, and the head.
 
     The mapping has no activation at its end. FedDW's text wants a head without bias
-    (``task.head_bias=false``); its code and its parameter counts have one.
-
-    Args:
-        extractor: layers from images to (B, extracted).
-        extracted: number of extracted features.
-        num_classes: C.
-        head_bias: None: the head has one.
+    (``task.head_bias=false``); its code, its parameter counts and None here have one.
     """
     mapping = [nn.Linear(extracted, 256), nn.ReLU(), nn.Linear(256, MAPPED)]
     body = nn.Sequential(*extractor, *mapping)
@@ -62,11 +55,7 @@ def mapped_model(
 
 
 def require_size(name: str, input_shape: Shape, least: int) -> None:
-    """Reject images that are smaller than ``least`` pixels in height or width.
-
-    Raises:
-        ConfigError: names the model and the keys to change.
-    """
+    """Reject images that are smaller than ``least`` pixels in height or width."""
     height, width = input_shape[1:]
     if min(height, width) < least:
         raise ConfigError(

@@ -16,14 +16,9 @@ def group_norm(channels: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which projects if the shape changes.
+    """Two 3x3 convolutions, the first with a stride, and a shortcut.
 
-    Args:
-        channels: of the inputs.
-        wide: channels of the outputs.
-        stride: of the first convolution.
-        norm: builds the normalisation for a number of channels.
-        bias: give the convolutions a bias.
+    The shortcut projects if the shape changes.
     """
 
     def __init__(
@@ -45,9 +40,8 @@ class Block(nn.Module):
         )
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != wide:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, wide, 1, stride, bias=bias), norm(wide)
-            )
+            projection = nn.Conv2d(channels, wide, 1, stride, bias=bias)
+            self.shortcut = nn.Sequential(projection, norm(wide))
         self.activation = nn.ReLU(inplace=True)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -58,15 +52,11 @@ class Block(nn.Module):
 
 def resnet8(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return the CIFAR ResNet with n=1; 78,042 parameters with 10 classes, 83,892 with 100."""
+    stem = nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False)
     body = nn.Sequential(
-        nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False),
-        group_norm(16),
-        nn.ReLU(inplace=True),
-        Block(16, 16, 1),
-        Block(16, 32, 2),
-        Block(32, 64, 2),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
+        *(stem, group_norm(16), nn.ReLU(inplace=True)),
+        *(Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2)),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten()),
     )
     for layer in body.modules():
         if isinstance(layer, nn.Conv2d):
@@ -118,11 +108,8 @@ def feddw_resnet18(input_shape: Shape, num_classes: int, *, head_bias: bool | No
     A 3x3 stem without pooling, BatchNorm, and unlike torchvision a bias in every convolution.
     """
     require_size("feddw_resnet18", input_shape, 9)  # BatchNorm needs two values from one image
-    layers: list[nn.Module] = [
-        nn.Conv2d(input_shape[0], 64, 3, padding=1),
-        nn.BatchNorm2d(64),
-        nn.ReLU(inplace=True),
-    ]
+    stem = nn.Conv2d(input_shape[0], 64, 3, padding=1)
+    layers: list[nn.Module] = [stem, nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
     channels = 64
     for wide, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers.append(Block(channels, wide, stride, norm=nn.BatchNorm2d, bias=True))

@@ -28,13 +28,8 @@ def vgg11(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Mo
     flat = channels * (height // 32) * (width // 32)
     layers += [nn.Flatten(), nn.Dropout(0.5), nn.Linear(flat, 512), nn.ReLU()]
     layers += [nn.Dropout(0.5), nn.Linear(512, 512), nn.ReLU()]
-    return Model(
-        nn.Sequential(*layers),
-        512,
-        num_classes,
-        head_bias=head_bias is not False,
-        classifier_tensors=4,
-    )
+    body, biased = nn.Sequential(*layers), head_bias is not False
+    return Model(body, 512, num_classes, head_bias=biased, classifier_tensors=4)
 
 
 def _convolution(channels: int, wide: int) -> nn.Conv2d:

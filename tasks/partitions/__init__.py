@@ -26,14 +26,9 @@ def partition_rows(
     num_clients: int,
     seed: int,
 ) -> list[Indices]:
-    """Return the rows of every client.
+    """Return the rows of every client, given all labels (n,) and natural ids (n,).
 
-    Args:
-        config: the flavour.
-        labels: of all examples, (n,).
-        groups: the natural ids of all examples, (n,).
-        num_clients: N.
-        seed: of the run; the partition's own seed overrides it.
+    The partition's own seed overrides the run's.
 
     Raises:
         ConfigError: if these examples cannot be partitioned so.
@@ -73,14 +68,9 @@ def partition_rows(
 def hold_out(rows: Indices, fraction: float, seed: int, client_id: int) -> tuple[Indices, Indices]:
     """Split a client's rows; copies of a row stay on one side.
 
-    Args:
-        rows: of the client.
-        fraction: of its distinct rows to hold out, rounded; at least one stays for training.
-        seed: of the run or the partition.
-        client_id: each client draws for itself.
-
     Returns:
-        The rows to train on, in the order given, and those held out.
+        The rows to train on, in the order given, and those held out: a fraction of the distinct
+        rows, rounded. At least one stays for training.
     """
     distinct = np.unique(rows)
     count = min(round(fraction * len(distinct)), len(distinct) - 1)

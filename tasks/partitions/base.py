@@ -14,12 +14,7 @@ LABEL, GROUP, ROW = "label", "group", "row"  # columns of the table that is part
 
 
 class RowPartitioner(Partitioner):  # type: ignore[misc]
-    """A partitioner that draws the rows of all clients on the first request.
-
-    Args:
-        num_partitions: N, the number of clients.
-        seed: of the draw.
-    """
+    """A partitioner that draws the rows of all clients on the first request."""
 
     def __init__(self, num_partitions: int, seed: int = 0) -> None:
         super().__init__()

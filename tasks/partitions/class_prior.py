@@ -46,13 +46,7 @@ class ClassPriorPartitioner(RowPartitioner):
 
 
 class ClassPriorDirichletPartitioner(ClassPriorPartitioner):
-    """The priors are draws from a Dirichlet over the classes.
-
-    Args:
-        num_partitions: N, the number of clients.
-        alpha: concentration; small: few classes per client.
-        seed: of the draw.
-    """
+    """The priors are draws from a Dirichlet over the classes; small alpha: few per client."""
 
     def __init__(self, num_partitions: int, alpha: float, *, seed: int = 0) -> None:
         super().__init__(num_partitions, seed)
@@ -64,13 +58,7 @@ class ClassPriorDirichletPartitioner(ClassPriorPartitioner):
 
 
 class FewClassesPartitioner(ClassPriorPartitioner):
-    """The priors are uniform over a few random classes.
-
-    Args:
-        num_partitions: N, the number of clients.
-        classes: number of classes of each client.
-        seed: of the draw.
-    """
+    """The priors are uniform over as many random classes as ``classes`` says."""
 
     def __init__(self, num_partitions: int, classes: int, *, seed: int = 0) -> None:
         super().__init__(num_partitions, seed)

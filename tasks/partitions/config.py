@@ -47,11 +47,7 @@ class PartitionConfig:
 
     @classmethod
     def from_mapping(cls, partition: Mapping[str, Any]) -> PartitionConfig:
-        """Check a plain mapping.
-
-        Raises:
-            ConfigError: for an unknown flavour or key, or a value out of range.
-        """
+        """Check a plain mapping."""
         name = partition.get("name")
         require_choice("partition.name", name, FLAVOURS)
         assert isinstance(name, str)

@@ -31,7 +31,7 @@ class ClassDirichletPartitioner(RowPartitioner):
     """Dirichlet over clients, class by class; every row goes to exactly one client.
 
     Args:
-        num_partitions: N, the number of clients.
+        num_partitions: N.
         alpha: concentration; small: each class is with few clients.
         min_size: the least number of examples of a client.
         balance: leave out clients that already hold their equal share.
@@ -74,11 +74,7 @@ class ClassDirichletPartitioner(RowPartitioner):
 class RecutDirichletPartitioner(RowPartitioner):
     """Dirichlet over clients, re-cut to n // N rows each; the last n % N rows are not used.
 
-    Args:
-        num_partitions: N, the number of clients.
-        alpha: concentration; small: few classes per client.
-        group_size: the most clients of one draw.
-        seed: of the draw.
+    ``group_size`` is the most clients of one draw.
     """
 
     def __init__(
@@ -123,18 +119,7 @@ def draw_class_shares(
     random: np.random.RandomState,
     balance: bool,
 ) -> list[Indices] | None:
-    """Spread each class over the clients once.
-
-    Args:
-        classes: the rows of each class.
-        num_clients: N.
-        alpha: concentration.
-        random: generator of the draw.
-        balance: leave out clients that already hold their equal share.
-
-    Returns:
-        The rows of every client; None if a tiny alpha left a class without any client.
-    """
+    """Spread each class over the clients once; None if a tiny alpha left one without a client."""
     fair_share = sum(map(len, classes)) / num_clients
     parts: list[list[Indices]] = [[] for _ in range(num_clients)]
     sizes = np.zeros(num_clients)

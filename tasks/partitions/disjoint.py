@@ -17,13 +17,10 @@ class DisjointClassesPartitioner(RowPartitioner):
     """Each client holds all examples of its classes.
 
     Args:
-        num_partitions: N, the number of clients.
+        num_partitions: N.
         sets: the classes of each client, by label; other classes are left out. None: all classes,
             dealt out at random, as evenly as possible.
         seed: of the random deal.
-
-    Raises:
-        ConfigError: unless there are N sets without a class in common.
     """
 
     def __init__(

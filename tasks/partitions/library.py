@@ -37,11 +37,7 @@ def draw_rows(
     num_clients: int,
     seed: int,
 ) -> list[Indices]:
-    """Return the rows of every client.
-
-    Raises:
-        ConfigError: if these examples cannot be partitioned so.
-    """
+    """Return the rows of every client."""
     rows = np.arange(len(labels))
     if config.name == "iid":  # Flower's cuts the table in its order, without drawing
         rows = np.random.default_rng(seed).permutation(rows)
@@ -51,8 +47,12 @@ def draw_rows(
     table = {LABEL: labels[rows], ROW: rows}
     if groups is not None:
         table[GROUP] = groups[rows]
-    if config.name == "shards":
-        _check_shards(num_clients, config.options["shards_per_client"], len(labels))
+    per_client = config.options.get("shards_per_client", 0)
+    if num_clients * per_client > len(labels):  # Flower would divide by zero
+        raise ConfigError(
+            f"clients={num_clients} with partition.shards_per_client={per_client} need as many "
+            f"shards, and there are {len(labels)} examples: lower one of them"
+        )
     partitioner = build_partitioner(config, num_clients, seed)
     partitioner.dataset = Dataset.from_dict(table).with_format("numpy")
     if isinstance(partitioner, RowPartitioner):  # faster than load_partition
@@ -90,14 +90,6 @@ def build_partitioner(config: PartitionConfig, num_clients: int, seed: int) -> P
         "partition=site divides nothing: each node reads the folder that its own node config names "
         "(data-folder)"
     )
-
-
-def _check_shards(num_clients: int, per_client: int, examples: int) -> None:
-    if num_clients * per_client > examples:  # Flower would divide by zero
-        raise ConfigError(
-            f"clients={num_clients} with partition.shards_per_client={per_client} need as many "
-            f"shards, and there are {examples} examples: lower one of them"
-        )
 
 
 def _choose_groups(

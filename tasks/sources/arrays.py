@@ -67,9 +67,6 @@ def stratified_split(strata: NDArray[Any], fraction: float, seed: int) -> tuple[
         strata: of each row, (n,).
         fraction: of the rows in the second part, rounded up; each stratum keeps at least one row.
         seed: of the choice.
-
-    Returns:
-        The rows of the first and of the second part, each ascending.
     """
     rng = np.random.default_rng(seed)
     shuffled = rng.permutation(len(strata))

@@ -95,11 +95,7 @@ class ImageSource(Source):
 
 
 def class_folders(folder: Path) -> tuple[str, ...]:
-    """Return the names of the subfolders, the classes, in alphabetical order.
-
-    Raises:
-        ConfigError: if there is none.
-    """
+    """Return the names of the subfolders, the classes, in alphabetical order."""
     paths = (path for path in folder.iterdir() if path.is_dir())
     names = sorted(path.name for path in paths if not path.name.startswith("."))
     if not names:

@@ -15,14 +15,7 @@ from tasks.config import TaskConfig
 from tasks.sources.arrays import Indices, Split, stratified_split
 from tasks.sources.encodings import Encoding
 from tasks.sources.store import Decoder, decode_once
-from tasks.sources.tables import (
-    Columns,
-    HubTable,
-    ParquetTable,
-    Table,
-    TableDecoder,
-    parquet_files,
-)
+from tasks.sources.tables import Columns, HubTable, ParquetTable, Table, TableDecoder, parquet_files
 from tasks.vocabulary import Vocabulary
 
 SPLIT_SEED = 0  # of our own test splits: independent of the run's seed
@@ -64,9 +57,8 @@ class Source(ABC):
         examples = decode_once(f"{self.task.name}-train", train)
         if test is not None:
             return examples, decode_once(f"{self.task.name}-test", test)
-        kept, split_off = self._split_off(
-            examples.labels if examples.groups is None else examples.groups
-        )
+        strata = examples.labels if examples.groups is None else examples.groups
+        kept, split_off = self._split_off(strata)
         return examples.select(kept), examples.select(split_off)
 
     def load_test(self) -> Split | None:
@@ -112,8 +104,6 @@ class Source(ABC):
     def _split_off(self, strata: NDArray[Any]) -> tuple[Indices, Indices]:
         return stratified_split(strata, self.task.test_fraction, SPLIT_SEED)
 
-    # ---- parquet files and the hub ---------------------------------------------------------------
-
     def _table(self, split: str) -> Table:
         classes, folder = len(self.class_names()), self._files_folder()
         if folder is not None:
@@ -142,11 +132,7 @@ class Source(ABC):
 
 
 def require_folder(folder: Path, key: str) -> Path:
-    """Return the folder if it exists.
-
-    Raises:
-        ConfigError: names ``key``, which sets the folder.
-    """
+    """Return the folder if it exists; ``key`` sets it."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder: change {key}")
     return folder

@@ -56,11 +56,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     """Build a cache folder unless it exists; safe if several processes race.
 
     One process builds and the others wait. If the lock does not hold (on some network drives) each
-    builds its own, and the first complete one is kept.
-
-    Args:
-        folder: appears only when it is complete.
-        build: writes the content into an empty folder.
+    builds its own, and the first complete one is kept. The folder appears when it is complete.
     """
     if folder.is_dir():
         return folder
@@ -101,12 +97,7 @@ def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:
 
 
 def decode_once(name: str, decoder: Decoder) -> Split:
-    """Return the decoded examples of a split, memory-mapped from the cache.
-
-    Args:
-        name: of the folder and the progress bar.
-        decoder: decodes the examples if the cache does not have them.
-    """
+    """Return the examples of a split, memory-mapped from the cache; decode them if necessary."""
     kind = decoder.encoding.kind
     folder = cache_folder() / kind / f"{name}-{cache_key(decoder.identity)}"
     build_once(folder, lambda unfinished: _decode(name, decoder, unfinished))
@@ -126,12 +117,8 @@ def _decode(name: str, decoder: Decoder, folder: Path) -> None:
     if count == 0:
         raise ConfigError(f"{name} holds no examples: {decoder.identity}")
     logger.info("decoding %d examples of %s into %s, once", count, name, folder.parent)
-    values = np.lib.format.open_memmap(
-        folder / f"{encoding.kind}.npy",
-        mode="w+",
-        dtype=encoding.dtype,
-        shape=(count, *encoding.shape),
-    )
+    path, shape = folder / f"{encoding.kind}.npy", (count, *encoding.shape)
+    values = np.lib.format.open_memmap(path, mode="w+", dtype=encoding.dtype, shape=shape)
     labels = np.empty(count, dtype=np.int64)
     groups: list[str] = []
     records = track(

@@ -96,12 +96,8 @@ class HubTable:
     @property
     def identity(self) -> dict[str, object]:
         """The repository, and how it is read."""
-        return {
-            "hub": self.repository,
-            "split": self.split,
-            "columns": self.columns.names,
-            "classes": self.num_classes,
-        }
+        schema = {"columns": self.columns.names, "classes": self.num_classes}
+        return {"hub": self.repository, "split": self.split, **schema}
 
     def count(self) -> int:
         """Return the number of rows; downloads the data set if necessary."""

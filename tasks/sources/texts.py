@@ -14,13 +14,7 @@ from tasks.sources.encodings import TokenEncoding
 from tasks.sources.source import SPLIT_SEED, Source
 from tasks.sources.store import build_once, cache_folder, cache_key
 from tasks.sources.tables import Columns
-from tasks.vocabulary import (
-    SPLITTING,
-    Vocabulary,
-    count_words,
-    read_vocabulary,
-    write_vocabulary,
-)
+from tasks.vocabulary import SPLITTING, Vocabulary, count_words, read_vocabulary, write_vocabulary
 
 FILE = "vocabulary.txt"
 logger = logging.getLogger(__name__)

@@ -51,11 +51,10 @@ def write_parquet(path, images, columns, image_column="image"):
     parquet.write_table(table, path, row_group_size=16)
 
 
-def write_hub_set(root, name, count=40, size=None):
+def write_hub_set(root, name, count=40):
     """Write train and test splits as the hub has them for the task; returns the training images."""
     task = values("task", name)
-    size = size or task["image_size"]
-    images = random_images(count, size, task["channels"])
+    images = random_images(count, task["image_size"], task["channels"])
     labels = np.arange(count) % task["num_classes"]
     columns = {task["label_column"]: labels}
     if "group_column" in task:
@@ -63,15 +62,11 @@ def write_hub_set(root, name, count=40, size=None):
         columns[task["group_column"]] = [f"f{row % 4:04d}_00" for row in range(count)]
     if name == "cifar100":
         columns["coarse_label"] = labels // 5
-    write_parquet(root / name / "train.parquet", images, columns, task["image_column"])
-    test = task.get("test_split", "test")
-    if test is not None:
-        write_parquet(
-            root / name / f"{test}.parquet",
-            images[:8],
-            {key: column[:8] for key, column in columns.items()},
-            task["image_column"],
-        )
+    for split, rows in (("train", count), (task.get("test_split", "test"), 8)):
+        if split is not None:
+            shown = {key: column[:rows] for key, column in columns.items()}
+            path = root / name / f"{split}.parquet"
+            write_parquet(path, images[:rows], shown, task["image_column"])
     return images
 
 

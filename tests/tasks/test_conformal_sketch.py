@@ -1,7 +1,5 @@
 """Clients' histograms: never below the pooled quantile, at most one width above it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -49,7 +47,7 @@ def client_of(outputs: Outputs) -> Client:
     return Client(outputs.logits, outputs.labels, fitting, np.full(len(outputs.labels), 0.5))
 
 
-def test_a_client_sends_a_histogram_of_the_examples_that_calibrate():
+def test_a_client_sends_a_histogram_of_the_examples_that_calibrate_and_none_sends_zeros():
     outputs, grid = synthetic(41), Grid(1.0, 100)
     client = client_of(outputs)
     sent = client.sketch(APS, 2.0, grid)
@@ -59,30 +57,22 @@ def test_a_client_sends_a_histogram_of_the_examples_that_calibrate():
     assert sent.tolist() == grid.counts(own).tolist()
     assert sent.nbytes + client.log_losses().nbytes == bytes_up(grid) == 4 * 101 + 8 * 121
     assert bytes_down() == 16
+    client = client_of(Outputs(np.zeros((0, 5)), np.zeros(0, dtype=np.int64)))
+    assert not client.log_losses().any()
+    assert not client.sketch(APS, 1.0, Grid(1.0)).any()
+    assert shared_temperature([client.log_losses()] * 2) == 1.0
 
 
 def test_the_shared_temperature_is_the_grids_best_for_all_examples():
     outputs = synthetic(300)
-    scaled = Outputs(2.0 * outputs.logits, outputs.labels)
-    parts = [Outputs(scaled.logits[n::3], scaled.labels[n::3]) for n in range(3)]
+    parts = [Outputs(2.0 * outputs.logits[n::3], outputs.labels[n::3]) for n in range(3)]
     clients = [client_of(part) for part in parts]
-    everything = client_of(
-        Outputs(
-            np.concatenate([part.logits[::2] for part in parts]).repeat(2, axis=0),
-            np.concatenate([part.labels[::2] for part in parts]).repeat(2),
-        )
-    )
+    logits = np.concatenate([part.logits[::2] for part in parts]).repeat(2, axis=0)
+    labels = np.concatenate([part.labels[::2] for part in parts]).repeat(2)
+    everything = client_of(Outputs(logits, labels))
     shared = shared_temperature([client.log_losses() for client in clients])
     assert shared == TEMPERATURES[int(np.argmin(everything.log_losses()))]
     assert 1.5 < shared < 2.7
-
-
-def test_a_client_without_examples_sends_nothing_that_counts():
-    empty = Outputs(np.zeros((0, 5)), np.zeros(0, dtype=np.int64))
-    client = client_of(empty)
-    assert not client.log_losses().any()
-    assert not client.sketch(APS, 1.0, Grid(1.0)).any()
-    assert shared_temperature([client.log_losses()] * 2) == 1.0
 
 
 @pytest.mark.parametrize("score", [APS, raps(5)])

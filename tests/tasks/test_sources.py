@@ -2,6 +2,7 @@ import datasets
 import numpy as np
 import pytest
 from PIL import Image
+from sklearn.datasets import load_digits
 
 from common.errors import ConfigError
 from tests.tasks.generated import (
@@ -19,9 +20,6 @@ def as_images(array):
     return array[:, None] if array.ndim == 3 else array.transpose(0, 3, 1, 2)
 
 
-# ---- embedded ------------------------------------------------------------------------------------
-
-
 def test_digits_are_split_by_class_and_always_in_the_same_way():
     task, other = make_task("digits"), make_task("digits", seed=5)
     assert (len(task.train_split), len(task.test_data())) == (1437, 360)
@@ -29,20 +27,12 @@ def test_digits_are_split_by_class_and_always_in_the_same_way():
     assert np.array_equal(test.labels, again.labels)
     assert min(test.class_counts()) >= 34
     assert max(test.class_counts()) <= 37
-
-
-def test_digits_are_scikit_learns_and_can_be_scaled():
-    from sklearn.datasets import load_digits
-
-    train, test = make_task("digits")._splits
+    train, test = task._splits  # scikit-learn's own images
     pixels = np.concatenate([train.read(), test.read()])[:, 0] / (255 / 16)
     found = sorted(map(tuple, np.rint(pixels).reshape(1797, 64)))
     assert found == sorted(map(tuple, load_digits().images.reshape(1797, 64)))
     larger = make_task("digits", image_size=28).test_data()
     assert next(larger.batches(360, generator=None, train=False))[0].shape == (360, 1, 28, 28)
-
-
-# ---- parquet files -------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -55,6 +45,9 @@ def test_files_in_the_hubs_schema(name, tmp_path):
     if name == "femnist":
         assert (len(train), len(test)) == (36, 4)
         assert np.array_equal(np.unique(test.groups, return_counts=True), [[0, 1, 2, 3], [1] * 4])
+        own = make_task(name, "natural", clients=4, path=str(tmp_path))
+        writers = [np.unique(own.train_split.groups[rows]).tolist() for rows in own.client_rows]
+        assert sorted(writers) == [[0], [1], [2], [3]]
         train = train.select(np.argsort(train.rows))
         images = images[np.sort(train.rows)]
     else:
@@ -66,15 +59,9 @@ def test_files_in_the_hubs_schema(name, tmp_path):
 
 
 @pytest.mark.usefixtures("empty_cache")
-def test_data_folder_of_the_environment_is_used_before_the_hub(tmp_path, monkeypatch):
-    write_hub_set(tmp_path, "mnist")
+def test_a_split_in_several_files_is_read_from_fedhet_data_before_the_hub(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDHET_DATA", str(tmp_path))
     monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: pytest.fail("asked the hub"))
-    assert len(make_task("mnist").train_split) == 40
-
-
-@pytest.mark.usefixtures("empty_cache")
-def test_split_in_several_files_as_the_hub_stores_them(tmp_path):
     images = random_images(6, 28, 1)
     for part in range(2):
         rows = slice(3 * part, 3 * part + 3)
@@ -82,7 +69,7 @@ def test_split_in_several_files_as_the_hub_stores_them(tmp_path):
         path = tmp_path / "mnist" / f"train-0000{part}-of-00002.parquet"
         write_parquet(path, images[rows], labels)
     write_parquet(tmp_path / "mnist" / "test.parquet", images, {"label": np.arange(6)})
-    train = make_task("mnist", path=str(tmp_path)).train_split
+    train = make_task("mnist").train_split
     assert train.labels.tolist() == [0, 1, 2, 3, 4, 5]
     assert np.array_equal(train.read()[:, 0], images)
     changes = {"channels": 3, "mean": [0.5] * 3, "std": [0.5] * 3, "image_size": 40}
@@ -101,17 +88,11 @@ def test_wrong_files_are_refused_by_key(tmp_path):
     write_parquet(tmp_path / "mnist" / "train.parquet", images, {"digit": [1, 2, 3]})
     with pytest.raises(ConfigError, match=r"no test\.parquet; .* task\.test_split"):
         make_task("mnist", path=str(tmp_path)).client_data(0)
-    with pytest.raises(
-        ConfigError, match=r"no column 'label' \(task\.label_column\); it has: image"
-    ):
-        make_task("mnist", path=str(tmp_path), test_split=None).client_data(0)
+    alone = {"path": str(tmp_path), "test_split": None}
+    with pytest.raises(ConfigError, match=r"'label' \(task\.label_column\); it has: image"):
+        make_task("mnist", **alone).client_data(0)
     with pytest.raises(ConfigError, match=r"label 3 and task\.num_classes=3 allows 0\.\.2"):
-        make_task(
-            "mnist", path=str(tmp_path), test_split=None, label_column="digit", num_classes=3
-        ).client_data(0)
-
-
-# ---- the hub -------------------------------------------------------------------------------------
+        make_task("mnist", **alone, label_column="digit", num_classes=3).client_data(0)
 
 
 @pytest.mark.slow
@@ -145,11 +126,8 @@ def test_hub_without_connection_names_the_ways_out(monkeypatch, empty_cache):
     assert all(name.endswith(".lock") for name in left)
 
 
-# ---- image folders -------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("empty_cache")
-def test_image_folder_with_test(tmp_path):
+def test_image_folder_with_test_and_without_which_is_split_by_class(tmp_path):
     write_image_folder(tmp_path / "train", {"cat": 5, "dog": 4})
     write_image_folder(tmp_path / "test", {"cat": 2, "dog": 2}, seed=1)
     task = make_task("image_folder", path=str(tmp_path), image_size=12)
@@ -158,12 +136,8 @@ def test_image_folder_with_test(tmp_path):
     assert len(task.test_data()) == 4
     pixels = np.asarray(Image.open(tmp_path / "train" / "dog" / "000.png"))
     assert np.array_equal(task.train_split.read()[5], pixels.transpose(2, 0, 1))
-
-
-@pytest.mark.usefixtures("empty_cache")
-def test_image_folder_without_test_is_split_by_class(tmp_path):
-    write_image_folder(tmp_path / "train", {"cat": 10, "dog": 20, "emu": 1})
-    task = make_task("image_folder", path=str(tmp_path), image_size=16)
+    write_image_folder(tmp_path / "alone" / "train", {"cat": 10, "dog": 20, "emu": 1})
+    task = make_task("image_folder", path=str(tmp_path / "alone"), image_size=16)
     assert task.test_data().class_counts() == [2, 4, 0]
     assert np.bincount(task.train_split.labels).tolist() == [8, 16, 1]
     assert task.train_split.read().shape == (25, 3, 16, 16)
@@ -187,9 +161,6 @@ def test_broken_image_folders_are_refused_by_key(tmp_path):
     refused(r"broken\.png cannot be read as an image")
 
 
-# ---- sites ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("empty_cache")
 def test_site_reads_its_own_image_folder(tmp_path):
     write_image_folder(tmp_path / "a" / "train", {"cat": 3})
@@ -202,23 +173,18 @@ def test_site_reads_its_own_image_folder(tmp_path):
     assert first.class_counts() == [0, 3, 0]
     assert second.class_counts() == [0, 1, 4]
     assert held_out.class_counts() == [0, 0, 2]
-
-
-@pytest.mark.usefixtures("empty_cache")
-def test_the_server_of_sites_needs_no_training_examples(tmp_path):
+    # the server needs no training examples
     write_image_folder(tmp_path / "server" / "test", {"cat": 2, "dog": 1})
     values = {"classes": ["cat", "dog"], "image_size": 12, "path": str(tmp_path / "server")}
-    task = make_task("image_folder", "site", **values)
-    assert task.test_data().class_counts() == [2, 1]
+    assert make_task("image_folder", "site", **values).test_data().class_counts() == [2, 1]
     with pytest.raises(ConfigError, match="no subfolder train/"):
         make_task("image_folder", **values).client_data(0)
 
 
 @pytest.mark.usefixtures("empty_cache", "no_data_folder")
 def test_site_with_parquet_holds_out_a_fraction(tmp_path):
-    write_parquet(
-        tmp_path / "train.parquet", random_images(10, 28, 1), {"character": np.arange(10)}
-    )
+    images, path = random_images(10, 28, 1), tmp_path / "train.parquet"
+    write_parquet(path, images, {"character": np.arange(10)})
     task = make_task("femnist", "site", options={"holdout": 0.3})
     data, held_out = task.client_data(2, site_folder=tmp_path)
     assert (len(data), len(held_out)) == (7, 3)
@@ -227,11 +193,12 @@ def test_site_with_parquet_holds_out_a_fraction(tmp_path):
 
 @pytest.mark.usefixtures("empty_cache")
 def test_site_errors(tmp_path):
-    with pytest.raises(ConfigError, match="data-folder"):
-        make_task("digits", "site").client_data(0)
-    with pytest.raises(ConfigError, match=r"is not a folder: change the node config's data-folder"):
-        make_task("digits", "site").client_data(0, site_folder=tmp_path / "no")
-    with pytest.raises(ConfigError, match=r"neither train\.parquet nor a folder train/"):
-        make_task("digits", "site").client_data(0, site_folder=tmp_path)
+    for folder, message in (
+        (None, "data-folder"),
+        (tmp_path / "no", r"is not a folder: change the node config's data-folder"),
+        (tmp_path, r"neither train\.parquet nor a folder train/"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make_task("digits", "site").client_data(0, site_folder=folder)
     with pytest.raises(ConfigError, match=r"list them in task\.classes"):
-        make_task("image_folder", "site").client_data(0, site_folder=tmp_path)
+        make_task("image_folder", "site")

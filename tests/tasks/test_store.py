@@ -1,19 +1,14 @@
-import multiprocessing
 import os
-import subprocess
-import sys
-from pathlib import Path
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from common.errors import ConfigError
 from tasks.sources import store, tables
-from tasks.sources.arrays import Record, stratified_split
-from tasks.sources.encodings import ImageEncoding
-from tests.tasks.generated import make_task, write_hub_set, write_texts
-
-# ---- the cache -----------------------------------------------------------------------------------
+from tasks.sources.arrays import stratified_split
+from tests.tasks.generated import make_task, write_hub_set
 
 
 def test_images_are_decoded_once_and_again_when_the_file_changes(
@@ -58,46 +53,21 @@ def test_where_no_lock_holds_the_first_complete_result_is_kept(empty_cache):
     assert list(empty_cache.iterdir()) == [folder]
 
 
-class SlowDecoder:
-    """Writes down who decodes."""
+def test_of_those_that_race_one_builds(empty_cache):
+    """Threads stand for processes: the lock is between open files, not between processes."""
+    built = []
 
-    encoding = ImageEncoding((1, 2, 2))
+    def build(unfinished):
+        built.append(unfinished)
+        time.sleep(0.1)
+        (unfinished / "content").write_text("whole")
 
-    def __init__(self, journal):
-        self.journal = journal
-        self.identity = {"journal": journal}
+    def race(_):
+        return (store.build_once(empty_cache / "x", build) / "content").read_text()
 
-    def count(self):
-        return 3
-
-    def records(self):
-        with open(self.journal, "a") as journal:
-            journal.write("decoded\n")
-        for label in range(3):
-            yield Record(np.full((1, 2, 2), label, dtype=np.uint8), label)
-
-
-def decode_in_a_process(journal, start, results):
-    start.wait(60)
-    split = store.decode_once("raced", SlowDecoder(journal))
-    results.put(split.values.sum().item())
-
-
-def test_processes_that_race_decode_once(tmp_path, empty_cache):
-    context = multiprocessing.get_context("fork")
-    start, results = context.Event(), context.Queue()
-    journal = str(tmp_path / "journal")
-    racers = [
-        context.Process(target=decode_in_a_process, args=(journal, start, results))
-        for _ in range(4)
-    ]
-    for racer in racers:
-        racer.start()
-    start.set()
-    assert [results.get(timeout=60) for _ in racers] == [12] * 4
-    for racer in racers:
-        racer.join(60)
-    assert Path(journal).read_text() == "decoded\n"
+    with ThreadPoolExecutor(4) as racers:
+        assert list(racers.map(race, range(4))) == ["whole"] * 4
+    assert len(built) == 1
 
 
 def test_unwritable_cache_names_the_variable(tmp_path, monkeypatch):
@@ -105,37 +75,6 @@ def test_unwritable_cache_names_the_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "file" / "cache"))
     with pytest.raises(ConfigError, match="FEDHET_CACHE"):
         make_task("digits").client_data(0)
-
-
-@pytest.mark.flower  # a process of its own
-def test_a_second_process_imports_nothing_slow(tmp_path):
-    for split in ("train", "test"):
-        write_texts(tmp_path / "imdb" / f"{split}.parquet", ["good", "bad"] * 20, [1, 0] * 20)
-    changes = {"digits": {}, "imdb": {"path": str(tmp_path)}}
-    for name in changes:  # fills the cache
-        task = make_task(name, "dirichlet", **changes[name])
-        task.client_data(0), task.test_data()
-    code = (
-        "import sys\n"
-        "from tests.tasks.generated import values\n"
-        "del sys.modules['PIL'], sys.modules['pyarrow']\n"
-        "from tasks import build_task\n"
-        f"for name, changes in {changes}.items():\n"
-        "    task = build_task(values('task', name, **changes), values('partition', 'dirichlet'),"
-        " seed=0, num_clients=3)\n"
-        "    task.client_data(0), task.test_data(), task.build_model(0)\n"
-        "slow = {'datasets', 'flwr_datasets', 'pandas', 'PIL', 'pyarrow', 'sklearn',"
-        " 'torchvision', 'filelock', 'rich'}\n"
-        "print(sorted(slow & set(sys.modules)))\n"
-    )
-    root = Path(__file__).parents[2]
-    found = subprocess.run(
-        [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True
-    )
-    assert found.stdout.strip() == "[]"
-
-
-# ---- splits --------------------------------------------------------------------------------------
 
 
 def test_stratified_split_takes_the_same_fraction_of_each_stratum():

@@ -1,7 +1,4 @@
-"""Texts become tokens: by hand on a tiny corpus, and on the real IMDB where it is."""
-
-import os
-from pathlib import Path
+"""Texts become tokens: by hand on a tiny corpus."""
 
 import numpy as np
 import pytest
@@ -52,7 +49,7 @@ def test_words_are_lower_case_without_punctuation_and_line_breaks():
     assert split_words(" ... <br /> ") == []
 
 
-def test_a_models_numbers_mean_the_words(root):
+def test_tokens_and_vocabulary_of_the_tiny_corpus(root, empty_cache):
     task = imdb(root)
     assert task.vocabulary == tuple(WORDS)
     same = imdb(root, vocabulary_file=vocabulary_file(root, WORDS))
@@ -61,10 +58,7 @@ def test_a_models_numbers_mean_the_words(root):
     assert task.label_metadata()["vocabulary"] != other.label_metadata()["vocabulary"]
     assert make_task("digits").label_metadata().keys() == {"classes"}
     assert make_task("digits").vocabulary is None
-
-
-def test_tokens_and_vocabulary_of_the_tiny_corpus(root, empty_cache):
-    train, test = imdb(root)._splits
+    train, test = task._splits
     assert train.read().tolist() == TRAIN_TOKENS
     assert test.read().tolist() == TEST_TOKENS
     assert (train.labels.tolist(), test.labels.tolist()) == ([1, 0], [0, 1])
@@ -93,28 +87,6 @@ def test_the_last_token_fits_the_arrays(num_words, dtype):
     assert tokens.dtype == dtype
 
 
-# ---- batches -------------------------------------------------------------------------------------
-
-
-def test_tokens_stay_with_their_labels_and_every_text_comes_once(tmp_path):
-    texts = [f"w{row % 5}" for row in range(23)]  # so w0 has token 3, and so on
-    for split in ("train", "test"):
-        write_texts(tmp_path / "imdb" / f"{split}.parquet", texts, np.arange(23) % 5)
-    task = imdb(tmp_path, num_classes=5, classes=None)
-    data, _ = task.client_data(0)
-    batches = list(data.batches(4, generator=torch.Generator().manual_seed(0), train=True))
-    assert [len(labels) for _, labels in batches] == [4, 4, 4, 4, 4, 3]
-    assert all(torch.equal(tokens[:, 1], labels + 3) for tokens, labels in batches)
-    found = torch.cat([labels for _, labels in batches])
-    assert torch.bincount(found).tolist() == [5, 5, 5, 4, 4]
-    assert found.tolist() != task.train_split.labels.tolist()
-    assert batches[0][0].dtype == torch.int64
-    assert data.num_bytes == 23 * 8 * 2
-
-
-# ---- the cache -----------------------------------------------------------------------------------
-
-
 def test_texts_are_encoded_once(root, monkeypatch):
     imdb(root).client_data(0)
     with monkeypatch.context() as patch:
@@ -127,9 +99,6 @@ def test_texts_are_encoded_once(root, monkeypatch):
     own = vocabulary_file(root, ["made", "good"])
     found = imdb(root, vocabulary_file=own).train_split
     assert found.read().tolist()[1] == [1, 4, 2, 2, 2, 3, 0, 0]
-
-
-# ---- sites ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("no_data_folder")
@@ -145,73 +114,37 @@ def test_sites_share_the_tokens_of_the_vocabulary_file(tmp_path):
     assert nothing is None
     [(tokens, _)] = first.batches(8, generator=None, train=False)
     assert tokens.tolist() == [[1, 4, 6, 3, 0, 0, 0, 0]]
+    assert (tokens.dtype, first.num_bytes) == (torch.int64, 8 * 2)
     [(tokens, _)] = second.batches(8, generator=None, train=False)
     assert tokens[:, :3].tolist() == [[1, 2, 3], [1, 3, 0]]
     assert held_out.class_counts() == [1, 0]
     [(tokens, _)] = task.test_data().batches(8, generator=None, train=False)
     assert tokens.tolist() == TEST_TOKENS
 
-
-def test_sites_need_a_vocabulary_file(tmp_path):
     with pytest.raises(ConfigError, match=r"agree on the vocabulary: .*task\.vocabulary_file"):
         imdb(tmp_path, "site")
     with pytest.raises(ConfigError, match=r"list them in task\.classes"):
         imdb(tmp_path, "site", classes=None, num_classes=None)
-    path = vocabulary_file(tmp_path, WORDS)
     with pytest.raises(ConfigError, match=r"has neither train\.parquet"):
-        imdb(tmp_path, "site", vocabulary_file=path).client_data(0, site_folder=tmp_path)
+        task.client_data(0, site_folder=tmp_path)
 
 
-# ---- what is refused -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
+def test_wrong_vocabulary_files_and_columns_are_refused_by_key(root):
+    (root / "latin.txt").write_bytes("café".encode("latin-1"))
+    files = (
         (["film", "Film"], r"words\.txt .* line 2: 'Film' is no word in lower case"),
         (["film", "", "the"], r"line 2: '' is no word"),
-        (["well-made"], r"line 1: 'well-made' is no word"),
         (["film", "the", "film"], r"line 3: 'film' is there twice"),
         (list("abcdef"), r"has 6 words and task\.vocabulary_size=8 allows 5"),
-    ],
-)
-def test_a_wrong_vocabulary_file_is_refused(root, words, message):
-    with pytest.raises(ConfigError, match=message):
-        imdb(root, vocabulary_file=vocabulary_file(root, words)).client_data(0)
-
-
-def test_unreadable_vocabulary_files_and_wrong_columns_are_refused_by_key(root):
-    (root / "latin.txt").write_bytes("café".encode("latin-1"))
-    for changes, message in (
-        ({"vocabulary_file": str(root / "no")}, r"not a file: change task\.vocabulary_file"),
-        (
-            {"vocabulary_file": str(root / "latin.txt")},
-            r"latin\.txt \(task\.vocabulary_file\) is not",
-        ),
-        ({"text_column": "review"}, r"no column 'review' \(task\.text_column\)"),
-        ({"text_column": "label"}, r"1 is no text: change task\.text_column"),
+    )
+    for words, message in files:
+        with pytest.raises(ConfigError, match=message):
+            imdb(root, vocabulary_file=vocabulary_file(root, words)).client_data(0)
+    for key, value, message in (
+        ("vocabulary_file", str(root / "no"), r"not a file: change task\.vocabulary_file"),
+        ("vocabulary_file", str(root / "latin.txt"), r"latin\.txt \(task\.vocabulary_file\) is"),
+        ("text_column", "review", r"no column 'review' \(task\.text_column\)"),
+        ("text_column", "label", r"1 is no text: change task\.text_column"),
     ):
         with pytest.raises(ConfigError, match=message):
-            imdb(root, **changes).client_data(0)
-
-
-# ---- the real data -------------------------------------------------------------------------------
-
-
-@pytest.mark.skipif(
-    not (Path(os.environ.get("FEDHET_DATA", "/none")) / "imdb").is_dir(),
-    reason="needs FEDHET_DATA with imdb/train.parquet and imdb/test.parquet",
-)
-@pytest.mark.flower  # it reads 50,000 reviews: seconds
-def test_the_real_imdb():
-    task = make_task("imdb")
-    train, test = task._splits
-    for split in (train, test):
-        assert split.values.shape == (25_000, 200)
-        assert np.bincount(split.labels).tolist() == [12_500, 12_500]
-        assert (split.values[:, 0] == 1).all()
-    vocabulary = task._source.encoding.vocabulary
-    assert vocabulary.num_tokens == 10_000
-    assert vocabulary.tokens("the", 2) == [1, 3]
-    assert train.values.max() == 9_999
-    assert (train.values[:, 1:] == 3).sum() > 100_000
+            imdb(root, **{key: value}).client_data(0)

@@ -1,21 +1,16 @@
 """The Gaussian mechanism: its epsilon against the exact one, its sensitivity, its noise."""
 
-from __future__ import annotations
-
 import math
 import sys
 
 import pytest
 import torch
-from flwr.app import Message
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.results import read_rows
 from strategies.base import Cohort, LocalSummary
 from strategies.feddw import FedDW
 from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
-from strategies.round.records import to_record, to_tensors
 from strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_sums
 from strategies.statistics.soft_labels import (
     SOFT_LABEL_SUMS,
@@ -24,15 +19,11 @@ from strategies.statistics.soft_labels import (
     SoftLabelServer,
 )
 from tests.federation import TensorBatches
-from tests.recipes import run_recipe
-from tests.strategies.labelled import QUICK, Biasless, PassThrough, context_of, train, upload
+from tests.strategies.labelled import Biasless, PassThrough, context_of, train, upload
 from tests.strategies.test_reductions import assert_same, blobs
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
 DELTA = 1e-5
-
-
-# ---- epsilon -------------------------------------------------------------------------------------
 
 
 def exact_epsilon(noise_multiplier: float, uploads: int, delta: float = DELTA) -> float:
@@ -73,15 +64,9 @@ def test_the_exact_epsilon_gives_back_delta(noise_multiplier, uploads):
 def test_epsilon_is_never_below_the_exact_one_and_hardly_above(noise_multiplier, uploads):
     exact = exact_epsilon(noise_multiplier, uploads)
     found = GaussianMechanism(noise_multiplier, delta=DELTA).epsilon(uploads)
-    if exact < 55:
-        assert exact <= found <= exact + 0.05
-    else:  # beyond any use: the loose accountant answers
-        assert exact <= found <= 1.1 * exact
-
-
-def test_epsilon_is_zero_without_uploads_and_cheap_when_it_is_hopeless():
-    assert GaussianMechanism(1.0).epsilon(0) == 0.0
-    assert 1e4 < GaussianMechanism(0.02).epsilon(500) < math.inf
+    # from 55, which is beyond any use, the loose accountant answers
+    assert exact <= found <= (exact + 0.05 if exact < 55 else 1.1 * exact)
+    assert GaussianMechanism(noise_multiplier).epsilon(0) == 0.0
 
 
 def test_a_missing_accountant_is_said_before_round_1(monkeypatch):
@@ -89,23 +74,16 @@ def test_a_missing_accountant_is_said_before_round_1(monkeypatch):
     monkeypatch.setitem(sys.modules, "opacus", None)
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
     side = SoftLabelServer(mechanism=GaussianMechanism(1.0))
-    with pytest.raises(
-        ConfigError, match=r"\[privacy\].*strategy\.soft_labels\.noise_multiplier=0"
-    ):
+    needed = r"\[privacy\].*strategy\.soft_labels\.noise_multiplier=0"
+    with pytest.raises(ConfigError, match=needed):
         side.init({"head.weight": torch.zeros(3, 2)})
     SoftLabelServer().init({"head.weight": torch.zeros(3, 2)})
 
 
-@pytest.mark.parametrize(
-    "options", [{"noise_multiplier": -1.0}, {"clip": 0.0}, {"delta": 0.0}, {"delta": 0.5}]
-)
-def test_a_value_out_of_range_is_refused_by_its_key(options):
-    (name,) = options
-    with pytest.raises(ConfigError, match=rf"strategy\.soft_labels\.{name}="):
-        GaussianMechanism(**options)
-
-
-# ---- sensitivity ---------------------------------------------------------------------------------
+def test_a_value_out_of_range_is_refused_by_its_key():
+    for name, value in (("noise_multiplier", -1.0), ("clip", 0.0), ("delta", 0.0), ("delta", 0.5)):
+        with pytest.raises(ConfigError, match=rf"strategy\.soft_labels\.{name}="):
+            GaussianMechanism(**{name: value})
 
 
 def sums_and_counts(mechanism: GaussianMechanism, vectors: Tensor, labels: Tensor) -> Tensor:
@@ -136,9 +114,6 @@ def test_one_example_moves_an_upload_by_no_more_than_delta(clip):
     rows = clip * torch.tensor([[0.6, 0.8], [1.2, 1.6], [0.2, 0.4]])  # only the second is too long
     expected = clip * torch.tensor([[0.6, 0.8], [0.6, 0.8], [0.2, 0.4]])
     torch.testing.assert_close(mechanism.clipped(rows), expected)
-
-
-# ---- noise ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("secret", [False, True])
@@ -178,12 +153,8 @@ def test_sums_and_counts_get_noise_of_their_own_and_none_is_drawn_without():
 def test_the_order_of_the_batches_does_not_depend_on_noise():
     """At mu = 0 the soft labels do not reach the model, and so neither does noise."""
     plain, _ = train(FedDW(0.0, local_lr=0.1))
-    noised, reports = train(FedDW(0.0, mechanism=GaussianMechanism(50.0), local_lr=0.1))
+    noised, _ = train(FedDW(0.0, mechanism=GaussianMechanism(50.0), local_lr=0.1))
     assert_same(noised, plain)
-    assert reports[-1].metrics["soft-label-epsilon"] > 0
-
-
-# ---- at the server -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("clip", [0.01, 1.0])
@@ -221,44 +192,3 @@ def test_a_class_that_nobody_holds_keeps_its_row_under_noise(history):
         rows = side.broadcast(0)[SOFT_LABELS][MEANS]
         assert rows[1].tolist() == [0.0, 1.0]
         assert rows[0, 0].item() == pytest.approx(0.8, abs=0.02)
-
-
-class Turns:
-    """Asks client 1 in every round, and another one beside it."""
-
-    def sample(self, round: int, num_clients: int) -> list[int]:
-        return [[0, 1], [1, 2], [1, 3]][round - 1]
-
-
-def spoil(reply: Message) -> Message:
-    """Make client 1's soft labels NaN, so that its reply is refused."""
-    if reply.has_content() and "metrics" in reply.content:
-        if reply.content["metrics"]["partition-id"] == 1:
-            broken = to_tensors(reply.content[SOFT_LABEL_SUMS])
-            broken[SUMS][0, 0] = math.nan
-            reply.content[SOFT_LABEL_SUMS] = to_record(broken)
-    return reply
-
-
-@pytest.mark.slow
-def test_epsilon_counts_every_client_that_was_asked_and_refused_replies_too():
-    strategy = FedDW(mechanism=GaussianMechanism(4.0, delta=DELTA), sampler=Turns())
-    _, reports = train(strategy, rounds=3, tamper=spoil)
-    assert all(len(report.failures) == 1 for report in reports[1:])
-    assert strategy.server_sides["soft_labels"].uploads == {0: 1, 1: 3, 2: 1, 3: 1}
-    for uploads, report in enumerate(reports[1:], start=1):
-        exact = exact_epsilon(4.0, uploads)
-        assert exact <= report.metrics["soft-label-epsilon"] <= exact + 0.05
-
-
-@pytest.mark.slow
-def test_epsilon_survives_a_restart(tmp_path):
-    """Two rounds, a restart, a third."""
-    words = [*QUICK, "strategy=feddw", "strategy.soft_labels.noise_multiplier=4"]
-    run_recipe(tmp_path, *words)
-    run_recipe(tmp_path, *words, "rounds=3", "resume=true")
-    rows = read_rows(tmp_path / "metrics.jsonl")
-    assert len(rows) == 4
-    for row in rows[1:]:
-        exact = exact_epsilon(4.0, row["round"])
-        assert exact <= row["soft_label_epsilon"] <= exact + 0.05
