@@ -117,8 +117,7 @@ class AllClients:
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
     ) -> dict[str, Tensor]:
         """Return the models and their shares."""
-        shares = class_shares(replies, self._network.num_classes, masked=self.masked)
-        found = {SHARES: shares}
+        found = {SHARES: class_shares(replies, self._network.num_classes, masked=self.masked)}
         for reply in replies:
             for name, value in self._network.trained(reply).items():
                 found[f"{CLIENTS}.{reply.client_id}.{name}"] = value
@@ -145,12 +144,7 @@ def ensemble_of(tensors: Tensors, model: nn.Module) -> MeanLogits:
 
 
 class Ensemble(FederatedStrategy):
-    """One round whose output is the ensemble: ``Ensemble(server_model=ServerModel(...))``.
-
-    Args:
-        masked: a model has no say in classes that its client does not hold.
-        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
-    """
+    """One round whose output is the ensemble: ``Ensemble(server_model=ServerModel(...))``."""
 
     def __init__(self, masked: bool = True, **slots: Unpack[Slots]) -> None:
         slots.setdefault("output", AllClients(masked))

@@ -78,12 +78,7 @@ def _weights(
 
 
 class FedMA(FederatedStrategy):
-    """One round whose output is the grown network: ``FedMA(server_model=ServerModel(...))``.
-
-    Args:
-        output: :class:`MatchedAveraging`; by default with the released code's numbers.
-        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
-    """
+    """One round whose output is the grown network: ``FedMA(server_model=ServerModel(...))``."""
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
         slots.setdefault("output", MatchedAveraging(gamma=7.0))

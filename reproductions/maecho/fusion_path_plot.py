@@ -86,9 +86,6 @@ def _values(path: FusionPath) -> Sequence[float]:
     return [100 * value for value in path.accuracy] or path.loss
 
 
-# ---- drawing -------------------------------------------------------------------------------------
-
-
 def _surface(label: str, path: FusionPath) -> Draw:
     def draw(spot: Spot) -> None:
         from matplotlib.colors import LogNorm

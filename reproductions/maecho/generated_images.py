@@ -27,21 +27,13 @@ ROUNDING = 2  # of 255
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder and its images.
+    """A decoder and its images."""
 
-    Args:
-        run: the label of its run.
-        client: its client's id; "" for the run's own decoder.
-        images: (samples, classes, height, width).
-        trained: of which classes there were examples; None if unknown.
-        names: of the classes.
-    """
-
-    run: str
-    client: str
-    images: Pixels
-    trained: Sequence[bool] | None
-    names: Sequence[str]
+    run: str  # the label of its run
+    client: str  # its client's id; "" for the run's own decoder
+    images: Pixels  # (samples, classes, height, width)
+    trained: Sequence[bool] | None  # of which classes there were examples; None if unknown
+    names: Sequence[str]  # of the classes
 
 
 def generated_of(run: Run) -> Generated | None:
@@ -60,7 +52,8 @@ def generated(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]
     counted = partitions()
     found = _different([d for label, run in runs for d in _decoders(label, run, counted)])
     shown = found[:MOST_SHOWN]
-    tallest = max(d.images.shape[0] * d.images.shape[2] / _width(d) for d in shown)
+    shapes = [decoder.images.shape for decoder in shown]
+    tallest = max(n * rows / (classes * columns) for n, classes, rows, columns in shapes)
     height = TOP + 0.1 + (WIDTH - 2 * LEFT) * tallest
     titled = zip(shown, _titles(shown), strict=True)
     pictures = [_picture(decoder, title, height) for decoder, title in titled]
@@ -122,13 +115,6 @@ def _caption(shown: Sequence[Decoder], left_out: int) -> str:
     if left_out:
         words.append(f"{left_out} further decoders are left out.")
     return " ".join(words)
-
-
-# ---- drawing -------------------------------------------------------------------------------------
-
-
-def _width(decoder: Decoder) -> int:
-    return int(decoder.images.shape[1] * decoder.images.shape[3])
 
 
 def _picture(decoder: Decoder, title: str, height: float) -> Draw:
