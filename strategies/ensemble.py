@@ -42,10 +42,8 @@ SHARES, CLIENTS = "shares", "clients"
 class MeanLogits(nn.Module):
     """A network whose logits are the weighted means of many models' logits.
 
-    Args:
-        model: computes with each of the states; its own tensors fill in for missing ones.
-        states: the models' tensors, by name.
-        shares: the weight of each model's logit of each class (N, C).
+    ``model`` computes with each of the states; its own tensors fill in for missing ones. ``shares``
+    are the weight of each model's logit of each class (N, C).
     """
 
     shares: Tensor
@@ -81,11 +79,7 @@ def require_logits(what: str, network: ServerModel) -> None:
 
 
 def class_shares(replies: Sequence[Reply], num_classes: int, *, masked: bool) -> Tensor:
-    """Return the weight of each client's logit of each class (N, C).
-
-    Raises:
-        ConfigError: if class counts are needed and were not sent.
-    """
+    """Return the weight of each client's logit of each class (N, C)."""
     if not masked:
         return torch.full((len(replies), num_classes), 1.0 / len(replies))
     if any(CLASS_COUNTS not in reply.payloads for reply in replies):

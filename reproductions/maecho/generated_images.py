@@ -73,8 +73,9 @@ def _decoders(label: str, run: Run, counted: Sequence[Partition]) -> list[Decode
         counts, names = np.asarray(partition.counts), partition.class_names
     found = []
     for client, packed in images.clients.items() if len(images.clients) > 1 else ():
-        known = counts is not None and int(client) < len(counts)
-        trained = (counts[int(client)] > 0).tolist() if known and counts is not None else None
+        trained = None
+        if counts is not None and int(client) < len(counts):
+            trained = (counts[int(client)] > 0).tolist()
         found.append(Decoder(label, client, images.images(packed), trained, names))
     everyone = None if counts is None else (counts.sum(axis=0) > 0).tolist()
     return [*found, Decoder(label, "", images.images(images.model), everyone, names)]
@@ -104,17 +105,15 @@ def _titles(decoders: Sequence[Decoder]) -> list[str]:
 
 
 def _caption(shown: Sequence[Decoder], left_out: int) -> str:
-    words = [
+    words = (
         "What each decoder makes of the same latents, drawn from N(0, I), a row each, and of every "
         "class, a column each: the probability of each pixel. First the clients' decoders, if the "
         "run has kept them (checkpoint.client_models=true), then the run's own."
-    ]
+    )
     if any(decoder.trained and not all(decoder.trained) for decoder in shown):
-        words.append("Grey: classes without examples at its clients.")
-    words.append("Of decoders with the same images one is shown.")
-    if left_out:
-        words.append(f"{left_out} further decoders are left out.")
-    return " ".join(words)
+        words += " Grey: classes without examples at its clients."
+    words += " Of decoders with the same images one is shown."
+    return f"{words} {left_out} further decoders are left out." if left_out else words
 
 
 def _picture(decoder: Decoder, title: str, height: float) -> Draw:

@@ -70,18 +70,9 @@ def test_a_plane_by_hand():
     assert plane.share(torch.tensor([[3.0, 0, 0], [0, 4.0, 0]]).double()) == pytest.approx(9 / 25)
 
 
-def test_the_first_iterations_and_the_last_are_kept():
-    assert replay.kept_iterations(4) == [0, 1, 2, 3, 4]
-    found = replay.kept_iterations(300)
-    assert found[:7] == [0, 1, 2, 3, 4, 5, 6]
-    assert found[-1] == 300
-    assert sorted(set(found)) == found
-    assert len(found) < 30
-
-
 def test_the_path_ends_at_the_runs_own_model(folder, read, path):
     run = read_run(folder, "run", 0)
-    assert path.iterations[-1] == 9
+    assert path.iterations == [0, 1, 2, 3, 4, 5, 6, 7, 9]
     assert path.accuracy[-1] == pytest.approx(run.summary["accuracy"], abs=1e-4)
     assert path.loss[-1] == pytest.approx(run.summary["loss"], rel=1e-3)
     assert len(path.accuracy) == len(path.loss) == len(path.path) == len(path.iterations)
@@ -129,11 +120,6 @@ def test_transforms_of_the_recipe_come_before_the_fusion(folder, copied):
     )
     assert same
     assert not moved
-    inputs, network, outputs = torch.randn(5, 1, 8, 8), found.task.build_model(0), []
-    for replies in (found.replies, found.sent):
-        network.load_state_dict(local_model(found.params, replies[1]))
-        outputs.append(network(inputs)[1])
-    torch.testing.assert_close(*outputs)
 
 
 def test_a_fusion_that_does_not_iterate_is_none(folder, copied):
@@ -198,12 +184,11 @@ def test_stages_have_the_accuracy_on_the_clients_own_examples(read, monkeypatch)
         model.load_state_dict(local_model(read.params, reply))
         data, _ = read.task.client_data(reply.client_id)
         scores.append(evaluate_model(model, data, read.task.loss)[1])
-    first = found.stages[0]
+    first, *_, last = found.stages
     assert first.accuracy == pytest.approx(np.mean(scores), abs=1e-4)
-    assert found.layer == "body.5.weight"
-    assert (found.clients, found.count) == (3, 100)
+    assert (found.layer, found.clients, found.count) == ("body.5.weight", 3, 100)
     assert len(first.points) == 300
-    assert found.stages[-1].matched > first.matched
+    assert last.matched > first.matched
 
 
 def test_a_loop_whose_local_optima_are_not_known_has_none(read):
@@ -249,7 +234,7 @@ def texts_of(found):
 
 @pytest.mark.slow
 def test_the_sections_of_the_path_and_of_the_neurons(layout_of, tmp_path):
-    points = np.random.default_rng(0).normal(size=(6, 2)).tolist()
+    points = np.eye(6, 2).tolist()
     stages = [Stage("as trained", points, 0.5, 0.9), Stage("later", points, 0.5, None)]
     layout = layout_of(fusion=a_path(), neurons=Neurons("body.5.weight", 2, 3, stages))
     found = blocks_by_type(fusion(layout, tmp_path / "report"))

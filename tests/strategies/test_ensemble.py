@@ -217,8 +217,7 @@ def test_a_run_evaluates_and_stores_the_ensemble(masked, tmp_path):
 def test_the_flower_strategy_sends_class_counts_only_if_masked():
     with pytest.raises(ConfigError, match="output AllClients runs the model"):
         Ensemble()
-    network = ServerModel(Layers(), (2,), 3)
-    assert Ensemble(server_model=network).client_sides["class_counts"].sends == {CLASS_COUNTS}
-    plain = Ensemble(masked=False, server_model=network)
-    assert plain.client_sides["class_counts"].sends == frozenset()
-    assert plain.server_step.output.masked is False
+    for masked, sends in ((True, {CLASS_COUNTS}), (False, set())):
+        strategy = Ensemble(masked, server_model=ServerModel(Layers(), (2,), 3))
+        assert strategy.client_sides["class_counts"].sends == sends
+        assert strategy.server_step.output.masked == masked

@@ -18,10 +18,8 @@ from tests.recipes import TINY, run_recipe
 pytestmark = pytest.mark.slow
 
 LAYER = "body.3.weight"
-WORDS = [
-    *(*TINY, "local.epochs=1", "checkpoint.client_models=true", "evaluation.every=0"),
-    *("strategy.projections.rank=10", "task.head_bias=false"),
-]
+WORDS = [*TINY, "local.epochs=1", "checkpoint.client_models=true", "evaluation.every=0"]
+WORDS += ["strategy.projections.rank=10", "task.head_bias=false"]
 
 
 def fused(folder: Path) -> Tensors:

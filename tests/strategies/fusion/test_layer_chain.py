@@ -135,9 +135,8 @@ def test_the_chain_of_a_cvae_is_its_decoder():
     model = build_model("cvae", input_shape=(1, 6, 6), num_classes=3, seed=1)
     check_side(Chain(), model, SGD())
     decoder = {n: v for n, v in tensors(model).items() if n.startswith("decoder.")}
-    assert [link.weight for link in read_chain(decoder)] == [
-        *("decoder.0.weight", "decoder.2.weight", "decoder.4.weight")
-    ]
+    weights = [f"decoder.{number}.weight" for number in (0, 2, 4)]
+    assert [link.weight for link in read_chain(decoder)] == weights
     latents, classes = draw(5, 20), torch.eye(3)[[0, 1, 2, 1, 0]]
     before = model.decode(latents, classes)
     moved = reordered(read_chain(decoder), decoder, any_orders(decoder))
