@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from sklearn.manifold import TSNE
@@ -31,36 +32,41 @@ STARTS = ("average", "first")
 Models = Sequence[Tensors]
 
 
-def neurons(
-    task: Task,
-    aggregator: HarmonizedOptima,
-    params: Tensors,
-    sent: Sequence[Reply],
-    replies: Sequence[Reply],
-) -> Neurons | None:
+@dataclass(frozen=True)
+class Fusion:
+    """The fusion of a run."""
+
+    task: Task
+    aggregator: HarmonizedOptima
+    params: Tensors  # x
+    sent: Sequence[Reply]  # as the clients sent them
+    replies: Sequence[Reply]  # as the aggregator got them
+
+
+def neurons(fusion: Fusion) -> Neurons | None:
     """Return the neurons of the last layer before the classifier, in up to four stages of a fusion.
 
-    ``replies`` are as the aggregator gets them, such as aligned; ``sent`` as the clients sent them.
     None where this module does not know the V_i of the aggregator's loop.
     """
+    aggregator, params, replies = fusion.aggregator, fusion.params, fusion.replies
     layers = projected_layers(replies)
     known = isinstance(aggregator.loop, Released) and aggregator.initial in STARTS
     if not known or aggregator.weights != "uniform" or not layers:
         return None
     local = [local_model(params, reply) for reply in replies]
-    stages: list[tuple[str, Models]] = [("as trained", [local_model(params, r) for r in sent])]
-    aligned = _aligned(params, sent)
-    if aligned is not None:
+    trained = [local_model(params, reply) for reply in fusion.sent]
+    stages: list[tuple[str, Models]] = [("as trained", trained)]
+    if (aligned := _aligned(params, fusion.sent)) is not None:
         stages.append(("aligned by optimal transport", aligned))
     for count in dict.fromkeys(min(n, aggregator.iterations) for n in (1, LATER)):
         words = f"MA-Echo, {count} iteration{'s' if count > 1 else ''}"
         stages.append((words, local_optima(aggregator, replies, local, layers, count)))
-    own = [_own_examples(task, reply.client_id) for reply in replies]
+    own = [_own_examples(fusion.task, reply.client_id) for reply in replies]
     return Neurons(
         layers[-1],
         len(replies),
         min(MOST_NEURONS, len(local[0][layers[-1]])),
-        [_stage(task, title, layers[-1], models, own) for title, models in stages],
+        [_stage(fusion.task, title, layers[-1], models, own) for title, models in stages],
     )
 
 

@@ -25,11 +25,10 @@ from fedhet.load_run import recipe_of, task_of
 from reproductions.maecho.decoder_data import CLIENTS
 from reproductions.maecho.flat_model import Batches, flat, unflat
 from reproductions.maecho.fusion_path import FusionPath
-from reproductions.maecho.neuron_matching import neurons
-from strategies.base import Reply, Tensors
+from reproductions.maecho.neuron_matching import Fusion, neurons
+from strategies.base import Reply
 from strategies.maecho import HarmonizedOptima
 from strategies.round.client_snapshots import load_replies
-from tasks import Task
 from tasks.evaluation import evaluate_model
 
 GRID = 21  # points on a side
@@ -37,17 +36,6 @@ EXAMPLES = 2000  # of the test set, for the surface
 MARGIN = 0.2  # of the side, around the path
 DENSE = 6  # every iteration up to this one is kept, then fewer and fewer
 DIGITS = 5
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """The fusion of a run."""
-
-    task: Task
-    aggregator: HarmonizedOptima
-    params: Tensors  # x
-    sent: Sequence[Reply]  # as the clients sent them
-    replies: Sequence[Reply]  # as the aggregator got them
 
 
 def read_fusion(folder: Path) -> Fusion | None:
@@ -171,8 +159,7 @@ def main() -> None:
     try:
         if (fusion := read_fusion(Path(json.load(sys.stdin)))) is not None:
             found["fusion"] = dataclasses.asdict(fusion_path(fusion))
-            parts = fusion.params, fusion.sent, fusion.replies
-            if (matching := neurons(fusion.task, fusion.aggregator, *parts)) is not None:
+            if (matching := neurons(fusion)) is not None:
                 found["neurons"] = dataclasses.asdict(matching)
     except (ConfigError, OSError) as error:
         found = {"fusion": {"error": str(error)}}

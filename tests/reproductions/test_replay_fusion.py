@@ -177,7 +177,7 @@ def test_matched_counts_the_neurons_whose_nearest_has_their_number():
 @pytest.mark.slow
 def test_stages_have_the_accuracy_on_the_clients_own_examples(read, monkeypatch):
     monkeypatch.setattr(matching, "embedded", lambda rows: [[0.0, 0.0]] * len(rows))  # seconds each
-    found = matching.neurons(read.task, read.aggregator, read.params, read.sent, read.replies)
+    found = matching.neurons(read)
     scores = []
     for reply in read.sent:
         model = read.task.build_model(0)
@@ -195,7 +195,7 @@ def test_a_loop_whose_local_optima_are_not_known_has_none(read):
     for changes in ({"initial": "random"}, {"weights": "program"}, {"loop": object()}):
         other = HarmonizedOptima()
         vars(other).update(changes)
-        assert matching.neurons(read.task, other, read.params, read.sent, read.replies) is None
+        assert matching.neurons(dataclasses.replace(read, aggregator=other)) is None
 
 
 def a_path(accuracy=(0.2, 0.5, 0.6)):

@@ -186,13 +186,16 @@ def test_neurons_that_all_are_new_stand_side_by_side(kind):
     torch.testing.assert_close(network(inputs)[1], expected, atol=1e-4, rtol=1e-4)
 
 
-def assert_grown(output: GrownNetwork, first: dict, second: dict, expected: dict) -> None:
-    """Of clients with 3 and 1 examples of class 0, and 6 and 0 of class 1; x is zero."""
-    first, second = ({n: torch.tensor(v) for n, v in model.items()} for model in (first, second))
+def assert_grown(output: GrownNetwork, layer: str, *models: list, expected: list) -> None:
+    """Of clients with 3 and 1 examples of class 0, and 6 and 0 of class 1; x is zero.
+
+    Models are lists of the layer's weight and bias, and of the head's.
+    """
+    names = [f"{layer}.weight", f"{layer}.bias", "head.weight", "head.bias"]
+    first, second = (dict(zip(names, map(torch.tensor, model), strict=True)) for model in models)
     x = {name: torch.zeros_like(value) for name, value in first.items()}
-    replies = [reply_of(0, first, [3.0, 6.0]), reply_of(1, second, [1.0, 0.0])]
-    found = output(x, x, x, replies)
-    for name, values in expected.items():
+    found = output(x, x, x, [reply_of(0, first, [3.0, 6.0]), reply_of(1, second, [1.0, 0.0])])
+    for name, values in zip(names, expected, strict=True):
         torch.testing.assert_close(found[f"grown.{name}"], torch.tensor(values))
 
 
@@ -201,49 +204,30 @@ def test_pfnm_by_hand():
 
     Their weights to class 0 count 3/4 and 1/4, to class 1, which only the first has, 1 and 0.
     """
-    first = {
-        "body.1.weight": [[4.0], [-4.0]],
-        "body.1.bias": [1.0, 0.0],
-        "head.weight": [[2.0, 0.0], [1.0, 5.0]],
-        "head.bias": [1.0, 2.0],
-    }
-    second = {
-        "body.1.weight": [[-5.0], [3.0]],
-        "body.1.bias": [2.0, -1.0],
-        "head.weight": [[4.0, 8.0], [7.0, 7.0]],
-        "head.bias": [5.0, 9.0],
-    }
-    expected = {
-        "body.1.weight": [[7 / 3], [-9 / 3]],
-        "body.1.bias": [(1 - 1 + 0.1) / 3, (0 + 2 + 0.1) / 3],
-        "head.weight": [[(1.5 + 2) / 2, (0 + 1) / 2], [1 / 2, 5 / 2]],
-        "head.bias": [(0.75 + 1.25 + 0.1) / 2, (2 + 0 + 0.1) / 2],
-    }
-    assert_grown(NeuralMatching(), first, second, expected)
+    first = [[[4.0], [-4.0]], [1.0, 0.0], [[2.0, 0.0], [1.0, 5.0]], [1.0, 2.0]]
+    second = [[[-5.0], [3.0]], [2.0, -1.0], [[4.0, 8.0], [7.0, 7.0]], [5.0, 9.0]]
+    expected = [
+        [[7 / 3], [-9 / 3]],
+        [(1 - 1 + 0.1) / 3, (0 + 2 + 0.1) / 3],
+        [[(1.5 + 2) / 2, (0 + 1) / 2], [1 / 2, 5 / 2]],
+        [(0.75 + 1.25 + 0.1) / 2, (2 + 0 + 0.1) / 2],
+    ]
+    assert_grown(NeuralMatching(), "body.1", first, second, expected=expected)
 
 
 def test_fedma_by_hand():
     """The same by incoming weights alone, of a convolution, and with the mean classifier."""
-    first = {
-        "body.0.weight": [[[[4.0]]], [[[-4.0]]]],
-        "body.0.bias": [1.0, 0.0],
-        "head.weight": [[2.0, 1.0, 0.0, 1.0], [1.0, 1.0, 5.0, 5.0]],
-        "head.bias": [1.0, 2.0],
-    }
-    second = {
-        "body.0.weight": [[[[-5.0]]], [[[3.0]]]],
-        "body.0.bias": [2.0, -1.0],
-        "head.weight": [[4.0, 0.0, 8.0, 4.0], [7.0] * 4],
-        "head.bias": [5.0, 9.0],
-    }
+    heads = [[2.0, 1.0, 0.0, 1.0], [1.0, 1.0, 5.0, 5.0]], [[4.0, 0.0, 8.0, 4.0], [7.0] * 4]
+    first = [[[[[4.0]]], [[[-4.0]]]], [1.0, 0.0], heads[0], [1.0, 2.0]]
+    second = [[[[[-5.0]]], [[[3.0]]]], [2.0, -1.0], heads[1], [5.0, 9.0]]
     mean = [0.75 * 2 + 0.25 * 8, 0.75 * 1 + 0.25 * 4, 0.25 * 4, 0.75 * 1]
-    expected = {
-        "body.0.weight": [[[[7 / 3]]], [[[-9 / 3]]]],
-        "body.0.bias": [(1 - 1 + 0.1) / 3, (0 + 2 + 0.1) / 3],
-        "head.weight": [mean, [1.0, 1.0, 5.0, 5.0]],
-        "head.bias": [0.75 * 1 + 0.25 * 5, 2.0],
-    }
-    assert_grown(MatchedAveraging(), first, second, expected)
+    expected = [
+        [[[[7 / 3]]], [[[-9 / 3]]]],
+        [(1 - 1 + 0.1) / 3, (0 + 2 + 0.1) / 3],
+        [mean, [1.0, 1.0, 5.0, 5.0]],
+        [0.75 * 1 + 0.25 * 5, 2.0],
+    ]
+    assert_grown(MatchedAveraging(), "body.0", first, second, expected=expected)
 
 
 def test_one_client_alone_is_shrunk_by_the_prior():
