@@ -93,13 +93,12 @@ def trained(count: int = 3) -> tuple[ServerModel, list[Reply], list[nn.Module]]:
             model.body[1].running_var.uniform_(0.5, 2.0)
     x = sent.state_dict()
     counts = ([4.0, 0.0, 3.0], [2.0, 6.0, 1.0], [0.0, 2.0, 2.0])
-    replies = []
-    for client, model in enumerate(models):
+    own, replies = {name for name, _ in sent.named_buffers()}, []
+    for model, held in zip(models, counts, strict=False):
         change = {n: v - x[n] for n, v in model.state_dict().items() if v.is_floating_point()}
-        own = {name for name, _ in model.named_buffers()}
         update = {name: value for name, value in change.items() if name not in own}
         buffers = {name: value for name, value in change.items() if name in own}
-        replies.append(reply(client, update, counts[client], buffers))
+        replies.append(reply(len(replies), update, held, buffers))
     return ServerModel(sent, (2,), 3), replies, models
 
 
@@ -130,10 +129,8 @@ def test_plain_is_the_mean_of_logits_and_masked_of_zeroed_rows_over_the_holders(
 def test_the_order_of_clients_does_not_matter(masked):
     """Neither of the replies, nor of the tensors in a file; ids are numbers: 10 comes after 9."""
     network, replies, _ = trained()
-    renamed = [
-        reply(client, answer.update, answer.payloads[CLASS_COUNTS][COUNTS].tolist(), answer.buffers)
-        for client, answer in zip((9, 10, 11), replies, strict=True)
-    ]
+    ids = zip((9, 10, 11), replies, strict=True)
+    renamed = [replace(answer, client_id=client) for client, answer in ids]
     wanted = mean_logits(network, renamed, masked=masked)(INPUTS)[1]
     turned = mean_logits(network, renamed[::-1], masked=masked)(INPUTS)[1]
     torch.testing.assert_close(turned, wanted)
