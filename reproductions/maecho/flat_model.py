@@ -18,7 +18,7 @@ def flat(tensors: Tensors) -> Tensor:
 
 def unflat(row: Tensor, like: Tensors) -> dict[str, Tensor]:
     """Return the tensors of a row (d,), with the names and shapes of ``like``."""
-    parts = row.split([value.numel() for value in like.values()])
+    parts = torch.split(row, [value.numel() for value in like.values()])
     return {
         name: part.view_as(value) for (name, value), part in zip(like.items(), parts, strict=True)
     }
