@@ -38,8 +38,7 @@ The teacher is the plain mean of logits, as in the paper, which is poor where cl
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from logging import INFO
 from typing import Literal, Unpack
 
@@ -114,7 +113,10 @@ class Distilled:
         if self.initial == "average":
             models = [self._network.trained(reply) for reply in replies]
             student.load_state_dict(mean_of(models, [1.0] * len(models)), strict=False)
-        with _seeded(self.seed, self._network.device) as generator:
+        device = self._network.device
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(self.seed)  # of dropout
+            generator = torch.Generator().manual_seed(self.seed)
             views = Views(*self._range, self.crop_padding, self.flip, generator)
             self._train(student, teacher, views)
         sent, own = self._network.model.state_dict(), student.state_dict()
@@ -122,39 +124,25 @@ class Distilled:
         return {name: (own[name] - sent[name]).cpu() for name in names}
 
     def _train(self, student: nn.Module, teacher: MeanLogits, views: Views) -> None:
-        how, shape, device = self.generation, self._network.input_shape, self._network.device
+        how, learning = self.generation, self.distillation
+        shape, device = self._network.input_shape, self._network.device
         maker = Generator(how.latent, how.width, shape).to(device)
         maker = maker.to(memory_format=torch.channels_last)  # faster on a CPU
         pool = torch.empty(self.epochs * how.images, *shape, dtype=torch.uint8, device=device)
-        optimizer = SGD(self.distillation.momentum)
-        optimizer.start(dict(student.named_parameters()), self.distillation.lr)
+        optimizer = SGD(learning.momentum)
+        optimizer.start(dict(student.named_parameters()), learning.lr)
         for epoch in range(1, self.epochs + 1):
             images, losses = generate(maker, teacher, student, views, how)
             filled = epoch * how.images
             pool[filled - how.images : filled] = (255 * images).round()
-            learning = self.distillation
             figures = losses | distil(student, teacher, pool[:filled], views, optimizer, learning)
             if epoch % max(1, self.epochs // _LOG_LINES) == 0:
                 text = "  ".join(f"{name} {value:.3f}" for name, value in figures.items())
                 log(INFO, "DENSE: epoch %s of %s: %s", epoch, self.epochs, text)
 
 
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[torch.Generator]:
-    """Yield a generator; seed torch's own, which dropout uses, inside the block only."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield torch.Generator().manual_seed(seed)
-
-
 class DENSE(FederatedStrategy):
-    """One round, whose replies are distilled: ``DENSE(server_model=ServerModel(...)).start(...)``.
-
-    Args:
-        epochs: of generation and distillation.
-        masked_teacher: the masked ensemble instead of the plain one.
-        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
-    """
+    """One round, whose replies are distilled: ``DENSE(server_model=ServerModel(...))``."""
 
     def __init__(
         self, epochs: int = 200, masked_teacher: bool = False, **slots: Unpack[Slots]

@@ -42,10 +42,8 @@ SHARES, CLIENTS = "shares", "clients"
 class MeanLogits(nn.Module):
     """A network whose logits are the weighted means of many models' logits.
 
-    Args:
-        model: computes with each of the states; its own tensors fill in for missing ones.
-        states: the models' tensors, by name.
-        shares: the weight of each model's logit of each class (N, C).
+    ``model`` computes with each of the states; its own tensors fill in for missing ones. ``shares``
+    are the weight of each model's logit of each class (N, C).
     """
 
     shares: Tensor
@@ -81,11 +79,7 @@ def require_logits(what: str, network: ServerModel) -> None:
 
 
 def class_shares(replies: Sequence[Reply], num_classes: int, *, masked: bool) -> Tensor:
-    """Return the weight of each client's logit of each class (N, C).
-
-    Raises:
-        ConfigError: if class counts are needed and were not sent.
-    """
+    """Return the weight of each client's logit of each class (N, C)."""
     if not masked:
         return torch.full((len(replies), num_classes), 1.0 / len(replies))
     if any(CLASS_COUNTS not in reply.payloads for reply in replies):
@@ -117,8 +111,7 @@ class AllClients:
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
     ) -> dict[str, Tensor]:
         """Return the models and their shares."""
-        shares = class_shares(replies, self._network.num_classes, masked=self.masked)
-        found = {SHARES: shares}
+        found = {SHARES: class_shares(replies, self._network.num_classes, masked=self.masked)}
         for reply in replies:
             for name, value in self._network.trained(reply).items():
                 found[f"{CLIENTS}.{reply.client_id}.{name}"] = value
@@ -145,12 +138,7 @@ def ensemble_of(tensors: Tensors, model: nn.Module) -> MeanLogits:
 
 
 class Ensemble(FederatedStrategy):
-    """One round whose output is the ensemble: ``Ensemble(server_model=ServerModel(...))``.
-
-    Args:
-        masked: a model has no say in classes that its client does not hold.
-        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
-    """
+    """One round whose output is the ensemble: ``Ensemble(server_model=ServerModel(...))``."""
 
     def __init__(self, masked: bool = True, **slots: Unpack[Slots]) -> None:
         slots.setdefault("output", AllClients(masked))

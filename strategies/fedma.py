@@ -22,10 +22,10 @@ from torch import Tensor
 
 from strategies.base import Tensors
 from strategies.fusion.grown_network import GrownNetwork, spread
-from strategies.fusion.layer_chain import Chain, Link
+from strategies.fusion.layer_chain import Link
 from strategies.fusion.projected_layers import bias_of
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
+from strategies.pfnm import PFNM
+from strategies.round.federated import Slots
 
 
 class MatchedAveraging(GrownNetwork):
@@ -77,18 +77,9 @@ def _weights(
     return found
 
 
-class FedMA(FederatedStrategy):
-    """One round whose output is the grown network: ``FedMA(server_model=ServerModel(...))``.
-
-    Args:
-        output: :class:`MatchedAveraging`; by default with the released code's numbers.
-        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
-    """
+class FedMA(PFNM):
+    """One round whose output is the grown network: ``FedMA(server_model=ServerModel(...))``."""
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
         slots.setdefault("output", MatchedAveraging(gamma=7.0))
-        super().__init__(
-            client_sides={"chain": Chain(), "class_counts": ClassCountsClient()},
-            server_sides={"class_counts": ClassCountsServer()},
-            **slots,
-        )
+        super().__init__(**slots)

@@ -75,7 +75,7 @@ class Released:
         self.normalise = normalise
 
     def start(self, layer: Layer, model: Tensor, cap: float | None) -> Iterate:
-        """Return the iterate of a layer that starts at ``model`` (out, d); cap is C of eq. 6."""
+        """Return the iterate of a layer that starts at ``model`` (out, d); ``cap`` is C."""
         if self.normalise:
             return Normalised(layer, model, cap, self.step)
         return Cumulative(layer, model, cap, self.step, 1.0, mean=True)
@@ -190,12 +190,7 @@ class HarmonizedOptima:
 
 
 class MAEcho(FederatedStrategy):
-    """One round, whose replies are fused: ``MAEcho(local_lr=.01).start(..., num_rounds=1)``.
-
-    Args:
-        rank: of the projections, or None: all of them.
-        slots: of :class:`FederatedStrategy`.
-    """
+    """One round, whose replies are fused: ``MAEcho(local_lr=.01).start(..., num_rounds=1)``."""
 
     def __init__(self, rank: int | None = None, **slots: Unpack[Slots]) -> None:
         slots.setdefault("aggregator", HarmonizedOptima())

@@ -100,12 +100,7 @@ class NeuralMatching(GrownNetwork):
 
 
 class PFNM(FederatedStrategy):
-    """One round whose output is the grown network: ``PFNM(server_model=ServerModel(...))``.
-
-    Args:
-        output: :class:`NeuralMatching`; by default with the released code's numbers.
-        slots: of :class:`FederatedStrategy`; ``server_model`` is required.
-    """
+    """One round whose output is the grown network: ``PFNM(server_model=ServerModel(...))``."""
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
         slots.setdefault("output", NeuralMatching())

@@ -40,11 +40,7 @@ from strategies.round.federated import FederatedStrategy, Slots
 
 
 def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:
-    """Return eq. 2 (out, d), computed in float64.
-
-    Raises:
-        ValueError: for projections of the damped form, which have no scales.
-    """
+    """Return eq. 2 (out, d), computed in float64; ValueError for damped projections."""
     if not layer.scales.all():
         raise ValueError(
             f"the projections of {layer.name} hold no second moments: RegMean needs "
@@ -80,8 +76,9 @@ class RegressionMean:
         classifier: Literal["fused", "masked"] = "fused",
     ) -> None:
         self.shrinkage = require_range("strategy.regmean.shrinkage", shrinkage, high=1.0)
-        parts = ("fused", "masked")
-        self.classifier = require_choice("strategy.regmean.classifier", classifier, parts)
+        self.classifier = require_choice(
+            "strategy.regmean.classifier", classifier, ("fused", "masked")
+        )
 
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:

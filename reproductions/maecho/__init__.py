@@ -25,8 +25,7 @@ TIMEOUT_SECONDS = 900
 def collect(folder: Path, settings: Mapping[str, Any], say: Say) -> dict[str, Any] | None:
     """Return the digits or the fusion of a run (``PaperFigures.collect``).
 
-    The fusion is replayed in a process of its own, from the clients' models that the run has kept
-    (checkpoint.client_models).
+    A process of its own replays the fusion of the clients' models (checkpoint.client_models).
     """
     images = read_generated(folder, settings)
     if images is not None:

@@ -31,17 +31,11 @@ Layers = Sequence[tuple[Array, Array]]  # weights (out, in) and biases (out,)
 
 @dataclass(frozen=True)
 class Generated:
-    """Images of each class, from the same latents for every decoder.
+    """Images of each class, from the same latents for every decoder; compressed, in base64."""
 
-    Args:
-        shape: (samples per class, classes, height, width).
-        model: of the run's final decoder; pixels in 0..255, compressed, in base64.
-        clients: of the clients' own decoders, by id.
-    """
-
-    shape: Sequence[int]
-    model: str
-    clients: Mapping[str, str]
+    shape: Sequence[int]  # (samples per class, classes, height, width), pixels in 0..255
+    model: str  # of the run's final decoder
+    clients: Mapping[str, str]  # of the clients' own decoders, by id
 
     def images(self, packed: str) -> Pixels:
         """Return (samples, classes, height, width) of ``model``, or of one of ``clients``."""
@@ -68,13 +62,7 @@ def read_generated(folder: Path, settings: Mapping[str, Any]) -> Generated | Non
 
 
 def decode(layers: Layers, latents: Array, classes: int) -> Array:
-    """Return the probabilities of the pixels (samples, classes, d).
-
-    Args:
-        layers: of the decoder.
-        latents: (samples, latent).
-        classes: C; each latent is decoded as every class.
-    """
+    """Return the pixels' probabilities (samples, classes, d) of latents (samples, latent)."""
     count = len(latents)
     labels = np.broadcast_to(np.eye(classes), (count, classes, classes))
     values = np.broadcast_to(latents[:, None], (count, classes, latents.shape[1]))

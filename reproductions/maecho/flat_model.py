@@ -1,4 +1,4 @@
-"""Models as one row of numbers, and their loss and accuracy."""
+"""Models as one row of numbers, and test batches that are kept in memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from strategies.base import Tensors
-from tasks.evaluation import Loss, evaluate_model
-
-Batches = Sequence[tuple[Tensor, Tensor]]
 
 
 def flat(tensors: Tensors) -> Tensor:
@@ -19,51 +16,24 @@ def flat(tensors: Tensors) -> Tensor:
     return torch.cat([value.flatten() for value in tensors.values()]).double()
 
 
-class Measured:
-    """Loss and accuracy of models that are given as one row of numbers.
-
-    Args:
-        model: the network.
-        like: the tensors in the row, in their order.
-        batches: of the test set.
-        loss: of the task.
-    """
-
-    def __init__(self, model: nn.Module, like: Tensors, batches: Batches, loss: Loss) -> None:
-        self.model, self.like, self.batches, self._loss = model, like, batches, loss
-
-    def score(self, row: Tensor) -> tuple[float, float | None]:
-        """Return loss and accuracy on all examples."""
-        return self._evaluate(row, self.batches)
-
-    def loss(self, row: Tensor, examples: int) -> float:
-        """Return the loss on the first examples."""
-        return self._evaluate(row, self._first(examples))[0]
-
-    def count(self, examples: int) -> int:
-        """Return the number of examples that ``loss`` takes: whole batches."""
-        return len(_Examples(self._first(examples)))
-
-    def _first(self, examples: int) -> Batches:
-        return self.batches[: max(1, examples // len(self.batches[0][1]))]
-
-    @torch.no_grad()
-    def _evaluate(self, row: Tensor, batches: Batches) -> tuple[float, float | None]:
-        state, start = self.model.state_dict(), 0
-        for name, value in self.like.items():
-            state[name].copy_(row[start : start + value.numel()].view_as(value))
-            start += value.numel()
-        return evaluate_model(self.model, _Examples(batches), self._loss)
+def unflat(row: Tensor, like: Tensors) -> dict[str, Tensor]:
+    """Return the tensors of a row (d,), with the names and shapes of ``like``."""
+    parts = torch.split(row, [value.numel() for value in like.values()])
+    return {
+        name: part.view_as(value) for (name, value), part in zip(like.items(), parts, strict=True)
+    }
 
 
-class _Examples:
-    """Batches in memory, as :func:`evaluate_model` takes them."""
+class Batches:
+    """Batches in memory, as :func:`tasks.evaluation.evaluate_model` takes them."""
 
-    def __init__(self, kept: Batches) -> None:
+    def __init__(self, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
         self.kept = kept
 
     def __len__(self) -> int:
+        """Return the number of examples."""
         return sum(len(labels) for _, labels in self.kept)
 
     def batches(self, *_: Any, **__: Any) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches."""
         return iter(self.kept)

@@ -10,65 +10,39 @@ from fedhet.report.run_data import Run
 
 @dataclass(frozen=True)
 class FusionPath:
-    """The iterates of a fusion, and the loss on the plane of its first two steps.
+    """The iterates of a fusion, and the loss on the plane of its first two steps."""
 
-    Args:
-        iterations: their numbers, from 0 on.
-        accuracy: of each iterate, on the test set; empty if the model does not classify.
-        loss: of each iterate, on the test set.
-        path: (x, y) of the nearest point to each iterate in the plane; the first three lie in it.
-        in_plane: share of the squared distances from the first iterate that lies in the plane.
-        x: of the grid.
-        y: of the grid.
-        surface: the loss at (y, x), on the first ``examples`` of the test set.
-        examples: their number.
-        error: why there is no path.
-    """
-
-    iterations: Sequence[int] = ()
-    accuracy: Sequence[float] = ()
-    loss: Sequence[float] = ()
-    path: Sequence[Sequence[float]] = ()
-    in_plane: float = 1.0
-    x: Sequence[float] = ()
+    iterations: Sequence[int] = ()  # their numbers, from 0 on
+    accuracy: Sequence[float] = ()  # on the test set; empty if the model does not classify
+    loss: Sequence[float] = ()  # on the test set
+    path: Sequence[Sequence[float]] = ()  # (x, y) in the plane nearest to each iterate
+    in_plane: float = 1.0  # share of the squared distances from the first iterate
+    x: Sequence[float] = ()  # of the grid
     y: Sequence[float] = ()
-    surface: Sequence[Sequence[float]] = ()
-    examples: int = 0
-    error: str = ""
+    surface: Sequence[Sequence[float]] = ()  # the loss at (y, x), on the first test examples
+    examples: int = 0  # of the surface
+    error: str = ""  # why there is no path
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The neurons of all clients at one time.
-
-    Args:
-        title: of the stage.
-        points: (x, y) of every neuron, client after client: a t-SNE of the weights' rows.
-        matched: share of the other clients' neurons that are nearest to the first client's neuron
-            of the same number.
-        accuracy: of the clients' models on their own examples, the mean; None if unknown.
-    """
+    """The neurons of all clients at one time."""
 
     title: str
-    points: Sequence[Sequence[float]]
+    points: Sequence[Sequence[float]]  # (x, y) of every neuron by client: a t-SNE of the rows
+    # share of the other clients' neurons that are nearest to the first client's neuron of the same
+    # number
     matched: float
-    accuracy: float | None
+    accuracy: float | None  # the mean of the clients' models on their own examples
 
 
 @dataclass(frozen=True)
 class Neurons:
-    """The neurons of a layer, before a fusion and during it.
+    """The neurons of a layer, before a fusion and during it."""
 
-    Args:
-        layer: name of its weight.
-        clients: N.
-        count: number of neurons per client, the first ones of the layer.
-        stages: in their order.
-    """
-
-    layer: str
+    layer: str  # the name of its weight
     clients: int
-    count: int
+    count: int  # neurons per client, the first ones of the layer
     stages: Sequence[Stage]
 
 

@@ -49,18 +49,16 @@ def fusion(layout: Layout, stem: Path) -> list[Block]:
 
 
 def _caption(shown: Found, left_out: int) -> str:
-    words = [
+    words = (
         "Left: the loss on the plane of the fusion's first two steps, as in the paper, on "
         f"{shown[0][1].examples} examples of the test set; each picture has its own logarithmic "
         "scale of colours. The line: the iterates, from the circle to the star. From the fourth "
         "on they need not lie in the plane: the nearest point of the plane is shown, with the loss "
         "there, not their own. Right: "
         f"{'accuracy' if shown[0][1].accuracy else 'loss'} on the whole test set by iteration, on "
-        "a scale that is logarithmic from 1 on; grey: the other runs.",
-    ]
-    if left_out:
-        words.append(f"{left_out} further runs are only in the table.")
-    return " ".join(words)
+        "a scale that is logarithmic from 1 on; grey: the other runs."
+    )
+    return f"{words} {left_out} further runs are only in the table." if left_out else words
 
 
 def _table(found: Found) -> Table:
@@ -84,9 +82,6 @@ def _table(found: Found) -> Table:
 
 def _values(path: FusionPath) -> Sequence[float]:
     return [100 * value for value in path.accuracy] or path.loss
-
-
-# ---- drawing -------------------------------------------------------------------------------------
 
 
 def _surface(label: str, path: FusionPath) -> Draw:

@@ -27,21 +27,13 @@ ROUNDING = 2  # of 255
 
 @dataclass(frozen=True)
 class Decoder:
-    """A decoder and its images.
+    """A decoder and its images."""
 
-    Args:
-        run: the label of its run.
-        client: its client's id; "" for the run's own decoder.
-        images: (samples, classes, height, width).
-        trained: of which classes there were examples; None if unknown.
-        names: of the classes.
-    """
-
-    run: str
-    client: str
-    images: Pixels
-    trained: Sequence[bool] | None
-    names: Sequence[str]
+    run: str  # the label of its run
+    client: str  # its client's id; "" for the run's own decoder
+    images: Pixels  # (samples, classes, height, width)
+    trained: Sequence[bool] | None  # of which classes there were examples; None if unknown
+    names: Sequence[str]  # of the classes
 
 
 def generated_of(run: Run) -> Generated | None:
@@ -60,7 +52,8 @@ def generated(layout: Layout, partitions: Partitions, stem: Path) -> list[Block]
     counted = partitions()
     found = _different([d for label, run in runs for d in _decoders(label, run, counted)])
     shown = found[:MOST_SHOWN]
-    tallest = max(d.images.shape[0] * d.images.shape[2] / _width(d) for d in shown)
+    shapes = [decoder.images.shape for decoder in shown]
+    tallest = max(n * rows / (classes * columns) for n, classes, rows, columns in shapes)
     height = TOP + 0.1 + (WIDTH - 2 * LEFT) * tallest
     titled = zip(shown, _titles(shown), strict=True)
     pictures = [_picture(decoder, title, height) for decoder, title in titled]
@@ -80,8 +73,9 @@ def _decoders(label: str, run: Run, counted: Sequence[Partition]) -> list[Decode
         counts, names = np.asarray(partition.counts), partition.class_names
     found = []
     for client, packed in images.clients.items() if len(images.clients) > 1 else ():
-        known = counts is not None and int(client) < len(counts)
-        trained = (counts[int(client)] > 0).tolist() if known and counts is not None else None
+        trained = None
+        if counts is not None and int(client) < len(counts):
+            trained = (counts[int(client)] > 0).tolist()
         found.append(Decoder(label, client, images.images(packed), trained, names))
     everyone = None if counts is None else (counts.sum(axis=0) > 0).tolist()
     return [*found, Decoder(label, "", images.images(images.model), everyone, names)]
@@ -111,24 +105,15 @@ def _titles(decoders: Sequence[Decoder]) -> list[str]:
 
 
 def _caption(shown: Sequence[Decoder], left_out: int) -> str:
-    words = [
+    words = (
         "What each decoder makes of the same latents, drawn from N(0, I), a row each, and of every "
         "class, a column each: the probability of each pixel. First the clients' decoders, if the "
         "run has kept them (checkpoint.client_models=true), then the run's own."
-    ]
+    )
     if any(decoder.trained and not all(decoder.trained) for decoder in shown):
-        words.append("Grey: classes without examples at its clients.")
-    words.append("Of decoders with the same images one is shown.")
-    if left_out:
-        words.append(f"{left_out} further decoders are left out.")
-    return " ".join(words)
-
-
-# ---- drawing -------------------------------------------------------------------------------------
-
-
-def _width(decoder: Decoder) -> int:
-    return int(decoder.images.shape[1] * decoder.images.shape[3])
+        words += " Grey: classes without examples at its clients."
+    words += " Of decoders with the same images one is shown."
+    return f"{words} {left_out} further decoders are left out." if left_out else words
 
 
 def _picture(decoder: Decoder, title: str, height: float) -> Draw:

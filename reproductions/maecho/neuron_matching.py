@@ -7,21 +7,23 @@ aggregator holds them in other coordinates.
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from sklearn.manifold import TSNE
 from torch import Tensor
 
 from common.errors import ConfigError
-from reproductions.maecho.flat_model import Measured, flat
+from reproductions.maecho.flat_model import Batches
 from reproductions.maecho.fusion_path import Neurons, Stage
 from strategies.base import Reply, Tensors, local_model
+from strategies.fusion.neuron_alignment import Alignment
 from strategies.fusion.projected_layers import flattened, projected_layers, unflattened
 from strategies.fusion.projections import PROJECTIONS
 from strategies.maecho import HarmonizedOptima, Released
 from tasks import Task
+from tasks.evaluation import evaluate_model
 
 LATER = 30  # iterations of the last stage
 MOST_NEURONS = 100  # of a layer
@@ -30,43 +32,41 @@ STARTS = ("average", "first")
 Models = Sequence[Tensors]
 
 
-def neurons(
-    task: Task,
-    aggregator: HarmonizedOptima,
-    params: Tensors,
-    sent: Sequence[Reply],
-    replies: Sequence[Reply],
-) -> Neurons | None:
+@dataclass(frozen=True)
+class Fusion:
+    """The fusion of a run."""
+
+    task: Task
+    aggregator: HarmonizedOptima
+    params: Tensors  # x
+    sent: Sequence[Reply]  # as the clients sent them
+    replies: Sequence[Reply]  # as the aggregator got them
+
+
+def neurons(fusion: Fusion) -> Neurons | None:
     """Return the neurons of the last layer before the classifier, in up to four stages of a fusion.
 
-    Args:
-        task: of the run.
-        aggregator: of the run.
-        params: x.
-        sent: the replies as the clients sent them.
-        replies: the replies as the aggregator gets them, such as aligned.
-
-    Returns:
-        None if this module does not know the V_i of the aggregator's loop.
+    None where this module does not know the V_i of the aggregator's loop.
     """
+    aggregator, params, replies = fusion.aggregator, fusion.params, fusion.replies
     layers = projected_layers(replies)
     known = isinstance(aggregator.loop, Released) and aggregator.initial in STARTS
     if not known or aggregator.weights != "uniform" or not layers:
         return None
     local = [local_model(params, reply) for reply in replies]
-    stages: list[tuple[str, Models]] = [("as trained", [local_model(params, r) for r in sent])]
-    aligned = _aligned(params, sent)
-    if aligned is not None:
+    trained = [local_model(params, reply) for reply in fusion.sent]
+    stages: list[tuple[str, Models]] = [("as trained", trained)]
+    if (aligned := _aligned(params, fusion.sent)) is not None:
         stages.append(("aligned by optimal transport", aligned))
     for count in dict.fromkeys(min(n, aggregator.iterations) for n in (1, LATER)):
         words = f"MA-Echo, {count} iteration{'s' if count > 1 else ''}"
         stages.append((words, local_optima(aggregator, replies, local, layers, count)))
-    own = [_own_examples(task, params, reply.client_id) for reply in replies]
+    own = [_own_examples(fusion.task, reply.client_id) for reply in replies]
     return Neurons(
         layers[-1],
         len(replies),
         min(MOST_NEURONS, len(local[0][layers[-1]])),
-        [_stage(title, layers[-1], models, own) for title, models in stages],
+        [_stage(fusion.task, title, layers[-1], models, own) for title, models in stages],
     )
 
 
@@ -77,14 +77,9 @@ def local_optima(
     layers: Sequence[str],
     iterations: int,
 ) -> list[dict[str, Tensor]]:
-    """Return the clients' models with the V_i as their layers, after so many iterations.
+    """Return the clients' models with the V_i as these layers, after so many iterations.
 
-    Args:
-        aggregator: with :class:`Released`, and an ``initial`` of STARTS.
-        replies: with projections.
-        local: the clients' models.
-        layers: to iterate.
-        iterations: their number.
+    The aggregator has :class:`Released` as its loop, and an ``initial`` of STARTS.
     """
     found = [dict(model) for model in local]
     for name in layers:
@@ -116,10 +111,6 @@ def _iterated(
 
 def _aligned(params: Tensors, sent: Sequence[Reply]) -> Models | None:
     """Return the models in the order of the first one's neurons; None if that is not possible."""
-    if importlib.util.find_spec("ot") is None:
-        return None
-    from strategies.fusion.neuron_alignment import Alignment
-
     bare = [dataclasses.replace(reply, payloads={}) for reply in sent]
     try:
         return [local_model(params, reply) for reply in Alignment()(params, bare)]
@@ -127,19 +118,18 @@ def _aligned(params: Tensors, sent: Sequence[Reply]) -> Models | None:
         return None
 
 
-def _own_examples(task: Task, params: Tensors, client: int) -> Measured:
-    """Return what scores a model on a client's own examples."""
+def _own_examples(task: Task, client: int) -> Batches:
     data, _ = task.client_data(client)
-    batches = list(data.batches(500, generator=None, train=False))[: -(-EXAMPLES // 500)]
-    return Measured(task.build_model(0), params, batches, task.loss)
+    kept = list(data.batches(500, generator=None, train=False))
+    return Batches(kept[: -(-EXAMPLES // 500)])
 
 
-def _stage(title: str, layer: str, models: Models, own: Sequence[Measured]) -> Stage:
+def _stage(task: Task, title: str, layer: str, models: Models, own: Sequence[Batches]) -> Stage:
     rows = torch.stack([flattened(layer, model)[:MOST_NEURONS] for model in models]).double()
-    scores = [
-        measured.score(flat({name: model[name] for name in measured.like}))[1]
-        for model, measured in zip(models, own, strict=True)
-    ]
+    network, scores = task.build_model(0), []
+    for model, data in zip(models, own, strict=True):
+        network.load_state_dict(model, strict=False)
+        scores.append(evaluate_model(network, data, task.loss)[1])
     known = [score for score in scores if score is not None]
     return Stage(
         title,
@@ -157,10 +147,6 @@ def embedded(rows: Tensor) -> list[list[float]]:
 
 
 def matched(rows: Tensor) -> float:
-    """Return the share of neurons whose nearest neuron of the first client has the same number.
-
-    Args:
-        rows: (N, n, d), of the first client and of the others.
-    """
+    """Return the share of rows (N, n, d) whose nearest one of the first client has their number."""
     nearest = torch.cdist(rows[1:], rows[:1].expand(len(rows) - 1, -1, -1)).argmin(2)
     return float((nearest == torch.arange(rows.shape[1])).double().mean())

@@ -38,15 +38,14 @@ def neurons(layout: Layout, stem: Path) -> list[Block]:
 
 
 def _caption(found: Found) -> str:
-    words = [
+    words = (
         f"The rows of {found[0][1].layer}, a number per neuron, a colour per client, by a t-SNE of "
         "each picture: only neighbourhoods have a meaning, positions have none. In parentheses: "
         "the mean accuracy of the clients' models on their own examples. In MA-Echo's pictures "
         "the clients' layers are the V_i."
-    ]
-    if len(found) > MOST_SHOWN:
-        words.append(f"{len(found) - MOST_SHOWN} further runs are only in the table.")
-    return " ".join(words)
+    )
+    left_out = len(found) - MOST_SHOWN
+    return f"{words} {left_out} further runs are only in the table." if left_out > 0 else words
 
 
 def _table(found: Found) -> Table:

@@ -23,38 +23,19 @@ from torch import Tensor
 from common.errors import ConfigError
 from fedhet.load_run import recipe_of, task_of
 from reproductions.maecho.decoder_data import CLIENTS
-from reproductions.maecho.flat_model import Measured, flat
+from reproductions.maecho.flat_model import Batches, flat, unflat
 from reproductions.maecho.fusion_path import FusionPath
-from reproductions.maecho.neuron_matching import neurons
-from strategies.base import Reply, Tensors
+from reproductions.maecho.neuron_matching import Fusion, neurons
+from strategies.base import Reply
 from strategies.maecho import HarmonizedOptima
 from strategies.round.client_snapshots import load_replies
-from tasks import Task
+from tasks.evaluation import evaluate_model
 
 GRID = 21  # points on a side
 EXAMPLES = 2000  # of the test set, for the surface
 MARGIN = 0.2  # of the side, around the path
 DENSE = 6  # every iteration up to this one is kept, then fewer and fewer
 DIGITS = 5
-
-
-@dataclass(frozen=True)
-class Fusion:
-    """The fusion of a run.
-
-    Args:
-        task: of the run.
-        aggregator: of the run.
-        params: x.
-        sent: the clients' replies as they sent them.
-        replies: the replies as the aggregator got them.
-    """
-
-    task: Task
-    aggregator: HarmonizedOptima
-    params: Tensors
-    sent: Sequence[Reply]
-    replies: Sequence[Reply]
 
 
 def read_fusion(folder: Path) -> Fusion | None:
@@ -73,23 +54,27 @@ def read_fusion(folder: Path) -> Fusion | None:
 def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> FusionPath:
     """Return the iterates of a fusion, and the loss on their plane.
 
-    Args:
-        fusion: of a run.
-        grid: points on a side of the surface.
-        examples: of the test set, for the surface.
+    The surface has ``grid`` points on a side, on so many examples of the test set.
 
     Raises:
         ConfigError: if the test set is not available.
     """
     iterations = kept_iterations(fusion.aggregator.iterations)
     iterates = torch.stack([flat(fused(fusion, count)) for count in iterations])
-    batches = list(fusion.task.test_data().batches(500, generator=None, train=False))
-    measured = Measured(fusion.task.build_model(0), fusion.params, batches, fusion.task.loss)
-    scores = [measured.score(iterate) for iterate in iterates]
+    task = fusion.task
+    batches = list(task.test_data().batches(500, generator=None, train=False))
+    every, few = Batches(batches), Batches(batches[: max(1, examples // len(batches[0][1]))])
+    model = task.build_model(0)
+
+    def score(row: Tensor, data: Batches) -> tuple[float, float | None]:
+        model.load_state_dict(unflat(row, fusion.params), strict=False)
+        return evaluate_model(model, data, task.loss)
+
+    scores = [score(iterate, every) for iterate in iterates]
     plane = Plane.through(*(iterates[min(n, len(iterates) - 1)] for n in range(3)))
     path = plane.coordinates(iterates)
     x, y = _axes(path, grid)
-    surface = [[measured.loss(plane.point(a, b), examples) for a in x] for b in y]
+    surface = [[score(plane.point(a, b), few)[0] for a in x] for b in y]
     return FusionPath(
         iterations,
         _rounded([accuracy for _, accuracy in scores if accuracy is not None]),
@@ -99,7 +84,7 @@ def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> F
         _rounded(x),
         _rounded(y),
         [_rounded(row) for row in surface],
-        measured.count(examples),
+        len(few),
     )
 
 
@@ -122,31 +107,30 @@ def fused(fusion: Fusion, iterations: int) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Plane:
-    """The plane through three models (d,); ``first`` and ``second`` are orthonormal."""
+    """The plane through three models (d,), with orthonormal axes (d, 2)."""
 
     origin: Tensor
-    first: Tensor
-    second: Tensor
+    axes: Tensor
 
     @classmethod
     def through(cls, one: Tensor, other: Tensor, third: Tensor) -> Plane:
         """Return the plane; its first axis points from ``one`` to ``other``."""
         first = _unit(other - one)
         rest = third - one
-        return cls(one, first, _unit(rest - (rest @ first) * first))
+        return cls(one, torch.stack([first, _unit(rest - (rest @ first) * first)], dim=1))
 
     def coordinates(self, models: Tensor) -> Tensor:
         """Return (x, y) of the points nearest to models (n, d)."""
-        found: Tensor = (models - self.origin) @ torch.stack([self.first, self.second], dim=1)
+        found: Tensor = (models - self.origin) @ self.axes
         return found
 
     def point(self, x: float, y: float) -> Tensor:
         """Return the model (d,) at (x, y)."""
-        return self.origin + x * self.first + y * self.second
+        return self.origin + x * self.axes[:, 0] + y * self.axes[:, 1]
 
     def share(self, directions: Tensor) -> float:
         """Return the share of the squared lengths of directions (n, d) that lies in the plane."""
-        inside = (directions @ torch.stack([self.first, self.second], dim=1)).square().sum()
+        inside = (directions @ self.axes).square().sum()
         return float(inside / directions.square().sum().clamp_min(1e-30))
 
 
@@ -175,8 +159,7 @@ def main() -> None:
     try:
         if (fusion := read_fusion(Path(json.load(sys.stdin)))) is not None:
             found["fusion"] = dataclasses.asdict(fusion_path(fusion))
-            parts = fusion.params, fusion.sent, fusion.replies
-            if (matching := neurons(fusion.task, fusion.aggregator, *parts)) is not None:
+            if (matching := neurons(fusion)) is not None:
                 found["neurons"] = dataclasses.asdict(matching)
     except (ConfigError, OSError) as error:
         found = {"fusion": {"error": str(error)}}

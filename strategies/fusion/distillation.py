@@ -95,8 +95,7 @@ def generate(
 ) -> tuple[Tensor, dict[str, float]]:
     """Return an epoch's images (images, C, H, W) in [0, 1], and the losses of their step by name.
 
-    The generator is reset and trained; the teacher is in eval mode and the student is put in it.
-    The views' generator also draws weights, noise and labels.
+    The teacher is in eval mode. The views' generator also draws weights, noise and labels.
     """
     student.eval()
     maker.reset(views.generator)

@@ -102,11 +102,8 @@ class GrownNetwork(ABC):
     ) -> tuple[list[Tensor], Tensor]:
         """Return each client's labels, and the global neurons' rows (L, d).
 
-        Args:
-            link: the layer.
-            rows: of each client (n_j, d).
-            bias: the column of the bias, if the layer has one.
-            scales: factors of the precision 1 / sigma, by client and column (J, d).
+        ``rows`` (n_j, d) are each client's, ``bias`` is the column of the bias, if there is one;
+        ``scales`` (J, d) are factors of the precision 1 / sigma, by client and column.
         """
         mean = scales.new_zeros(scales.shape[1])
         if link.has_bias:

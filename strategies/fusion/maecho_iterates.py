@@ -22,12 +22,9 @@ from strategies.fusion.quadratic_program import min_norm_weights
 
 
 class Iterate(ABC):
-    """W and the V_i of one layer; V_i = W_i at first.
+    """W and the V_i of one layer, W = ``start`` (out, d) and V_i = W_i at first.
 
-    Args:
-        layer: of all clients.
-        start: W at first (out, d).
-        cap: C of eq. 6; None: uniform weights.
+    ``cap`` is C of eq. 6; None: uniform weights.
     """
 
     remaining = 0.0  # share of the initial W - V_i that is left where no projection acts

@@ -53,16 +53,6 @@ def transport(rows: Tensor, anchor: Tensor) -> Tensor:
     return order
 
 
-def orders_of(chain: Sequence[Link], model: Tensors, anchor: Tensors) -> list[Tensor]:
-    """Return the optimal order of the neurons (out,) of every layer but the last."""
-    orders: list[Tensor] = []
-    for link in chain[:-1]:
-        columns = link.columns(orders[-1] if orders else None)
-        rows = flattened(link.weight, model)[:, columns]
-        orders.append(transport(rows, flattened(link.weight, anchor)))
-    return orders
-
-
 class Alignment:
     """The transform: every reply in the neuron order of the first one, projections included."""
 
@@ -93,7 +83,11 @@ class Alignment:
         self, chain: Sequence[Link], params: Tensors, reply: Reply, anchor: Tensors
     ) -> Reply:
         model = local_model(params, reply)
-        orders = orders_of(chain, model, anchor)
+        orders: list[Tensor] = []
+        for link in chain[:-1]:
+            columns = link.columns(orders[-1] if orders else None)
+            rows = flattened(link.weight, model)[:, columns]
+            orders.append(transport(rows, flattened(link.weight, anchor)))
         payloads = dict(reply.payloads)
         if PROJECTIONS in payloads:
             payloads[PROJECTIONS] = {

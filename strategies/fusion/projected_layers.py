@@ -37,15 +37,13 @@ class Layer:
 def read_layer(name: str, local: Tensors, replies: Sequence[Reply], device: torch.device) -> Layer:
     """Return the layer of that weight, of :func:`local_models` and the replies' projections."""
     spectra = [spectrum_of(reply.payloads[PROJECTIONS][name].to(device)) for reply in replies]
-    scales = torch.stack([reply.payloads[SCALES][name] for reply in replies])
+    bases = pad_sequence([spectrum.vectors.T for spectrum in spectra], batch_first=True)
     return Layer(
         name,
         flattened(name, local, batch=1).to(device),
-        pad_sequence(
-            [spectrum.vectors.T for spectrum in spectra], batch_first=True
-        ).mT.contiguous(),
+        bases.mT.contiguous(),
         pad_sequence([spectrum.values for spectrum in spectra], batch_first=True),
-        scales.to(device),
+        torch.stack([reply.payloads[SCALES][name] for reply in replies]).to(device),
         torch.tensor([float(reply.num_examples) for reply in replies], device=device),
     )
 
@@ -81,10 +79,7 @@ def local_models(params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]
 
 
 def flattened(name: str, tensors: Tensors, batch: int = 0) -> Tensor:
-    """Return [W | b] of the layer of that weight, or W where it has no bias.
-
-    With ``batch`` leading dimensions the result has them, too.
-    """
+    """Return [W | b] of a layer, or W where it has no bias, after ``batch`` leading dimensions."""
     weight = tensors[name].flatten(batch + 1)
     bias = tensors.get(bias_of(name))
     return weight if bias is None else torch.cat([weight, bias.unsqueeze(-1)], dim=-1)
@@ -142,11 +137,7 @@ class ProjectionServer(ServerSide):
         self.classes = len(params[classifier]) if classifier in params else None
 
     def check(self, reply: Reply) -> None:
-        """Refuse projections of other layers, of a wrong shape, or with wrong eigenvalues.
-
-        Raises:
-            RefusedReplyError: naming the layer and what is wrong.
-        """
+        """Refuse projections of other layers, of a wrong shape, or with wrong eigenvalues."""
         sent = reply.payloads[PROJECTIONS]
         if set(sent) != set(self.widths):
             raise RefusedReplyError(

@@ -15,22 +15,15 @@ from cvxopt import matrix, solvers
 from flwr.common.logger import log
 from torch import Tensor
 
-_OPTIONS = {
-    "show_progress": False,
-    **dict.fromkeys(("abstol", "reltol", "feastol"), 1e-12),
-}
+_OPTIONS = {"show_progress": False, "abstol": 1e-12, "reltol": 1e-12, "feastol": 1e-12}
 _MAX_GAP = 1e-6  # where rounding stops cvxopt above its tolerance; the default tolerance is 1e-7
 
 
 def min_norm_weights(gram: Tensor, cap: float) -> Tensor:
-    """Return alpha (N,), with the dtype and device of the Gram matrix.
+    """Return alpha (N,), with the dtype and device of the Gram matrix (N, N); ``cap`` is C.
 
     The weights are uniform where all vectors are zero, where C <= 1 / N leaves nothing else, and,
     with a warning, where cvxopt finds no solution.
-
-    Args:
-        gram: inner products of the vectors (N, N).
-        cap: C.
     """
     products = gram.detach().double().cpu().numpy()
     size, scale = len(products), products.diagonal().mean()

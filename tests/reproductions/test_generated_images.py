@@ -17,12 +17,7 @@ from strategies.round.client_snapshots import FILE, ClientSnapshots
 from tasks.models.cvae import CVAE
 
 SIDE, CLASSES = 4, 3
-TASK = {
-    "task__model": "cvae",
-    "task__image_size": SIDE,
-    "task__channels": 1,
-    "task__num_classes": CLASSES,
-}
+TASK = {"model": "cvae", "image_size": SIDE, "channels": 1, "num_classes": CLASSES}
 
 
 def a_model(seed):
@@ -40,7 +35,8 @@ def write(write_run):
     """Return a function that writes a run whose final model and clients have these seeds."""
 
     def write_and_read(final, clients=(), method="maecho", prefix="decoder.", **settings):
-        folder = write_run(method, **TASK, paper={"name": "maecho"}, **settings)
+        task = {f"task__{key}": value for key, value in TASK.items()}
+        folder = write_run(method, **task, paper={"name": "maecho"}, **settings)
         save_file(shared(a_model(final), prefix), folder / "model.safetensors")
         params = {n: torch.zeros_like(v) for n, v in shared(a_model(0), prefix).items()}
         replies = [Reply(n, 1, 1, 0.1, shared(a_model(s), prefix)) for n, s in enumerate(clients)]
@@ -85,10 +81,10 @@ def test_images_are_of_the_final_model_and_of_each_client(write, prefix):
 
 
 def test_other_runs_have_none(write_run, tmp_path):
-    gray = {"task.model": "cvae", "task.channels": 1, "task.image_size": SIDE}
+    gray = {f"task.{key}": value for key, value in TASK.items()}
     assert read_generated(write_run(), {"task.model": "mlp"}) is None
     assert read_generated(tmp_path, gray) is None
-    assert read_generated(tmp_path, {**gray, "task.num_classes": 3, "task.channels": 3}) is None
+    assert read_generated(tmp_path, {**gray, "task.channels": 3}) is None
 
 
 def test_clients_come_first_and_equal_images_come_once(write, tmp_path, monkeypatch):
@@ -96,8 +92,8 @@ def test_clients_come_first_and_equal_images_come_once(write, tmp_path, monkeypa
     titles, _ = drawn([average, write(5, (1, 2))], tmp_path, monkeypatch)
     assert titles == ["client 0", "client 1", "fedavg", "maecho"]
     titles, _ = drawn([average, write(5, (1, 3))], tmp_path, monkeypatch)
-    names = ("client 0 · fedavg", "client 1 · fedavg", "fedavg", "client 1 · maecho", "maecho")
-    assert titles == [*names]
+    clients = ["client 0 · fedavg", "client 1 · fedavg", "fedavg", "client 1 · maecho"]
+    assert titles == [*clients, "maecho"]
     assert drawn([write(1, (1,))], tmp_path, monkeypatch)[0] == ["maecho"]  # a client alone
 
 

@@ -19,7 +19,7 @@ from reproductions.maecho.neuron_plot import neurons
 from strategies.base import local_model
 from strategies.fusion.projected_layers import projected_layers
 from strategies.maecho import HarmonizedOptima, Released
-from strategies.round.client_snapshots import FILE, load_replies
+from strategies.round.client_snapshots import FILE
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, run_recipe
 
@@ -29,10 +29,23 @@ def folder(tmp_path_factory):
     """A small run of MA-Echo that has kept its clients' models."""
     folder = tmp_path_factory.mktemp("replay") / "run"
     words = ["strategy=maecho", "checkpoint.client_models=true", "local.initial=own", "rounds=1"]
-    run_recipe(
-        folder, *TINY, *words, "strategy.maecho.iterations=9", "strategy.projections.rank=20"
-    )
+    words += ["strategy.maecho.iterations=9", "strategy.projections.rank=20"]
+    run_recipe(folder, *TINY, *words)
     return folder
+
+
+@pytest.fixture
+def copied(folder, tmp_path):
+    """Return a function that copies the run with another text in its config.yaml."""
+
+    def copy(old, new):
+        text = (folder / "config.yaml").read_text()
+        assert text.count(old) == 1
+        (tmp_path / "config.yaml").write_text(text.replace(old, new))
+        (tmp_path / FILE).write_bytes((folder / FILE).read_bytes())
+        return tmp_path
+
+    return copy
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +56,6 @@ def read(folder):
 @pytest.fixture(scope="module")
 def path(read):
     return replay.fusion_path(read, grid=4, examples=10**6)
-
-
-# ---- the plane -----------------------------------------------------------------------------------
 
 
 def test_a_plane_by_hand():
@@ -60,21 +70,9 @@ def test_a_plane_by_hand():
     assert plane.share(torch.tensor([[3.0, 0, 0], [0, 4.0, 0]]).double()) == pytest.approx(9 / 25)
 
 
-def test_the_first_iterations_and_the_last_are_kept():
-    assert replay.kept_iterations(4) == [0, 1, 2, 3, 4]
-    found = replay.kept_iterations(300)
-    assert found[:7] == [0, 1, 2, 3, 4, 5, 6]
-    assert found[-1] == 300
-    assert sorted(set(found)) == found
-    assert len(found) < 30
-
-
-# ---- a run ---------------------------------------------------------------------------------------
-
-
 def test_the_path_ends_at_the_runs_own_model(folder, read, path):
     run = read_run(folder, "run", 0)
-    assert path.iterations[-1] == 9
+    assert path.iterations == [0, 1, 2, 3, 4, 5, 6, 7, 9]
     assert path.accuracy[-1] == pytest.approx(run.summary["accuracy"], abs=1e-4)
     assert path.loss[-1] == pytest.approx(run.summary["loss"], rel=1e-3)
     assert len(path.accuracy) == len(path.loss) == len(path.path) == len(path.iterations)
@@ -85,6 +83,7 @@ def test_the_path_ends_at_the_runs_own_model(folder, read, path):
 
 
 def test_the_first_steps_span_the_plane_whose_loss_the_surface_is(read, path):
+    """On a square grid that holds the path."""
     rows = [replay.flat(replay.fused(read, count)) for count in (0, 1, 2, 9)]
     plane = replay.Plane.through(*rows[:3])
     length = float((rows[1] - rows[0]).norm())
@@ -93,64 +92,42 @@ def test_the_first_steps_span_the_plane_whose_loss_the_surface_is(read, path):
     torch.testing.assert_close(plane.point(*path.path[2]), rows[2], atol=1e-3, rtol=1e-3)
     assert path.path[-1] == pytest.approx(plane.coordinates(rows[3][None])[0].tolist(), rel=1e-4)
     data, model = read.task.test_data(), read.task.build_model(0)
+    sizes = [value.numel() for value in read.params.values()]
     for y, line in zip(path.y, path.surface, strict=True):
         for x, loss in zip(path.x, line, strict=True):
-            start, state = 0, {}
-            for name, value in read.params.items():
-                size = value.numel()
-                state[name] = plane.point(x, y)[start : start + size].view_as(value).float()
-                start += size
-            model.load_state_dict(state)
+            parts = zip(read.params.items(), plane.point(x, y).split(sizes), strict=True)
+            model.load_state_dict({name: part.view_as(like) for (name, like), part in parts})
             assert loss == pytest.approx(evaluate_model(model, data, read.task.loss)[0], rel=1e-2)
     assert path.examples == len(data)
-
-
-def test_the_grid_is_a_square_that_holds_the_path(path):
-    points = np.array(path.path)
-    assert path.x[0] < points[:, 0].min() < points[:, 0].max() < path.x[-1]
-    assert path.y[0] < points[:, 1].min() < points[:, 1].max() < path.y[-1]
-    assert len(path.x) == len(path.y) == 4
-    steps = np.diff([*path.x]), np.diff([*path.y])
-    assert np.allclose(np.concatenate(steps), steps[0][0], rtol=1e-3)
+    grid, points = np.array([path.x, path.y]), np.array(path.path)
+    assert grid.shape == (2, 4)
+    assert np.all((grid[:, 0] < points.min(0)) & (points.max(0) < grid[:, -1]))
+    assert np.allclose(np.diff(grid), grid[0, 1] - grid[0, 0], rtol=1e-3)
 
 
 @pytest.mark.slow
-def test_transforms_of_the_recipe_come_before_the_fusion(folder, tmp_path):
+def test_transforms_of_the_recipe_come_before_the_fusion(folder, copied):
     pytest.importorskip("ot")
-    copy = tmp_path / "copy"
-    copy.mkdir()
-    text = (folder / "config.yaml").read_text()
     bare = "  transforms: {}\n"
-    assert text.count(bare) == 1
     aligned = (
         "  transforms:\n    align:\n      _target_: strategies.fusion.neuron_alignment.Alignment\n"
     )
-    (copy / "config.yaml").write_text(text.replace(bare, aligned))
-    (copy / FILE).write_bytes((folder / FILE).read_bytes())
-    found = replay.read_fusion(copy)
-    assert torch.equal(
-        found.replies[0].update["body.1.weight"], found.sent[0].update["body.1.weight"]
+    found = replay.read_fusion(copied(bare, aligned))
+    name = "body.1.weight"
+    same, moved = (
+        torch.equal(got.update[name], sent.update[name])
+        for got, sent in zip(found.replies[:2], found.sent, strict=False)
     )
-    changed = [r.update["body.1.weight"] for r in (found.replies[1], found.sent[1])]
-    assert not torch.equal(*changed)
-    model, other = (local_model(found.params, r[1]) for r in (found.replies, found.sent))
-    inputs = torch.randn(5, 1, 8, 8)
-    network = found.task.build_model(0)
-    outputs = []
-    for state in (model, other):
-        network.load_state_dict(state)
-        outputs.append(network(inputs)[1])
-    torch.testing.assert_close(*outputs)
+    assert same
+    assert not moved
 
 
-def test_a_fusion_that_does_not_iterate_is_none(folder, tmp_path):
+def test_a_fusion_that_does_not_iterate_is_none(folder, copied):
     text = (folder / "config.yaml").read_text()
     start = text.index("  aggregator:\n")
     end = text.index("\n  ", text.index("    device:", start)) + 1
     plain = "  aggregator:\n    _target_: strategies.components.aggregators.UniformMean\n"
-    (tmp_path / "config.yaml").write_text(text[:start] + plain + text[end:])
-    (tmp_path / FILE).write_bytes((folder / FILE).read_bytes())
-    assert replay.read_fusion(tmp_path) is None
+    assert replay.read_fusion(copied(text[start:end], plain)) is None
 
 
 @pytest.mark.flower  # a process of its own
@@ -168,32 +145,25 @@ def test_a_process_replays_the_fusion_or_says_why_not(folder, tmp_path, monkeypa
     assert error.startswith("the fusion could not be replayed")
 
 
-# ---- neurons -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(("normalise", "step"), [(False, 1.2), (True, 0.05)])
 @pytest.mark.parametrize("initial", ["average", "first"])
 @pytest.mark.parametrize("iterations", [1, 7])
 def test_the_mean_of_the_local_optima_is_what_the_aggregator_returns(
-    normalise, initial, iterations, folder
+    normalise, step, initial, iterations, read
 ):
     """Which holds them in other coordinates (strategies/maecho.py)."""
-    params, replies = load_replies(folder / FILE)
-    step = 0.05 if normalise else 1.2
-    aggregator = HarmonizedOptima(
-        Released(step, normalise), iterations, initial=initial, tolerance=0.0, device="cpu"
-    )
-    local = [local_model(params, reply) for reply in replies]
-    layers = projected_layers(replies)
-    optima = local_optima(aggregator, replies, local, layers, iterations)
-    fused = aggregator(params, replies)
+    loop = Released(step, normalise)
+    aggregator = HarmonizedOptima(loop, iterations, initial=initial, tolerance=0.0, device="cpu")
+    local = [local_model(read.params, reply) for reply in read.replies]
+    layers = projected_layers(read.replies)
+    optima = local_optima(aggregator, read.replies, local, layers, iterations)
+    fused = aggregator(read.params, read.replies)
     for name in layers:
         mean = torch.stack([model[name] for model in optima]).mean(0)
-        torch.testing.assert_close(mean, params[name] + fused[name], atol=2e-5, rtol=1e-4)
+        torch.testing.assert_close(mean, read.params[name] + fused[name], atol=2e-5, rtol=1e-4)
     assert torch.equal(optima[1]["head.weight"], local[1]["head.weight"])
-    start = local_optima(aggregator, replies, local, layers, 0)
-    for before, after in zip(local, start, strict=True):
-        torch.testing.assert_close(after, before)
+    start = local_optima(aggregator, read.replies, local, layers, 0)
+    torch.testing.assert_close(start, local)
 
 
 def test_matched_counts_the_neurons_whose_nearest_has_their_number():
@@ -207,32 +177,28 @@ def test_matched_counts_the_neurons_whose_nearest_has_their_number():
 @pytest.mark.slow
 def test_stages_have_the_accuracy_on_the_clients_own_examples(read, monkeypatch):
     monkeypatch.setattr(matching, "embedded", lambda rows: [[0.0, 0.0]] * len(rows))  # seconds each
-    found = matching.neurons(read.task, read.aggregator, read.params, read.sent, read.replies)
+    found = matching.neurons(read)
     scores = []
     for reply in read.sent:
         model = read.task.build_model(0)
         model.load_state_dict(local_model(read.params, reply))
         data, _ = read.task.client_data(reply.client_id)
         scores.append(evaluate_model(model, data, read.task.loss)[1])
-    first = found.stages[0]
+    first, *_, last = found.stages
     assert first.accuracy == pytest.approx(np.mean(scores), abs=1e-4)
-    assert found.layer == "body.5.weight"
-    assert (found.clients, found.count) == (3, 100)
+    assert (found.layer, found.clients, found.count) == ("body.5.weight", 3, 100)
     assert len(first.points) == 300
-    assert found.stages[-1].matched > first.matched
+    assert last.matched > first.matched
 
 
 def test_a_loop_whose_local_optima_are_not_known_has_none(read):
     for changes in ({"initial": "random"}, {"weights": "program"}, {"loop": object()}):
         other = HarmonizedOptima()
         vars(other).update(changes)
-        assert matching.neurons(read.task, other, read.params, read.sent, read.replies) is None
+        assert matching.neurons(dataclasses.replace(read, aggregator=other)) is None
 
 
-# ---- the page ------------------------------------------------------------------------------------
-
-
-def a_path(accuracy=(0.2, 0.5, 0.6), **changes):
+def a_path(accuracy=(0.2, 0.5, 0.6)):
     return FusionPath(
         iterations=[0, 1, 2],
         accuracy=list(accuracy),
@@ -243,14 +209,7 @@ def a_path(accuracy=(0.2, 0.5, 0.6), **changes):
         y=[-1.0, 0.5, 2.0, 3.5],
         surface=(1 + np.arange(20.0)).reshape(4, 5).tolist(),
         examples=100,
-        **changes,
     )
-
-
-def some_neurons():
-    points = np.random.default_rng(0).normal(size=(6, 2)).tolist()
-    stages = [Stage("as trained", points, 0.5, 0.9), Stage("later", points, 0.5, None)]
-    return Neurons("body.5.weight", 2, 3, stages)
 
 
 @pytest.fixture
@@ -269,14 +228,25 @@ def blocks_by_type(blocks):
     return {type(block): block for block in blocks}
 
 
+def texts_of(found):
+    return [[entry.text for entry in row] for row in found[Table].rows]
+
+
 @pytest.mark.slow
-def test_the_section_of_the_path(layout_of, tmp_path):
-    found = blocks_by_type(fusion(layout_of(fusion=a_path()), tmp_path / "report"))
+def test_the_sections_of_the_path_and_of_the_neurons(layout_of, tmp_path):
+    points = np.eye(6, 2).tolist()
+    stages = [Stage("as trained", points, 0.5, 0.9), Stage("later", points, 0.5, None)]
+    layout = layout_of(fusion=a_path(), neurons=Neurons("body.5.weight", 2, 3, stages))
+    found = blocks_by_type(fusion(layout, tmp_path / "report"))
     assert found[Heading].text == "Path of the fusion"
     assert "loss · maecho" in found[Picture].svg
-    (row,) = found[Table].rows
-    assert [entry.text for entry in row] == ["maecho", "20.00", "60.00", "1", "25"]
+    assert texts_of(found) == [["maecho", "20.00", "60.00", "1", "25"]]
     assert (tmp_path / "report_fusion.png").stat().st_size > 10_000
+    found = blocks_by_type(neurons(layout, tmp_path / "report"))
+    for text in ("as trained (90.0 %) · maecho", "later · maecho", "client 0", "client 1"):
+        assert text in found[Picture].svg
+    rows = [row[1:] for row in texts_of(found)]
+    assert rows == [["as trained", "50", "90.00"], ["later", "50", "-"]]
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -284,17 +254,8 @@ def test_a_missing_path_has_its_reason_and_without_accuracy_the_loss_is_shown(la
     *_, listing = fusion(layout_of(fusion=FusionPath(error="no test set")), tmp_path)
     assert listing.items == ["maecho: no test set"]
     assert fusion(layout_of(), tmp_path) == neurons(layout_of(), tmp_path) == []
-    (row,) = blocks_by_type(fusion(layout_of(fusion=a_path(accuracy=())), tmp_path))[Table].rows
-    assert [entry.text for entry in row][1:4] == ["2.00", "0.80", "1"]
-
-
-@pytest.mark.slow
-def test_the_section_of_the_neurons(layout_of, tmp_path):
-    found = blocks_by_type(neurons(layout_of(neurons=some_neurons()), tmp_path / "report"))
-    for text in ("as trained (90.0 %) · maecho", "later · maecho", "client 0", "client 1"):
-        assert text in found[Picture].svg
-    rows = [[entry.text for entry in row][1:] for row in found[Table].rows]
-    assert rows == [["as trained", "50", "90.00"], ["later", "50", "-"]]
+    found = blocks_by_type(fusion(layout_of(fusion=a_path(accuracy=())), tmp_path))
+    assert texts_of(found)[0][1:4] == ["2.00", "0.80", "1"]
 
 
 def test_only_classifiers_with_an_iterated_fusion_are_replayed(tmp_path):

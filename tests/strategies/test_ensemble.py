@@ -26,8 +26,6 @@ from tasks import Task, build_task
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
 
-ONE_SHOT = [*TINY, "strategy=ensemble", "rounds=1"]
-
 
 class Layers(nn.Module):
     """Two inputs, a normalised hidden layer, three classes with biases."""
@@ -52,20 +50,12 @@ class Head(nn.Module):
         nn.init.zeros_(self.head.weight)
 
     def forward(self, inputs):
-        """Return (features, logits)."""
         return inputs, self.head(inputs)
 
 
 def reply(client: int, update: dict, counts: list[float], buffers: dict | None = None) -> Reply:
-    return Reply(
-        client_id=client,
-        num_examples=int(sum(counts)),
-        num_steps=1,
-        lr_sum=0.1,
-        update=update,
-        buffers=buffers or {},
-        payloads={CLASS_COUNTS: {COUNTS: torch.tensor(counts)}},
-    )
+    payloads = {CLASS_COUNTS: {COUNTS: torch.tensor(counts)}}
+    return Reply(client, int(sum(counts)), 1, 0.1, update, payloads, buffers=buffers or {})
 
 
 def heads() -> list[Reply]:
@@ -73,8 +63,8 @@ def heads() -> list[Reply]:
     logits = ([1.0, 2.0, 30.0], [40.0, 4.0, 50.0], [60.0, 70.0, 80.0])
     counts = ([5.0, 2.0, 0.0], [1.0, 9.0, 0.0], [0.0, 1.0, 0.0])
     return [
-        reply(client, {"head.weight": torch.tensor(logits[client])[:, None]}, counts[client])
-        for client in range(3)
+        reply(client, {"head.weight": torch.tensor(own)[:, None]}, held)
+        for client, (own, held) in enumerate(zip(logits, counts, strict=True))
     ]
 
 
@@ -103,40 +93,34 @@ def trained(count: int = 3) -> tuple[ServerModel, list[Reply], list[nn.Module]]:
             model.body[1].running_var.uniform_(0.5, 2.0)
     x = sent.state_dict()
     counts = ([4.0, 0.0, 3.0], [2.0, 6.0, 1.0], [0.0, 2.0, 2.0])
-    replies = []
-    for client, model in enumerate(models):
+    own, replies = {name for name, _ in sent.named_buffers()}, []
+    for model, held in zip(models, counts, strict=False):
         change = {n: v - x[n] for n, v in model.state_dict().items() if v.is_floating_point()}
-        own = {name for name, _ in model.named_buffers()}
         update = {name: value for name, value in change.items() if name not in own}
         buffers = {name: value for name, value in change.items() if name in own}
-        replies.append(reply(client, update, counts[client], buffers))
+        replies.append(reply(len(replies), update, held, buffers))
     return ServerModel(sent, (2,), 3), replies, models
 
 
 INPUTS = torch.randn(6, 2, generator=torch.Generator().manual_seed(1))
 
 
-def test_masked_is_zeroed_rows_divided_by_the_holders():
-    """As in MA-Echo's code, in the classifier's rows; each model has its BatchNorm statistics."""
-    network, replies, models = trained()
-    total, holders = torch.zeros(6, 3), torch.zeros(3)
-    for model, answer in zip(models, replies, strict=True):
-        unseen = answer.payloads[CLASS_COUNTS][COUNTS] <= 1
-        with torch.no_grad():
-            model.head.weight[unseen] = 0.0
-            model.head.bias[unseen] = 0.0
-            total += model(INPUTS)[1]
-        holders += (~unseen).float()
-    logits = mean_logits(network, replies, masked=True)(INPUTS)[1]
-    torch.testing.assert_close(logits, total / holders)
-
-
 @pytest.mark.parametrize("count", [1, 3])
-def test_plain_is_the_mean_of_the_models_own_logits(count):
+def test_plain_is_the_mean_of_logits_and_masked_of_zeroed_rows_over_the_holders(count):
+    """As in MA-Echo's code, in the classifier's rows; each model has its BatchNorm statistics."""
     network, replies, models = trained(count)
     before = {name: value.clone() for name, value in network.model.state_dict().items()}
     wanted = torch.stack([model(INPUTS)[1] for model in models]).mean(0)
     torch.testing.assert_close(mean_logits(network, replies, masked=False)(INPUTS)[1], wanted)
+    total, holders = torch.zeros(6, 3), torch.zeros(3)
+    for model, answer in zip(models, replies, strict=True):
+        unseen = answer.payloads[CLASS_COUNTS][COUNTS] <= 1
+        model.head.weight.data[unseen] = 0.0
+        model.head.bias.data[unseen] = 0.0
+        total += model(INPUTS)[1].detach()
+        holders += (~unseen).float()
+    logits = mean_logits(network, replies, masked=True)(INPUTS)[1]
+    torch.testing.assert_close(logits, total / holders.clamp_min(1))
     after = network.model.state_dict()
     assert all(torch.equal(value, after[name]) for name, value in before.items())
 
@@ -145,10 +129,8 @@ def test_plain_is_the_mean_of_the_models_own_logits(count):
 def test_the_order_of_clients_does_not_matter(masked):
     """Neither of the replies, nor of the tensors in a file; ids are numbers: 10 comes after 9."""
     network, replies, _ = trained()
-    renamed = [
-        reply(client, answer.update, answer.payloads[CLASS_COUNTS][COUNTS].tolist(), answer.buffers)
-        for client, answer in zip((9, 10, 11), replies, strict=True)
-    ]
+    ids = zip((9, 10, 11), replies, strict=True)
+    renamed = [replace(answer, client_id=client) for client, answer in ids]
     wanted = mean_logits(network, renamed, masked=masked)(INPUTS)[1]
     turned = mean_logits(network, renamed[::-1], masked=masked)(INPUTS)[1]
     torch.testing.assert_close(turned, wanted)
@@ -159,19 +141,18 @@ def test_the_order_of_clients_does_not_matter(masked):
     assert torch.equal(ensemble_of(shuffled, Layers())(INPUTS)[1], wanted)
 
 
-def test_counts_that_cannot_be_are_refused():
+def test_counts_that_cannot_be_and_a_personal_classifier_are_refused():
     side = ClassCountsServer()
     side.init({"head.weight": torch.zeros(3, 4)})
     assert side.expected() == {CLASS_COUNTS: {COUNTS: (3,)}}
     side.check(reply(0, {}, [1.0, 0.0, 2.0]))
+    with pytest.raises(RefusedReplyError, match="of 1 classes, not 3"):
+        side.check(reply(0, {}, [1.0]))
     with pytest.raises(RefusedReplyError, match="below 0"):
         side.check(reply(0, {}, [4.0, -1.0, 0.0]))
     short = Reply(0, 5, 1, 0.1, {}, {CLASS_COUNTS: {COUNTS: torch.tensor([1.0, 1.0, 1.0])}})
     with pytest.raises(RefusedReplyError, match="sum to 3, and it has 5 examples"):
         side.check(short)
-
-
-def test_a_classifier_that_stays_at_the_clients_is_refused():
     with pytest.raises(ConfigError, match="weight stays at the clients"):
         ClassCountsServer().init({"body.weight": torch.zeros(1)})
 
@@ -189,32 +170,31 @@ def test_networks_without_logits_and_replies_without_class_counts_are_refused():
 
 def task_of(*words: str) -> Task:
     recipe = compose(overrides(*words))
-    return build_task(
-        plain_part(recipe, "task"), plain_part(recipe, "partition"), seed=0, num_clients=3
-    )
+    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
+    return build_task(*parts, seed=0, num_clients=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
 def test_a_run_evaluates_and_stores_the_ensemble(masked, tmp_path):
     """The same from the clients' messages, model by model, and from model.safetensors."""
-    updates: list[dict] = []
+    sent: list = []
 
     def listen(message):
         if message.has_content() and "update" in message.content.array_records:
-            updates.append(to_tensors(message.content.array_records["update"]))
-            sides.append(message.content.array_records.get(CLASS_COUNTS))
+            records = message.content.array_records
+            sent.append((to_tensors(records["update"]), records.get(CLASS_COUNTS)))
         return message
 
-    sides: list = []
-    words = [*ONE_SHOT, f"strategy.ensemble.masked={str(masked).lower()}"]
+    words = [*TINY, "strategy=ensemble", "rounds=1"]
+    words += [f"strategy.ensemble.masked={str(masked).lower()}"]
     summary = run_recipe(tmp_path, *words, tamper=listen)
     task = task_of(*words)
     x, test = task.build_model(0).state_dict(), task.test_data(torch.device("cpu"))
     model = task.build_model(3)
     inputs, labels = next(test.batches(len(test), generator=None, train=False))
     total, holders = 0.0, 0.0
-    for update, counts in zip(updates, sides, strict=True):
+    for update, counts in sent:
         model.load_state_dict({name: x[name] + change for name, change in update.items()})
         held = to_tensors(counts)[COUNTS] > 1 if masked else torch.ones(10)
         total = total + model(inputs)[1].detach() * held
@@ -234,8 +214,7 @@ def test_a_run_evaluates_and_stores_the_ensemble(masked, tmp_path):
 def test_the_flower_strategy_sends_class_counts_only_if_masked():
     with pytest.raises(ConfigError, match="output AllClients runs the model"):
         Ensemble()
-    network = ServerModel(Layers(), (2,), 3)
-    assert Ensemble(server_model=network).client_sides["class_counts"].sends == {CLASS_COUNTS}
-    plain = Ensemble(masked=False, server_model=network)
-    assert plain.client_sides["class_counts"].sends == frozenset()
-    assert plain.server_step.output.masked is False
+    for masked, sends in ((True, {CLASS_COUNTS}), (False, set())):
+        strategy = Ensemble(masked, server_model=ServerModel(Layers(), (2,), 3))
+        assert strategy.client_sides["class_counts"].sends == sends
+        assert strategy.server_step.output.masked == masked

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from common.errors import ConfigError
 from strategies.base import Reply
 from strategies.fedma import FedMA, MatchedAveraging
-from strategies.fusion.grown_network import GrownNetwork, grown_network, spread
+from strategies.fusion.grown_network import GrownNetwork, grown_network
 from strategies.fusion.neuron_matching import Neurons, assign, match
 from strategies.pfnm import PFNM, NeuralMatching
 from strategies.round.server_model import ServerModel
@@ -26,10 +26,12 @@ from tests.strategies.test_ensemble import task_of
 OUTPUTS = {"mlp": NeuralMatching, "feddw_cnn": MatchedAveraging}
 
 
-def neurons_of(rows: list, precisions: torch.Tensor, sigma0: float = 2.0) -> Neurons:
-    width = precisions.shape[1]
-    mean = draw(width, seed=77).double()
-    return Neurons(rows, precisions, mean, torch.full((width,), 1 / sigma0).double())
+def neurons_of(rows, precisions, mean: float | torch.Tensor = 0.0, precision=0.5) -> Neurons:
+    """Of rows of each client, with one precision for all of them or one by client and column."""
+    rows = [torch.as_tensor(values).double() for values in rows]
+    like = torch.zeros(rows[0].shape[1]).double()
+    precisions = torch.as_tensor(precisions).double() + like.expand(len(rows), -1)
+    return Neurons(rows, precisions, like + mean, like + precision)
 
 
 def score(neurons: Neurons, j: int, label: list[int], others: dict[int, list[int]], gamma: float):
@@ -59,8 +61,8 @@ def score(neurons: Neurons, j: int, label: list[int], others: dict[int, list[int
 @pytest.mark.parametrize("seed", range(2))
 def test_a_client_s_assignment_is_the_best_of_all(gamma, most, seed):
     """Two clients, the second of 3 neurons against all injective labels of 4 global ones."""
-    rows = [2.0 * draw(4, 2, seed=seed).double(), 2.0 * draw(3, 2, seed=seed + 9).double()]
-    neurons = neurons_of(rows, torch.tensor([[1.0, 2.0], [0.5, 4.0]]).double())
+    rows = [2.0 * draw(4, 2, seed=seed), 2.0 * draw(3, 2, seed=seed + 9)]
+    neurons = neurons_of(rows, [[1.0, 2.0], [0.5, 4.0]], draw(2, seed=77).double())
     labels = match(neurons, gamma, most, 0, torch.Generator())
     assert labels[0].tolist() == [0, 1, 2, 3]
     fresh = min(3, max(0, most - 4))
@@ -79,8 +81,8 @@ def test_a_client_s_assignment_is_the_best_of_all(gamma, most, seed):
 
 def test_after_the_sweeps_no_client_has_a_better_assignment():
     """And no label is unused."""
-    rows = [draw(5, 3, seed=seed).double() for seed in range(4)]
-    neurons = neurons_of(rows, torch.ones(4, 3).double())
+    rows = [draw(5, 3, seed=seed) for seed in range(4)]
+    neurons = neurons_of(rows, 1.0, draw(3, seed=77).double())
     labels = [label.tolist() for label in match(neurons, 2.0, 99, 20, torch.Generator())]
     assert set(itertools.chain(*labels)) == set(range(1 + max(itertools.chain(*labels))))
     for j in range(4):
@@ -89,21 +91,16 @@ def test_after_the_sweeps_no_client_has_a_better_assignment():
         others = {k: [used.index(i) for i in label] for k, label in kept.items()}
         fresh = itertools.count(len(used))
         own = [used.index(i) if i in used else next(fresh) for i in labels[j]]
-        tensors_of = {k: torch.tensor(label) for k, label in others.items()}
-        best = assign(neurons, j, tensors_of, 2.0, 99).tolist()
+        given = {k: torch.tensor(label) for k, label in others.items()}
+        best = assign(neurons, j, given, 2.0, 99).tolist()
         now, then = (score(neurons, j, label, others, 2.0) for label in (own, best))
         assert then == pytest.approx(now)
 
 
 def test_far_neurons_are_new_and_near_ones_are_not():
     """At a variance of .01 those .05 apart are one neuron, those 3 apart are two."""
-    rows = [torch.tensor([[1.0, 0.0], [-1.0, 0.0]]), torch.tensor([[0.0, 3.0], [1.0, 0.05]])]
-    neurons = Neurons(
-        [r.double() for r in rows],
-        torch.full((2, 2), 100.0).double(),
-        torch.zeros(2).double(),
-        torch.full((2,), 0.1).double(),
-    )
+    rows = [[1.0, 0.0], [-1.0, 0.0]], [[0.0, 3.0], [1.0, 0.05]]
+    neurons = neurons_of(rows, 100.0, precision=0.1)
     for max_neurons, second in ((99, [2, 0]), (2, [1, 0])):
         found = match(neurons, 1.0, max_neurons, 0, torch.Generator())
         assert [label.tolist() for label in found] == [[0, 1], second]
@@ -111,34 +108,20 @@ def test_far_neurons_are_new_and_near_ones_are_not():
 
 def test_a_column_of_precision_zero_has_no_effect():
     """A client's weights to a class that it has no example of do not count."""
-    rows = [torch.tensor([[1.0, 9.0], [-1.0, 4.0]]), torch.tensor([[-1.0, 9.0], [1.0, 4.0]])]
-    rows = [values.double() for values in rows]
+    rows = [[1.0, 9.0], [-1.0, 4.0]], [[-1.0, 9.0], [1.0, 4.0]]
     for second, expected in ((0.0, [1, 0]), (100.0, [0, 1])):
-        precisions = torch.tensor([[100.0, second]] * 2).double()
-        neurons = Neurons(rows, precisions, torch.zeros(2).double(), torch.ones(2).double())
+        neurons = neurons_of(rows, [[100.0, second]] * 2, precision=1.0)
         assert match(neurons, 1e-9, 2, 3, torch.Generator())[1].tolist() == expected
 
 
 def test_a_neuron_s_clients_are_counted_to_ten():
     """Of 13 clients 12 have a neuron: log(10 / 3) is worth less than a new one, log(12) more."""
-    neurons = Neurons(
-        [torch.ones(1, 1).double()] * 13,
-        torch.ones(13, 1).double(),
-        torch.zeros(1).double(),
-        torch.full((1,), 1e-9).double(),  # so equal rows are worth the same together and apart
-    )
+    # with hardly any prior equal rows are worth the same together and apart
+    neurons = neurons_of([[[1.0]]] * 13, 1.0, precision=1e-9)
     others = {j: torch.tensor([0]) for j in range(12)}
     for between, expected in ((math.log(10 / 3) + 0.1, 1), (math.log(10 / 3) - 0.1, 0)):
         gamma = 13 * math.exp(between / 2)
         assert assign(neurons, 12, others, gamma, 99).tolist() == [expected]
-
-
-def test_columns_move_to_the_positions_of_the_global_neurons():
-    values = torch.tensor([[[1.0, 2.0], [3.0, 4.0]]])
-    assert spread(values, torch.tensor([2, 0]), 3).tolist() == [
-        [[3.0, 4.0], [0.0, 0.0], [1.0, 2.0]]
-    ]
-    assert spread(values, None, 2) is values
 
 
 def reply_of(i: int, params: dict, counts: list[float]) -> Reply:
@@ -186,11 +169,9 @@ def test_permuting_a_client_s_neurons_changes_nothing(kind):
 def test_neurons_that_all_are_new_stand_side_by_side(kind):
     """Nothing is matched and nothing shrunk: the logits are the sum, by shares of the classes."""
     models = [model_of(kind, seed).eval() for seed in (1, 2)]
-    with torch.no_grad():
-        for model in models:
-            for name, value in model.named_parameters():
-                if name.endswith("bias"):
-                    value.zero_()
+    for name, value in itertools.chain(*(model.named_parameters() for model in models)):
+        if name.endswith("bias"):
+            value.data.zero_()
     counts = [[1.0, 3.0, 0.0, 0.0, 5.0] * 2, [1.0, 1.0, 7.0, 0.0, 0.0] * 2]
     output = OUTPUTS[kind](sigma=1e-9, sigma0=1e9, gamma=1e9, max_neurons=10_000)
     _, network = grown(output, kind, models, counts)
@@ -205,62 +186,48 @@ def test_neurons_that_all_are_new_stand_side_by_side(kind):
     torch.testing.assert_close(network(inputs)[1], expected, atol=1e-4, rtol=1e-4)
 
 
+def assert_grown(output: GrownNetwork, layer: str, *models: list, expected: list) -> None:
+    """Of clients with 3 and 1 examples of class 0, and 6 and 0 of class 1; x is zero.
+
+    Models are lists of the layer's weight and bias, and of the head's.
+    """
+    names = [f"{layer}.weight", f"{layer}.bias", "head.weight", "head.bias"]
+    first, second = (dict(zip(names, map(torch.tensor, model), strict=True)) for model in models)
+    x = {name: torch.zeros_like(value) for name, value in first.items()}
+    found = output(x, x, x, [reply_of(0, first, [3.0, 6.0]), reply_of(1, second, [1.0, 0.0])])
+    for name, values in zip(names, expected, strict=True):
+        torch.testing.assert_close(found[f"grown.{name}"], torch.tensor(values))
+
+
 def test_pfnm_by_hand():
     """Two clients of one hidden layer with two neurons, sigma = sigma0 = 1, matched crosswise.
 
     Their weights to class 0 count 3/4 and 1/4, to class 1, which only the first has, 1 and 0.
     """
-    first = {
-        "body.1.weight": torch.tensor([[4.0], [-4.0]]),
-        "body.1.bias": torch.tensor([1.0, 0.0]),
-        "head.weight": torch.tensor([[2.0, 0.0], [1.0, 5.0]]),
-        "head.bias": torch.tensor([1.0, 2.0]),
-    }
-    second = {
-        "body.1.weight": torch.tensor([[-5.0], [3.0]]),
-        "body.1.bias": torch.tensor([2.0, -1.0]),
-        "head.weight": torch.tensor([[4.0, 8.0], [7.0, 7.0]]),
-        "head.bias": torch.tensor([5.0, 9.0]),
-    }
-    replies = [reply_of(0, first, [3.0, 6.0]), reply_of(1, second, [1.0, 0.0])]
-    x = {name: torch.zeros_like(value) for name, value in first.items()}
-    found = NeuralMatching()(x, x, x, replies)
-    expected = {
-        "body.1.weight": [[7 / 3], [-9 / 3]],
-        "body.1.bias": [(1 - 1 + 0.1) / 3, (0 + 2 + 0.1) / 3],
-        "head.weight": [[(1.5 + 2) / 2, (0 + 1) / 2], [1 / 2, 5 / 2]],
-        "head.bias": [(0.75 + 1.25 + 0.1) / 2, (2 + 0 + 0.1) / 2],
-    }
-    for name, values in expected.items():
-        torch.testing.assert_close(found[f"grown.{name}"], torch.tensor(values))
+    first = [[[4.0], [-4.0]], [1.0, 0.0], [[2.0, 0.0], [1.0, 5.0]], [1.0, 2.0]]
+    second = [[[-5.0], [3.0]], [2.0, -1.0], [[4.0, 8.0], [7.0, 7.0]], [5.0, 9.0]]
+    expected = [
+        [[7 / 3], [-9 / 3]],
+        [(1 - 1 + 0.1) / 3, (0 + 2 + 0.1) / 3],
+        [[(1.5 + 2) / 2, (0 + 1) / 2], [1 / 2, 5 / 2]],
+        [(0.75 + 1.25 + 0.1) / 2, (2 + 0 + 0.1) / 2],
+    ]
+    assert_grown(NeuralMatching(), "body.1", first, second, expected=expected)
 
 
 def test_fedma_by_hand():
     """The same by incoming weights alone, of a convolution, and with the mean classifier."""
-    first, second = (
-        {
-            "body.0.weight": torch.tensor(body).view(2, 1, 1, 1),
-            "body.0.bias": torch.tensor(bias),
-            "head.weight": torch.tensor(head),
-            "head.bias": torch.tensor(head_bias),
-        }
-        for body, bias, head, head_bias in (
-            ([4.0, -4.0], [1.0, 0.0], [[2.0, 1.0, 0.0, 1.0], [1.0, 1.0, 5.0, 5.0]], [1.0, 2.0]),
-            ([-5.0, 3.0], [2.0, -1.0], [[4.0, 0.0, 8.0, 4.0], [7.0] * 4], [5.0, 9.0]),
-        )
-    )
-    replies = [reply_of(0, first, [3.0, 6.0]), reply_of(1, second, [1.0, 0.0])]
-    x = {name: torch.zeros_like(value) for name, value in first.items()}
-    found = MatchedAveraging()(x, x, x, replies)
+    heads = [[2.0, 1.0, 0.0, 1.0], [1.0, 1.0, 5.0, 5.0]], [[4.0, 0.0, 8.0, 4.0], [7.0] * 4]
+    first = [[[[[4.0]]], [[[-4.0]]]], [1.0, 0.0], heads[0], [1.0, 2.0]]
+    second = [[[[[-5.0]]], [[[3.0]]]], [2.0, -1.0], heads[1], [5.0, 9.0]]
     mean = [0.75 * 2 + 0.25 * 8, 0.75 * 1 + 0.25 * 4, 0.25 * 4, 0.75 * 1]
-    expected = {
-        "body.0.weight": [[[[7 / 3]]], [[[-9 / 3]]]],
-        "body.0.bias": [(1 - 1 + 0.1) / 3, (0 + 2 + 0.1) / 3],
-        "head.weight": [mean, [1.0, 1.0, 5.0, 5.0]],
-        "head.bias": [0.75 * 1 + 0.25 * 5, 2.0],
-    }
-    for name, values in expected.items():
-        torch.testing.assert_close(found[f"grown.{name}"], torch.tensor(values))
+    expected = [
+        [[[[7 / 3]]], [[[-9 / 3]]]],
+        [(1 - 1 + 0.1) / 3, (0 + 2 + 0.1) / 3],
+        [mean, [1.0, 1.0, 5.0, 5.0]],
+        [0.75 * 1 + 0.25 * 5, 2.0],
+    ]
+    assert_grown(MatchedAveraging(), "body.0", first, second, expected=expected)
 
 
 def test_one_client_alone_is_shrunk_by_the_prior():
@@ -276,19 +243,16 @@ def test_one_client_alone_is_shrunk_by_the_prior():
 @pytest.mark.parametrize("kind", OUTPUTS)
 def test_layers_grow_up_to_max_neurons(kind):
     models = [model_of(kind, seed) for seed in (1, 2, 3)]
-    output_model, network = grown(
-        OUTPUTS[kind](sigma=1e-6, gamma=50.0, max_neurons=150), kind, models
-    )
-    x = tensors(models[0])
-    sizes = [(len(v), len(x[n.removeprefix("grown.")])) for n, v in output_model.items()]
-    assert all(
-        size == max(150, own) if own > 50 else size > own for size, own in sizes if own != 10
-    )
-    layers = [m for m in network.modules() if hasattr(m, "weight")]
-    for before, after in itertools.pairwise(layers):
-        sides = [getattr(before, "out_features", None) or before.out_channels]
-        sides.append(getattr(after, "in_features", None) or after.in_channels)
-        assert sides[1] % sides[0] == 0
+    output = OUTPUTS[kind](sigma=1e-6, gamma=50.0, max_neurons=150)
+    output_model, network = grown(output, kind, models)
+    for name, own in tensors(models[0]).items():
+        size = len(output_model[f"grown.{name}"])
+        if len(own) > 50:
+            assert size == max(150, len(own))
+        elif len(own) != 10:
+            assert size > len(own)
+    layers = [m for m in network.modules() if isinstance(m, torch.nn.Linear)]
+    assert [m.weight.shape for m in layers] == [(m.out_features, m.in_features) for m in layers]
 
 
 @pytest.mark.slow
@@ -305,19 +269,16 @@ def test_what_is_stored_is_the_grown_network_that_was_evaluated(method, tmp_path
     assert found == pytest.approx((summary["loss"], summary["accuracy"]), rel=1e-5)
 
 
-def test_the_flower_strategy_has_the_paper_s_gamma():
-    network = ServerModel(model_of("mlp", 1), INPUTS["mlp"], 10)
-    assert PFNM(server_model=network).server_step.output.gamma == 1.0
-    assert FedMA(server_model=network).server_step.output.gamma == 7.0
-
-
-def test_pfnm_refuses_convolutions_and_both_refuse_norms():
+def test_pfnm_refuses_convolutions_both_refuse_norms_and_have_their_papers_gamma():
     with pytest.raises(ConfigError, match="PFNM matches linear layers: choose strategy=fedma"):
         PFNM(server_model=ServerModel(model_of("feddw_cnn", 1), INPUTS["feddw_cnn"], 10))
     with pytest.raises(ConfigError, match=r"body.0.weight is followed by normalisation \(body.1"):
         FedMA(server_model=ServerModel(model_of("normalised", 1), INPUTS["normalised"], 10))
     with pytest.raises(ConfigError, match="server_model=ServerModel"):
         PFNM()
+    network = ServerModel(model_of("mlp", 1), INPUTS["mlp"], 10)
+    assert PFNM(server_model=network).server_step.output.gamma == 1.0
+    assert FedMA(server_model=network).server_step.output.gamma == 7.0
 
 
 @pytest.mark.parametrize("name", ["sigma", "sigma0", "gamma", "max_neurons"])

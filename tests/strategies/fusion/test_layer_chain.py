@@ -15,12 +15,7 @@ from tests.strategies.fusion.test_projections import draw
 from tests.strategies.sides import check_side
 
 IMAGES = {"input_shape": (3, 32, 32), "num_classes": 10}
-CHAINS = [
-    "mlp",
-    "fedavg_cnn",
-    "feddw_cnn",
-    pytest.param("vgg11", marks=pytest.mark.slow),
-]
+CHAINS = ["mlp", "fedavg_cnn", "feddw_cnn", pytest.param("vgg11", marks=pytest.mark.slow)]
 
 
 def normalised() -> Model:
@@ -70,11 +65,19 @@ def test_neurons_in_another_order_compute_the_same(name):
     assert not torch.equal(moved_features, features)
 
 
-def test_a_chain_is_read_from_names_and_shapes():
+def test_a_chain_is_read_from_names_and_shapes_or_refused():
     links = read_chain(tensors(normalised()))
     assert [link.block for link in links] == [0, 9, 9, 64, 1]
     assert [link.has_bias for link in links] == [False, True, True, True, True]
     assert [len(link.followers) for link in links] == [2, 2, 2, 0, 0]
+    params = tensors(build_model("mlp", input_shape=(1, 8, 8), num_classes=10, seed=0))
+    without = {
+        "head.weight": "the last shared layer is not head.weight",
+        "body.3.weight": "10 inputs|400",
+    }
+    for drop, why in without.items():
+        with pytest.raises(ConfigError, match=why):
+            read_chain({name: value for name, value in params.items() if name != drop})
 
 
 @pytest.mark.parametrize(
@@ -93,9 +96,9 @@ def test_other_networks_are_refused(name, why):
 class Shortcut(nn.Module):
     """With the shapes of a chain."""
 
-    def __init__(self, *, add: bool = True, swap: bool = False, softmax: bool = False) -> None:
+    def __init__(self, *, add=True, swap=False, softmax=False, branch=False) -> None:
         super().__init__()
-        self.add, self.swap, self.softmax = add, swap, softmax
+        self.add, self.swap, self.softmax, self.branch = add, swap, softmax, branch
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
         self.head = nn.Linear(4, 2)
 
@@ -105,16 +108,8 @@ class Shortcut(nn.Module):
         after = torch.relu(two(before))
         features = before + after if self.add else after
         features = features.softmax(1) if self.softmax else features
-        return features, self.head(features)
-
-
-class Undecided(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, inputs):
-        features = inputs if inputs.sum() > 0 else -inputs
+        if self.branch and inputs.sum() > 0:
+            features = -features
         return features, self.head(features)
 
 
@@ -124,7 +119,7 @@ class Undecided(nn.Module):
         (Shortcut(), "add has 2 inputs"),
         (Shortcut(add=False, swap=True), "used in the order"),
         (Shortcut(add=False, softmax=True), "softmax may not treat"),
-        (Undecided(), "cannot be traced"),
+        (Shortcut(branch=True), "cannot be traced"),
         (Model(nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), 4, 2, head_bias=True), "2 groups"),
         (Model(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), 4, 2, head_bias=True), "LayerNorm"),
     ],
@@ -140,9 +135,8 @@ def test_the_chain_of_a_cvae_is_its_decoder():
     model = build_model("cvae", input_shape=(1, 6, 6), num_classes=3, seed=1)
     check_side(Chain(), model, SGD())
     decoder = {n: v for n, v in tensors(model).items() if n.startswith("decoder.")}
-    assert [link.weight for link in read_chain(decoder)] == [
-        *("decoder.0.weight", "decoder.2.weight", "decoder.4.weight")
-    ]
+    weights = [f"decoder.{number}.weight" for number in (0, 2, 4)]
+    assert [link.weight for link in read_chain(decoder)] == weights
     latents, classes = draw(5, 20), torch.eye(3)[[0, 1, 2, 1, 0]]
     before = model.decode(latents, classes)
     moved = reordered(read_chain(decoder), decoder, any_orders(decoder))
@@ -151,16 +145,3 @@ def test_the_chain_of_a_cvae_is_its_decoder():
     torch.testing.assert_close(model.decode(latents, classes), before, atol=1e-5, rtol=1e-5)
     with pytest.raises(ConfigError, match=r"decoder\.0\.weight has 23 inputs"):
         read_chain(tensors(model))  # as if the encoder travelled, too
-
-
-@pytest.mark.parametrize(
-    ("drop", "why"),
-    [
-        ("head.weight", "the last shared layer is not head.weight"),
-        ("body.3.weight", "10 inputs|400"),
-    ],
-)
-def test_tensors_that_form_no_chain_are_refused(drop, why):
-    params = tensors(build_model("mlp", input_shape=(1, 8, 8), num_classes=10, seed=0))
-    with pytest.raises(ConfigError, match=why):
-        read_chain({name: value for name, value in params.items() if name != drop})

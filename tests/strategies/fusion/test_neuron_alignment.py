@@ -25,10 +25,10 @@ from tests.strategies.fusion.test_projections import draw, sent_by
 
 INPUTS = {"mlp": (1, 6, 6), "feddw_cnn": (3, 20, 20), "normalised": (3, 32, 32)}
 FUSIONS = [
-    MaskedMean(),
-    HarmonizedOptima(iterations=20),
-    HarmonizedOptima(Released(0.05, normalise=True), iterations=20),
-    RegressionMean(),
+    pytest.param(MaskedMean(), id="OT"),
+    pytest.param(HarmonizedOptima(iterations=20), id="MA-Echo"),
+    pytest.param(HarmonizedOptima(Released(0.05, normalise=True), iterations=20), id="Norm"),
+    pytest.param(RegressionMean(), id="RegMean"),
 ]
 
 
@@ -83,12 +83,10 @@ def test_the_transport_is_the_best_assignment(count, width):
 
 def test_distances_are_between_directions_and_not_squared():
     """At 0 and +-66.7 degrees: staying costs 0 + 1.84, changing 1.1 + 1.1, squared 3.4 and 2.4."""
-
-    def at(*degrees):
-        angles = [math.radians(degree) for degree in degrees]
-        return torch.tensor([[math.cos(angle), math.sin(angle)] for angle in angles])
-
-    rows, anchor = at(0, -66.7), at(0, 66.7)
+    angle = math.radians(66.7)
+    rows, anchor = (
+        torch.tensor([[1.0, 0.0], [math.cos(angle), sign * math.sin(angle)]]) for sign in (-1, 1)
+    )
     assert transport(torch.tensor([[7.0], [0.2]]) * rows, anchor).tolist() == [0, 1]
     assert transport(rows.flip(0), torch.tensor([[0.3], [5.0]]) * anchor).tolist() == [1, 0]
 
@@ -108,7 +106,7 @@ def test_a_bias_tells_rows_apart():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fusion", FUSIONS, ids=["OT", "MA-Echo", "Norm", "RegMean"])
+@pytest.mark.parametrize("fusion", FUSIONS)
 @pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
 def test_permuting_a_client_s_neurons_changes_nothing(kind, fusion):
     """A permuted client sends the projections of its permuted network."""
@@ -123,7 +121,7 @@ def test_permuting_a_client_s_neurons_changes_nothing(kind, fusion):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fusion", FUSIONS[:2], ids=["OT", "MA-Echo"])
+@pytest.mark.parametrize("fusion", FUSIONS[:2])
 @pytest.mark.parametrize("kind", ["feddw_cnn", "normalised"])
 def test_permuting_the_first_client_permutes_the_result(kind, fusion):
     """What comes out computes the same."""
@@ -140,7 +138,7 @@ def test_permuting_the_first_client_permutes_the_result(kind, fusion):
     torch.testing.assert_close(*answers, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("fusion", FUSIONS[:2], ids=["OT", "MA-Echo"])
+@pytest.mark.parametrize("fusion", FUSIONS[:2])
 def test_one_network_in_three_orders_comes_out_as_it_is(fusion):
     """All clients hold all classes, so the classifier is the common one, too."""
     models = [model_of("mlp", 1), *(permuted(model_of("mlp", 1), seed) for seed in (2, 3))]
@@ -169,14 +167,11 @@ def test_projections_are_those_of_the_aligned_network(kind):
     assert aligned[1].payloads["class_counts"] is replies[1].payloads["class_counts"]
 
 
-def test_payloads_by_parameter_are_refused():
+def test_payloads_by_parameter_are_refused_and_a_missing_pot_names_the_extra(monkeypatch):
     params = tensors(model_of("mlp", 1))
     reply = Reply(0, 1, 1, 0.1, params, {"control_variate_delta": params})
     with pytest.raises(ConfigError, match="control_variate_delta for each parameter"):
         Alignment()(params, [reply, reply])
-
-
-def test_without_pot_the_error_names_the_extra(monkeypatch):
     monkeypatch.setattr(util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install '\.\[fusion\]'"):
         Alignment()

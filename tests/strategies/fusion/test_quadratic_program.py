@@ -33,29 +33,28 @@ def test_no_weight_can_be_moved_to_shorten_the_sum(clients, share):
             assert slope[may_give].max() - slope[may_grow].min() <= 1e-6
 
 
-def test_two_orthogonal_vectors_by_hand():
-    """Of lengths 1 and 2: (.8, .2); with C = .6, (.6, .4); whatever the unit and the dtype."""
+def test_orthogonal_and_equal_vectors_by_hand():
+    """Of lengths 1 and 2: (.8, .2); with C = .6, (.6, .4); whatever the unit and the dtype.
+
+    (1, 0) twice and (0, 1): a half for the last, and a quarter for each of the first.
+    """
     gram = torch.tensor([[1.0, 0.0], [0.0, 4.0]])
     for scale, cap, expected in ((1, 1.0, [0.8, 0.2]), (1, 0.6, [0.6, 0.4]), (1e12, 1, [0.8, 0.2])):
         for scaled in (scale * gram, scale * gram.double()):
             alpha = min_norm_weights(scaled, cap)
             assert alpha.dtype == scaled.dtype
             assert alpha.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_equal_vectors_share_their_weight():
-    """(1, 0) twice and (0, 1): a half for the last, and a quarter for each of the first."""
     gram = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]]).double()
     assert min_norm_weights(gram, 1.0).tolist() == pytest.approx([0.25, 0.25, 0.5], abs=1e-6)
 
 
-def test_weights_are_uniform_where_nothing_else_is_possible_or_all_vectors_are_zero():
+def test_weights_are_uniform_without_a_choice_for_zeros_and_with_a_warning_on_failure(
+    monkeypatch, caplog
+):
     for cap in (0.1, 0.25):
         assert min_norm_weights(gram_of(4, 0), cap).tolist() == [0.25] * 4
     assert min_norm_weights(torch.zeros(3, 3), 0.9).tolist() == pytest.approx([1 / 3] * 3)
 
-
-def test_weights_are_uniform_with_a_warning_where_cvxopt_fails(monkeypatch, caplog):
     def fail(*args, **options):
         raise ArithmeticError("singular KKT matrix")
 
