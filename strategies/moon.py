@@ -11,14 +11,13 @@ client's own model of an earlier round. Training draws z to z_glob and away from
 The other models are frozen and in eval mode. mu = 0 is FedAvg. The paper tunes mu in {.1, 1, 5, 10}
 (5 for CIFAR-10, 1 for CIFAR-100), with tau = .5 and one previous model.
 
-Nothing travels beside the model. A client keeps its whole trained model, buffers and personal parts
-too, as a previous one of its next participation; the oldest of more than ``previous`` goes. Its
-first round has no term. (The released code contrasts with the initial model then, which is the same
-only in round 1, where the term is log 2 with gradient 0.)
+A client keeps its whole trained model, buffers and personal parts too, as a previous one of its
+next participation; the oldest of more than ``previous`` goes. Its first round has no term. (The
+released code contrasts with the initial model then, which is the same only in round 1, where the
+term is log 2 with gradient 0.)
 
 The paper takes z from a projection of 256 values between encoder and classifier; here z is the
-model's features, as in FedDW's code. The released code has SGD with lr .01, momentum .9 and weight
-decay 1e-5.
+model's features, as in FedDW's code. The released code has lr .01, momentum .9, weight decay 1e-5.
 """
 
 from __future__ import annotations
@@ -55,8 +54,11 @@ class MOONClient(ClientSide):
 
     def begin(self, context: LocalContext) -> None:
         """Make the previous models, frozen, if there is any."""
-        kept = self._kept(context)  # none at mu = 0
-        self.contrasted = [_with_state(context.global_model, state) for state in kept]
+        self.contrasted = []
+        for state in self._kept(context):  # none at mu = 0
+            model = copy.deepcopy(context.global_model)
+            model.load_state_dict(dict(state), strict=True)
+            self.contrasted.append(model)
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return mu times eq. 3, a scalar; None at mu = 0 and before there is a previous model."""
@@ -93,12 +95,6 @@ def contrastive_loss(features: Tensor, others: Sequence[Tensor], tau: float) -> 
     """
     similarities = [cosine_similarity(features, other, dim=1) for other in others]
     return -log_softmax(torch.stack(similarities, dim=1) / tau, dim=1)[:, 0].mean()
-
-
-def _with_state(frozen: nn.Module, state: Tensors) -> nn.Module:
-    model = copy.deepcopy(frozen)
-    model.load_state_dict(dict(state), strict=True)
-    return model
 
 
 class MOON(FederatedStrategy):

@@ -28,7 +28,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
 from torch.nn.functional import softmax
 
 from common.errors import ConfigError, require_choice, require_range
@@ -53,11 +52,7 @@ _SURE = 4.0  # standard deviations of noise that a count must exceed
 
 
 class SoftLabelClient(ClientSide):
-    """Sends the sums of the soft labels and the counts of its examples, by class.
-
-    Args:
-        mechanism: clipping and noise; none by default.
-    """
+    """Sends the sums of the soft labels and the counts of its examples, by class."""
 
     sends = frozenset({SOFT_LABEL_SUMS})
     per_example = frozenset({SOFT_LABEL_SUMS})
@@ -71,9 +66,7 @@ class SoftLabelClient(ClientSide):
         found = class_sums(
             context, lambda features, logits: self.mechanism.clipped(softmax(logits, dim=1))
         )
-        noised = {
-            name: self.mechanism.noised(found[name], context.generator) for name in (SUMS, COUNTS)
-        }
+        noised = {n: self.mechanism.noised(found[n], context.generator) for n in (SUMS, COUNTS)}
         return {SOFT_LABEL_SUMS: noised}
 
 
@@ -141,7 +134,9 @@ class SoftLabelServer(ServerSide):
         least = _SURE * self.mechanism.noise * math.sqrt(summed)
         new = class_means(sums, counts, otherwise, least)
         if self.mechanism.active:
-            new = _on_simplex(new, otherwise)
+            positive = new.clamp_min(0.0)
+            totals = positive.sum(1, keepdim=True)
+            new = torch.where(totals > 0, positive / totals, otherwise)
         self.sent = {MEANS: (1 - self.smoothing) * new + self.smoothing * old}
 
     def metrics(self) -> Mapping[str, float]:
@@ -157,11 +152,7 @@ class SoftLabelServer(ServerSide):
         """Return SL, what is averaged over rounds, and the uploads by client."""
         return {
             SOFT_LABELS: dict(self.sent),
-            "history": {
-                SUMS: self.sums,
-                COUNTS: self.counts,
-                "summed": torch.tensor(self.summed),
-            },
+            "history": {SUMS: self.sums, COUNTS: self.counts, "summed": torch.tensor(self.summed)},
             "uploads": self.uploads.tensors(),
         }
 
@@ -172,9 +163,3 @@ class SoftLabelServer(ServerSide):
         self.sums, self.counts = history[SUMS], history[COUNTS]
         self.summed = int(history["summed"])
         self.uploads = Uploads.of(state["uploads"])
-
-
-def _on_simplex(rows: Tensor, otherwise: Tensor) -> Tensor:
-    positive = rows.clamp_min(0.0)
-    totals = positive.sum(1, keepdim=True)
-    return torch.where(totals > 0, positive / totals, otherwise)
