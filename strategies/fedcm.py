@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from common.errors import ConfigError, require_range
 from strategies.base import (
@@ -75,9 +75,6 @@ class ClientMomentumServer(ServerSide):
 
     sends = frozenset({MOMENTUM})
     additive_payloads: frozenset[str] = frozenset()  # Delta and the mean of lr_sum
-
-    def __init__(self) -> None:
-        self.momentum: dict[str, Tensor] = {}
 
     def init(self, params: Tensors) -> None:
         """Start m at zero."""

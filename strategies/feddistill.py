@@ -50,12 +50,7 @@ class FedDistillClient(ClientSide):
 
 
 class FedDistill(FederatedStrategy):
-    """FedDistill+: FedAvg's server with the mean soft label by class beside it.
-
-    Args:
-        soft_labels: SoftLabelServer's options, such as ``{"smoothing": 0.5}``.
-        mechanism: clipping and noise of the clients' soft labels.
-    """
+    """FedAvg's server with the mean soft label by class beside it; arguments as FedDW's."""
 
     def __init__(
         self,

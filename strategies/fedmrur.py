@@ -74,15 +74,7 @@ def growth(distance: Tensor, sigma: float) -> Tensor:
 
 
 class ManifoldRegularizer(ClientSide):
-    """Adds gamma R to the local objective.
-
-    Args:
-        gamma: weight of the term.
-        sigma: scale of the squared distance, > 0.
-        beta: of the hyperboloid, > 0.
-        space: "lorentz", or "euclidean" (Table 8).
-        lifts: what is mapped into it: "representation", or "data" with it (Table 9).
-    """
+    """Adds gamma R to the local objective."""
 
     def __init__(
         self,

@@ -33,12 +33,7 @@ from strategies.round.federated import FederatedStrategy, Slots
 
 
 class FedUVClient(ClientSide):
-    """Keeps the outputs varied over a batch and the features spread.
-
-    Args:
-        variance: lambda_V, the coefficient of V.
-        uniformity: lambda_U, the coefficient of U.
-    """
+    """Adds lambda_V V (``variance``) and lambda_U U (``uniformity``) to the local objective."""
 
     def __init__(self, variance: float = 2.5, uniformity: float = 0.5) -> None:
         self.variance = require_range("strategy.feduv.variance", variance)

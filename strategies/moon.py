@@ -38,13 +38,7 @@ _STATE = "moon-previous"
 
 
 class MOONClient(ClientSide):
-    """Draws the features to the global model's and away from the client's previous models'.
-
-    Args:
-        mu: weight of the term.
-        tau: temperature of the similarities.
-        previous: how many previous models to keep.
-    """
+    """Draws the features to the global model's and away from the client's ``previous`` models'."""
 
     def __init__(self, mu: float = 5.0, tau: float = 0.5, previous: int = 1) -> None:
         self.mu = require_range("strategy.moon.mu", mu)
@@ -86,13 +80,7 @@ class MOONClient(ClientSide):
 
 
 def contrastive_loss(features: Tensor, others: Sequence[Tensor], tau: float) -> Tensor:
-    """Return eq. 3, a scalar: the mean over the batch of -log(g / (g + p)).
-
-    Args:
-        features: z (B, d).
-        others: z_glob (B, d), then every z_prev (B, d).
-        tau: temperature.
-    """
+    """Return eq. 3, a scalar, of z (B, d) and of z_glob, then every z_prev (B, d)."""
     similarities = [cosine_similarity(features, other, dim=1) for other in others]
     return -log_softmax(torch.stack(similarities, dim=1) / tau, dim=1)[:, 0].mean()
 

@@ -58,8 +58,7 @@ class ControlVariateClient(ClientSide):
 
     Args:
         layers: the tensors that are corrected.
-        option: "II" (displacement), "II-momentum" (the same where gradients go on moving tensors),
-            or "I" (gradient at x: one more pass over the data).
+        option: how c_i+ is estimated; "I" takes one more pass over the data.
         method: whose keys the errors name, "scaffold" or "fedpvr".
     """
 

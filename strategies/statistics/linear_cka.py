@@ -9,7 +9,7 @@ With X_i (n, p) the features of n examples in model i, its columns centred:
 
 in [0, 1]; 1 where X_j is X_i rotated and scaled. The batches do not change it: what is kept are
 sums over examples, of X and of X_i' X_j for all pairs: N^2 p^2 numbers a layer. Of a map (C, H, W)
-the mean over its positions is taken, so p = C; FedPVR does not say what it took.
+the mean over its positions is taken, so p = C.
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@ and the server sends SL, the global soft-label matrix (C, C), with the next mode
 identity (as in the released code; the paper leaves it open). A class that nobody in the round holds
 keeps its row. C^2 floats go down and C^2 + C up (the paper counts 2 (C + C^2)).
 
-Where the released code differs, as options, off by default: SL <- .5 new + .5 old
-(``smoothing=0.5``); the uploads of all rounds are summed (``history=all``); a class without
-examples gets the identity's row (``absent=identity``). It computes S_i on augmented images, which
-is not an option here.
+The released code, as options, off by default: SL <- .5 new + .5 old (``smoothing=0.5``); the
+uploads of all rounds are summed (``history=all``); a class without examples gets the identity's row
+(``absent=identity``). It computes S_i on augmented images, which is not an option here.
 
 The server learns a client's class counts, and which classes its model mixes up. ``mechanism`` clips
 and adds noise: see privacy/gaussian_mechanism.py. Under noise a count within four standard
@@ -74,9 +73,9 @@ class SoftLabelServer(ServerSide):
     """Keeps SL, the class-wise mean of everybody's soft labels.
 
     Args:
-        smoothing: weight of the old matrix, in [0, 1]; the released code has .5.
-        history: which rounds' uploads are averaged, "round" or "all" (the released code).
-        absent: the row of a class without examples: "keep" or "identity" (the released code).
+        smoothing: weight of the old matrix, in [0, 1].
+        history: which rounds' uploads are averaged.
+        absent: the row of a class without examples.
         mechanism: the clients' own: how much noise to expect, and epsilon.
     """
 
