@@ -86,6 +86,22 @@ def distance(strategy, rounds: int, **how) -> float:
     return float((params["head.weight"][0] - optimum(datasets)).norm())
 
 
+def trained(
+    strategy, sizes, rounds=1, batch_size=1, optimizer=SGD, initial=None, **options
+) -> float:
+    """Return the w that a strategy's clients with ``scalars(sizes)`` reach."""
+    params, _ = federate(
+        strategy,
+        scalars(sizes),
+        model=lambda: Regression(1),
+        rounds=rounds,
+        optimizer=optimizer,
+        options=LocalTrainingConfig(batch_size=batch_size, **options),
+        initial=initial,
+    )
+    return float(params["head.weight"])
+
+
 HEAVY = partial(SGD, 0.9)
 HALF = FixedSizeSampler(0.5, seed=1)
 DECAY = ExponentialDecay(0.99)
@@ -122,40 +138,31 @@ def test_fedavg_stalls_short_of_the_optimum():
 
 # ---- SCAFFOLD ------------------------------------------------------------------------------------
 
-EXAMPLES, EPOCHS, START = 3, 2, 0.5
-COHORTS = [0], [1], [0], [0, 1], [1]
 
+def test_scaffold_follows_its_equations():
+    """Equations 3 to 5 with option II, full batches, K = 2, x = .5.
 
-def by_the_equations() -> float:
-    """Equations 3 to 5 with option II, full batches, K = EPOCHS."""
-    x, c, local = START, 0.0, [0.0, 0.0]
-    for t, cohort in enumerate(COHORTS):
+    No fixed point shows a wrong K, rate, or |S| for N in c: they only damp or shift c.
+    """
+    cohorts = [0], [1], [0], [0, 1], [1]
+    x, c, local = 0.5, 0.0, [0.0, 0.0]
+    for t, cohort in enumerate(cohorts):
         lr = 0.1 * 0.5**t
         updates, deltas = [], []
         for i in cohort:
             y, (a, b) = x, ((1.0, 1.0), (2.0, 4.0))[i]
-            for _ in range(EPOCHS):
+            for _ in range(2):
                 y -= lr * (a * (a * y - b) - local[i] + c)
-            new = local[i] - c + (x - y) / (EPOCHS * lr)
+            new = local[i] - c + (x - y) / (2 * lr)
             updates.append(y - x)
             deltas.append(new - local[i])
             local[i] = new
         x += sum(updates) / len(cohort)
         c += sum(deltas) / 2
-    return x
-
-
-def test_scaffold_follows_its_equations():
-    """No fixed point shows a wrong K, rate, or |S| for N in c: they only damp or shift c."""
-    params, _ = federate(
-        SCAFFOLD(local_lr=0.1, schedule=ExponentialDecay(0.5), sampler=Listed(*COHORTS)),
-        scalars((EXAMPLES, EXAMPLES)),
-        model=lambda: Regression(1),
-        rounds=5,
-        options=LocalTrainingConfig(batch_size=100, epochs=EPOCHS),
-        initial={"head.weight": torch.tensor([[START]], dtype=torch.float64)},
-    )
-    assert float(params["head.weight"]) == pytest.approx(by_the_equations(), abs=1e-12)
+    strategy = SCAFFOLD(local_lr=0.1, schedule=ExponentialDecay(0.5), sampler=Listed(*cohorts))
+    start = {"head.weight": torch.tensor([[0.5]], dtype=torch.float64)}
+    found = trained(strategy, (3, 3), 5, 100, epochs=2, initial=start)
+    assert found == pytest.approx(x, abs=1e-12)
 
 
 @pytest.mark.slow
@@ -184,24 +191,21 @@ class Shifted(Regression):
         return features, found + self.shift
 
 
-def options_of(*phases: tuple[str, int]) -> LocalTrainingConfig:
-    parts = tuple(Phase(TensorSelector(layers), epochs) for layers, epochs in phases)
-    return LocalTrainingConfig(batch_size=100, epochs=5, phases=parts)
-
-
 @pytest.mark.parametrize(
-    ("options", "moved", "momentum", "option"),
+    ("phases", "moved", "momentum", "option"),
     [
-        (STEPS, 3.0, 0.0, "II"),  # FedALA starts elsewhere than at x
-        (options_of(("head.*", 4), ("shift", 1)), 0.0, 0.0, "II"),  # as in FedRep's phases
-        (STEPS, 0.0, 0.5, "II-momentum"),
-        (options_of(("shift", 5)), 0.0, 0.0, "untrained"),
+        ({}, 3.0, 0.0, "II"),  # FedALA starts elsewhere than at x
+        ({"head.*": 4, "shift": 1}, 0.0, 0.0, "II"),  # as in FedRep's phases
+        ({}, 0.0, 0.5, "II-momentum"),
+        ({"shift": 5}, 0.0, 0.0, "II"),
     ],
 )
 def test_a_control_variate_is_the_gradient_along_the_steps_that_its_tensor_took(
-    options, moved, momentum, option
+    phases, moved, momentum, option
 ):
     """Steps so small that all have one gradient; a tensor that is never trained keeps its c_i."""
+    parts = tuple(Phase(TensorSelector(layers), epochs) for layers, epochs in phases.items())
+    options = LocalTrainingConfig(batch_size=100, epochs=5, phases=parts)
     data, _ = clients()
     model = Shifted(2)
     context = LocalContext(
@@ -215,12 +219,12 @@ def test_a_control_variate_is_the_gradient_along_the_steps_that_its_tensor_took(
         round=1,
         batch_size=100,
     )
-    side = ControlVariateClient("all", "II" if option == "untrained" else option)
+    side = ControlVariateClient("all", option)
     side.begin(context)
     with torch.no_grad():
         model.head.weight += moved
     context.start_here()
-    expected = gradient(data, model.head.weight[0]).detach() * (option != "untrained")
+    expected = gradient(data, model.head.weight[0]).detach() * (phases != {"shift": 5})
     generator = torch.Generator().manual_seed(0)
     summary, _ = train_locally(context, [side], SGD(momentum), options, 1e-9, generator)
     side.end(context, summary)
@@ -248,29 +252,13 @@ def test_fedprox_fixed_point_of_one_client():
     mu, hessian = 2.0, data.inputs.T @ data.inputs / len(data)
     best = torch.linalg.solve(hessian, data.inputs.T @ data.labels / len(data))
     expected = torch.linalg.solve(hessian + mu * torch.eye(2), hessian @ best)
-    params, _ = federate(
-        FedProx(mu, local_lr=0.2),
-        [data],
-        model=lambda: Regression(2),
-        rounds=1,
-        options=LocalTrainingConfig(batch_size=100, epochs=300),
-    )
+    options = LocalTrainingConfig(batch_size=100, epochs=300)
+    how = {"model": lambda: Regression(2), "rounds": 1, "options": options}
+    params, _ = federate(FedProx(mu, local_lr=0.2), [data], **how)
     torch.testing.assert_close(params["head.weight"][0], expected, atol=1e-9, rtol=0)
 
 
 # ---- FedNova -------------------------------------------------------------------------------------
-
-
-def trained(strategy, sizes, rounds=1, batch_size=1, optimizer=SGD, **options) -> float:
-    params, _ = federate(
-        strategy,
-        scalars(sizes),
-        model=lambda: Regression(1),
-        rounds=rounds,
-        optimizer=optimizer,
-        options=LocalTrainingConfig(batch_size=batch_size, **options),
-    )
-    return float(params["head.weight"])
 
 
 @pytest.mark.slow
