@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from common.errors import ConfigError
@@ -26,15 +23,6 @@ OLD = [
 def test_an_old_key_is_refused_with_its_new_name(word, message):
     with pytest.raises(ConfigError, match=message):
         compose(overrides("strategy=fedprox", word))
-
-
-@pytest.mark.slow
-def test_the_command_refuses_it_in_one_line():
-    command = [sys.executable, "-c", "from fedhet.launch import main; main()"]
-    done = subprocess.run([*command, "local.solver=adam"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "write local.optimizer=adam" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_an_old_config_gets_the_names_of_today():

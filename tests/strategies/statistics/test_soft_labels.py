@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from strategies.base import Cohort, LocalSummary, Reply
+from strategies.base import Cohort, LocalSummary
 from strategies.components.samplers import FixedSizeSampler
 from strategies.fedavg import FedAvg
 from strategies.feddw import FedDW
@@ -22,7 +22,6 @@ from strategies.statistics.soft_labels import (
 )
 from tests.federation import TensorBatches
 from tests.strategies.labelled import Biasless, context_of, train, upload
-from tests.strategies.test_reductions import blobs
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
 HEADER = 128  # bytes before the numbers of every array
@@ -65,22 +64,6 @@ def test_a_client_sends_what_adding_up_one_example_at_a_time_gives():
     assert sent[COUNTS].tolist() == counts
     assert counts[1] == 0
     torch.testing.assert_close(sent[SUMS].double(), sums, atol=1e-3, rtol=1e-6)
-
-
-def test_the_mean_is_over_all_clients_examples():
-    """Eq. 7 against a sum over all examples of all clients, and not the mean of clients' means."""
-    side, datasets, model, replies = server(3), blobs(), Biasless().eval(), []
-    for i, data in enumerate(datasets):
-        sent = SoftLabelClient().end(context_of(model, data), LocalSummary(len(data), 1, 0.1))
-        replies.append(Reply(i, 1, 1, 0.1, {}, payloads=sent))
-    side.reduce(replies, {}, COHORT)
-
-    inputs = torch.cat([data.inputs for data in datasets])
-    labels = torch.cat([data.labels for data in datasets])
-    with torch.no_grad():
-        soft = torch.softmax(model(inputs)[1], dim=1)
-    expected = torch.stack([soft[labels == c].mean(0) for c in range(3)])
-    torch.testing.assert_close(matrix(side), expected, atol=1e-6, rtol=0)
 
 
 # Class 0: 2 + 1 examples in round 1, none in 2, 1 in 3. Class 1: none, 2, none.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from dataclasses import replace
 
@@ -31,13 +30,8 @@ def aggregate(aggregator, replies) -> list[float]:
 def test_orthogonal_and_equal_updates():
     """Of norms 3 and 4: their sum has norm 5."""
     replies = replies_of([3.0, 0.0], [0.0, 4.0])
-    expected = {
-        "norm_ratio": 5 / 7,
-        "update_cosine": 0.0,
-        "drift_diversity": 1.0,
-        "update_norm": 3.5,
-        "step_norm": 2.5,
-    }
+    expected = {"norm_ratio": 5 / 7, "update_cosine": 0.0, "drift_diversity": 1.0}
+    expected |= {"update_norm": 3.5, "step_norm": 2.5}
     assert diagnose(replies, UniformMean()({}, replies)) == pytest.approx(expected, abs=1e-7)
     replies = replies_of(*[[3.0, 4.0]] * 3)
     figures = diagnose(replies, UniformMean()({}, replies))
@@ -85,28 +79,11 @@ def test_norm_mean_by_hand(updates, expected):
     assert aggregate(NormMean(), heavy) == aggregate(NormMean(), replies)
 
 
-def test_norm_mean_has_the_mean_norm_whatever_the_order():
-    rows = torch.randn(4, 7, generator=torch.Generator().manual_seed(0)).tolist()
-    found = [
-        torch.tensor(aggregate(NormMean(), replies_of(*order)))
-        for order in itertools.permutations(rows)
-    ]
-    norms = [math.hypot(*row) for row in rows]
-    for delta in found:
-        assert delta.norm().item() == pytest.approx(sum(norms) / 4, rel=1e-6)
-        torch.testing.assert_close(delta, found[0], rtol=1e-6, atol=1e-7)
-
-
-@pytest.mark.parametrize(
-    "updates",
-    [
-        ([0.0, 0.0], [0.0, 0.0]),
-        ([1.0, 2.0], [-1.0, -2.0]),
-        ([0.1, 0.2], [0.2, -0.3], [-0.3, 0.1]),  # cancel but for rounding
-    ],
-)
-def test_norm_mean_of_updates_that_cancel_is_zero(updates):
-    assert aggregate(NormMean(), replies_of(*updates)) == [0.0, 0.0]
+def test_norm_mean_of_updates_that_cancel_is_zero():
+    for updates in ([[0.0, 0.0]] * 2, [[1.0, 2.0], [-1.0, -2.0]]):
+        assert aggregate(NormMean(), replies_of(*updates)) == [0.0, 0.0]
+    but_for_rounding = [0.1, 0.2], [0.2, -0.3], [-0.3, 0.1]
+    assert aggregate(NormMean(), replies_of(*but_for_rounding)) == [0.0, 0.0]
 
 
 def test_each_tensor_has_its_own_figures():
