@@ -12,7 +12,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError
 
-from common.errors import ConfigError
-from conf.renamed import refuse_old_keys
+from common.errors import ConfigError, require_choice
+from conf.renamed import leaves, refuse_old_keys
 
 FOLDER = Path(__file__).resolve().parent
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
@@ -49,10 +49,8 @@ def overrides_of(run_config: RunConfig) -> list[str]:
     Every key but ``overrides`` is a recipe key; "" keeps the recipe's value. ``overrides`` holds
     further ones: a JSON list of strings, or words as in a shell.
     """
-    words = []
-    for key, value in run_config.items():
-        if key != "overrides" and value != "":
-            words.append(f"{key}={_quote(value)}")
+    given = {key: value for key, value in run_config.items() if key != "overrides"}
+    words = [f"{key}={_quote(value)}" for key, value in given.items() if value != ""]
     text = str(run_config.get("overrides", "")).strip()
     return words + (json.loads(text) if text.startswith("[") else shlex.split(text))
 
@@ -72,11 +70,7 @@ def quoted(text: str) -> str:
 
 
 def compose(run_config: RunConfig) -> DictConfig:
-    """Compose the recipe of a Flower run config.
-
-    Raises:
-        hydra.errors.HydraException: an unknown key or option; lists what there is.
-    """
+    """Compose the recipe of a Flower run config; Hydra refuses unknown keys and options."""
     return compose_overrides(tuple(overrides_of(run_config))).copy()
 
 
@@ -103,11 +97,7 @@ OmegaConf.register_new_resolver("method_name", _joined, replace=True)
 
 
 def check_slots(recipe: DictConfig) -> None:
-    """Refuse two methods that replace the same slot: the order of their names would decide.
-
-    Raises:
-        ConfigError: naming the slot and the methods.
-    """
+    """Refuse two methods that replace the same slot: the order of their names would decide."""
     owners: dict[str, str] = {}
     for method, slots in sorted(recipe.strategy.methods.items()):
         for slot in slots:
@@ -120,11 +110,7 @@ def check_slots(recipe: DictConfig) -> None:
 
 
 def check_requirements(recipe: DictConfig) -> None:
-    """Refuse settings that a method of the recipe cannot have.
-
-    Raises:
-        ConfigError: naming the key, its value, and what it must be.
-    """
+    """Refuse settings that a method of the recipe cannot have."""
     for key, needed in recipe.strategy.requires.items():
         found = OmegaConf.select(recipe, str(key))
         if found != needed:
@@ -134,37 +120,18 @@ def check_requirements(recipe: DictConfig) -> None:
 
 
 def check_switches(recipe: DictConfig) -> None:
-    """Refuse yes, no, on and off: Hydra reads them as strings, and a string is true.
-
-    Raises:
-        ConfigError: naming the key, and what to write.
-    """
-    for key, value in _leaves(OmegaConf.to_container(recipe)):
+    """Refuse yes, no, on and off: Hydra reads them as strings, and a string is true."""
+    for key, value in leaves(_plain(recipe, resolve=False), "."):
         if isinstance(value, str) and value.lower() in SWITCHES:
             meant = SWITCHES[value.lower()]
             raise ConfigError(f"{key}={value} is not allowed: write {key}={str(meant).lower()}")
 
 
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values below mappings, by their dotted key; lists hold names, and are left out."""
-    if not isinstance(node, dict):
-        yield prefix, node
-        return
-    for key, value in node.items():
-        yield from _leaves(value, f"{prefix}.{key}" if prefix else str(key))
-
-
 def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     """Instantiate one part of the recipe, such as ``strategy.client_sides``.
 
-    Args:
-        recipe: the composed recipe.
-        key: the part's key.
-        classifier_tensors: how many of the model's last tensors are its classifier; recipes refer
-            to it as ``${task.classifier_tensors}``.
-
-    Raises:
-        ConfigError: naming the key, what is wrong with it, and what is allowed.
+    ``classifier_tensors``, how many of the model's last tensors are its classifier, is what recipes
+    refer to as ``${task.classifier_tensors}``.
     """
     try:
         with _model_known(recipe, classifier_tensors):
@@ -189,17 +156,8 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
 
 
 def build_local_optimizer(recipe: DictConfig, classifier_tensors: int) -> Any:
-    """Instantiate the local optimizer that ``local.optimizer`` names.
-
-    Raises:
-        ConfigError: for an unknown name (lists the options), or a setting that it does not have.
-    """
-    options = sorted(str(name) for name in recipe.local.optimizers)
-    if recipe.local.optimizer not in options:
-        raise ConfigError(
-            f"local.optimizer={recipe.local.optimizer!r} is unknown; allowed: {options}"
-        )
-    name = recipe.local.optimizer
+    """Instantiate the local optimizer that ``local.optimizer`` names."""
+    name = require_choice("local.optimizer", recipe.local.optimizer, recipe.local.optimizers)
     own = recipe.local.optimizers[name]
     for setting in ("momentum", "weight_decay"):
         if recipe.local[setting] and setting not in own:
@@ -208,12 +166,16 @@ def build_local_optimizer(recipe: DictConfig, classifier_tensors: int) -> Any:
                 f"set local.{setting}=0, or one of local.optimizers.{name} "
                 f"({', '.join(sorted(str(key) for key in own if key != '_target_'))})"
             )
-    return build_part(recipe, f"local.optimizers.{recipe.local.optimizer}", classifier_tensors)
+    return build_part(recipe, f"local.optimizers.{name}", classifier_tensors)
 
 
 def plain_part(recipe: DictConfig, key: str) -> dict[str, Any]:
     """Return one part of the recipe as plain, resolved values."""
-    plain = OmegaConf.to_container(recipe[key], resolve=True)
+    return _plain(recipe[key], resolve=True)
+
+
+def _plain(node: DictConfig, *, resolve: bool) -> dict[str, Any]:
+    plain = OmegaConf.to_container(node, resolve=resolve)
     assert isinstance(plain, dict)
     return {str(name): value for name, value in plain.items()}
 
@@ -249,8 +211,7 @@ def resume_fingerprint(recipe: DictConfig) -> str:
 
 
 def _recipe_hash(recipe: DictConfig, ignored: Sequence[str]) -> str:
-    plain = OmegaConf.to_container(recipe, resolve=False)
-    assert isinstance(plain, dict)
+    plain = _plain(recipe, resolve=False)
     shared = {key: value for key, value in plain.items() if key not in ignored}
     for part, name in (key.split(".") for key in FOLDER_KEYS):
         shared[part].pop(name, None)
@@ -270,11 +231,8 @@ def _code_hash(root: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of what the numbers depend on."""
-    names = ("fedhet", "flwr", "torch", "torchvision", "numpy", "ray")
     found = {}
-    for name in names:
-        try:
+    for name in ("fedhet", "flwr", "torch", "torchvision", "numpy", "ray"):
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found

@@ -53,11 +53,7 @@ _SLOTS = re.compile(r"strategy[.\0]methods[.\0]")
 
 
 def refuse_old_keys(overrides: Iterable[str]) -> None:
-    """Refuse overrides (``key=value``) of keys that have been renamed.
-
-    Raises:
-        ConfigError: naming the key of today.
-    """
+    """Refuse overrides (``key=value``) of keys that have been renamed."""
     for word in overrides:
         key, equals, value = word.lstrip("+~").partition("=")
         for old, new in KEYS.items():
@@ -67,15 +63,11 @@ def refuse_old_keys(overrides: Iterable[str]) -> None:
 
 
 def upgrade_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config of a run of any format with the keys and modules of today.
-
-    Args:
-        config: the content of config.yaml, as nested mappings or flat with dotted keys.
-    """
-    leaves = list(_leaves(config))
-    methods = {found[1] for path, _ in leaves if (found := _SIDE.match(path))}
+    """Return a config, nested or flat with dotted keys, with the keys and modules of today."""
+    values = list(leaves(config, _LEVEL))
+    methods = {found[1] for path, _ in values if (found := _SIDE.match(path))}
     upgraded: dict[str, Any] = {}
-    for path, value in leaves:
+    for path, value in values:
         for new in _paths_of_today(path, methods):
             *parents, name = new.split(_LEVEL)
             node = upgraded
@@ -85,11 +77,11 @@ def upgrade_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return upgraded
 
 
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values below mappings and the paths to them."""
+def leaves(node: Mapping[str, Any], separator: str, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values below mappings and the paths to them; lists are values."""
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{key}{_LEVEL}")
+            yield from leaves(value, separator, f"{prefix}{key}{separator}")
         else:
             yield f"{prefix}{key}", value
 

@@ -11,19 +11,14 @@ mixes, element by element, as much of the global model as lowers its own loss (A
 A starts at 1 and is kept from round to round. The other tensors, and buffers, are the global ones.
 In a client's first round there is no w_local; that round, and eta = 0, are FedAvg. A is learnt with
 the task's loss, without augmentation, by the model in eval mode, as in both released codes.
-
-The trained model travels, as in FedAvg; w_local and A stay. The clients' own models are evaluated
-(``evaluation.model=clients``). SCAFFOLD's c_i counts from w_start on; FedCM's momentum contains
-w_start - x, too.
+The clients' own models are evaluated (``evaluation.model=clients``); only the trained model
+travels. SCAFFOLD's c_i counts from w_start on; FedCM's momentum contains w_start - x, too.
 
 The authors' code learns A on 80 % of the examples, and in the second round repeats the pass until
 the standard deviation of the last 10 passes' losses is below .1 (``until_std=0.1``, off by default;
 it stops after 100 passes). FedDW's code takes all examples (``data_share=1``) and always one pass;
 a client whose first round comes late mixes with the initial model; and BatchNorm's statistics stay
-at the client.
-
-The 2 last tensors of both codes are ``head.*``, weight and bias. Where the head is personal
-(FedPer), name others.
+at the client. In both, the mixed tensors are ``head.*``; where that is personal, name others.
 """
 
 from __future__ import annotations
@@ -74,9 +69,8 @@ class FedALAClient(ClientSide):
     ) -> None:
         self.layers = as_selector(layers, "strategy.fedala.layers")
         self.eta = require_range("strategy.fedala.eta", eta)
-        self.data_share = require_range(
-            "strategy.fedala.data_share", data_share, high=1.0, open_low=True
-        )
+        key = "strategy.fedala.data_share"
+        self.data_share = require_range(key, data_share, high=1.0, open_low=True)
         if until_std is not None:
             require_range("strategy.fedala.until_std", until_std, open_low=True)
         self.until_std = until_std
@@ -98,22 +92,22 @@ class FedALAClient(ClientSide):
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Keep w_local."""
-        trained = {name: context.params[name].detach().clone() for name in self.selected}
-        context.state[LOCAL] = trained
+        context.state[LOCAL] = {n: context.params[n].detach().clone() for n in self.selected}
         return {}
 
     def _learnt(self, context: LocalContext) -> Tensors:
         """Return A after this round's pass, or passes, over the same examples."""
         mixing = context.state.get(MIXING)
-        repeat = mixing is None and self.until_std is not None
+        until = self.until_std if mixing is None else None
         mixing = mixing or {name: torch.ones_like(context.anchor[name]) for name in self.selected}
         drawn = context.generator.get_state()
         losses: list[float] = []
-        for _ in range(_MOST_PASSES if repeat else 1):
+        for _ in range(1 if until is None else _MOST_PASSES):
             context.generator.set_state(drawn)
             mixing, loss = self._after_pass(context, mixing)
             losses.append(loss)
-            if self._is_settled(losses):
+            recent = losses[-_WINDOW:]
+            if until is not None and len(losses) > _WINDOW and statistics.pstdev(recent) < until:
                 break
         return mixing
 
@@ -143,11 +137,6 @@ class FedALAClient(ClientSide):
             left -= len(labels)
             if left <= 0:
                 return
-
-    def _is_settled(self, losses: Sequence[float]) -> bool:
-        if self.until_std is None or len(losses) <= _WINDOW:
-            return False
-        return statistics.pstdev(losses[-_WINDOW:]) < self.until_std
 
 
 def _mixed(context: LocalContext, mixing: Tensors) -> dict[str, Tensor]:

@@ -28,10 +28,6 @@ class FedBABU(FederatedStrategy):
 
     They are ``FederatedClient(personal=FedBABU.personal, options=...)`` with
     ``LocalTrainingConfig(epochs=5, phases=FedBABU.phases)``, and start from the same head.
-
-    Attributes:
-        personal: the tensors that stay at a client.
-        phases: all epochs for the body.
     """
 
     personal: ClassVar[TensorSelector] = TensorSelector("head.*")

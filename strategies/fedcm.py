@@ -8,13 +8,10 @@ A client's step mixes its own gradient with the direction in which all moved in 
     v <- alpha g(y) + (1 - alpha) m
     y <- y - eta_l v
 
-m is the size of a gradient: the server takes it from the aggregate Delta of the round,
-
-    m <- - Delta / mean_i lr_sum_i
-
-where ``lr_sum``, the sum of the step sizes that client i really took in that round, stands for
-K eta_l. m starts at zero, so the steps of round 1 are alpha times FedAvg's. alpha = 1 is FedAvg
-(with a plain mean); the paper has alpha = .1. m travels down (d numbers).
+m is the size of a gradient: m <- - Delta / mean_i lr_sum_i, of the round's aggregate Delta, where
+``lr_sum``, the sum of the step sizes that client i really took, stands for K eta_l. m starts at
+zero, so the steps of round 1 are alpha times FedAvg's. alpha = 1 is FedAvg (with a plain mean); the
+paper has alpha = .1. m travels down (d numbers).
 
 alpha multiplies the gradient of the whole local objective, penalties of other methods included.
 Clipping sees v; weight decay comes after it and is not multiplied, as in FL-Simulator's code.
@@ -28,7 +25,7 @@ from collections.abc import Sequence
 from typing import Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from common.errors import ConfigError, require_range
 from strategies.base import (
@@ -49,11 +46,7 @@ MOMENTUM = "momentum"
 
 
 class ClientMomentum(ClientSide):
-    """The client half: mixes the momentum into every gradient.
-
-    Args:
-        alpha: weight of the fresh gradient, in (0, 1].
-    """
+    """The client half: mixes the momentum into every gradient, whose weight is alpha."""
 
     needs = frozenset({MOMENTUM})
 
@@ -62,8 +55,7 @@ class ClientMomentum(ClientSide):
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse momentum and Adam."""
-        stateful = optimizer.stateful([name for name, _ in model.named_parameters()])
-        if stateful:
+        if stateful := optimizer.stateful([name for name, _ in model.named_parameters()]):
             raise ConfigError(
                 "client momentum reads a gradient off plain SGD steps, but the local optimizer "
                 f"takes others on {sorted(stateful)}: set local.optimizer=sgd (or sam) and "
@@ -83,9 +75,6 @@ class ClientMomentumServer(ServerSide):
 
     sends = frozenset({MOMENTUM})
     additive_payloads: frozenset[str] = frozenset()  # Delta and the mean of lr_sum
-
-    def __init__(self) -> None:
-        self.momentum: dict[str, Tensor] = {}
 
     def init(self, params: Tensors) -> None:
         """Start m at zero."""

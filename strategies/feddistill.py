@@ -13,8 +13,8 @@ Original federated distillation shares no parameters; the "+" adds FedAvg.
 SL starts as the identity, for which KL is the cross-entropy: in round 1, and for a class that
 nobody has held yet, the loss is (1 + lambda) CE.
 
-Where FedDW's released code differs: it gives its KL probabilities where log probabilities belong,
-so that the term is sum q (log q - p), which is linear in p.
+FedDW's released code gives its KL probabilities where log probabilities belong, so that the term is
+sum q (log q - p), linear in p.
 """
 
 from __future__ import annotations
@@ -33,11 +33,7 @@ from strategies.statistics.soft_labels import SOFT_LABELS, SoftLabelClient, Soft
 
 
 class FedDistillClient(ClientSide):
-    """Draws the outputs to the global soft label of the example's class.
-
-    Args:
-        coefficient: lambda.
-    """
+    """Draws the outputs to the soft label of the example's class; ``coefficient`` is lambda."""
 
     needs = frozenset({SOFT_LABELS})
 
@@ -54,12 +50,7 @@ class FedDistillClient(ClientSide):
 
 
 class FedDistill(FederatedStrategy):
-    """FedDistill+: FedAvg's server with the mean soft label by class beside it.
-
-    Args:
-        soft_labels: SoftLabelServer's options, such as ``{"smoothing": 0.5}``.
-        mechanism: clipping and noise of the clients' soft labels.
-    """
+    """FedAvg's server with the mean soft label by class beside it; arguments as FedDW's."""
 
     def __init__(
         self,

@@ -22,11 +22,10 @@ a convex quadratic in W with the value and the gradient of (SL - W W^T)^2 at W =
 over the entries; the mean makes mu comparable with eq. 11's.)
 
 Where the paper's text differs: eq. 13 has theta_{t+1} for theta_t. Where the released code differs:
-it keeps the classifier's bias (refused here) unless its ``init_align`` is set, which holds it at 0
-and starts the weight with rows of length 1, spread on the sphere (``task.head_init=orthogonal``);
-it divides mu by 10 at the start of rounds 9, 18, 27 and so on (``decay=0.1 decay_every=9``, off by
-default); and what soft_labels.py says of SL. As there, the term acts from round 1 on, against the
-identity.
+it keeps the classifier's bias (refused here) unless its ``init_align`` holds it at 0 and starts the
+weight with rows of length 1, spread on the sphere (``task.head_init=orthogonal``); it divides mu by
+10 at the start of rounds 9, 18, 27 and so on (``decay=0.1 decay_every=9``, off by default); and
+what soft_labels.py says of SL. The term acts from round 1 on, against the identity.
 """
 
 from __future__ import annotations
@@ -59,11 +58,7 @@ class FedDWClient(ClientSide):
     needs = frozenset({SOFT_LABELS})
 
     def __init__(
-        self,
-        mu: float = 0.1,
-        decay: float = 1.0,
-        decay_every: int = 9,
-        linearised_every: int = 0,
+        self, mu: float = 0.1, decay: float = 1.0, decay_every: int = 9, linearised_every: int = 0
     ) -> None:
         self.mu = require_range("strategy.feddw.mu", mu)
         self.decay = require_range("strategy.feddw.decay", decay, high=1.0)
@@ -99,11 +94,7 @@ class FedDWClient(ClientSide):
             return class_relations(weight)
         if step.context.first_pass and step.context.num_steps % self.linearised_every == 0:
             self.reference = weight.detach().clone()
-        return self._linearised(weight)
-
-    def _linearised(self, weight: Tensor) -> Tensor:
-        """Return the first-order expansion of W W^T about the reference (eq. 27)."""
-        cross = weight @ self.reference.T
+        cross = weight @ self.reference.T  # W W^T expanded about the reference (eq. 27)
         return cross + cross.T - self.reference @ self.reference.T
 
 

@@ -18,11 +18,11 @@ keeps h_i, as here.
 alpha = 0 is FedAvg with the plain mean, by convention and not as a limit: H moves the model as far
 however small alpha > 0 is. ``server.lr`` must be 1: another one would scale x's step, but not H.
 By default the participants' mean x + Delta is evaluated, as in the released code, and not the x
-that is sent next (``strategy/output=latest``). Where that code differs: it divides alpha by
-n_i / mean_j n_j, and puts alpha y into the weight decay, so that clipping does not see that term.
+that is sent next (``strategy/output=latest``). That code divides alpha by n_i / mean_j n_j, and
+puts alpha y into the weight decay, so that clipping does not see that term.
 
-A lost or refused reply leaves h_i as it was. A client that loses its h_i starts at zero again, with
-a warning. FedPVR's code and FedDyn's CIFAR-10 example have alpha .01, FL-Simulator .1.
+A client that loses its h_i starts at zero again, with a warning. FedPVR's code and FedDyn's
+CIFAR-10 example have alpha .01, FL-Simulator .1.
 """
 
 from __future__ import annotations
@@ -51,11 +51,7 @@ DRIFT_SUM = "drift_sum"
 
 
 class FedDynClient(ClientSide):
-    """The client half: regularises dynamically, keeps h_i.
-
-    Args:
-        alpha: weight of the terms; 0 is FedAvg.
-    """
+    """The client half: regularises dynamically with weight alpha, keeps h_i."""
 
     def __init__(self, alpha: float = 0.01) -> None:
         self.alpha = require_range("strategy.feddyn.alpha", alpha)
@@ -70,11 +66,8 @@ class FedDynClient(ClientSide):
         if self.alpha == 0.0 or not step.context.anchor:
             return None
         drift_sum = step.context.state[DRIFT_SUM]
-        terms = []
-        for name, received in step.context.anchor.items():
-            param = step.params[name]
-            moved = param - received
-            terms.append(0.5 * moved.square().sum() + (drift_sum[name] * moved).sum())
+        moved = {name: step.params[name] - x for name, x in step.context.anchor.items()}
+        terms = [0.5 * m.square().sum() + (drift_sum[n] * m).sum() for n, m in moved.items()]
         return self.alpha * torch.stack(terms).sum()
 
     @torch.no_grad()
@@ -90,11 +83,7 @@ class FedDynClient(ClientSide):
 
 
 class FedDynServer:
-    """The server half, a server optimizer: x <- x + Delta + H, where Delta is the plain mean.
-
-    Args:
-        alpha: the clients'; only whether it is 0 (no H) matters here.
-    """
+    """The server half, a server optimizer: x <- x + Delta + H; without H where alpha is 0."""
 
     coupled_state = frozenset({DRIFT_SUM})
 

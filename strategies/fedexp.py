@@ -14,10 +14,10 @@ M orthogonal updates of one length have eta_g = max(1, M / 2) at eps = 0. ``serv
 eta_g: leave it at 1. In metrics.jsonl eta_g is step_norm / (norm_ratio * update_norm).
 
 eps has the unit of squared updates. The released code has .001 on CIFAR-10 and CIFAR-100, and .1 on
-EMNIST. Where it differs: it weighs clients by n_i in both sums; its eps is M times this one and
-shrinks with the squared step size; and from round 2 on it evaluates the mean of the last two server
-models (``strategy/output=last_two``, from round 1 on). It has eta_l .01 (EMNIST .1), decayed by
-.998 a round, 20 local steps, weight decay 1e-4 and clip 10.
+EMNIST. It weighs clients by n_i in both sums; its eps is M times this one and shrinks with the
+squared step size; and from round 2 on it evaluates the mean of the last two server models
+(``strategy/output=last_two``, from round 1 on). It has eta_l .01 (EMNIST .1), decayed by .998 a
+round, 20 local steps, weight decay 1e-4 and clip 10.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ from strategies.statistics.update_diagnostics import norm
 
 
 class ExtrapolatedMean:
-    """The plain mean of updates times FedExP's server step size.
-
-    Args:
-        eps: added to the squared norm of the mean, > 0.
-    """
+    """The plain mean of updates times FedExP's server step size."""
 
     individual = "it needs the squared norm of every update; take strategy=fedavg"
 

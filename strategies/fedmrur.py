@@ -23,20 +23,18 @@ that of line 15 (components/aggregators.py):
 gamma = 0 leaves MoFedSAM with line 15, the paper's FedMRUR-N; a plain mean leaves FedMRUR-H; both,
 MoFedSAM; rho = 0 and alpha = 1 besides, FedAvg (with a plain mean). R >= 1, so gamma R adds gamma
 to the reported loss. ``space=euclidean`` has D2 = ||z - z_g||^2 (Table 8). ``lifts=data`` is our
-reading of Table 9's "original data", which the paper does not define: the example is lifted with
-its representation, L(x, z), so beta + ||x||^2 takes the place of beta.
+reading of Table 9's undefined "original data": the example is lifted with its representation,
+L(x, z), so beta + ||x||^2 takes the place of beta.
 
 Where the paper's Algorithm 1 differs: line 13's Delta points along the displacement, so line 10
 adds it where a gradient belongs; with the sign turned, m is as long as K eta_l gradients, and the
 feedback (1 - alpha) K eta_l = 1.35 a round diverges; divided by K eta_l everywhere (Lemma 7), the
 server's step would vary with eta_l. So Delta and m are kept apart, as in FL-Simulator's FedCM and
-MoFedSAM, on which the paper builds. The paper does not print the lift; eq. 3, beta and its
-reference (Law et al., ICML 2019) are those of the one above. Nor does it say how R is reduced: here
-exp by example, then the mean. From D2 / sigma = 20 on, exp goes on as its tangent, so that large
-features give a finite gradient.
+MoFedSAM, on which the paper builds. It prints neither the lift (here that of its reference, Law et
+al., ICML 2019) nor how R is reduced (here exp by example, then the mean). From D2 / sigma = 20 on,
+exp goes on as its tangent, so that large features give a finite gradient.
 
-The paper: alpha .1, rho .5, gamma .005, sigma 1e4, beta 1, eta_l .1 x .998 a round. The term's
-gradient is then gamma / sigma = 5e-7 a unit of D2.
+The paper: alpha .1, rho .5, gamma .005, sigma 1e4, beta 1, eta_l .1 x .998 a round.
 """
 
 from __future__ import annotations
@@ -60,12 +58,7 @@ def lorentz_distance(left: Tensor, right: Tensor, beta: Tensor | float = 1.0) ->
 
     -2 beta - 2 <L, L'> is a difference of large numbers. This takes one of small ones, the second
     as l_0 - l'_0 = <z - z', z + z'> / (l_0 + l'_0); what rounding leaves is relative to
-    ||z - z'||^2, not to ||z||^2.
-
-    Args:
-        left: z.
-        right: z'.
-        beta: > 0, of all examples or of each (B,).
+    ||z - z'||^2, not to ||z||^2. ``beta`` is of all examples or of each (B,).
     """
     difference = left - right
     times = (beta + left.square().sum(1)).sqrt() + (beta + right.square().sum(1)).sqrt()
@@ -81,15 +74,7 @@ def growth(distance: Tensor, sigma: float) -> Tensor:
 
 
 class ManifoldRegularizer(ClientSide):
-    """Adds gamma R to the local objective.
-
-    Args:
-        gamma: weight of the term.
-        sigma: scale of the squared distance, > 0.
-        beta: of the hyperboloid, > 0.
-        space: "lorentz", or "euclidean" (Table 8).
-        lifts: what is mapped into it: "representation", or "data" with it (Table 9).
-    """
+    """Adds gamma R to the local objective."""
 
     def __init__(
         self,
@@ -124,10 +109,7 @@ class ManifoldRegularizer(ClientSide):
 
 
 class FedMRUR(FederatedStrategy):
-    """The paper's method. Its clients' local optimizer is :class:`strategies.fedsam.SAM`.
-
-    ``aggregator=UniformMean()`` is FedMRUR-H, ``gamma=0`` FedMRUR-N.
-    """
+    """The paper's method. Its clients' local optimizer is :class:`strategies.fedsam.SAM`."""
 
     def __init__(
         self,

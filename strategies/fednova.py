@@ -72,12 +72,11 @@ class NormalizedMean:
         reaches = torch.stack([reply.payloads[REACH]["reach"].double() for reply in replies])
         effective = shares @ reaches  # tau_eff by tensor
         factors = shares[:, None] * effective / torch.where(reaches > 0, reaches, torch.inf)
-        return {
-            name: torch.stack(
-                [float(c) * r.update[name] for c, r in zip(column, replies, strict=True)]
-            ).sum(0)
-            for name, column in zip(sorted(params), factors.T, strict=True)
-        }
+        delta = {}
+        for name, column in zip(sorted(params), factors.T.tolist(), strict=True):
+            scaled = [c * reply.update[name] for c, reply in zip(column, replies, strict=True)]
+            delta[name] = torch.stack(scaled).sum(0)
+        return delta
 
 
 class FedNova(FederatedStrategy):

@@ -24,10 +24,6 @@ from strategies.round.federated import FederatedStrategy
 
 
 class FedPer(FederatedStrategy):
-    """FedAvg's server over the body: its clients are ``FederatedClient(personal=FedPer.personal)``.
-
-    Attributes:
-        personal: the tensors that stay at a client.
-    """
+    """FedAvg's server over the body, for ``FederatedClient(personal=FedPer.personal)``."""
 
     personal: ClassVar[TensorSelector] = TensorSelector("head.*")

@@ -17,8 +17,8 @@ lambda = 0 is then local training, and FedAvg where parameters are shared. C d f
 C d + C up: the server learns a client's class counts and mean features. The paper predicts by the
 nearest prototype (eq. 4); here, as in FedDW's comparison, a model predicts by its logits.
 
-Where FedDW's comparison differs: its z is the extractor's output, two layers earlier; it averages
-all uploads since round 1; and from round 2 on a class without a prototype has a prototype of zeros.
+In FedDW's comparison z is the extractor's output, two layers earlier; all uploads since round 1 are
+averaged; and from round 2 on a class without a prototype has one of zeros.
 """
 
 from __future__ import annotations
@@ -43,26 +43,14 @@ from strategies.base import (
     Tensors,
 )
 from strategies.round.federated import FederatedStrategy, Slots
-from strategies.statistics.class_means import (
-    COUNTS,
-    MEANS,
-    SUMS,
-    class_means,
-    class_sums,
-    means_of,
-    total,
-)
+from strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_means, class_sums, total
 
 PROTOTYPES = "prototypes"
 PROTOTYPE_SUMS = "prototype_sums"
 
 
 class PrototypeClient(ClientSide):
-    """Draws features to the global prototype of their class; sends their sums and counts.
-
-    Args:
-        coefficient: lambda.
-    """
+    """Draws features to the global prototype of their class; ``coefficient`` is lambda."""
 
     needs, sends = frozenset({PROTOTYPES}), frozenset({PROTOTYPE_SUMS})
     per_example = frozenset({PROTOTYPE_SUMS})
@@ -72,7 +60,7 @@ class PrototypeClient(ClientSide):
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return lambda times the mean squared distance, a scalar; None where nothing is known."""
-        prototypes = means_of(step.context.received, PROTOTYPES)
+        prototypes = step.context.received[PROTOTYPES].get(MEANS)  # None in round 1
         if prototypes is None or self.coefficient == 0.0:
             return None
         return self.coefficient * prototype_distance(step.features, prototypes[step.labels])
@@ -83,11 +71,9 @@ class PrototypeClient(ClientSide):
 
 
 def prototype_distance(features: Tensor, prototypes: Tensor) -> Tensor:
-    """Return the mean over the batch of ||z - P||^2 / d, a scalar.
+    """Return the mean over the batch of ||z - P||^2 / d, a scalar; z and P (B, d).
 
-    Args:
-        features: z (B, d).
-        prototypes: of each example's class (B, d); a row of zeros: it has none, and adds 0.
+    A row of zeros in P: the example's class has no prototype, and adds 0.
     """
     known = prototypes.any(dim=1)
     distances = (features - prototypes).square().mean(dim=1)
@@ -119,11 +105,7 @@ class PrototypeServer(ServerSide):
         return {PROTOTYPE_SUMS: {SUMS: (classes, size), COUNTS: (classes,)}}
 
     def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
-        """Take the mean of each class that somebody holds.
-
-        Raises:
-            ValueError: if a client's features have another size than the others'.
-        """
+        """Take the mean of each class that somebody holds."""
         _check_shapes(replies)
         sums, counts = total(replies, PROTOTYPE_SUMS)
         old = self.sent.get(MEANS, torch.zeros_like(sums))

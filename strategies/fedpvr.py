@@ -39,10 +39,7 @@ class FedPVR(FederatedStrategy):
     """
 
     def __init__(
-        self,
-        layers: TensorSelector | str,
-        option: Option = "II",
-        **slots: Unpack[Slots],
+        self, layers: TensorSelector | str, option: Option = "II", **slots: Unpack[Slots]
     ) -> None:
         slots.setdefault("aggregator", UniformMean())
         super().__init__(

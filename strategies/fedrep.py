@@ -10,9 +10,8 @@ FedPer's parts (the body b is shared, the head h_i is a client's own), trained o
     b <- b + eta_g sum_i (n_i / sum_j n_j) (b_i - b)
 
 What stays, travels and is evaluated is as in FedPer (fedper.py). A frozen tensor has no gradient,
-so neither momentum nor Adam moves it. (FedDW's released code needs PyTorch 2 for that; it asks for
-1.12, whose ``zero_grad`` left zeros, on which Adam's momentum kept moving the frozen head.)
-BatchNorm statistics move in both phases: both are passes in train mode.
+so neither momentum nor Adam moves it. BatchNorm statistics move in both phases: both are passes in
+train mode.
 
 The paper takes many epochs for the head and one for the body, FedDW's released code 1 and 4, as the
 recipe does: ``strategy.fedrep.head_epochs`` of ``local.epochs``.
@@ -32,10 +31,6 @@ class FedRep(FederatedStrategy):
 
     They are ``FederatedClient(personal=FedRep.personal, options=...)`` with
     ``LocalTrainingConfig(epochs=5, phases=FedRep.phases)``.
-
-    Attributes:
-        personal: the tensors that stay at a client.
-        phases: one epoch for the head, the others for the body.
     """
 
     personal: ClassVar[TensorSelector] = TensorSelector("head.*")

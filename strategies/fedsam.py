@@ -13,9 +13,9 @@ F is the whole local objective, with the penalties of other methods, in both pas
 FedAvg, with one pass. MoFedSAM adds FedCM's client momentum (fedcm.py):
 v = alpha grad F(y + e) + (1 - alpha) m.
 
-Dropout draws a mask in each pass, and BatchNorm's statistics see both. Where FL-Simulator's code
-differs: it restores y by subtracting e, which leaves rounding; here a copy is put back. rho is .1
-there and .5 in FedMRUR's paper, too large for a small network: tune it.
+Dropout draws a mask in each pass, and BatchNorm's statistics see both. FL-Simulator's code restores
+y by subtracting e, which leaves rounding; here a copy is put back. rho is .1 there and .5 in
+FedMRUR's paper, too large for a small network: tune it.
 """
 
 from __future__ import annotations
@@ -40,9 +40,8 @@ class SAM:
 
     Args:
         rho: how far away that is, in L2 norm over all trained tensors.
-        momentum: of :class:`strategies.components.local_optimizers.SGD`, which takes the step.
-        weight_decay: of the same; the perturbation does not see it.
-        momentum_layers: of the same.
+        momentum, weight_decay, momentum_layers: of components/local_optimizers.py's SGD, which
+            takes the step; the perturbation does not see them.
     """
 
     def __init__(

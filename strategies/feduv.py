@@ -13,8 +13,7 @@ batch that holds each class once, classified with certainty. U spreads the featu
 median of the batch's nonzero squared distances, with a gradient of its own, so U does not change
 with the scale of z. Of an even number it is the lower of the middle two, as in torch.median.
 
-Coefficients as in the released code, 2.5 and .5. Both 0 is FedAvg. Nothing travels beside the model
-and nothing is kept.
+Coefficients as in the released code, 2.5 and .5. Both 0 is FedAvg.
 
 A batch of one example has neither pairs nor a standard deviation, and gets no penalty. Where all
 features of a batch are equal, U is 1, without gradient. (The released code gets NaN in both cases.)
@@ -34,12 +33,7 @@ from strategies.round.federated import FederatedStrategy, Slots
 
 
 class FedUVClient(ClientSide):
-    """Keeps the outputs varied over a batch and the features spread.
-
-    Args:
-        variance: lambda_V, the coefficient of V.
-        uniformity: lambda_U, the coefficient of U.
-    """
+    """Adds lambda_V V (``variance``) and lambda_U U (``uniformity``) to the local objective."""
 
     def __init__(self, variance: float = 2.5, uniformity: float = 0.5) -> None:
         self.variance = require_range("strategy.feduv.variance", variance)

@@ -11,14 +11,13 @@ client's own model of an earlier round. Training draws z to z_glob and away from
 The other models are frozen and in eval mode. mu = 0 is FedAvg. The paper tunes mu in {.1, 1, 5, 10}
 (5 for CIFAR-10, 1 for CIFAR-100), with tau = .5 and one previous model.
 
-Nothing travels beside the model. A client keeps its whole trained model, buffers and personal parts
-too, as a previous one of its next participation; the oldest of more than ``previous`` goes. Its
-first round has no term. (The released code contrasts with the initial model then, which is the same
-only in round 1, where the term is log 2 with gradient 0.)
+A client keeps its whole trained model, buffers and personal parts too, as a previous one of its
+next participation; the oldest of more than ``previous`` goes. Its first round has no term. (The
+released code contrasts with the initial model then, which is the same only in round 1, where the
+term is log 2 with gradient 0.)
 
 The paper takes z from a projection of 256 values between encoder and classifier; here z is the
-model's features, as in FedDW's code. The released code has SGD with lr .01, momentum .9 and weight
-decay 1e-5.
+model's features, as in FedDW's code. The released code has lr .01, momentum .9, weight decay 1e-5.
 """
 
 from __future__ import annotations
@@ -39,13 +38,7 @@ _STATE = "moon-previous"
 
 
 class MOONClient(ClientSide):
-    """Draws the features to the global model's and away from the client's previous models'.
-
-    Args:
-        mu: weight of the term.
-        tau: temperature of the similarities.
-        previous: how many previous models to keep.
-    """
+    """Draws the features to the global model's and away from the client's ``previous`` models'."""
 
     def __init__(self, mu: float = 5.0, tau: float = 0.5, previous: int = 1) -> None:
         self.mu = require_range("strategy.moon.mu", mu)
@@ -55,8 +48,11 @@ class MOONClient(ClientSide):
 
     def begin(self, context: LocalContext) -> None:
         """Make the previous models, frozen, if there is any."""
-        kept = self._kept(context)  # none at mu = 0
-        self.contrasted = [_with_state(context.global_model, state) for state in kept]
+        self.contrasted = []
+        for state in self._kept(context):  # none at mu = 0
+            model = copy.deepcopy(context.global_model)
+            model.load_state_dict(dict(state), strict=True)
+            self.contrasted.append(model)
 
     def penalty(self, step: Step) -> Tensor | None:
         """Return mu times eq. 3, a scalar; None at mu = 0 and before there is a previous model."""
@@ -84,21 +80,9 @@ class MOONClient(ClientSide):
 
 
 def contrastive_loss(features: Tensor, others: Sequence[Tensor], tau: float) -> Tensor:
-    """Return eq. 3, a scalar: the mean over the batch of -log(g / (g + p)).
-
-    Args:
-        features: z (B, d).
-        others: z_glob (B, d), then every z_prev (B, d).
-        tau: temperature.
-    """
+    """Return eq. 3, a scalar, of z (B, d) and of z_glob, then every z_prev (B, d)."""
     similarities = [cosine_similarity(features, other, dim=1) for other in others]
     return -log_softmax(torch.stack(similarities, dim=1) / tau, dim=1)[:, 0].mean()
-
-
-def _with_state(frozen: nn.Module, state: Tensors) -> nn.Module:
-    model = copy.deepcopy(frozen)
-    model.load_state_dict(dict(state), strict=True)
-    return model
 
 
 class MOON(FederatedStrategy):

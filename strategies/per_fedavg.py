@@ -9,8 +9,8 @@ loss f after that step. Each gradient is on a mini-batch of its own, D, D' and D
     w'   = w - alpha grad f(w; D)
     w   <- w - beta g,     g = (I - alpha hess f(w; D'')) grad f(w'; D')
 
-``order=first`` leaves the Hessian out, g = grad f(w'; D'), and takes two mini-batches a step;
-``order=hessian_free`` takes three, and two more gradients for the product with the Hessian:
+``order=first`` has g = grad f(w'; D'), of two mini-batches a step; ``order=hessian_free`` takes
+three, and two more gradients for the product with the Hessian:
 
     hess f(w; D'') v  ~  (grad f(w + delta v; D'') - grad f(w - delta v; D'')) / (2 delta)
 
@@ -22,14 +22,13 @@ num_steps counts moves: an epoch has half or a third of FedAvg's, and mini-batch
 end of training, or of a phase, are not used. A client with too few for one step is left out with an
 error: raise local.epochs, or lower local.batch_size.
 
-Nothing travels beside the model. The global model is evaluated without adaptation, as in FedDW's
-paper; ``evaluation.clients=true evaluation.finetune_epochs=1`` adds its accuracy after an epoch of
-these steps at every client. Where alpha is too large for a model, f can grow while F
-(``train_loss``) stays small.
+The global model is evaluated without adaptation, as in FedDW's paper;
+``evaluation.clients=true evaluation.finetune_epochs=1`` adds its accuracy after an epoch of these
+steps at every client. Where alpha is too large, f can grow while F (``train_loss``) stays small.
 
 FedDW's released code takes both gradients on the same mini-batch (``same_batch=true``), with alpha
-.01 and beta .001, in a copy of the model that it throws away, BatchNorm's statistics with it: those
-of its ResNet never move. Here they do, in every pass.
+.01 and beta .001, in a copy of the model that it throws away with BatchNorm's statistics: those of
+its ResNet never move. Here they do, in every pass.
 """
 
 from __future__ import annotations
@@ -78,10 +77,7 @@ class PerFedAvgOptimizer:
         self.outer.start(params, lr)
 
     def step(
-        self,
-        next_batch: Callable[[], Batch],
-        backward: Backward,
-        correct: Callable[[], None],
+        self, next_batch: Callable[[], Batch], backward: Backward, correct: Callable[[], None]
     ) -> Tensor:
         """Take one step and return the loss of the adapted model, f(w'; D')."""
         first, second, third = self._draw(next_batch)  # may run out: before anything is changed

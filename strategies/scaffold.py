@@ -8,19 +8,16 @@ After K steps (eq. 4):   option I   c_i+ = g_i(x), the gradient of the local los
 Server (eq. 5):          x <- x + eta_g / |S| sum_{i in S} (y_i - x)
                          c <- c + (1 / N) sum_{i in S} (c_i+ - c_i),   N all clients, not |S|
 
-c and all c_i start at zero, and start again when a client has lost its c_i. c travels down (d
-numbers), c_i+ - c_i up (d), c_i stays. Corrected are all tensors here, the last ones in FedPVR; no
-tensor is FedAvg.
+c and all c_i start at zero, again where a client has lost its c_i. c travels down (d numbers),
+c_i+ - c_i up (d). Corrected are all tensors, in FedPVR the last ones; correcting none is FedAvg.
 
-``lr_sum``, the sum of the step sizes that a tensor really took, stands for K eta_l: it is right
-under schedules, partial epochs and phases. y_0 is not x where another method moves the start
-(FedALA).
-Option II takes the mean gradient from the displacement, so it needs plain SGD: momentum or Adam on
-a corrected tensor is refused. Ours, option II-momentum: with momentum m the j-th gradient moves a
-tensor by eta_l (1 + m + ... + m^(K-j)), so the displacement over the sum of these is a weighted
-mean of gradients; m = 0 is option II. Weight decay and penalties of other methods are in option
-II's c_i; option I's is the gradient of the task loss alone, in train mode, without augmentation.
-Clipping acts on the corrected gradient.
+``lr_sum``, the sum of the step sizes that a tensor really took, stands for K eta_l. y_0 is not x
+where another method moves the start (FedALA).
+Option II takes the mean gradient from the displacement, so it needs plain SGD. Ours, option
+II-momentum: with momentum m the j-th gradient moves a tensor by eta_l (1 + m + ... + m^(K-j)), so
+the displacement over the sum of these is a weighted mean of gradients. Weight decay and penalties
+of other methods are in option II's c_i; option I's is the gradient of the task loss alone, in train
+mode, without augmentation. Clipping acts on the corrected gradient.
 """
 
 from __future__ import annotations
@@ -61,18 +58,14 @@ class ControlVariateClient(ClientSide):
 
     Args:
         layers: the tensors that are corrected.
-        option: "II" (displacement), "II-momentum" (the same where gradients go on moving tensors),
-            or "I" (gradient at x: one more pass over the data).
+        option: how c_i+ is estimated; "I" takes one more pass over the data.
         method: whose keys the errors name, "scaffold" or "fedpvr".
     """
 
     needs, sends = frozenset({CONTROL_VARIATE}), frozenset({DELTA})
 
     def __init__(
-        self,
-        layers: TensorSelector | str = "all",
-        option: Option = "II",
-        method: str = "scaffold",
+        self, layers: TensorSelector | str = "all", option: Option = "II", method: str = "scaffold"
     ) -> None:
         self.key = f"strategy.{method}.option"
         self.option = require_choice(self.key, option, get_args(Option))
@@ -80,16 +73,14 @@ class ControlVariateClient(ClientSide):
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse personal tensors, and under option II momentum or Adam on corrected ones."""
-        every = self.layers.spec == "all"
-        corrected = list(shared) if every else self.layers.select(dict(model.named_parameters()))
+        names = [name for name, _ in model.named_parameters()]
+        corrected = list(shared) if self.layers.spec == "all" else self.layers.select(names)
         if personal := sorted(set(corrected) - set(shared)):
             raise ConfigError(
                 f"{self.layers.key}={self.layers.spec} corrects {personal}, which stay at the "
                 f"clients (strategy.personal): let {self.layers.key} select of {list(shared)}"
             )
-        stateful = sorted(
-            set(corrected) & set(optimizer.stateful([*dict(model.named_parameters())]))
-        )
+        stateful = sorted(set(corrected) & set(optimizer.stateful(names)))
         summed = self.option == "II-momentum" and optimizer.momentum is not None
         if self.option != "I" and stateful and not summed:
             raise ConfigError(
@@ -113,11 +104,8 @@ class ControlVariateClient(ClientSide):
     @torch.no_grad()
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Keep c_i+ in the client state and send c_i+ - c_i."""
-        new = (
-            self._from_gradient(context)
-            if self.option == "I"
-            else self._from_drift(context, summary)
-        )
+        by_gradient = self.option == "I"
+        new = self._from_gradient(context) if by_gradient else self._from_drift(context, summary)
         if new:  # of no tensor, there is nothing to lose
             context.state[CONTROL_VARIATE] = new
         return {DELTA: subtract(new, self.local)}
@@ -135,15 +123,11 @@ class ControlVariateClient(ClientSide):
         model = copy.deepcopy(context.global_model).requires_grad_(True).train()
         for inputs, labels in context.data.batches(context.batch_size, generator=None, train=False):
             _, logits = model(inputs)
-            share = len(labels) / len(context.data)
-            part = share * context.loss(logits, labels)
+            part = len(labels) / len(context.data) * context.loss(logits, labels)
             part.backward()  # type: ignore[no-untyped-call]
         params = dict(model.named_parameters())
-        return {name: _gradient(params[name]) for name in self.shift}
-
-
-def _gradient(param: Tensor) -> Tensor:
-    return torch.zeros_like(param) if param.grad is None else param.grad.detach()
+        grads = {name: params[name].grad for name in self.shift}
+        return {n: torch.zeros_like(params[n]) if g is None else g for n, g in grads.items()}
 
 
 class ControlVariateServer(ServerSide):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from common.errors import ConfigError
@@ -28,36 +25,20 @@ def test_an_old_key_is_refused_with_its_new_name(word, message):
         compose(overrides("strategy=fedprox", word))
 
 
-@pytest.mark.slow
-def test_the_command_refuses_it_in_one_line():
-    command = [sys.executable, "-c", "from fedhet.launch import main; main()"]
-    done = subprocess.run([*command, "local.solver=adam"], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert "write local.optimizer=adam" in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
-
-
-def nested(**strategy) -> dict:
-    """Return a part of a config of format 1, as runs of before have written it."""
-    return {
+def test_an_old_config_gets_the_names_of_today():
+    sides = {"scaffold": {"_target_": "strategies.scaffold.ControlVariateClient", "option": "II"}}
+    old = {
         "rounds": 1,
         "strategy": {
             "aggregator": {"_target_": "strategies.aggregators.UniformMean"},
             "transforms": {},
-            **strategy,
+            "methods": {"fedsam": ["solver"], "scaffold": []},
+            "requires": {"local.solver": "sam"},
+            "client_sides": sides,
+            "option": "II",
         },
         "local": {"solver": "sam", "solvers": {"sam": {"_target_": "strategies.solvers.SGD"}}},
     }
-
-
-def test_an_old_config_gets_the_names_of_today():
-    sides = {"scaffold": {"_target_": "strategies.scaffold.ControlVariateClient", "option": "II"}}
-    old = nested(
-        methods={"fedsam": ["solver"], "scaffold": []},
-        requires={"local.solver": "sam"},
-        client_sides=sides,
-        option="II",
-    )
     new = upgrade_config(old)
     assert new == {
         "rounds": 1,
@@ -75,12 +56,11 @@ def test_an_old_config_gets_the_names_of_today():
         },
     }
     assert upgrade_config(new) == new
-
-
-def test_fedprox_keeps_its_mu_at_the_side_and_gets_a_key_of_its_own():
-    old = nested(client_sides={"fedprox": {"mu": 0.3}})
-    strategy = upgrade_config(old)["strategy"]
-    assert strategy["fedprox"] == strategy["client_sides"]["fedprox"] == {"mu": 0.3}
+    mu = {"fedprox": {"mu": 0.3}}  # the side keeps it, too
+    assert upgrade_config({"strategy": {"client_sides": mu}})["strategy"] == {
+        "client_sides": mu,
+        **mu,
+    }
 
 
 def test_flat_settings_are_converted_as_nested_ones():

@@ -56,7 +56,7 @@ class NormMean:
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the aggregate."""
-        mean = mean_of([r.update for r in replies], [1.0] * len(replies))
+        mean = UniformMean()(params, replies)
         norms = [norm(r.update) for r in replies]
         mean_norm, norm_of_mean = sum(norms) / len(norms), norm(mean)
         cancelled = norm_of_mean <= torch.finfo(torch.float32).eps * mean_norm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -50,8 +51,7 @@ class SGD(_OneGradient):
     Args:
         momentum: heavy-ball coefficient in [0, 1).
         weight_decay: L2 coefficient, added to the gradient at the step (after clipping).
-        momentum_layers: the tensors that momentum acts on; the others take plain steps. (FedPVR's
-            released script uses .9 on the feature extractor and 0 on the corrected tensors.)
+        momentum_layers: the tensors that momentum acts on; the others take plain steps.
     """
 
     def __init__(
@@ -107,24 +107,16 @@ class Adam(_OneGradient):
     momentum = None
 
     def __init__(
-        self,
-        betas: Sequence[float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        self, betas: Sequence[float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0
     ) -> None:
-        self.betas = (betas[0], betas[1])
-        self.eps = eps
-        self.weight_decay = require_range("local.weight_decay", weight_decay)
+        require_range("local.weight_decay", weight_decay)
+        self.make = partial(
+            torch.optim.Adam, betas=(betas[0], betas[1]), eps=eps, weight_decay=weight_decay
+        )
 
     def start(self, params: Tensors, lr: float) -> None:
         """Begin a round on these trainable tensors with this step size."""
-        self.optimizer = torch.optim.Adam(
-            list(params.values()),
-            lr=lr,
-            betas=self.betas,
-            eps=self.eps,
-            weight_decay=self.weight_decay,
-        )
+        self.optimizer = self.make(list(params.values()), lr=lr)
 
     def move(self) -> None:
         """Take a step of Adam."""

@@ -12,16 +12,10 @@ from strategies.components.tensor_selection import TensorSelector
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of local training in which only some tensors are trained.
-
-    Attributes:
-        layers: selects them.
-        epochs: its length; None: what the other phases leave of ``epochs``, or all
-            steps where training is counted in steps.
-    """
+    """A part of local training in which only some tensors are trained."""
 
     layers: TensorSelector
-    epochs: int | None = None
+    epochs: int | None = None  # None: what the others leave of local.epochs, or all local.steps
 
 
 @dataclass(frozen=True)
@@ -75,27 +69,24 @@ class LocalTrainingConfig:
         if self.epochs is None:
             return list(self.phases)
         rest = self.epochs - sum(phase.epochs or 0 for phase in self.phases)
-        return [
-            Phase(phase.layers, rest if phase.epochs is None else phase.epochs)
-            for phase in self.phases
-        ]
+        return [Phase(p.layers, rest if p.epochs is None else p.epochs) for p in self.phases]
 
     def _check_phases(self) -> None:
         lengths = [phase.epochs for phase in self.phases]
+        given = [length for length in lengths if length is not None]
         if self.epochs is None and len(lengths) > 1:
             raise ConfigError(
                 f"local.steps={self.steps} with {len(lengths)} strategy.phases, which count "
                 "epochs: set local.epochs, and local.steps=null"
             )
-        given = sum(length for length in lengths if length is not None)
-        if lengths.count(None) > 1 or min((n for n in lengths if n is not None), default=1) < 1:
+        if lengths.count(None) > 1 or min(given, default=1) < 1:
             raise ConfigError(
                 f"strategy.phases have the epochs {lengths}: each must be >= 1, and at most one "
                 "null (the rest of local.epochs)"
             )
         if not lengths or self.epochs is None:
             return
-        if not (given < self.epochs if None in lengths else given == self.epochs):
+        if not (sum(given) < self.epochs if None in lengths else sum(given) == self.epochs):
             raise ConfigError(
                 f"strategy.phases have the epochs {lengths} and local.epochs={self.epochs}: they "
                 "must add up to it, or leave something for the one that is null"

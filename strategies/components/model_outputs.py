@@ -43,10 +43,7 @@ class LastTwo:
 
 
 class Participants:
-    """x_t + Delta, the mean of the participants' models where Delta is a mean of updates.
-
-    Equals :class:`Latest` where the server optimizer adds nothing to Delta.
-    """
+    """x_t + Delta, the mean of the participants' models where Delta is a mean of updates."""
 
     reads_no_reply: Literal[True] = True
 

@@ -27,9 +27,8 @@ class FixedSizeSampler(_Sampler):
 
     def sample(self, round: int, num_clients: int) -> list[int]:
         """Return the sorted client ids of a round's cohort."""
-        size = self.size(num_clients)
-        chosen = self._generator(round).choice(num_clients, size=size, replace=False)
-        return sorted(int(client) for client in chosen)
+        generator, size = self._generator(round), self.size(num_clients)
+        return sorted(generator.choice(num_clients, size=size, replace=False).tolist())
 
 
 class BernoulliSampler(_Sampler):

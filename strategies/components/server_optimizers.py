@@ -7,15 +7,13 @@ the mean update (not its negative):
     x <- x + eta_g v
 
 Adagrad, Adam and Yogi are Algorithm 2 of Reddi et al., Adaptive Federated Optimization, ICLR 2021
-(https://arxiv.org/abs/2003.00295), with the same Delta:
+(https://arxiv.org/abs/2003.00295), with the same Delta, without bias correction, v_{-1} = tau^2:
 
     m <- beta1 m + (1 - beta1) Delta
     v <- v + Delta^2                                        (FedAdagrad)
     v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)          (FedYogi)
     v <- beta2 v + (1 - beta2) Delta^2                      (FedAdam)
     x <- x + eta_g m / (sqrt(v) + tau)
-
-There is no bias correction, and v starts at tau^2, as in the paper (v_{-1} >= tau^2).
 """
 
 from __future__ import annotations
@@ -68,8 +66,6 @@ class _Adaptive(ABC):
         self.beta1 = require_range("strategy.server_optimizer.beta1", beta1, high=1.0)
         self.beta2 = require_range("strategy.server_optimizer.beta2", beta2, high=1.0)
         self.tau = require_range("strategy.server_optimizer.tau", tau, open_low=True)
-        self.first: dict[str, Tensor] = {}
-        self.second: dict[str, Tensor] = {}
 
     def init(self, params: Tensors) -> None:
         """Start from the initial params."""

@@ -33,21 +33,15 @@ class TensorSelector:
             raise ConfigError(f"{self.key}={self.spec!r} is not allowed: it must be {_SYNTAX}")
 
     def select(self, names: Iterable[str]) -> list[str]:
-        """Return the selected names in the given order.
-
-        Raises:
-            ConfigError: if nothing is selected (other than by ``none``); lists the names.
-        """
-        ordered = list(names)
-        kind, _, count = self.spec.partition(":")
+        """Return the selected names in their order; a spec that fits none is a ConfigError."""
         if self.spec == "none":
             return []
-        if self.spec == "all":
-            chosen = ordered
-        elif kind in ("last", "first"):
+        ordered = list(names)
+        kind, _, count = self.spec.partition(":")
+        if kind in ("last", "first"):
             chosen = self._by_count(ordered, kind, int(count))
         else:
-            chosen = self._by_pattern(ordered)
+            chosen = self.select_buffers(ordered)
         if not chosen:
             raise ConfigError(
                 f"{self.key}={self.spec!r} selects none of the model's tensors {ordered}; "
@@ -57,10 +51,7 @@ class TensorSelector:
 
     def select_buffers(self, names: Iterable[str]) -> list[str]:
         """Return those of the buffers' names that ``all`` or a pattern selects."""
-        return list(names) if self.spec == "all" else self._by_pattern(names)
-
-    def _by_pattern(self, names: Iterable[str]) -> list[str]:
-        patterns = [pattern.strip() for pattern in self.spec.split(",")]
+        patterns = ["*"] if self.spec == "all" else [part.strip() for part in self.spec.split(",")]
         return [n for n in names if any(fnmatchcase(n, p) for p in patterns)]
 
     def _by_count(self, ordered: list[str], kind: str, count: int) -> list[str]:

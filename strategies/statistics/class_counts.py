@@ -29,11 +29,7 @@ HEAD = "head"
 
 
 class ClassCountsClient(ClientSide):
-    """Sends the class counts.
-
-    Args:
-        sent: False: sends nothing.
-    """
+    """Sends the class counts; nothing where ``sent`` is False."""
 
     def __init__(self, sent: bool = True) -> None:
         self.sends = frozenset({CLASS_COUNTS} if sent else ())
@@ -44,21 +40,13 @@ class ClassCountsClient(ClientSide):
 
 
 class ClassCountsServer(ServerSide):
-    """Refuses class counts that cannot be right.
-
-    Args:
-        sent: False: the clients send none.
-    """
+    """Refuses class counts that cannot be right; expects none where ``sent`` is False."""
 
     def __init__(self, sent: bool = True) -> None:
         self.needs = frozenset({CLASS_COUNTS} if sent else ())
 
     def init(self, params: Tensors) -> None:
-        """Note the number of classes.
-
-        Raises:
-            ConfigError: if the classifier stays at the clients.
-        """
+        """Note the number of classes; refuse a classifier that stays at the clients."""
         if f"{HEAD}.weight" not in params:
             raise ConfigError(
                 f"models are fused with their classifiers, but {HEAD}.weight stays at the clients: "
@@ -71,11 +59,7 @@ class ClassCountsServer(ServerSide):
         return {CLASS_COUNTS: {COUNTS: (self.classes,)}} if self.needs else {}
 
     def check(self, reply: Reply) -> None:
-        """Refuse counts below 0, or that do not sum to n_i.
-
-        Raises:
-            RefusedReplyError: saying what they are.
-        """
+        """Refuse counts below 0, or that do not sum to n_i."""
         if self.needs:
             check_class_counts(reply, self.classes)
 
@@ -88,12 +72,7 @@ def counted(context: LocalContext) -> Payloads:
 def check_class_counts(reply: Reply, classes: int | None) -> None:
     """Refuse counts of another number of classes, below 0, or that do not sum to n_i.
 
-    Args:
-        reply: with class counts.
-        classes: C; None: a model without a classifier has any number.
-
-    Raises:
-        RefusedReplyError: saying what they are.
+    ``classes`` is C; None: a model without a classifier has any number.
     """
     counts = reply.payloads[CLASS_COUNTS].get(COUNTS)
     if counts is None or counts.dim() != 1:
@@ -119,9 +98,6 @@ def holder_shares(replies: Sequence[Reply]) -> Tensor:
 
     A client holds a class with more than one example of it, as in MA-Echo's released code. Where
     nobody holds a class, all its shares are 0.
-
-    Args:
-        replies: with class counts.
     """
     holds = (class_counts(replies) > 1).float()
     return holds / holds.sum(0).clamp_min(1.0)

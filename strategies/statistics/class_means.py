@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from strategies.base import LocalContext, Payloads, Reply
+from strategies.base import LocalContext, Reply
 
 SUMS, COUNTS, MEANS = "sums", "counts", "means"
 _BATCH = 500  # examples at once; nothing depends on it but speed
@@ -27,10 +27,8 @@ def class_sums(
 ) -> dict[str, Tensor]:
     """Return "sums" (C, d) and "counts" (C,) over the client's examples, by class.
 
-    Args:
-        context: whose model and examples; the model is put in eval mode, and the examples are not
-            augmented.
-        vectors: of a batch's features and logits, (B, d).
+    ``vectors`` gives (B, d) of a batch's features and logits. The model is put in eval mode, and
+    the examples are not augmented.
     """
     context.model.eval()
     sums, counts = [], []
@@ -53,8 +51,3 @@ def class_means(sums: Tensor, counts: Tensor, otherwise: Tensor, least: float = 
     """Return sums / counts by row (C, d), and a row of ``otherwise`` where counts <= ``least``."""
     held = (counts > least)[:, None]
     return torch.where(held, sums / counts.clamp_min(1e-12)[:, None], otherwise)
-
-
-def means_of(received: Payloads, payload: str) -> Tensor | None:
-    """Return the means (C, d) that a client has received; None where the server has none yet."""
-    return received[payload].get(MEANS)

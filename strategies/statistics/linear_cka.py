@@ -9,13 +9,14 @@ With X_i (n, p) the features of n examples in model i, its columns centred:
 
 in [0, 1]; 1 where X_j is X_i rotated and scaled. The batches do not change it: what is kept are
 sums over examples, of X and of X_i' X_j for all pairs: N^2 p^2 numbers a layer. Of a map (C, H, W)
-the mean over its positions is taken, so p = C; FedPVR does not say what it took.
+the mean over its positions is taken, so p = C.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import copy
+from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -68,10 +69,7 @@ def layers_of(names: Sequence[str]) -> list[str]:
 
 @torch.no_grad()
 def similarities(
-    model: nn.Module,
-    clients: Sequence[Tensors],
-    layers: Sequence[str],
-    batches: Iterable[Tensor],
+    model: nn.Module, clients: Sequence[Tensors], layers: Sequence[str], batches: Iterable[Tensor]
 ) -> dict[str, Tensor]:
     """Return linear CKA between models at each layer's output, (N, N) by the layer's name.
 
@@ -79,56 +77,31 @@ def similarities(
         model: the network; left as it was.
         clients: the N models' parameters and buffers, by name, on the network's device; what one
             does not name is the network's.
-        layers: names of modules.
+        layers: names of modules that give features (B, p) or maps (B, p, ...).
         batches: inputs (B, ...), the same examples for all models.
-
-    Raises:
-        ConfigError: where a layer gives no tensor of features (B, p) or maps (B, p, ...).
     """
     products = {layer: FeatureProducts() for layer in layers}
-    with _in_eval(model), _recorded(model, layers) as found:
-        for inputs in batches:
-            by_client = []
-            for tensors in clients:
-                found.clear()
-                functional_call(model, dict(tensors), (inputs,))
-                by_client.append(dict(found))
-            for layer, sums in products.items():
-                sums.add(torch.stack([features[layer] for features in by_client]))
+    model = copy.deepcopy(model).eval()
+    found: dict[str, Tensor] = {}
+    for layer in layers:
+        model.get_submodule(layer).register_forward_hook(partial(_record, found, layer))
+    for inputs in batches:
+        by_client = []
+        for tensors in clients:
+            functional_call(model, dict(tensors), (inputs,))
+            by_client.append(dict(found))
+        for layer, sums in products.items():
+            sums.add(torch.stack([features[layer] for features in by_client]))
     return {layer: sums.cka() for layer, sums in products.items()}
 
 
-@contextmanager
-def _in_eval(model: nn.Module) -> Iterator[None]:
-    before = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(before)
-
-
-@contextmanager
-def _recorded(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Give the layers' features (B, p) of the last forward pass."""
-    found: dict[str, Tensor] = {}
-    modules = dict(model.named_modules())
-
-    def record(layer: str, output: object) -> None:
-        if not isinstance(output, Tensor) or output.dim() < 2:
-            raise ConfigError(
-                f"diagnostics.cka selects a tensor of {layer}, a "
-                f"{type(modules[layer]).__name__} that gives no features (B, p): leave it out"
-            )
-        # a copy: the next module may work in place
-        found[layer] = output.flatten(2).mean(dim=2) if output.dim() > 2 else output.clone()
-
-    handles = [
-        modules[layer].register_forward_hook(lambda _, __, output, at=layer: record(at, output))
-        for layer in layers
-    ]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
+def _record(
+    found: dict[str, Tensor], layer: str, module: nn.Module, inputs: object, output: object
+) -> None:
+    """Keep a layer's features (B, p), as a copy: the next module may work in place."""
+    if not isinstance(output, Tensor) or output.dim() < 2:
+        raise ConfigError(
+            f"diagnostics.cka selects a tensor of {layer}, a {type(module).__name__} that gives no "
+            "features (B, p): leave it out"
+        )
+    found[layer] = output.flatten(2).mean(dim=2) if output.dim() > 2 else output.clone()

@@ -10,10 +10,9 @@ and the server sends SL, the global soft-label matrix (C, C), with the next mode
 identity (as in the released code; the paper leaves it open). A class that nobody in the round holds
 keeps its row. C^2 floats go down and C^2 + C up (the paper counts 2 (C + C^2)).
 
-Where the released code differs, as options, off by default: SL <- .5 new + .5 old
-(``smoothing=0.5``); the uploads of all rounds are summed (``history=all``); a class without
-examples gets the identity's row (``absent=identity``). It computes S_i on augmented images, which
-is not an option here.
+The released code, as options, off by default: SL <- .5 new + .5 old (``smoothing=0.5``); the
+uploads of all rounds are summed (``history=all``); a class without examples gets the identity's row
+(``absent=identity``). It computes S_i on augmented images, which is not an option here.
 
 The server learns a client's class counts, and which classes its model mixes up. ``mechanism`` clips
 and adds noise: see privacy/gaussian_mechanism.py. Under noise a count within four standard
@@ -28,7 +27,6 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
-from torch import Tensor
 from torch.nn.functional import softmax
 
 from common.errors import ConfigError, require_choice, require_range
@@ -53,11 +51,7 @@ _SURE = 4.0  # standard deviations of noise that a count must exceed
 
 
 class SoftLabelClient(ClientSide):
-    """Sends the sums of the soft labels and the counts of its examples, by class.
-
-    Args:
-        mechanism: clipping and noise; none by default.
-    """
+    """Sends the sums of the soft labels and the counts of its examples, by class."""
 
     sends = frozenset({SOFT_LABEL_SUMS})
     per_example = frozenset({SOFT_LABEL_SUMS})
@@ -71,9 +65,7 @@ class SoftLabelClient(ClientSide):
         found = class_sums(
             context, lambda features, logits: self.mechanism.clipped(softmax(logits, dim=1))
         )
-        noised = {
-            name: self.mechanism.noised(found[name], context.generator) for name in (SUMS, COUNTS)
-        }
+        noised = {n: self.mechanism.noised(found[n], context.generator) for n in (SUMS, COUNTS)}
         return {SOFT_LABEL_SUMS: noised}
 
 
@@ -81,9 +73,9 @@ class SoftLabelServer(ServerSide):
     """Keeps SL, the class-wise mean of everybody's soft labels.
 
     Args:
-        smoothing: weight of the old matrix, in [0, 1]; the released code has .5.
-        history: which rounds' uploads are averaged, "round" or "all" (the released code).
-        absent: the row of a class without examples: "keep" or "identity" (the released code).
+        smoothing: weight of the old matrix, in [0, 1].
+        history: which rounds' uploads are averaged.
+        absent: the row of a class without examples.
         mechanism: the clients' own: how much noise to expect, and epsilon.
     """
 
@@ -141,7 +133,9 @@ class SoftLabelServer(ServerSide):
         least = _SURE * self.mechanism.noise * math.sqrt(summed)
         new = class_means(sums, counts, otherwise, least)
         if self.mechanism.active:
-            new = _on_simplex(new, otherwise)
+            positive = new.clamp_min(0.0)
+            totals = positive.sum(1, keepdim=True)
+            new = torch.where(totals > 0, positive / totals, otherwise)
         self.sent = {MEANS: (1 - self.smoothing) * new + self.smoothing * old}
 
     def metrics(self) -> Mapping[str, float]:
@@ -157,11 +151,7 @@ class SoftLabelServer(ServerSide):
         """Return SL, what is averaged over rounds, and the uploads by client."""
         return {
             SOFT_LABELS: dict(self.sent),
-            "history": {
-                SUMS: self.sums,
-                COUNTS: self.counts,
-                "summed": torch.tensor(self.summed),
-            },
+            "history": {SUMS: self.sums, COUNTS: self.counts, "summed": torch.tensor(self.summed)},
             "uploads": self.uploads.tensors(),
         }
 
@@ -172,9 +162,3 @@ class SoftLabelServer(ServerSide):
         self.sums, self.counts = history[SUMS], history[COUNTS]
         self.summed = int(history["summed"])
         self.uploads = Uploads.of(state["uploads"])
-
-
-def _on_simplex(rows: Tensor, otherwise: Tensor) -> Tensor:
-    positive = rows.clamp_min(0.0)
-    totals = positive.sum(1, keepdim=True)
-    return torch.where(totals > 0, positive / totals, otherwise)

@@ -33,17 +33,9 @@ def norm(tensors: Tensors) -> float:
 
 @torch.no_grad()
 def diagnose(replies: Sequence[Reply], update: Tensors) -> dict[str, float]:
-    """Return the figures above.
-
-    Args:
-        replies: of one round, as the clients sent them.
-        update: Delta, what the aggregator made of them.
-
-    Returns:
-        by name; empty where no tensor is shared.
-    """
+    """Return the figures above of a round's replies, and of Delta; none where nothing is shared."""
     names = list(replies[0].update)
-    if not names:  # nothing is shared
+    if not names:
         return {}
     norms = [norm(reply.update) for reply in replies]
     total = [torch.zeros_like(replies[0].update[name]) for name in names]
@@ -53,24 +45,23 @@ def diagnose(replies: Sequence[Reply], update: Tensors) -> dict[str, float]:
         torch._foreach_add_(total, values)
         if length > 0.0:
             torch._foreach_add_(directions, values, alpha=1.0 / length)
-    return _figures(norms, _norm_of(names, total), _norm_of(names, directions)) | {
-        "update_norm": sum(norms) / len(norms),
-        "step_norm": norm(update),
-    }
+    size, length_of_sum = len(norms), float(_norms(total).norm())
+    figures: dict[str, float] = {}
+    if sum(norms) > 0.0:
+        figures["norm_ratio"] = length_of_sum / sum(norms)
+    if length_of_sum > 0.0:
+        squares = math.fsum(length**2 for length in norms)
+        figures["drift_diversity"] = squares / length_of_sum**2
+    if size > 1 and min(norms) > 0.0:
+        # ||sum of unit vectors||^2 is |S| and twice the cosine of every pair
+        square = float(_norms(directions).norm()) ** 2
+        figures["update_cosine"] = (square - size) / (size * (size - 1))
+    return figures | {"update_norm": sum(norms) / size, "step_norm": norm(update)}
 
 
 @torch.no_grad()
 def diagnose_layers(replies: Sequence[Reply], names: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the drift diversity and the mean norm of the updates of each tensor on its own.
-
-    Args:
-        replies: of one round, as the clients sent them.
-        names: of the tensors.
-
-    Returns:
-        "drift_diversity" and "update_norm", each by the tensor's name; a drift diversity that is
-        not defined, for the updates cancel or are zero, is left out.
-    """
+    """Return "drift_diversity" and "update_norm" of each tensor on its own, by its name."""
     norms = torch.stack([_norms([reply.update[name] for name in names]) for reply in replies])
     total = [torch.zeros_like(replies[0].update[name]) for name in names]
     for reply in replies:
@@ -89,30 +80,5 @@ def _norms(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def step_norm(replies: Sequence[Reply], update: Tensors) -> dict[str, float]:
-    """Return all that can be said where single replies are not known: the norm of Delta.
-
-    Args:
-        replies: not read.
-        update: Delta.
-
-    Returns:
-        it by name; empty where no tensor is shared.
-    """
+    """Return all that can be said where single replies are not known: the norm of Delta."""
     return {"step_norm": norm(update)} if update else {}
-
-
-def _norm_of(names: Sequence[str], values: Sequence[Tensor]) -> float:
-    return norm(dict(zip(names, values, strict=True)))
-
-
-def _figures(norms: Sequence[float], total: float, directions: float) -> dict[str, float]:
-    figures = {}
-    size = len(norms)
-    if sum(norms) > 0.0:
-        figures["norm_ratio"] = total / sum(norms)
-    if total > 0.0:
-        figures["drift_diversity"] = math.fsum(length**2 for length in norms) / total**2
-    if size > 1 and min(norms) > 0.0:
-        # ||sum of unit vectors||^2 is |S| and twice the cosine of every pair
-        figures["update_cosine"] = (directions**2 - size) / (size * (size - 1))
-    return figures

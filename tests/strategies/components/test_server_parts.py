@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -18,13 +19,10 @@ from strategies.components.tensor_selection import TensorSelector
 COHORT = Cohort(round=1, size=1, num_clients=1)
 
 
-def reply(client: int, num_examples: int, value: float) -> Reply:
-    return Reply(client, num_examples, 1, 0.1, {"w": torch.tensor([value])})
-
-
 def test_means_by_hand():
     """(1 * 1 + 3 * 5) / 4 = 4 and (1 + 5) / 2 = 3."""
-    replies = [reply(0, 1, 1.0), reply(1, 3, 5.0)]
+    pairs = (1, 1.0), (3, 5.0)
+    replies = [Reply(0, n, 1, 0.1, {"w": torch.tensor([value])}) for n, value in pairs]
     assert WeightedMean()({}, replies)["w"].item() == 4.0
     assert UniformMean()({}, replies)["w"].item() == 3.0
 
@@ -40,41 +38,33 @@ def steps(optimizer, *deltas: float) -> list[float]:
     return values
 
 
-def test_sgd_by_hand():
-    """eta 2, momentum .5, Delta 1, 1: v = 1, 1.5; x = 2, 5."""
-    assert steps(SGD(lr=2.0, momentum=0.5), 1.0, 1.0) == [2.0, 5.0]
+def quotient(numerator: float, second_moment: float) -> float:
+    return numerator / (math.sqrt(second_moment) + 0.1)  # tau .1
 
 
-def test_adagrad_by_hand():
-    """beta1 0, tau .1, eta 1, Delta 1, 2: v = .01 + 1, + 4; x += Delta / (sqrt(v) + .1)."""
-    first = 1 / (math.sqrt(1.01) + 0.1)
-    second = first + 2 / (math.sqrt(5.01) + 0.1)
-    assert steps(Adagrad(lr=1.0, tau=0.1), 1.0, 2.0) == pytest.approx([first, second])
+BY_HAND = {
+    # eta 2, momentum .5: v = 1, 1.5
+    "sgd": (SGD(lr=2.0, momentum=0.5), (1.0, 1.0), [2.0, 3.0]),
+    # beta1 0: v = .01 + 1, + 4
+    "adagrad": (Adagrad(lr=1.0, tau=0.1), (1.0, 2.0), [quotient(1, 1.01), quotient(2, 5.01)]),
+    # beta .5, .5: m = .5, 1.25; no bias correction
+    "adam": (Adam(1.0, 0.5, 0.5, 0.1), (1.0, 2.0), [quotient(0.5, 0.505), quotient(1.25, 2.2525)]),
+    # v = .01 + .5 * 1 (Delta^2 > v), then .51 - .5 * .04 (Delta^2 < v)
+    "yogi": (Yogi(1.0, 0.5, 0.5, 0.1), (1.0, 0.2), [quotient(0.5, 0.51), quotient(0.35, 0.49)]),
+}
 
 
-def test_adam_by_hand():
-    """beta .5, .5, tau .1, Delta 1, 2: m = .5, 1.25; v = .505, 2.2525; no bias correction."""
-    first = 0.5 / (math.sqrt(0.505) + 0.1)
-    second = first + 1.25 / (math.sqrt(2.2525) + 0.1)
-    assert steps(Adam(1.0, 0.5, 0.5, 0.1), 1.0, 2.0) == pytest.approx([first, second])
-
-
-def test_yogi_by_hand():
-    """v = .01 + .5 * 1 = .51 (Delta^2 > v), then .51 - .5 * .04 = .49 (Delta^2 = .04 < v)."""
-    first = 0.5 / (math.sqrt(0.51) + 0.1)
-    second = first + (0.25 + 0.1) / (math.sqrt(0.49) + 0.1)
-    assert steps(Yogi(1.0, 0.5, 0.5, 0.1), 1.0, 0.2) == pytest.approx([first, second])
+@pytest.mark.parametrize(("optimizer", "deltas", "moves"), BY_HAND.values(), ids=BY_HAND)
+def test_server_optimizers_by_hand(optimizer, deltas, moves):
+    assert steps(optimizer, *deltas) == pytest.approx([moves[0], sum(moves)], rel=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(1.0, 0.9), Adagrad(), Adam(), Yogi()])
 def test_server_optimizer_state_goes_on(optimizer):
     """Two steps, save, load into a new one, a third: equals three steps."""
+    fresh = copy.deepcopy(optimizer)
     whole = steps(optimizer, 1.0, -2.0, 0.5)[-1]
-    begun = steps(optimizer, 1.0, -2.0)[-1]
-    fresh = type(optimizer)(lr=optimizer.lr)
-    if isinstance(fresh, SGD):
-        fresh.momentum = optimizer.momentum
-    params = {"w": torch.tensor([begun], dtype=torch.float64)}
+    params = {"w": torch.tensor(steps(optimizer, 1.0, -2.0)[-1:], dtype=torch.float64)}
     fresh.init(params)
     fresh.load_state_dict(optimizer.state_dict())
     update = {"w": torch.tensor([0.5], dtype=torch.float64)}
@@ -88,13 +78,8 @@ def test_fixed_size_sampler():
     assert cohorts[0] == FixedSizeSampler(0.1, seed=4).sample(1, 100)
     assert cohorts[0] != FixedSizeSampler(0.1, seed=5).sample(1, 100) != cohorts[1]
     counts = torch.bincount(torch.tensor(cohorts).flatten(), minlength=100)
-    assert 20 < counts.min()
-    assert counts.max() < 85
-
-
-def test_fixed_size_sampler_rounds_half_up_and_takes_one_at_least():
-    assert len(FixedSizeSampler(0.25).sample(1, 10)) == 3
-    assert len(FixedSizeSampler(0.01).sample(1, 10)) == 1
+    assert 20 < counts.min() <= counts.max() < 85
+    assert [len(FixedSizeSampler(share).sample(1, 10)) for share in (0.25, 0.01)] == [3, 1]
 
 
 def test_bernoulli_sampler():
@@ -124,9 +109,6 @@ def test_layer_selectors():
     assert TensorSelector("head.*,*.0.bias").select(NAMES) == NAMES[1:]
     assert TensorSelector("all").select(NAMES) == NAMES
     assert TensorSelector("none").select(NAMES) == []
-
-
-@pytest.mark.parametrize("spec", ["classifier", "fc*", "last:5"])
-def test_a_selector_that_fits_nothing_lists_the_tensors(spec):
-    with pytest.raises(ConfigError, match=r"head\.weight"):
-        TensorSelector(spec).select(NAMES)
+    for spec in ("classifier", "fc*", "last:5"):
+        with pytest.raises(ConfigError, match=r"head\.weight"):  # lists the tensors
+            TensorSelector(spec).select(NAMES)
