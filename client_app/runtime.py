@@ -148,10 +148,8 @@ def client_runtime(context: Context) -> ClientRuntime:
     node = context.node_config
     if "partition-id" not in node:
         raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
-    overrides = tuple(overrides_of(context.run_config))
-    return _build_runtime(
-        overrides, str(node.get("device", "")), int(node.get("num-partitions", 0))
-    )
+    device, num_partitions = str(node.get("device", "")), int(node.get("num-partitions", 0))
+    return _build_runtime(tuple(overrides_of(context.run_config)), device, num_partitions)
 
 
 @lru_cache(maxsize=2)

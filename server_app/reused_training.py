@@ -20,11 +20,7 @@ _ASIDE = ("task.path", "task.classifier_tensors", KEY)
 
 
 def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: int) -> None:
-    """Refuse to reuse the run in ``folder`` if it trained differently or for several rounds.
-
-    Raises:
-        ConfigError: names the keys in which the two runs differ.
-    """
+    """Refuse to reuse the run in ``folder`` if it trained differently or for several rounds."""
     config = folder / "config.yaml"
     if not config.is_file() or not (folder / FILE).is_file():
         raise ConfigError(

@@ -50,10 +50,8 @@ class TensorBoard:
         self._writer.close()
 
     def _write_row(self, row: Row, when: float) -> None:
-        values = [
-            self._summary.Summary.Value(tag=name, simple_value=value)
-            for name, value in scalars(row).items()
-        ]
+        value = self._summary.Summary.Value
+        values = [value(tag=name, simple_value=v) for name, v in scalars(row).items()]
         self._write(when, step=row["round"], summary=self._summary.Summary(value=values))
 
     def _write(self, when: float, **content: Any) -> None:

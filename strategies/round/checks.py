@@ -16,11 +16,7 @@ def check_sides(
     *,
     allow_stacked: bool = False,
 ) -> None:
-    """Refuse sides whose payloads do not match, or whose corrections depend on their order.
-
-    Raises:
-        ConfigError: naming the side, the payload and the key.
-    """
+    """Refuse sides whose payloads do not match, or whose corrections depend on their order."""
     broadcast = _all_payloads("server", server_sides)
     sent = _all_payloads("client", client_sides)
     for name, client_side in client_sides.items():
