@@ -29,8 +29,6 @@ from tasks import Task
 from tasks.evaluation import classifies
 from tasks.transform import Transform
 
-EVALUATED = ("global", "clients", "both")
-
 
 def check_recipe(recipe: DictConfig) -> None:
     """Refuse values that no method can run with."""
@@ -44,7 +42,7 @@ def check_recipe(recipe: DictConfig) -> None:
     local_training_config(recipe.local, recipe.strategy.phases)
     for name in ("round_timeout_seconds", "connect_timeout_seconds"):
         require_range(f"runtime.{name}", recipe.runtime[name], open_low=True)
-    require_choice("evaluation.model", recipe.evaluation.model, EVALUATED)
+    require_choice("evaluation.model", recipe.evaluation.model, ("global", "clients", "both"))
     if recipe.target_accuracy is not None:
         require_range("target_accuracy", recipe.target_accuracy, high=1.0)
         if recipe.evaluation.every == 0:

@@ -105,10 +105,7 @@ class Similarity(Recorder):
         torch.set_num_threads(usable_cpus())  # no client trains meanwhile
         found = similarities(model, models, self.layers, self._batches(self.examples))
         torch.set_num_threads(1)
-        cka = {
-            layer: [[_rounded(value) for value in row] for row in matrix.tolist()]
-            for layer, matrix in found.items()
-        }
+        cka = {n: [list(map(_rounded, row)) for row in m.tolist()] for n, m in found.items()}
         clients = [reply.client_id for reply in chosen]
         self.file.append({"round": cohort.round, "clients": clients, "cka": cka})
 

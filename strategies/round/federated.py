@@ -23,7 +23,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.errors import ConfigError, require_range
+from common.errors import require_range
 from strategies.base import (
     STATE_LOST,
     Aggregator,
@@ -46,7 +46,7 @@ from strategies.components.schedules import Constant
 from strategies.privacy.checks import check_privacy, reply_layout
 from strategies.privacy.reply_vector import per_example
 from strategies.privacy.secure_aggregation import SecAggPlus
-from strategies.round.checks import check_sides
+from strategies.round.checks import check_output, check_sides
 from strategies.round.messages import NUM_ROUNDS, TIMEOUT, MessageWriter, exchange, timeout_of
 from strategies.round.records import (
     count_bytes,
@@ -63,7 +63,7 @@ from strategies.round.records import (
 )
 from strategies.round.registration import ClientAvailability, FederationConfig, register_clients
 from strategies.round.round_report import RoundReport, StrategyState
-from strategies.round.server_model import BuildsOutputModel, ServerModel
+from strategies.round.server_model import ServerModel
 from strategies.round.server_step import ServerStep
 from strategies.round.training_round import RoundReplies, TrainingRound
 
@@ -104,15 +104,11 @@ class FederatedStrategy(Strategy):
         observers: called before the transforms.
         schedule: factor of ``local_lr`` per round; constant by default.
         local_lr: eta_l, sent to the clients as "lr".
-        buffers: tensors that are not trained (BatchNorm statistics): see ServerStep.
+        buffers: tensors that are not trained (BatchNorm statistics); see ServerStep.
         federation: how many clients there are, and how many are needed.
         evaluate_on_clients: evaluate the output at all clients, in a second exchange a round.
         secure_aggregation: the server learns the sum of a round's replies and no single one.
         allow_stacked_corrections: permit several sides that edit gradients.
-
-    Raises:
-        ConfigError: if the sides do not fit each other, or a part reads single replies that the
-            server does not have.
     """
 
     def __init__(
@@ -150,15 +146,12 @@ class FederatedStrategy(Strategy):
         )
         self.secure_aggregation = secure_aggregation
         check_privacy(self.client_sides, self.server_step, secure_aggregation, evaluate_on_clients)
+        if evaluate_on_clients:
+            check_output(self.server_step.output)
         self.sampler = sampler or FixedSizeSampler()
         self.schedule = schedule or Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.federation = federation or FederationConfig()
-        if evaluate_on_clients and isinstance(output, BuildsOutputModel):
-            raise ConfigError(
-                f"evaluation.clients=true, but the output {type(output).__name__} builds another "
-                "model than the clients have: set it to false"
-            )
         self.evaluate_on_clients = evaluate_on_clients
         self.state = StrategyState()
         self._availability: ClientAvailability | None = None
@@ -364,7 +357,6 @@ class FederatedStrategy(Strategy):
         return report, trained, metrics
 
     def _output_model(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the last round's output model, where ``arrays`` is x after it."""
         output_model = self.server_step.output_model
         return arrays if output_model is None else to_record(output_model)
 

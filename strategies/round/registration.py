@@ -26,28 +26,16 @@ _SIZE_HINT = (
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """How many clients a run has, and how many of them it needs.
+    """How many clients a run has, and how many of them it needs."""
 
-    Attributes:
-        num_clients: N; 0 reads it from the node configs.
-        min_clients: clients that are enough for round 1 after ``connect_timeout_seconds``; None
-            requires all N. The others may join later.
-        min_replies: a round with fewer valid replies leaves the model unchanged; a round waits
-            until this many clients are connected.
-        max_failed_rounds: this many such rounds in a row end the run with an error.
-        connect_timeout_seconds: how long to wait for the nodes before round 1, and for
-            ``min_replies`` of them before any round.
-        fingerprint: hashes (of the recipe, of the code) that every node must share.
-
-    Raises:
-        ConfigError: if a number is out of range.
-    """
-
-    num_clients: int = 0
+    num_clients: int = 0  # N; 0 reads it from the node configs
+    # enough for round 1 after the timeout, as the others may join later; None requires all N
     min_clients: int | None = None
+    # a round waits for this many connected clients; with fewer valid replies the model stays
     min_replies: int = 1
-    max_failed_rounds: int = 3
-    connect_timeout_seconds: float = 600.0
+    max_failed_rounds: int = 3  # this many such rounds in a row end the run with an error
+    connect_timeout_seconds: float = 600.0  # to wait before round 1, and before any round
+    # hashes (of the recipe, of the code) that every node must share
     fingerprint: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,10 +90,7 @@ class ClientRegistry:
 def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry:
     """Ask every connected node for its partition id, example count and hashes.
 
-    Raises:
-        ConfigError: two nodes with one partition id, a node with other code or recipe, partition
-            ids other than 0..N-1, a node that cannot answer, silent nodes.
-        TimeoutError: too few nodes.
+    A ConfigError says which nodes do not fit, a TimeoutError that they are too few.
     """
     size, timeout = federation.num_clients, federation.connect_timeout_seconds
     end = time.monotonic() + timeout

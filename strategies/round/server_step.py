@@ -45,9 +45,6 @@ class ServerStep:
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
         diagnose: (replies as received, Delta) -> scalars to report of the round's updates.
-
-    Raises:
-        ConfigError: if a part runs the model and ``server_model`` is None.
     """
 
     def __init__(
