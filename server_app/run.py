@@ -58,6 +58,8 @@ class Run:
         self.recipe, self.folder = recipe, folder
         self.began = time.time()
         self.timeout = float(recipe.runtime.round_timeout_seconds)
+        # where the clients of a simulation store their states
+        self.client_config = ConfigRecord({"state-folder": str(folder / "client_state")})
         self.device = pick_device(recipe.device)
         self.task = build_task(
             plain_part(recipe, "task"),
@@ -102,8 +104,8 @@ class Run:
                 self.arrays,
                 num_rounds=int(self.recipe.rounds),
                 timeout=self.timeout,
-                train_config=self._client_config(),
-                evaluate_config=self._client_config(),
+                train_config=self.client_config,
+                evaluate_config=self.client_config,
                 evaluate_fn=self._evaluate,
                 on_round=self._on_round,
             )
@@ -130,10 +132,6 @@ class Run:
         log(INFO, "Results are in %s", self.folder)
 
     # ---- pieces ------------------------------------------------------------------------------
-
-    def _client_config(self) -> ConfigRecord:
-        """Return where the clients of a simulation store their states."""
-        return ConfigRecord({"state-folder": str(self.folder / "client_state")})
 
     def _restore(self, last: Path) -> ArrayRecord:
         checkpoint = load_checkpoint(last, self.names)
@@ -180,7 +178,7 @@ class Run:
         """
 
         def ask(kind: str, config: ConfigRecord) -> dict[int, RecordDict]:
-            config = ConfigRecord({**config, **self._client_config()})
+            config = ConfigRecord({**config, **self.client_config})
             return self.strategy.ask_clients(grid, kind, arrays, config, self.timeout)
 
         classes = self.task.num_classes

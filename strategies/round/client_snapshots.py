@@ -65,11 +65,7 @@ def load_replies(path: Path) -> tuple[dict[str, Tensor], list[Reply]]:
 def load_trained(
     path: Path, client: int, like: Tensors
 ) -> tuple[dict[str, Tensor], LocalSummary, float]:
-    """Return one client's model, what its training did, and its mean training loss.
-
-    Raises:
-        ConfigError: if there is no such file or client, or its tensors are not shaped as ``like``.
-    """
+    """Return one client's model, shaped as ``like``, what its training did, and its mean loss."""
     if not path.is_file():
         raise ConfigError(
             f"local.reuse_training={path.parent} has no {path.name}: name the folder of a finished "

@@ -22,7 +22,7 @@ from client_app.client import FederatedClient
 from client_app.state import ContextStateStore
 from client_app.training import train_locally
 from conf import build_local_optimizer, build_part, compose, plain_part
-from strategies.base import Batch, Cohort, Reply, ServerSide
+from strategies.base import Batch, Cohort, Reply, ServerSide, subtract
 from strategies.components.local_training_config import local_training_config
 from strategies.components.tensor_selection import TensorSelector
 from tasks import build_task
@@ -118,13 +118,12 @@ class Federation:
         }
         config = {"round": self.round, "state-round": self.round - 1, "lr": 0.1}
         _, examples, metrics = self.client.fit([value.numpy() for value in before.values()], config)
-        update = {name: value - before[name] for name, value in self.shared().items()}
-        steps, lr_sum = metrics["num-steps"], metrics["lr-sum"]
+        update, steps = subtract(self.shared(), before), metrics["num-steps"]
         sent = {
             name: {key: value.cpu() for key, value in values.items()}
             for name, values in self.client.sent.items()
         }
-        reply = Reply(0, examples, steps, lr_sum, update, sent)
+        reply = Reply(0, examples, steps, metrics["lr-sum"], update, sent)
         for side in self.server.values():
             side.reduce([reply], update, Cohort(self.round, 1, 1))
         return steps
@@ -156,17 +155,16 @@ def test_on_a_gpu_no_step_synchronises(words):
     """PyTorch's own word, from a pass's first batch to its last step; a copy by ``to`` counts."""
     federation = Federation(words, OFTEN, "cuda")
     federation.train()
-    batches = federation.client.data.batches
-    federation.client.data.batches = lambda *args, **how: (
-        strictly(batches(*args, **how)) if how["train"] else batches(*args, **how)
-    )
+    data = federation.client.data
+    batches = data.batches
+
+    def strictly(*args: Any, **how: Any) -> Iterator[Batch]:
+        try:
+            for batch in batches(*args, **how):
+                torch.cuda.set_sync_debug_mode("error" if how["train"] else "default")
+                yield batch
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    data.batches = strictly
     assert federation.train() > 1
-
-
-def strictly(batches: Iterator[Batch]) -> Iterator[Batch]:
-    try:
-        for batch in batches:
-            torch.cuda.set_sync_debug_mode("error")
-            yield batch
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -94,13 +95,11 @@ def test_the_early_stop_stores_the_model_that_reached_the_target(words, whole, t
 
 def lose_train_replies(begin: int, end: int):
     """Return a tamper that loses the begin-th to the end-th train reply, the latter excluded."""
-    seen = {"replies": 0}
+    number = count()
 
     def tamper(reply):
-        if not (reply.has_content() and "update" in reply.content.array_records):
-            return reply
-        seen["replies"] += 1
-        return None if begin <= seen["replies"] - 1 < end else reply
+        trained = reply.has_content() and "update" in reply.content.array_records
+        return None if trained and begin <= next(number) < end else reply
 
     return tamper
 

@@ -55,8 +55,8 @@ class Another:
         return layer
 
 
-def run(strategy: FedAvg, rounds: int = 1, model=lambda: Regression(2), count: int = 3) -> dict:
-    return federate(strategy, clients(count), model=model, rounds=rounds, options=OPTIONS)[0]
+def run(strategy: FedAvg, rounds: int = 1, model=lambda: Regression(2)) -> dict:
+    return federate(strategy, clients(), model=model, rounds=rounds, options=OPTIONS)[0]
 
 
 def test_during_a_server_step_the_model_holds_the_tensors_that_were_sent():
