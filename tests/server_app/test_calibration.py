@@ -1,7 +1,5 @@
 """Prediction sets that clients calibrate: figures, invalid answers, lost clients, refusals."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -26,26 +24,21 @@ HELD = [*TINY, "partition=iid", "partition.holdout=0.5", "calibration.alphas=[0.
 SHORT = [*HELD, "local.epochs=1", "rounds=1"]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """Return the folder of a run whose clients have calibrated."""
-    folder = tmp_path_factory.mktemp("calibrated")
-    run_recipe(folder, *HELD)
-    return folder
-
-
 def task_of(*words):
     recipe = compose(overrides(*words))
     parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
     return build_task(*parts, seed=recipe.seed, num_clients=recipe.clients)
 
 
-def test_thresholds_are_quantiles_of_the_pooled_scores_and_coverage_is_counted(finished):
+def test_thresholds_are_quantiles_of_the_pooled_scores_and_coverage_is_counted(tmp_path):
     """Brute force: the clients' scores in one place, drawn as they draw them."""
-    found = json.loads((finished / "summary.json").read_text())["prediction_sets"]
-    task = task_of(*HELD)
+    summary = run_recipe(tmp_path / "run", *HELD)
+    plain = run_recipe(tmp_path / "plain", *HELD, "calibration.alphas=[]")
+    assert "prediction_sets" not in plain
+    assert plain["parameters_sha256"] == summary["parameters_sha256"]
+    found, task = summary["prediction_sets"], task_of(*HELD)
     model = task.build_model(0)
-    model.load_state_dict(load_file(finished / "model.safetensors"))
+    model.load_state_dict(load_file(tmp_path / "run" / "model.safetensors"))
     pooled = {"APS": [], "RAPS": []}
     for client in range(3):
         logits, labels = logits_of(model, task.client_data(client)[1])
@@ -74,13 +67,6 @@ def test_thresholds_are_quantiles_of_the_pooled_scores_and_coverage_is_counted(f
     assert first["coverage"] == pytest.approx(inside[np.arange(len(labels)), labels].mean())
     assert first["mean_size"] == pytest.approx(inside.sum(1).mean())
     assert 0.8 < first["coverage"] <= 1.0  # 120 images: 6 deviations below .9 is .74
-
-
-def test_it_changes_nothing_in_the_run(finished, tmp_path):
-    plain = run_recipe(tmp_path, *HELD, "calibration.alphas=[]")
-    assert "prediction_sets" not in plain
-    summary = json.loads((finished / "summary.json").read_text())
-    assert plain["parameters_sha256"] == summary["parameters_sha256"]
 
 
 def test_with_personal_tensors_each_client_calibrates_its_own_model(tmp_path):
