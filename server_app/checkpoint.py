@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
@@ -59,8 +60,8 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
             f"{path} holds other tensors than the model: {sorted(set(params) ^ set(order))}; "
             "resume with the task.model that wrote it"
         )
-    by_client = {key: {int(c): value for c, value in about[key].items()} for key in _BY_CLIENT}
+    kept: dict[str, Any] = {key: about[key] for key in _PLAIN}
+    kept |= {key: {int(c): value for c, value in about[key].items()} for key in _BY_CLIENT}
     groups = {group: below(f"state/{group}/", tensors) for group in about["groups"]}
-    plain = {key: about[key] for key in _PLAIN}
-    state = StrategyState(**plain, **by_client, tensors=groups)
+    state = StrategyState(**kept, tensors=groups)
     return Checkpoint({name: params[name] for name in order}, state, about["recipe"])

@@ -137,7 +137,8 @@ class ServerStep:
         """Reinitialise the parts that are coupled to client states; return those states' keys."""
         restarted: frozenset[str] = frozenset()
         for part in self._parts().values():
-            if coupled_state := getattr(part, "coupled_state", frozenset()):
+            coupled_state: frozenset[str] = getattr(part, "coupled_state", frozenset())
+            if coupled_state:
                 part.init(self._trainable(tensors))
                 restarted |= coupled_state
         return restarted

@@ -33,18 +33,10 @@ def examples(size: int, classes: int = 3, seed: int = 9) -> TensorBatches:
 
 
 def client(model: nn.Module, data: TensorBatches | None = None, **how) -> FederatedClient:
-    return FederatedClient(
-        client_id=0,
-        model=model,
-        data=data or blobs(1)[0],
-        loss=F.cross_entropy,
-        **{
-            "options": LocalTrainingConfig(batch_size=8, epochs=2),
-            "optimizer": SGD(),
-            "store": ContextStateStore(RecordDict()),
-            **how,
-        },
-    )
+    defaults = {"options": LocalTrainingConfig(batch_size=8, epochs=2), "optimizer": SGD()}
+    defaults["store"] = ContextStateStore(RecordDict())
+    data = data or blobs(1)[0]
+    return FederatedClient(0, model, data, F.cross_entropy, **{**defaults, **how})
 
 
 def scores_of(**how) -> tuple[dict, nn.Module]:
@@ -142,10 +134,9 @@ def test_fine_tuning_leaves_the_state_and_the_next_round_alone(trained):
     assert all((a == b).all() for a, b in zip(left, right, strict=True))
 
 
-def run(folder, *words, tamper=lambda reply: reply) -> tuple[dict, list[dict]]:
+def run(folder, *words, **how) -> tuple[dict, list[dict]]:
     words = (*TINY, "local.epochs=1", "task.train_size=300", "task.test_size=100", *words)
-    summary = run_recipe(folder, *words, tamper=tamper)
-    return summary, read_rows(folder / "metrics.jsonl")
+    return run_recipe(folder, *words, **how), read_rows(folder / "metrics.jsonl")
 
 
 HALF = ["strategy=fedper", "participation=0.67", "rounds=3"]  # two of three clients a round
