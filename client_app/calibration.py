@@ -21,14 +21,9 @@ _SPLIT = 0xCA  # makes draws here independent of other draws
 def calibrate_reply(client: FederatedClient, message: Message) -> Message:
     """Answer one of the two questions about the held-out examples (tasks/conformal/sketch.py).
 
-    Args:
-        client: the client.
-        message: holds "params" (x) and "config": "temperature-share", "bins", and in the second
-            exchange "temperature".
-
-    Returns:
-        a reply with "calibrate": "log-losses" (T,) at every temperature of the grid; or of each
-        score, by its name, how many examples every bin has, (bins + 1,).
+    The message holds "params" (x) and "config": "temperature-share", "bins", and in the second
+    exchange "temperature". The reply's "calibrate" holds "log-losses" (T,) at every temperature of
+    the grid; or of each score, by its name, how many examples every bin has, (bins + 1,).
     """
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])
     params = to_tensors(message.content.array_records[PARAMS])
@@ -38,13 +33,10 @@ def calibrate_reply(client: FederatedClient, message: Message) -> Message:
     if "temperature" not in config:
         answer: dict[str, Tensor] = {LOG_LOSSES: torch.from_numpy(own.log_losses())}
     else:
-        classes, bins = logits.shape[1], int(config["bins"])
-        answer = {
-            score.name: torch.from_numpy(
-                own.sketch(
-                    score, float(config["temperature"]), Grid(score.largest(classes), bins)
-                ).astype(np.int32)
-            )
-            for score in scores_for(classes)
-        }
+        classes, temperature = logits.shape[1], float(config["temperature"])
+        answer = {}
+        for score in scores_for(classes):
+            grid = Grid(score.largest(classes), int(config["bins"]))
+            counts = own.sketch(score, temperature, grid).astype(np.int32)
+            answer[score.name] = torch.from_numpy(counts)
     return Message(RecordDict({CALIBRATE: to_record(answer)}), reply_to=message)

@@ -49,40 +49,28 @@ class FederatedClient(NumPyClient):
     ``fit`` and ``evaluate`` keep NumPyClient's contract for the tensors in ``shared_names``.
     Payloads are passed beside it: set ``received`` before ``fit``, read ``sent`` after it.
 
-    Args:
-        client_id: the partition id.
-        model: on its device; ``forward`` returns (features, logits).
-        data: the training examples.
-        loss: mean task loss of (logits, labels).
-        optimizer: the local optimizer.
-        options: how to train.
-        store: of the client state.
-        sides: client halves of the methods, by name.
-        seed: of the run; with round and ``client_id`` it seeds batches, augmentation and dropout.
-        held_out: examples that are not trained on, for ``evaluate``.
-        personal: tensors that are kept in the client state and never sent.
-        test_data: the global test set, in a simulation.
-        build: builds a freshly initialised model of a seed, for ``options.initial="own"``.
     """
 
-    client_id: int
-    model: nn.Module
-    data: ClientData
-    loss: Callable[[Tensor, Tensor], Tensor]
+    client_id: int  # the partition id
+    model: nn.Module  # on its device; ``forward`` returns (features, logits)
+    data: ClientData  # the training examples
+    loss: Callable[[Tensor, Tensor], Tensor]  # mean task loss of (logits, labels)
     optimizer: LocalOptimizer
     options: LocalTrainingConfig
     store: ClientStateStore
     sides: Mapping[str, ClientSide] = field(default_factory=dict)
-    seed: int = 0
-    held_out: ClientData | None = None
+    seed: int = 0  # of the run: with round and id it seeds batches, augmentation and dropout
+    held_out: ClientData | None = None  # examples that are not trained on, for ``evaluate``
+    # tensors that are kept in the client state and never sent
     personal: TensorSelector = field(default_factory=lambda: TensorSelector("none"))
-    test_data: ClientData | None = None
+    test_data: ClientData | None = None  # the global test set, in a simulation
+    # builds a freshly initialised model of a seed, for ``options.initial="own"``
     build: Callable[[int], nn.Module] | None = None
     received: Payloads = field(default_factory=dict)
     sent: Payloads = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Let every side check model and optimizer."""
+        """Check sides and phases against model and optimizer."""
         self._params = dict(self.model.named_parameters())
         self.personal_names = set(personal_names(self.model, self.personal))
         for phase in self.options.phases:
@@ -154,7 +142,8 @@ class FederatedClient(NumPyClient):
         self._load(parameters, state)
         metrics: dict[str, Scalar] = {}
         if config.get("evaluate-received", False):
-            metrics |= _named("received", *self._evaluate())
+            loss, accuracy = self._evaluate()
+            metrics |= {"received-loss": loss, **_accuracy("received-accuracy", accuracy)}
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
             context = self._context(state, round, for_sides)
             if round == 1 and self.options.initial == "own":
@@ -162,16 +151,12 @@ class FederatedClient(NumPyClient):
                 context.start_here()
             for side in self.sides.values():
                 side.begin(context)
+            sides, lr = list(self.sides.values()), float(config["lr"])
             if self.options.reuse_training:
                 summary, train_loss = self._take_trained(Path(self.options.reuse_training))
             else:
                 summary, train_loss = train_locally(
-                    context,
-                    list(self.sides.values()),
-                    self.optimizer,
-                    self.options,
-                    float(config["lr"]),
-                    generator,
+                    context, sides, self.optimizer, self.options, lr, generator
                 )
             self.sent = {
                 name: tensors
@@ -214,11 +199,7 @@ class FederatedClient(NumPyClient):
     def logits(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return logits (n, C) and labels (n,) of the held-out examples; arguments as ``evaluate``.
-
-        Raises:
-            ValueError: if there are no held-out examples.
-        """
+        """Return logits (n, C) and labels (n,) of the held-out examples; see ``evaluate``."""
         if self.held_out is None:
             raise ValueError("this client has no held-out examples: set partition.holdout")
         self._load_known(parameters, config)
@@ -266,12 +247,19 @@ class FederatedClient(NumPyClient):
 
     def _context(self, state: ClientState, round: int, generator: torch.Generator) -> LocalContext:
         received_state = {n: v.clone() for n, v in self._tensors.items()}
+
+        def on_device(payloads: Payloads) -> dict[str, Tensors]:
+            return {
+                name: {key: value.to(self._device) for key, value in tensors.items()}
+                for name, tensors in payloads.items()
+            }
+
         return LocalContext(
             model=self.model,
             received_state=received_state,
             anchor={n: received_state[n] for n in self.shared_names if n in self._params},
-            received={name: self._to_device(value) for name, value in self.received.items()},
-            state={name: self._to_device(value) for name, value in state.items()},
+            received=on_device(self.received),
+            state=on_device(state),
             data=self.data,
             loss=self.loss,
             round=round,
@@ -279,21 +267,17 @@ class FederatedClient(NumPyClient):
             generator=generator,
         )
 
-    def _to_device(self, tensors: Tensors) -> Tensors:
-        return {name: value.to(self._device) for name, value in tensors.items()}
-
     @torch.no_grad()
     def _evaluate(self) -> tuple[float, float | None]:
         return evaluate_model(self.model, self._evaluation_data, self.loss)
 
     def _evaluate_own(self) -> dict[str, Scalar]:
-        """Evaluate the client's own model y_i.
+        """Return the scores of the client's own model y_i.
 
-        Returns:
-            "personal-test-loss" and "personal-test-accuracy" on the global test set, if there is
-            one; "personal-accuracy" on the held-out examples, or else on the global test set with
-            its classes weighted as in this client's examples. A model that does not classify has
-            only the loss.
+        "personal-test-loss" and "personal-test-accuracy" are on the global test set, if there is
+        one; "personal-accuracy" is on the held-out examples, or else on the global test set with
+        its classes weighted as in this client's examples. A model that does not classify has only
+        the loss.
         """
         scores: dict[str, Scalar] = {}
         if self.held_out is not None:
@@ -309,7 +293,7 @@ class FederatedClient(NumPyClient):
             scores |= {"personal-test-loss": loss, "personal-test-accuracy": accuracy}
             held = torch.tensor(self.data.class_counts(), dtype=by_class.dtype)
             held[by_class.isnan()] = 0.0
-            if held.sum() > 0:  # the test set has a class of this client
+            if held.sum() > 0:
                 matched = float((held * by_class.nan_to_num()).sum() / held.sum())
                 scores.setdefault("personal-accuracy", matched)
         return scores
@@ -319,10 +303,6 @@ class FederatedClient(NumPyClient):
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
             context = self._context(dict(state), round, for_sides)
             train_locally(context, [], self.optimizer, options, lr, generator)
-
-
-def _named(prefix: str, loss: float, accuracy: float | None) -> dict[str, Scalar]:
-    return {f"{prefix}-loss": loss, **_accuracy(f"{prefix}-accuracy", accuracy)}
 
 
 def _accuracy(name: str, accuracy: float | None) -> dict[str, Scalar]:

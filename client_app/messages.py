@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.common.typing import Scalar
 
 from client_app.client import FederatedClient
@@ -33,18 +33,13 @@ def train_reply(
     evaluate_every: int = 0,
     evaluate_trained: bool = False,
 ) -> Message:
-    """Run ``fit`` on a train message; arguments as for :func:`trained`.
-
-    Returns:
-        a reply with "update" (y_i - x), the client's payloads, and "metrics".
-    """
+    """Answer with the records of :func:`trained`: "update", the client's payloads, "metrics"."""
     reply = trained(client, message, evaluate_every, evaluate_trained)
-    content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
-        UPDATE: to_record({**reply.update, **reply.buffers}),
-    }
-    content |= {name: to_record(tensors) for name, tensors in reply.payloads.items()}
+    content = RecordDict({UPDATE: to_record({**reply.update, **reply.buffers})})
+    for name, tensors in reply.payloads.items():
+        content[name] = to_record(tensors)
     content[METRICS] = to_metrics(reply.metrics)
-    return Message(RecordDict(content), reply_to=message)
+    return Message(content, reply_to=message)
 
 
 def trained(
@@ -53,16 +48,13 @@ def trained(
     evaluate_every: int = 0,
     evaluate_trained: bool = False,
 ) -> Reply:
-    """Run ``fit`` on a train message.
+    """Run ``fit`` on a train message and return what to send: y_i - x, payloads and metrics.
 
     Args:
         client: the client.
         message: holds "params" (x), the server's payloads, and "config".
         evaluate_every: evaluate the received model every that many rounds; 0 never.
         evaluate_trained: evaluate the trained model.
-
-    Returns:
-        the reply to send: y_i - x, the payloads and the metrics.
     """
     began = time.perf_counter()
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])

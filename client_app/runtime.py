@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -25,44 +24,65 @@ from conf import (
     versions,
 )
 from strategies.base import ClientSide, LocalOptimizer, Reply, Weighting
-from strategies.components.local_training_config import LocalTrainingConfig, local_training_config
+from strategies.components.local_training_config import local_training_config
 from strategies.components.tensor_selection import TensorSelector
 from strategies.privacy.reply_vector import Layout
 from strategies.privacy.secure_aggregation import SecAggPlus
 from strategies.round.records import CONFIG
-from tasks import Task, build_task, keep_freed_memory, pick_device
+from tasks import build_task, keep_freed_memory, pick_device
 from tasks.tensor_data import TensorData
 
 Examples = tuple[TensorData, TensorData | None]  # to train on, held out
 _CACHE_BYTES = 256 << 20
 
 
-@dataclass
 class ClientRuntime:
     """What the clients of one process share, built once and not for every message.
 
     Optimizer and sides are prototypes of which every client gets copies. The clients use the model
     one after the other; ``client`` is the last. ``examples`` caches up to ``_CACHE_BYTES``.
+
+    Args:
+        recipe: composed.
+        device: of the node config; empty: the recipe's.
+        num_partitions: N of the node config, for clients=0.
     """
 
-    task: Task
-    model: nn.Module
-    device: torch.device
-    optimizer: LocalOptimizer
-    sides: Mapping[str, ClientSide]
-    options: LocalTrainingConfig
-    personal: TensorSelector
-    num_clients: int
-    seed: int
-    evaluation: DictConfig
-    client_cpus: int
-    channels_last: bool
-    simulation: bool
-    node_info: Mapping[str, str]
-    examples: dict[int, Examples] = field(default_factory=dict)
-    secure_aggregation: SecAggPlus | None = None
-    weighting: Weighting | None = None
-    client: FederatedClient | None = None
+    def __init__(self, recipe: DictConfig, device: str, num_partitions: int) -> None:
+        keep_freed_memory()
+        self.num_clients, self.seed = int(recipe.clients) or num_partitions, int(recipe.seed)
+        if self.num_clients == 0:
+            raise ValueError(
+                "clients=0 takes N from the node config, which lacks num-partitions: set clients, "
+                "or --node-config 'partition-id=0 num-partitions=N'"
+            )
+        self.task = build_task(
+            plain_part(recipe, "task"),
+            plain_part(recipe, "partition"),
+            seed=self.seed,
+            num_clients=self.num_clients,
+        )
+        self.device = pick_device(device or str(recipe.device))
+        self.channels_last = bool(recipe.runtime.channels_last)
+        self.model: nn.Module = self.task.build_model(self.seed).to(self.device)
+        if self.channels_last:
+            self.model = self.model.to(memory_format=torch.channels_last)
+        tensors = self.task.classifier_tensors
+        self.optimizer: LocalOptimizer = build_local_optimizer(recipe, tensors)
+        self.sides: Mapping[str, ClientSide] = build_part(recipe, "strategy.client_sides", tensors)
+        self.options = local_training_config(recipe.local, recipe.strategy.phases)
+        self.personal = TensorSelector(recipe.strategy.personal)
+        self.evaluation = recipe.evaluation
+        self.client_cpus = max(1, int(recipe.runtime.client_cpus))
+        self.simulation = bool(recipe.runtime.simulation)
+        self.node_info = {"versions": str(versions()), **fingerprint(recipe)}
+        secure: SecAggPlus | None = build_part(recipe, "strategy.secure_aggregation", tensors)
+        self.secure_aggregation = secure
+        if secure is not None:  # the server has refused aggregators without a weighting
+            aggregator = build_part(recipe, "strategy.aggregator", tensors)
+            self.weighting: Weighting = aggregator.weighting
+        self.examples: dict[int, Examples] = {}
+        self.client: FederatedClient | None = None
 
     @cached_property
     def test_data(self) -> TensorData | None:
@@ -74,7 +94,6 @@ class ClientRuntime:
     def layout(self, reply: Reply) -> Layout:
         """Return the layout of a reply's vector under secure aggregation."""
         assert self.secure_aggregation is not None
-        assert self.weighting is not None
         return Layout.of(reply, self.weighting, self.secure_aggregation.max_examples)
 
     def client_data(self, client_id: int, site_folder: Path | None) -> Examples:
@@ -148,52 +167,10 @@ def client_runtime(context: Context) -> ClientRuntime:
     node = context.node_config
     if "partition-id" not in node:
         raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
-    overrides = tuple(overrides_of(context.run_config))
-    return _build_runtime(
-        overrides, str(node.get("device", "")), int(node.get("num-partitions", 0))
-    )
+    device, num_partitions = str(node.get("device", "")), int(node.get("num-partitions", 0))
+    return _build_runtime(tuple(overrides_of(context.run_config)), device, num_partitions)
 
 
 @lru_cache(maxsize=2)
 def _build_runtime(overrides: tuple[str, ...], device: str, num_partitions: int) -> ClientRuntime:
-    """Build it; ``device`` and ``num_partitions`` (where clients=0) are the node config's."""
-    keep_freed_memory()
-    recipe = compose_overrides(overrides)
-    num_clients, seed = int(recipe.clients) or num_partitions, int(recipe.seed)
-    if num_clients == 0:
-        raise ValueError(
-            "clients=0 takes N from the node config, which lacks num-partitions: set clients, or "
-            "--node-config 'partition-id=0 num-partitions=N'"
-        )
-    task = build_task(
-        plain_part(recipe, "task"),
-        plain_part(recipe, "partition"),
-        seed=seed,
-        num_clients=num_clients,
-    )
-    chosen = pick_device(device or str(recipe.device))
-    channels_last = bool(recipe.runtime.channels_last)
-    model: nn.Module = task.build_model(seed).to(chosen)
-    if channels_last:
-        model = model.to(memory_format=torch.channels_last)
-    tensors = task.classifier_tensors
-    secure = build_part(recipe, "strategy.secure_aggregation", tensors)
-    return ClientRuntime(
-        task=task,
-        model=model,
-        device=chosen,
-        optimizer=build_local_optimizer(recipe, tensors),
-        sides=build_part(recipe, "strategy.client_sides", tensors),
-        options=local_training_config(recipe.local, recipe.strategy.phases),
-        personal=TensorSelector(recipe.strategy.personal),
-        num_clients=num_clients,
-        seed=seed,
-        evaluation=recipe.evaluation,
-        client_cpus=max(1, int(recipe.runtime.client_cpus)),
-        channels_last=channels_last,
-        simulation=bool(recipe.runtime.simulation),
-        node_info={"versions": str(versions()), **fingerprint(recipe)},
-        secure_aggregation=secure,
-        # the server has refused aggregators without a weighting
-        weighting=build_part(recipe, "strategy.aggregator", tensors).weighting if secure else None,
-    )
+    return ClientRuntime(compose_overrides(overrides), device, num_partitions)

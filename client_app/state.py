@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from strategies.round.records import to_record, to_tensors
-from strategies.round.tensor_files import save_tensors
+from strategies.round.tensor_files import below, save_tensors
 
 ClientState = dict[str, Mapping[str, Tensor]]
 
@@ -63,32 +63,23 @@ class FolderStateStore:
     """
 
     def __init__(self, folder: Path, client_id: int) -> None:
-        self.folder = Path(folder)
-        self.client_id = client_id
+        self.folder, self.client_id = folder, client_id
 
     def load(self, experiment: str, round: int) -> ClientState:
         """Return the state after ``round``."""
         path = self._path(experiment, round)
         if not path.exists():
             return {}
-        state: dict[str, dict[str, Tensor]] = {}
-        for key, value in load_file(path).items():
-            name, _, tensor = key.partition("/")
-            state.setdefault(name, {})[tensor] = value
-        return dict(state)
+        tensors = load_file(path)
+        names = dict.fromkeys(key.partition("/")[0] for key in tensors)
+        return {name: below(f"{name}/", tensors) for name in names}
 
     def save(self, experiment: str, round: int, state: ClientState, keep: Collection[int]) -> None:
         """Store the state after ``round`` and delete the versions not in ``keep``."""
         path = self._path(experiment, round)
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(
-            path,
-            {
-                f"{name}/{tensor}": value
-                for name, tensors in state.items()
-                for tensor, value in tensors.items()
-            },
-        )
+        plain = {f"{name}/{key}": v for name, part in state.items() for key, v in part.items()}
+        save_tensors(path, plain)
         kept = {*keep, round}
         for other in path.parent.glob("round-*.safetensors"):
             if int(other.stem.removeprefix("round-")) not in kept:

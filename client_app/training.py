@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -19,7 +20,7 @@ from strategies.base import (
     Step,
 )
 from strategies.components.local_optimizers import reach
-from strategies.components.local_training_config import LocalTrainingConfig, Phase
+from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.components.tensor_selection import TensorSelector
 
 
@@ -31,21 +32,13 @@ def train_locally(
     lr: float,
     generator: torch.Generator,
 ) -> tuple[LocalSummary, float]:
-    """Train ``context.model`` in place on the client's data.
+    """Train ``context.model`` in place on the client's data, after the sides' ``begin``.
 
-    Args:
-        context: of the round; the sides' ``begin`` has been called.
-        sides: their penalties and corrections apply.
-        optimizer: takes the steps.
-        options: how long to train.
-        lr: eta_l of this round.
-        generator: draws the order of the examples and their augmentation.
+    ``lr`` is eta_l of this round; ``generator`` draws the order of the examples and their
+    augmentation.
 
     Returns:
         what was done, and the mean local objective over the steps (penalties included).
-
-    Raises:
-        ValueError: if there are too few examples for one step of a phase.
     """
     context.model.train()
     optimizer.start(context.params, lr)
@@ -66,7 +59,11 @@ def train_locally(
                 total = total + loss  # stays on the device
                 context.num_steps += 1
         if context.num_steps == before:
-            raise ValueError(_too_few(len(context.data), phase, options))
+            raise ValueError(
+                f"{len(context.data)} examples are too few for one step on the tensors "
+                f"{phase.layers.spec!r} in {phase.epochs} epochs of local.batch_size="
+                f"{options.batch_size}: lower that, or raise local.epochs"
+            )
         for name in phase.layers.select(context.params):
             taken[name] += context.num_steps - before
     momenta = dict.fromkeys(optimizer.stateful(list(taken)), optimizer.momentum or 0.0)
@@ -81,23 +78,13 @@ def train_locally(
     return summary, float(total) / max(num_steps, 1)
 
 
-def _too_few(examples: int, phase: Phase, options: LocalTrainingConfig) -> str:
-    return (
-        f"{examples} examples are too few for one step on the tensors {phase.layers.spec!r} in "
-        f"{phase.epochs} epochs of local.batch_size={options.batch_size}: lower that, or raise "
-        "local.epochs"
-    )
-
-
 def _stream(
     data: ClientData, options: LocalTrainingConfig, epochs: int | None, generator: torch.Generator
 ) -> Iterator[Batch]:
-    epoch = 0
-    while epochs is None or epoch < epochs:
+    for _ in itertools.count() if epochs is None else range(epochs):
         yield from data.batches(
             options.batch_size, generator=generator, train=True, drop_last=options.drop_last
         )
-        epoch += 1
 
 
 @contextmanager
@@ -138,7 +125,11 @@ def _backward(
 
 def _correct(context: LocalContext, sides: Sequence[ClientSide], clip: float | None) -> None:
     if sides:
-        grads = {name: _gradient(param) for name, param in context.params.items()}
+        grads = {}
+        for name, param in context.params.items():
+            if param.grad is None:  # unused in this batch; corrections still apply
+                param.grad = torch.zeros_like(param)
+            grads[name] = param.grad
         for side in sides:
             side.correct(grads, context)
         for param in context.params.values():
@@ -146,9 +137,3 @@ def _correct(context: LocalContext, sides: Sequence[ClientSide], clip: float | N
                 param.grad = None
     if clip is not None:
         nn.utils.clip_grad_norm_(list(context.params.values()), clip)
-
-
-def _gradient(param: Tensor) -> Tensor:
-    if param.grad is None:  # unused in this batch; corrections still apply
-        param.grad = torch.zeros_like(param)
-    return param.grad

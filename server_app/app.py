@@ -51,11 +51,7 @@ def results_folder(recipe: DictConfig) -> Path:
 
 
 def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
-    """Return the checkpoint to resume from, None for a fresh run.
-
-    Raises:
-        ConfigError: if a fresh run would overwrite another, or there is nothing to resume.
-    """
+    """Return the checkpoint to resume from, None for a fresh run, which overwrites no other."""
     found = checkpoints(folder / "checkpoints")
     if recipe.resume and not found:
         raise ConfigError(

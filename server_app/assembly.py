@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from common.errors import ConfigError, require_choice, require_range, require_whole
@@ -29,24 +29,20 @@ from tasks import Task
 from tasks.evaluation import classifies
 from tasks.transform import Transform
 
-EVALUATED = ("global", "clients", "both")
-
 
 def check_recipe(recipe: DictConfig) -> None:
     """Refuse values that no method can run with."""
     check_slots(recipe)
     check_requirements(recipe)
     check_switches(recipe)
-    require_whole("seed", recipe.seed)
     require_whole("rounds", recipe.rounds, low=1)
-    require_whole("clients", recipe.clients)
-    require_whole("evaluation.every", recipe.evaluation.every)
-    require_whole("checkpoint.every", recipe.checkpoint.every)
+    counts = ("evaluation.every", "checkpoint.every", "evaluation.finetune_epochs")
+    for key in ("seed", "clients", *counts):
+        require_whole(key, OmegaConf.select(recipe, key))
     local_training_config(recipe.local, recipe.strategy.phases)
-    require_whole("evaluation.finetune_epochs", recipe.evaluation.finetune_epochs)
     for name in ("round_timeout_seconds", "connect_timeout_seconds"):
         require_range(f"runtime.{name}", recipe.runtime[name], open_low=True)
-    require_choice("evaluation.model", recipe.evaluation.model, EVALUATED)
+    require_choice("evaluation.model", recipe.evaluation.model, ("global", "clients", "both"))
     if recipe.target_accuracy is not None:
         require_range("target_accuracy", recipe.target_accuracy, high=1.0)
         if recipe.evaluation.every == 0:
@@ -57,11 +53,7 @@ def check_recipe(recipe: DictConfig) -> None:
 
 
 def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Calibration:
-    """Return the recipe's calibration; without alphas nothing is calibrated.
-
-    Raises:
-        ConfigError: if the clients cannot calibrate, or must not.
-    """
+    """Return the recipe's calibration, refused if the clients cannot calibrate, or must not."""
     found = Calibration(**plain_part(recipe, "calibration"))
     if not found.alphas:
         return found
@@ -105,12 +97,7 @@ def build_strategy(
 ) -> FederatedStrategy:
     """Assemble the recipe's strategy; both halves are checked against each other and the model.
 
-    Args:
-        recipe: composed.
-        task: of the recipe.
-        server_model: of the task.
-        first: transforms to apply before the recipe's own.
-        observers: of every round.
+    ``first`` are transforms to apply before the recipe's own.
     """
     model, tensors = server_model.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)

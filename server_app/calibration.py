@@ -23,13 +23,7 @@ from strategies.base import RefusedReplyError
 from strategies.round.records import check_finite, check_shapes, to_tensors
 from tasks.conformal import CALIBRATE, LOG_LOSSES
 from tasks.conformal.scores import Array, coverage_and_size, probabilities_of, scores_for
-from tasks.conformal.sketch import (
-    BINS,
-    TEMPERATURES,
-    Grid,
-    shared_quantile,
-    shared_temperature,
-)
+from tasks.conformal.sketch import BINS, TEMPERATURES, Grid, shared_quantile, shared_temperature
 from tasks.evaluation import Batched, logits_of
 
 Answers = Mapping[int, RecordDict]
@@ -50,9 +44,6 @@ class Calibration:
         alphas: a set must hold the right class in 1 - alpha of all cases; each in (0, 1).
         bins: of a client's histogram of scores.
         temperature_share: share of the held-out examples that fits the temperature.
-
-    Raises:
-        ConfigError: if a value is out of its range.
     """
 
     alphas: Sequence[float] = ()
@@ -72,17 +63,10 @@ class Calibration:
     def run(self, ask: Ask, classes: int) -> dict[str, Any]:
         """Ask the clients, and return temperature and thresholds.
 
-        Args:
-            ask: sends the model and a config to the clients, and returns their answers.
-            classes: C.
-
         Returns:
             "temperature", the number of "examples", the "clients" that sent histograms, and
             "sets": "score", "alpha" and "threshold" of each. The threshold is None if there are
             too few examples for the alpha: every class is in the set.
-
-        Raises:
-            CalibrationError: if no client has sent a valid answer.
         """
         asked = ConfigRecord({"temperature-share": self.temperature_share, "bins": self.bins})
         losses = _read(ask(QUERY, asked), _losses)
@@ -111,11 +95,7 @@ class Calibration:
 def add_coverage(
     found: Mapping[str, Any], model: nn.Module, data: Batched, classes: int, seed: int
 ) -> None:
-    """Add "coverage" and "mean_size" on the test set to each set of ``found``.
-
-    ``found`` is the result of :meth:`Calibration.run` for ``model``; ``seed`` draws the uniform
-    numbers of the scores.
-    """
+    """Add "coverage" and "mean_size" on the test set to each set that ``Calibration.run`` found."""
     logits, labels = logits_of(model, data)
     probabilities = probabilities_of(logits, found["temperature"])
     uniform = np.random.default_rng(seed).random(len(labels))

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
@@ -14,6 +15,8 @@ from strategies.round.round_report import StrategyState
 from strategies.round.tensor_files import below, save_tensors
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
+_PLAIN = ("round", "experiment", "failed_rounds", "restarted")  # of the state
+_BY_CLIENT = ("committed", "personal")  # JSON has no whole numbers as keys
 
 
 @dataclass(frozen=True)
@@ -32,16 +35,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     tensors = {f"params/{name}": value for name, value in checkpoint.params.items()}
     for group, values in state.tensors.items():
         tensors |= {f"state/{group}/{name}": value for name, value in values.items()}
-    about = {
-        "round": state.round,
-        "experiment": state.experiment,
-        "committed": state.committed,
-        "failed_rounds": state.failed_rounds,
-        "restarted": state.restarted,
-        "personal": state.personal,
-        "groups": sorted(state.tensors),
-        "recipe": checkpoint.recipe,
-    }
+    about = {key: getattr(state, key) for key in (*_PLAIN, *_BY_CLIENT)}
+    about |= {"groups": sorted(state.tensors), "recipe": checkpoint.recipe}
     path = folder / f"round-{state.round:06d}.safetensors"
     save_tensors(path, tensors, {"fedhet": json.dumps(about)})
     for old in checkpoints(folder)[:-_KEPT]:
@@ -55,15 +50,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
-    """Read a checkpoint.
-
-    Args:
-        path: of the file.
-        order: the params' names in the model's order, which the file does not keep.
-
-    Raises:
-        ValueError: if the file's params are not those of ``order``.
-    """
+    """Read a checkpoint whose params are those of ``order``; the file does not keep their order."""
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["fedhet"])
         tensors = {key: file.get_tensor(key) for key in file.keys()}
@@ -73,13 +60,8 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
             f"{path} holds other tensors than the model: {sorted(set(params) ^ set(order))}; "
             "resume with the task.model that wrote it"
         )
-    state = StrategyState(
-        round=about["round"],
-        experiment=about["experiment"],
-        committed={int(client): version for client, version in about["committed"].items()},
-        failed_rounds=about["failed_rounds"],
-        restarted=about["restarted"],
-        personal={int(client): scores for client, scores in about["personal"].items()},
-        tensors={group: below(f"state/{group}/", tensors) for group in about["groups"]},
-    )
+    kept: dict[str, Any] = {key: about[key] for key in _PLAIN}
+    kept |= {key: {int(c): value for c, value in about[key].items()} for key in _BY_CLIENT}
+    groups = {group: below(f"state/{group}/", tensors) for group in about["groups"]}
+    state = StrategyState(**kept, tensors=groups)
     return Checkpoint({name: params[name] for name in order}, state, about["recipe"])

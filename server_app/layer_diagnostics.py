@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig
@@ -61,27 +62,17 @@ class LayerFigures(Recorder):
     def __call__(self, params: Tensors, replies: Sequence[Reply], cohort: Cohort) -> None:
         """Write the round's line."""
         found = diagnose_layers(replies, list(self.shapes))
-        rounded = {
-            figure: {name: _rounded(value) for name, value in by_layer.items()}
-            for figure, by_layer in found.items()
-        }
-        self.file.append({"round": cohort.round, **rounded})
+        row: dict[str, Any] = {"round": cohort.round}
+        for figure, by_layer in found.items():
+            row[figure] = {name: _rounded(value) for name, value in by_layer.items()}
+        self.file.append(row)
 
 
 class Similarity(Recorder):
     """Writes similarity.jsonl, in the first round, every k-th and the last.
 
-    Args:
-        path: of the file.
-        names: the tensors whose layers are compared.
-        test_data: the test set.
-        examples: number of its first examples to use.
-        every: k.
-        last: the last round.
-        clients: number of the round's first clients to compare.
-
-    Raises:
-        ConfigError: if a layer has no features.
+    Compared are the layers of the tensors ``names`` between the first ``clients`` of the round, on
+    the first ``examples`` of the test set.
     """
 
     def __init__(
@@ -114,10 +105,7 @@ class Similarity(Recorder):
         torch.set_num_threads(usable_cpus())  # no client trains meanwhile
         found = similarities(model, models, self.layers, self._batches(self.examples))
         torch.set_num_threads(1)
-        cka = {
-            layer: [[_rounded(value) for value in row] for row in matrix.tolist()]
-            for layer, matrix in found.items()
-        }
+        cka = {n: [list(map(_rounded, row)) for row in m.tolist()] for n, m in found.items()}
         clients = [reply.client_id for reply in chosen]
         self.file.append({"round": cohort.round, "clients": clients, "cka": cka})
 
@@ -138,12 +126,7 @@ def _rounded(value: float) -> float | None:
 def observers_of(
     recipe: DictConfig, folder: Path, server_model: ServerModel, test_data: Batched
 ) -> list[Recorder]:
-    """Return the observers of the recipe's ``diagnostics``, writing into ``folder``.
-
-    Raises:
-        ConfigError: if a selector selects nothing, a number is out of range, or personal tensors
-            make whole models incomparable.
-    """
+    """Return the observers of the recipe's ``diagnostics``, writing into ``folder``."""
     options, found = recipe.diagnostics, list[Recorder]()
     shapes = {name: value.shape for name, value in server_model.model.named_parameters()}
     names = list(shapes)

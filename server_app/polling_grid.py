@@ -20,7 +20,7 @@ _SHARE = 0.05  # of the time waited so far: the most by which a pause lengthens 
 
 def with_fast_polling(grid: Grid) -> Grid:
     """Make a Grid of Flower's notice replies sooner; return any grid."""
-    if hasattr(grid, "pull_interval"):  # the simulation's
+    if hasattr(grid, "pull_interval"):  # of a simulation
         grid.pull_interval = _SIMULATION_SECONDS
     elif type(grid).__module__.startswith("flwr."):
         grid.send_and_receive = partial(send_and_receive, grid)  # type: ignore[method-assign]

@@ -20,11 +20,7 @@ _ASIDE = ("task.path", "task.classifier_tensors", KEY)
 
 
 def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: int) -> None:
-    """Refuse to reuse the run in ``folder`` if it trained differently or for several rounds.
-
-    Raises:
-        ConfigError: names the keys in which the two runs differ.
-    """
+    """Refuse to reuse the run in ``folder`` if it trained differently or for several rounds."""
     config = folder / "config.yaml"
     if not config.is_file() or not (folder / FILE).is_file():
         raise ConfigError(
@@ -54,17 +50,17 @@ def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: 
 def _training(recipe: DictConfig) -> dict[str, Any]:
     """Return the values of a resolved recipe that local training depends on, by key."""
     sides: dict[str, ClientSide] = build_part(recipe, "strategy.client_sides", classifier_tensors=0)
-    acting = [f"strategy.client_sides.{name}" for name, side in sides.items() if _acts(side)]
+    acting = [
+        f"strategy.client_sides.{name}"
+        for name, side in sides.items()
+        if any(getattr(type(side), hook) is not getattr(ClientSide, hook) for hook in _HOOKS)
+    ]
     found: dict[str, Any] = {}
     for key in (*_TRAINING, *acting):
         value = OmegaConf.select(recipe, key)
         plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         found |= _flat(key, plain)
     return {key: value for key, value in found.items() if key not in _ASIDE}
-
-
-def _acts(side: ClientSide) -> bool:
-    return any(getattr(type(side), hook) is not getattr(ClientSide, hook) for hook in _HOOKS)
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:

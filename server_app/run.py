@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from omegaconf import DictConfig, OmegaConf
@@ -48,13 +48,7 @@ from tasks.evaluation import evaluate_model
 
 
 class Run:
-    """One run of a recipe, checked before round 1.
-
-    Args:
-        recipe: the composed recipe.
-        folder: the results directory, absolute.
-        last: the checkpoint to resume from, or None.
-    """
+    """One run of a recipe into ``folder``, checked before round 1; ``last`` is a checkpoint."""
 
     def __init__(self, recipe: DictConfig, folder: Path, last: Path | None) -> None:
         check_recipe(recipe)
@@ -64,6 +58,8 @@ class Run:
         self.recipe, self.folder = recipe, folder
         self.began = time.time()
         self.timeout = float(recipe.runtime.round_timeout_seconds)
+        # where the clients of a simulation store their states
+        self.client_config = ConfigRecord({"state-folder": str(folder / "client_state")})
         self.device = pick_device(recipe.device)
         self.task = build_task(
             plain_part(recipe, "task"),
@@ -71,9 +67,8 @@ class Run:
             seed=int(recipe.seed),
             num_clients=int(recipe.clients) or 1,
         )
-        if recipe.local.reuse_training:
-            reused = Path(recipe.local.reuse_training)
-            check_reused_training(recipe, reused, self.task.classifier_tensors)
+        if reused := recipe.local.reuse_training:
+            check_reused_training(recipe, Path(reused), self.task.classifier_tensors)
         channels_last = bool(recipe.runtime.channels_last)
         model = self.task.build_model(int(recipe.seed)).to(self.device)
         if channels_last:
@@ -87,7 +82,9 @@ class Run:
         observers = observers_of(recipe, folder, self.server_model, self.test_data)
         self.strategy = build_strategy(recipe, self.task, self.server_model, snapshots, observers)
         self.calibration = calibration_of(recipe, model, self.strategy.server_step.output)
-        self.arrays = self._restore(last) if last else self._initial_arrays()
+        state = model.state_dict()
+        initial = {name: state[name] for name in self.names}
+        self.arrays = self._restore(last) if last else to_record(initial)
         done = self.strategy.state.round if last else None
         self.results = ResultsFolder(folder, done)
         rows = self.results.rows  # of the run that is resumed
@@ -107,12 +104,17 @@ class Run:
                 self.arrays,
                 num_rounds=int(self.recipe.rounds),
                 timeout=self.timeout,
-                train_config=self._client_config(),
-                evaluate_config=self._client_config(),
+                train_config=self.client_config,
+                evaluate_config=self.client_config,
                 evaluate_fn=self._evaluate,
                 on_round=self._on_round,
             )
-            self._require_a_round()
+            if self.strategy.state.failed_rounds >= int(self.recipe.rounds):
+                raise RuntimeError(
+                    f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} "
+                    "valid replies, so the model is the initial one; metrics.jsonl in "
+                    f"{self.folder} says why"
+                )
             params = to_tensors(result.arrays)
             save_tensors(self.folder / "model.safetensors", params, self.task.label_metadata())
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
@@ -130,22 +132,6 @@ class Run:
         log(INFO, "Results are in %s", self.folder)
 
     # ---- pieces ------------------------------------------------------------------------------
-
-    def _require_a_round(self) -> None:
-        """Refuse to call a run completed whose rounds all failed."""
-        if self.strategy.state.failed_rounds >= int(self.recipe.rounds):
-            raise RuntimeError(
-                f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} valid "
-                f"replies, so the model is the initial one; metrics.jsonl in {self.folder} says why"
-            )
-
-    def _client_config(self) -> ConfigRecord:
-        """Return where the clients of a simulation store their states."""
-        return ConfigRecord({"state-folder": str(self.folder / "client_state")})
-
-    def _initial_arrays(self) -> ArrayRecord:
-        state = self.server_model.model.state_dict()
-        return to_record({name: state[name] for name in self.names})
 
     def _restore(self, last: Path) -> ArrayRecord:
         checkpoint = load_checkpoint(last, self.names)
@@ -190,18 +176,14 @@ class Run:
 
         The rounds are done: if this fails, the run has completed all the same.
         """
+
+        def ask(kind: str, config: ConfigRecord) -> dict[int, RecordDict]:
+            config = ConfigRecord({**config, **self.client_config})
+            return self.strategy.ask_clients(grid, kind, arrays, config, self.timeout)
+
         classes = self.task.num_classes
         try:
-            found = self.calibration.run(
-                lambda kind, config: self.strategy.ask_clients(
-                    grid,
-                    kind,
-                    arrays,
-                    ConfigRecord({**config, **self._client_config()}),
-                    self.timeout,
-                ),
-                classes,
-            )
+            found = self.calibration.run(ask, classes)
         except (CalibrationError, TimeoutError) as error:
             log(ERROR, "no prediction sets: %s", error)
             return {"error": str(error)}
@@ -214,9 +196,7 @@ class Run:
         """Return the clients' models' mean scores: on the global test set, or else their own."""
         scores = self.strategy.personal_scores()
         kind = "personal-test-" if "personal-test-loss" in scores else "personal-"
-        found = {
-            name: scores[kind + name] for name in ("accuracy", "loss") if kind + name in scores
-        }
+        found = {n: scores[kind + n] for n in ("accuracy", "loss") if kind + n in scores}
         return to_metrics(found) if found else None
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
@@ -229,17 +209,14 @@ class Run:
         reached = target is not None and report.evaluation.get("accuracy", -1.0) >= float(target)
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
         if report.round > 0 and due:
-            self._save_checkpoint(arrays)
+            state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)
+            checkpoint = Checkpoint(to_tensors(arrays), state, recipe)
+            save_checkpoint(self.folder / "checkpoints", checkpoint)
+            self.strategy.state.mark_durable()
         shown = ("accuracy", "loss", "train_loss")
         figures = "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row)
         log(INFO, "[round %s/%s] %s  %.2f s", report.round, last, figures, report.seconds)
         return reached
-
-    def _save_checkpoint(self, arrays: ArrayRecord) -> None:
-        state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)
-        checkpoint = Checkpoint(to_tensors(arrays), state, recipe)
-        save_checkpoint(self.folder / "checkpoints", checkpoint)
-        self.strategy.state.mark_durable()
 
     def _about(self) -> dict[str, Any]:
         recipe = self.recipe

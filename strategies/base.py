@@ -24,7 +24,6 @@ Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by payload name, then te
 Batch = tuple[Tensor, Tensor]  # inputs (B, ...), labels (B,)
 Weighting = Literal["examples", "clients"]  # clients weigh n_i, or all the same
 
-
 STATE_LOST = "state-lost"  # a reply's metric: the client has lost the state it had
 
 
@@ -200,10 +199,8 @@ class LocalOptimizer(Protocol):
     ) -> Tensor:
         """Take one step and return its loss (detached scalar, left on the device).
 
-        Args:
-            next_batch: draws a mini-batch.
-            backward: puts the gradient of the local objective into ``.grad``; returns the loss.
-            correct: lets the sides edit ``.grad``, then clips it. Called once a step.
+        ``backward`` puts the gradient of the local objective into ``.grad`` and returns the loss;
+        ``correct``, called once a step, lets the sides edit ``.grad`` and then clips it.
         """
 
     def stateful(self, names: Sequence[str]) -> list[str]:

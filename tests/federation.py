@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, RecordDict
@@ -53,12 +54,12 @@ class InProcessGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Keep the messages; they are answered when they are pulled."""
-        messages = list(messages)
+        ids = []
         for message in messages:
-            message_id = f"message {len(self.asked)}"
-            message.metadata.__dict__["_message_id"] = message_id  # as Flower's grids do
-            self.asked[message_id] = message
-        return [message.metadata.message_id for message in messages]
+            ids.append(f"message {len(self.asked)}")
+            message.metadata.__dict__["_message_id"] = ids[-1]  # as Flower's grids do
+            self.asked[ids[-1]] = message
+        return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Answer these messages."""
@@ -84,6 +85,15 @@ class InProcessGrid(Grid):
             return Message(Error(code=2, reason=str(error)), reply_to=message)
 
 
+def lost(reply: Message) -> Message:
+    """Return the error with which the SuperLink itself (node 1) answers for a node it has lost."""
+    asked = reply.metadata.reply_to_message_id
+    reply = Message(Error(code=5, reason="Node Unavailable"), reply_to=reply)
+    reply.metadata.__dict__["_src_node_id"] = 1
+    reply.metadata.__dict__["_reply_to_message_id"] = asked
+    return reply
+
+
 def node_info(client_id: int, num_clients: int, num_examples: int, **more: str) -> RecordDict:
     """Return an answer to the registration."""
     counts = {"num-partitions": num_clients, "num-examples": num_examples}
@@ -99,9 +109,7 @@ def handler(
     weighting: Weighting = "examples",
 ) -> Handler:
     """Return a node that builds its client anew for every message, as a real one does."""
-    context = Context(
-        run_id=1, node_id=client_id, node_config={}, state=RecordDict(), run_config={}
-    )
+    context = Context(1, client_id, node_config={}, state=RecordDict(), run_config={})
 
     def handle(message: Message) -> Message:
         if message.metadata.message_type == MessageType.QUERY:
@@ -184,37 +192,33 @@ def federate(
     on_round: Callable[[RoundReport, ArrayRecord], object] = lambda report, arrays: False,
 ) -> tuple[dict[str, Tensor], list[RoundReport]]:
     """Run a strategy over one client per dataset; return the final params and the reports."""
-    stores = stores or {i: ContextStateStore(RecordDict()) for i in range(len(datasets))}
-    chosen = options or LocalTrainingConfig()
+    size = len(datasets)
+    stores = stores or {i: ContextStateStore(RecordDict()) for i in range(size)}
+    kept = TensorSelector(personal)
 
     def client(i: int) -> FederatedClient:
         return FederatedClient(
-            client_id=i,
-            model=model(),
-            data=datasets[i],
-            loss=loss,
-            optimizer=optimizer(),
-            options=chosen,
-            store=stores[i],
-            sides=sides() if sides else strategy.client_sides,
-            seed=seed,
-            personal=TensorSelector(personal),
+            i,
+            model(),
+            datasets[i],
+            loss,
+            optimizer(),
+            options or LocalTrainingConfig(),
+            stores[i],
+            sides() if sides else strategy.client_sides,
+            seed,
+            personal=kept,
         )
 
+    secure = strategy.secure_aggregation
+    weighting = getattr(strategy.server_step.aggregator, "weighting", "examples")
     handlers = {
-        1000 + i: handler(
-            lambda i=i: client(i),
-            i,
-            len(datasets),
-            len(datasets[i]),
-            strategy.secure_aggregation,
-            getattr(strategy.server_step.aggregator, "weighting", "examples"),
-        )
-        for i in range(len(datasets))
+        1000 + i: handler(partial(client, i), i, size, len(datasets[i]), secure, weighting)
+        for i in range(size)
     }
     reports: list[RoundReport] = []
     start = model()
-    names = shared_names(start, TensorSelector(personal))
+    names = shared_names(start, kept)
     state = initial or {name: start.state_dict()[name] for name in names}
     result = strategy.start(
         InProcessGrid(handlers, tamper),

@@ -8,7 +8,7 @@ here and one in conf/logger/. A resumed run hands the rows of metrics.jsonl to
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
@@ -24,19 +24,12 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """The run that a logger writes, before round 1.
+    """The run that a logger writes, before round 1."""
 
-    Attributes:
-        folder: the run's results directory, absolute.
-        about: what summary.json says of the run: strategy, task, seed, versions, ...
-        config: the recipe, resolved.
-        rows: the rounds done before the run was resumed; empty in a fresh run.
-    """
-
-    folder: Path
-    about: Mapping[str, Any]
-    config: Mapping[str, Any]
-    rows: Sequence[Row]
+    folder: Path  # the results directory, absolute
+    about: Mapping[str, Any]  # what summary.json says of the run: strategy, task, seed, ...
+    config: Mapping[str, Any]  # the recipe, resolved
+    rows: Sequence[Row]  # the rounds done before the run was resumed
 
 
 class Logger(Protocol):
@@ -53,22 +46,14 @@ class Logger(Protocol):
 
 
 class Loggers:
-    """The loggers of a run: one that cannot start ends it, one that fails later is dropped.
-
-    Args:
-        loggers: by their names in the recipe.
-    """
+    """The loggers of a run: one that cannot start ends it, one that fails later is dropped."""
 
     def __init__(self, loggers: Mapping[str, Logger]) -> None:
         self._all = dict(loggers)
         self._active: dict[str, Logger] = {}
 
     def start(self, run: LoggedRun) -> None:
-        """Start every logger.
-
-        Raises:
-            ConfigError: if one cannot start; named.
-        """
+        """Start every logger; raise a ConfigError that names one that cannot."""
         for name, logger in self._all.items():
             try:
                 logger.start(run)
@@ -81,30 +66,21 @@ class Loggers:
 
     def log(self, row: Row) -> None:
         """Hand a round's row to every logger that still works."""
-        for name, logger in list(self._active.items()):
-            try:
-                logger.log(row)
-            except Exception as error:
-                self._drop(name, f"in round {row['round']}", error)
+        self._call(f"in round {row['round']}", lambda logger: logger.log(row))
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Close every logger that still works."""
-        for name, logger in list(self._active.items()):
-            try:
-                logger.finish(summary)
-            except Exception as error:
-                self._drop(name, "at the end", error)
+        self._call("at the end", lambda logger: logger.finish(summary))
         self._active = {}
 
-    def _drop(self, name: str, when: str, error: Exception) -> None:
-        del self._active[name]
-        log(
-            WARNING,
-            "logger.%s failed %s and gets no further rows; the run and metrics.jsonl go on (%s)",
-            name,
-            when,
-            f"{type(error).__name__}: {error}",
-        )
+    def _call(self, when: str, call: Callable[[Logger], None]) -> None:
+        text = "logger.%s failed %s and gets no further rows; the run and metrics.jsonl go on (%s)"
+        for name, logger in list(self._active.items()):
+            try:
+                call(logger)
+            except Exception as error:
+                del self._active[name]
+                log(WARNING, text, name, when, f"{type(error).__name__}: {error}")
 
 
 def scalars(row: Row) -> dict[str, float]:
@@ -119,11 +95,7 @@ def scalars(row: Row) -> dict[str, float]:
 
 
 def require_package(module: str, extra: str) -> ModuleType:
-    """Import the package behind a logger.
-
-    Raises:
-        ConfigError: if it is not installed; names the extra that brings it.
-    """
+    """Import the package behind a logger; a ConfigError names the extra that brings it."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -55,10 +55,8 @@ class MLflow:
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Add the summary's figures as ``summary/<name>`` and end the run."""
-        self._log_metrics(
-            {f"summary/{name}": value for name, value in scalars(summary).items()},
-            step=int(summary["rounds"]),
-        )
+        figures = {f"summary/{name}": value for name, value in scalars(summary).items()}
+        self._log_metrics(figures, step=int(summary["rounds"]))
         completed = summary["status"] == "completed"
         self._client.set_terminated(self._run_id, "FINISHED" if completed else "FAILED")
 
@@ -70,7 +68,7 @@ class MLflow:
         tags = {name: str(run.about[name]) for name in ("strategy", "task")}
         tags["results_dir"] = str(run.folder)
         made = self._client.create_run(experiment, run_name=run.folder.name, tags=tags)
-        params = [self._entities.Param(name, str(value)) for name, value in leaves(run.config)]
+        params = [self._entities.Param(name, str(value)) for name, value in _leaves(run.config)]
         for first in range(0, len(params), _PARAMS_AT_ONCE):
             part = params[first : first + _PARAMS_AT_ONCE]
             self._client.log_batch(made.info.run_id, params=part)
@@ -82,10 +80,9 @@ class MLflow:
         self._client.log_batch(self._run_id, metrics=metrics)
 
 
-def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every value of a nested mapping with its dotted key."""
+def _leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in config.items():
         if isinstance(value, Mapping):
-            yield from leaves(value, f"{prefix}{name}.")
+            yield from _leaves(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

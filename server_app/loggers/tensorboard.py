@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -36,8 +36,9 @@ class TensorBoard:
         self._write(time.time(), session_log=session)
         recipe = OmegaConf.to_yaml(OmegaConf.create(dict(run.config)))
         self._write(time.time(), summary=self._text("recipe", f"```yaml\n{recipe}```"))
-        for row, when in zip(run.rows, wall_times(run.rows, time.time()), strict=True):
-            self._write_row(row, when)
+        now, last = time.time(), run.rows[-1]["elapsed_seconds"] if run.rows else 0.0
+        for row in run.rows:  # as if the run had ended now and had no pause
+            self._write_row(row, now - last + row["elapsed_seconds"])
         self._writer.flush()
 
     def log(self, row: Row) -> None:
@@ -50,17 +51,9 @@ class TensorBoard:
         self._writer.close()
 
     def _write_row(self, row: Row, when: float) -> None:
-        values = [
-            self._summary.Summary.Value(tag=name, simple_value=value)
-            for name, value in scalars(row).items()
-        ]
+        value = self._summary.Summary.Value
+        values = [value(tag=name, simple_value=v) for name, v in scalars(row).items()]
         self._write(when, step=row["round"], summary=self._summary.Summary(value=values))
 
     def _write(self, when: float, **content: Any) -> None:
         self._writer.write_event(self._event.Event(wall_time=when, **content))
-
-
-def wall_times(rows: Sequence[Row], now: float) -> list[float]:
-    """Return the times of rows as if their run had ended now and had no pause."""
-    elapsed = [float(row["elapsed_seconds"]) for row in rows]  # without the pauses between launches
-    return [now - elapsed[-1] + at for at in elapsed]

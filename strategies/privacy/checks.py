@@ -26,10 +26,7 @@ def check_privacy(
 ) -> None:
     """Refuse parts that read single replies where the server only has their sum.
 
-    Where it does, ``step.diagnose`` is replaced by figures of the sum.
-
-    Raises:
-        ConfigError: names the parts and the keys to change.
+    There, ``step.diagnose`` is replaced by figures of the sum.
     """
     require_private(client_sides)
     averaged = any(side.averages for side in step.sides.values())
@@ -66,11 +63,7 @@ def reply_layout(
     secure_aggregation: SecAggPlus,
     tensors: Tensors,
 ) -> Layout:
-    """Return the layout of the replies to these tensors.
-
-    Raises:
-        ConfigError: if a payload has no shape that the server knows before round 1.
-    """
+    """Return the layout of the replies to these tensors; refuse payloads of unknown shape."""
     names = {name for side in client_sides.values() for name in side.sends}
     shapes, expected = shapes_of(tensors), step.expected()
     if unknown := sorted(names - expected.keys()):

@@ -30,9 +30,7 @@ def to_array(tensor: Tensor) -> Array:
 def to_tensor(array: Array) -> Tensor:
     """Return a Flower array as a tensor of its own.
 
-    Raises:
-        ValueError: for pickled objects, and for bytes that are no such file.
-        TypeError: for another serialisation than numpy's.
+    Raises ValueError for pickled objects and broken files, TypeError for another serialisation.
     """
     data = array.data
     version_1 = npy.magic(1, 0)

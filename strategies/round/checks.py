@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from common.errors import ConfigError
-from strategies.base import ClientSide, ServerSide
+from strategies.base import ClientSide, Output, ServerSide
+from strategies.round.server_model import BuildsOutputModel
 
 RESERVED_RECORDS = frozenset({"params", "config", "update", "metrics", "client"})
 
@@ -16,11 +17,7 @@ def check_sides(
     *,
     allow_stacked: bool = False,
 ) -> None:
-    """Refuse sides whose payloads do not match, or whose corrections depend on their order.
-
-    Raises:
-        ConfigError: naming the side, the payload and the key.
-    """
+    """Refuse sides whose payloads do not match, or whose corrections depend on their order."""
     broadcast = _all_payloads("server", server_sides)
     sent = _all_payloads("client", client_sides)
     for name, client_side in client_sides.items():
@@ -34,6 +31,15 @@ def check_sides(
         raise ConfigError(
             f"client sides {correcting} all correct the gradient, so their order matters; allowed "
             "is one. Drop one from strategy=[...], or set strategy.allow_stacked_corrections=true"
+        )
+
+
+def check_output(output: Output) -> None:
+    """Refuse an output that the clients cannot evaluate."""
+    if isinstance(output, BuildsOutputModel):
+        raise ConfigError(
+            f"evaluation.clients=true, but the output {type(output).__name__} builds another "
+            "model than the clients have: set it to false"
         )
 
 

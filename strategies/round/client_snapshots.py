@@ -53,31 +53,19 @@ class ClientSnapshots:
 
 
 def load_replies(path: Path) -> tuple[dict[str, Tensor], list[Reply]]:
-    """Return x, in the model's order, and the replies, by client, of a :class:`ClientSnapshots`.
-
-    Raises:
-        FileNotFoundError: if there is no such file.
-    """
+    """Return x, in the model's order, and the replies, by client, of a :class:`ClientSnapshots`."""
     with safe_open(path, framework="pt") as file:
         about = json.loads(file.metadata()["fedhet"])
         tensors = {key: file.get_tensor(key) for key in file.keys()}
-    clients = about["clients"]
     params = {name: tensors[f"{RECEIVED}/{name}"] for name in about["order"]}
-    replies = [
-        _reply(int(client), params, tensors, counts)
-        for client, counts in sorted(clients.items(), key=lambda pair: int(pair[0]))
-    ]
-    return params, replies
+    counts = {int(client): of_client for client, of_client in about["clients"].items()}
+    return params, [_reply(client, params, tensors, counts[client]) for client in sorted(counts)]
 
 
 def load_trained(
     path: Path, client: int, like: Tensors
 ) -> tuple[dict[str, Tensor], LocalSummary, float]:
-    """Return one client's model, what its training did, and its mean training loss.
-
-    Raises:
-        ConfigError: if there is no such file or client, or its tensors are not shaped as ``like``.
-    """
+    """Return one client's model, shaped as ``like``, what its training did, and its mean loss."""
     if not path.is_file():
         raise ConfigError(
             f"local.reuse_training={path.parent} has no {path.name}: name the folder of a finished "

@@ -13,18 +13,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class ClientVersions:
-    """The versions of all clients.
+    """The versions of all clients."""
 
-    Attributes:
-        experiment: names this run in the clients' state stores.
-        committed: round of each client's last aggregated reply.
-        restarted: by key of the client state, the round after which all clients start it again.
-        durable: ``committed`` of the last checkpoint on disk.
-    """
-
+    # names this run in the clients' state stores
     experiment: str = field(default_factory=lambda: uuid.uuid4().hex)
+    # round of each client's last aggregated reply
     committed: dict[int, int] = field(default_factory=dict)
+    # by key of the client state, the round after which all clients start it again
     restarted: dict[str, int] = field(default_factory=dict)
+    # ``committed`` of the last checkpoint on disk
     durable: dict[int, int] = field(default_factory=dict)
 
     def commit(self, clients: Iterable[int], round: int) -> None:

@@ -14,6 +14,7 @@ import copy
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from logging import INFO, WARNING
 from typing import TypedDict
 
@@ -22,7 +23,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.errors import ConfigError, require_range
+from common.errors import require_range
 from strategies.base import (
     STATE_LOST,
     Aggregator,
@@ -45,7 +46,7 @@ from strategies.components.schedules import Constant
 from strategies.privacy.checks import check_privacy, reply_layout
 from strategies.privacy.reply_vector import per_example
 from strategies.privacy.secure_aggregation import SecAggPlus
-from strategies.round.checks import check_sides
+from strategies.round.checks import check_output, check_sides
 from strategies.round.messages import NUM_ROUNDS, TIMEOUT, MessageWriter, exchange, timeout_of
 from strategies.round.records import (
     count_bytes,
@@ -62,7 +63,7 @@ from strategies.round.records import (
 )
 from strategies.round.registration import ClientAvailability, FederationConfig, register_clients
 from strategies.round.round_report import RoundReport, StrategyState
-from strategies.round.server_model import BuildsOutputModel, ServerModel
+from strategies.round.server_model import ServerModel
 from strategies.round.server_step import ServerStep
 from strategies.round.training_round import RoundReplies, TrainingRound
 
@@ -89,30 +90,25 @@ class Slots(TypedDict, total=False):
 
 
 class FederatedStrategy(Strategy):
-    """A method, assembled from sides and slots; FedAvg by default.
+    """A method, assembled from sides and slots (strategies/base.py); FedAvg by default.
 
     Args:
         client_sides: the client halves, by name, to be checked against the server halves.
         server_sides: the server halves, by name.
-        aggregator: (x, replies) -> Delta; mean weighted by example counts by default.
-        server_optimizer: x, Delta -> x; SGD with eta_g = 1 by default.
-        output: (x, Delta, new x, replies) -> the output model; the new x by default.
+        aggregator: mean weighted by example counts by default.
+        server_optimizer: SGD with eta_g = 1 by default.
+        output: the new x by default.
         server_model: the task's model, for slots that run it at the server.
         sampler: chooses the cohort over client ids; all clients by default.
-        transforms: (x, replies) -> replies, applied in order before aggregation.
-        observers: (x, replies, cohort) -> nothing; called before the transforms.
+        transforms: applied in order before aggregation.
+        observers: called before the transforms.
         schedule: factor of ``local_lr`` per round; constant by default.
         local_lr: eta_l, sent to the clients as "lr".
-        buffers: names of tensors that are not trained (BatchNorm statistics): they get the
-            example-weighted mean; sides, aggregator and server optimiser never see them.
+        buffers: tensors that are not trained (BatchNorm statistics); see ServerStep.
         federation: how many clients there are, and how many are needed.
         evaluate_on_clients: evaluate the output at all clients, in a second exchange a round.
         secure_aggregation: the server learns the sum of a round's replies and no single one.
         allow_stacked_corrections: permit several sides that edit gradients.
-
-    Raises:
-        ConfigError: if the sides do not fit each other, or a part reads single replies that the
-            server does not have.
     """
 
     def __init__(
@@ -150,15 +146,12 @@ class FederatedStrategy(Strategy):
         )
         self.secure_aggregation = secure_aggregation
         check_privacy(self.client_sides, self.server_step, secure_aggregation, evaluate_on_clients)
+        if evaluate_on_clients:
+            check_output(self.server_step.output)
         self.sampler = sampler or FixedSizeSampler()
         self.schedule = schedule or Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.federation = federation or FederationConfig()
-        if evaluate_on_clients and isinstance(output, BuildsOutputModel):
-            raise ConfigError(
-                f"evaluation.clients=true, but the output {type(output).__name__} builds another "
-                "model than the clients have: set it to false"
-            )
         self.evaluate_on_clients = evaluate_on_clients
         self.state = StrategyState()
         self._availability: ClientAvailability | None = None
@@ -188,8 +181,7 @@ class FederatedStrategy(Strategy):
             evaluate_fn: evaluates the output at the server; returns None for a round to skip.
             on_round: called with each finished round and its x; True ends the run.
 
-        Returns:
-            the metrics by round and, as ``arrays``, the last output model.
+        Returns the metrics by round and, as ``arrays``, the last output model.
         """
         self._register(grid, to_tensors(initial_arrays))
         self.summary()
@@ -250,13 +242,9 @@ class FederatedStrategy(Strategy):
         cohort = [present[i] for i in self.sampler.sample(server_round, len(present))]
         broadcast = self.server_step.broadcast
         messages = self._writer.train(server_round, arrays, config, cohort, broadcast)
-        report = RoundReport(
-            round=server_round,
-            lr=self._writer.lr(server_round, config),
-            clients=cohort,
-            absent=sorted(self.availability.absent),
-            bytes_down=sum(count_bytes(message.content) for message in messages.values()),
-        )
+        lr, absent = self._writer.lr(server_round, config), sorted(self.availability.absent)
+        report = RoundReport(server_round, lr, clients=cohort, absent=absent)
+        report.bytes_down = sum(count_bytes(message.content) for message in messages.values())
         return TrainingRound(to_tensors(arrays), messages, timeout_of(config), report)
 
     def aggregate_train(
@@ -266,12 +254,9 @@ class FederatedStrategy(Strategy):
         if not isinstance(replies, RoundReplies):
             raise TypeError("aggregate_train needs the replies with their round: RoundReplies")
         training, report = replies.round, replies.round.report
-        valid, failures, report.bytes_up = valid_replies(
-            replies,
-            training.messages,
-            lambda message, client: self._parse(message, client, training.params),
-            training.timeout,
-        )
+        parse = partial(self._parse, training.params)
+        sent, timeout = training.messages, training.timeout
+        valid, failures, report.bytes_up = valid_replies(replies, sent, parse, timeout)
         report.clients, report.failures = [reply.client_id for reply in valid], failures
         for failure in failures:
             log(WARNING, "round %s: %s", server_round, failure)
@@ -310,17 +295,12 @@ class FederatedStrategy(Strategy):
 
     def summary(self) -> None:
         """Log the parts."""
-        parts = {
-            "client sides": sorted(self.client_sides),
-            "server sides": sorted(self.server_sides),
-            "aggregator": type(self.server_step.aggregator).__name__,
-            "server optimiser": type(self.server_step.optimizer).__name__,
-            "output": type(self.server_step.output).__name__,
-            "sampler": type(self.sampler).__name__,
-        }
-        if self.secure_aggregation is not None:
-            parts["secure aggregation"] = type(self.secure_aggregation).__name__
-        log(INFO, "%s: %s", type(self).__name__, ", ".join(f"{k} {v}" for k, v in parts.items()))
+        step, secure = self.server_step, self.secure_aggregation
+        slots = [step.aggregator, step.optimizer, step.output, self.sampler]
+        slots += [secure] if secure is not None else []
+        names = ", ".join(type(slot).__name__ for slot in slots)
+        sides = sorted({*self.client_sides, *self.server_sides})
+        log(INFO, "%s: sides %s, %s", type(self).__name__, sides, names)
 
     def ask_clients(
         self,
@@ -330,11 +310,7 @@ class FederatedStrategy(Strategy):
         config: ConfigRecord,
         timeout: float = 3600,
     ) -> dict[int, RecordDict]:
-        """Send a model to all connected clients, after the rounds; return the answers by client.
-
-        Clients that answer with an error, or not at all, are logged and left out. ``config`` has
-        further entries of the clients' config, ``timeout`` the seconds to wait.
-        """
+        """Send a model to all connected clients, after the rounds; see ``exchange``."""
         self.availability.refresh(grid)
         config, present = ConfigRecord({**config, TIMEOUT: timeout}), self.availability.present
         messages = self._writer.model(message_type, self.state.round, arrays, config, present)
@@ -348,7 +324,7 @@ class FederatedStrategy(Strategy):
         return MessageWriter(nodes, self.state, self.local_lr, self.schedule)
 
     def _register(self, grid: Grid, initial: Tensors) -> None:
-        """Initialise the server's parts, register the clients and check their number."""
+        """Initialise the server's parts; register the clients and check their number."""
         self.server_step.init(initial, self.state.tensors)
         registry = register_clients(grid, self.federation)
         num_clients, sampler = len(registry), self.sampler
@@ -367,24 +343,24 @@ class FederatedStrategy(Strategy):
         began = time.perf_counter()
         training = self.configure_train(round, arrays, config, grid)
         report, secure = training.report, self.secure_aggregation
+        exchanged = None
         if secure is None:
             replies = grid.send_and_receive(training, timeout=training.timeout)
-            trained, metrics = self.aggregate_train(round, RoundReplies(training, replies))
         else:
             layout = reply_layout(self.client_sides, self.server_step, secure, training.params)
             exchanged = secure.exchange(grid, training.messages, layout, round, training.timeout)
             replies = exchanged.replies
-            trained, metrics = self.aggregate_train(round, RoundReplies(training, replies))
+        trained, metrics = self.aggregate_train(round, RoundReplies(training, replies))
+        if exchanged is not None:
             report.bytes_up, report.bytes_down = exchanged.bytes_up, exchanged.bytes_down
         report.seconds = time.perf_counter() - began
         return report, trained, metrics
 
     def _output_model(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return the last round's output model, where ``arrays`` is x after it."""
         output_model = self.server_step.output_model
         return arrays if output_model is None else to_record(output_model)
 
-    def _parse(self, message: Message, client: int, params: Tensors) -> Reply:
+    def _parse(self, params: Tensors, message: Message, client: int) -> Reply:
         step = self.server_step
         payloads = {name for side in self.client_sides.values() for name in side.sends}
         reply = parse_reply(message, client, params, step.buffers, payloads, step.expected())

@@ -20,19 +20,12 @@ _CLOCK_SKEW_SECONDS = 3600.0  # by which a site's clock may be ahead of the serv
 
 @dataclass(frozen=True)
 class MessageWriter:
-    """Writes the messages of a round. ``more`` are further entries of the clients' config.
+    """Writes the messages of a round. ``more`` are further entries of the clients' config."""
 
-    Attributes:
-        nodes: node ids by client id.
-        versions: of the client states.
-        local_lr: eta_l.
-        schedule: its factor per round.
-    """
-
-    nodes: Mapping[int, int]
+    nodes: Mapping[int, int]  # by client id
     versions: ClientVersions
-    local_lr: float
-    schedule: Schedule
+    local_lr: float  # eta_l
+    schedule: Schedule  # its factor per round
 
     def lr(self, round: int, more: ConfigRecord) -> float:
         """Return the local learning rate of a round."""

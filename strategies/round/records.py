@@ -50,16 +50,13 @@ def check_finite(what: str, tensors: Tensors) -> None:
 def check_shapes(what: str, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Refuse missing and unknown names and wrong shapes."""
     if tensors.keys() != shapes.keys():
-        missing = sorted(shapes.keys() - tensors.keys())
-        unknown = sorted(tensors.keys() - shapes.keys())
+        missing, unknown = shapes.keys() - tensors.keys(), tensors.keys() - shapes.keys()
         raise RefusedReplyError(
-            f"{what} lacks the tensors {missing} and has unknown ones {unknown}"
+            f"{what} lacks the tensors {sorted(missing)} and has unknown ones {sorted(unknown)}"
         )
     for name, shape in shapes.items():
-        if tuple(tensors[name].shape) != shape:
-            raise RefusedReplyError(
-                f"{what} {name!r} has shape {tuple(tensors[name].shape)}, expected {shape}"
-            )
+        if (found := tuple(tensors[name].shape)) != shape:
+            raise RefusedReplyError(f"{what} {name!r} has shape {found}, expected {shape}")
 
 
 def parse_reply(
@@ -81,8 +78,7 @@ def parse_reply(
         expected: names and shapes of the payloads that the server sides know.
 
     Raises:
-        RefusedReplyError: for an error reply, a wrong sender, a missing record, a wrong name or
-            shape, NaN or Inf.
+        RefusedReplyError: says why.
     """
     if message.has_error():
         raise RefusedReplyError(f"error {message.error.code}: {message.error.reason}")
@@ -92,10 +88,9 @@ def parse_reply(
         raise RefusedReplyError("it took no step")
     if int(metrics["partition-id"]) != client_id:
         raise RefusedReplyError(f"it names partition {int(metrics['partition-id'])}")
-    update = _tensors(content, UPDATE)
+    update, held = _tensors(content, UPDATE), set(buffers)
     check_shapes("update", update, {name: tuple(value.shape) for name, value in params.items()})
     check_finite("update", update)
-    held = set(buffers)
     return Reply(
         client_id=client_id,
         num_examples=int(metrics["num-examples"]),
@@ -116,11 +111,7 @@ def valid_replies(
 ) -> tuple[list[Reply], list[str], int]:
     """Return the valid replies by client id, why the others are missing, and the bytes received.
 
-    Args:
-        replies: in any order.
-        sent: the messages by client id.
-        parse: reads one client's reply, or refuses it.
-        timeout_seconds: how long the replies were waited for.
+    ``sent`` are the messages by client id; ``parse`` reads one client's reply, or refuses it.
     """
     waiting = {message.metadata.dst_node_id: client for client, message in sent.items()}
     valid, failures, bytes_up = [], [], 0
@@ -183,11 +174,9 @@ def _payloads(content: RecordDict, names: Iterable[str], expected: Shapes) -> Pa
 def checked_metrics(content: RecordDict, required: Collection[str]) -> dict[str, float]:
     """Return a reply's numbers; refuse missing ones, NaN, Inf, and a count of no examples."""
     metrics = scalars(content.metric_records.get(METRICS, MetricRecord()))
-    missing = sorted(set(required) - metrics.keys())
-    if missing:
+    if missing := sorted(set(required) - metrics.keys()):
         raise RefusedReplyError(f"its metrics lack {missing}")
-    bad = sorted(name for name, value in metrics.items() if not math.isfinite(value))
-    if bad:
+    if bad := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
         raise RefusedReplyError(f"its metrics {bad} are NaN or Inf")
     if metrics["num-examples"] < 1:
         raise RefusedReplyError("it has no example")
@@ -210,8 +199,7 @@ def valid_evaluations(replies: Iterable[Message]) -> list[dict[str, float]]:
 
 def to_metrics(values: Mapping[str, float]) -> MetricRecord:
     """Return numbers as a MetricRecord."""
-    entries: dict[str, int | float | list[int] | list[float]] = {**values}
-    return MetricRecord(entries)
+    return MetricRecord({**values})
 
 
 def scalars(record: MetricRecord) -> dict[str, float]:

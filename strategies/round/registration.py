@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -26,28 +26,16 @@ _SIZE_HINT = (
 
 @dataclass(frozen=True)
 class FederationConfig:
-    """How many clients a run has, and how many of them it needs.
+    """How many clients a run has, and how many of them it needs."""
 
-    Attributes:
-        num_clients: N; 0 reads it from the node configs.
-        min_clients: clients that are enough for round 1 after ``connect_timeout_seconds``; None
-            requires all N. The others may join later.
-        min_replies: a round with fewer valid replies leaves the model unchanged; a round waits
-            until this many clients are connected.
-        max_failed_rounds: this many such rounds in a row end the run with an error.
-        connect_timeout_seconds: how long to wait for the nodes before round 1, and for
-            ``min_replies`` of them before any round.
-        fingerprint: hashes (of the recipe, of the code) that every node must share.
-
-    Raises:
-        ConfigError: if a number is out of range.
-    """
-
-    num_clients: int = 0
+    num_clients: int = 0  # N; 0 reads it from the node configs
+    # enough for round 1 after the timeout, as the others may join later; None requires all N
     min_clients: int | None = None
+    # a round waits for this many connected clients; with fewer valid replies the model stays
     min_replies: int = 1
-    max_failed_rounds: int = 3
-    connect_timeout_seconds: float = 600.0
+    max_failed_rounds: int = 3  # this many such rounds in a row end the run with an error
+    connect_timeout_seconds: float = 600.0  # to wait before round 1, and before any round
+    # hashes (of the recipe, of the code) that every node must share
     fingerprint: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -66,13 +54,7 @@ class FederationConfig:
             )
 
     def check_failed_rounds(self, failed: int, num_valid: int, failures: Sequence[str]) -> None:
-        """Log a failed round; raise RuntimeError after too many in a row.
-
-        Args:
-            failed: failed rounds in a row.
-            num_valid: valid replies of the last one.
-            failures: why the others were missing or refused.
-        """
+        """Log the last of ``failed`` failed rounds in a row; raise RuntimeError if too many."""
         least, most = self.min_replies, self.max_failed_rounds
         log(WARNING, "%s valid replies, min_replies=%s: the model is unchanged", num_valid, least)
         if failed >= most:
@@ -98,7 +80,7 @@ class ClientRegistry:
         return self.size
 
     def add(self, node: int, info: ConfigRecord) -> int:
-        """Register the node of a client and return the client's id."""
+        """Register a client's node and return the client's id."""
         client = _partition(info)
         self.nodes[client] = node
         self.num_examples[client] = int(str(info["num-examples"]))
@@ -108,10 +90,7 @@ class ClientRegistry:
 def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry:
     """Ask every connected node for its partition id, example count and hashes.
 
-    Raises:
-        ConfigError: two nodes with one partition id, a node with other code or recipe, partition
-            ids other than 0..N-1, a node that cannot answer, silent nodes.
-        TimeoutError: too few nodes.
+    A ConfigError says which nodes do not fit, a TimeoutError that they are too few.
     """
     size, timeout = federation.num_clients, federation.connect_timeout_seconds
     end = time.monotonic() + timeout
@@ -141,28 +120,57 @@ def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry
     return registry
 
 
-class LateJoiners:
-    """Registers nodes that connect after registration.
+class ClientAvailability:
+    """Tracks which of the registered clients are connected, and adds late joiners to them.
 
-    Such a node plays a client that is missing, or one whose node is gone. It is asked beside the
+    A late joiner plays a client that is missing, or one whose node is gone. It is asked beside the
     rounds, which do not wait for its answer.
-
-    Args:
-        registry: new clients are added to it.
-        fingerprint: hashes that every node must share.
     """
 
-    def __init__(self, registry: ClientRegistry, fingerprint: Mapping[str, str]) -> None:
-        self._registry, self._fingerprint = registry, fingerprint
-        self._asked: dict[int, str] = {}  # by node, the question's message id
+    def __init__(self, registry: ClientRegistry, federation: FederationConfig) -> None:
+        self.registry, self._federation = registry, federation
+        self.absent: frozenset[int] = frozenset()
+        self._asked: dict[int, str] = {}  # by late node, the question's message id
         self._refused: set[int] = set()
 
-    def admit(self, grid: Grid, connected: Collection[int]) -> None:
+    @property
+    def present(self) -> list[int]:
+        """The clients that were connected at the last refresh, in order."""
+        return sorted(self.registry.nodes.keys() - self.absent)
+
+    def refresh(self, grid: Grid) -> None:
+        """Look up which clients are connected; wait while they are fewer than ``min_replies``.
+
+        Raises:
+            TimeoutError: if they are too few for longer than the timeout.
+        """
+        size, timeout = len(self.registry), self._federation.connect_timeout_seconds
+        least, end = min(self._federation.min_replies, size), time.monotonic() + timeout
+        while (present := self._look_up(grid)) < least:
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"min_replies={least}, but only {present} of {size} clients are connected "
+                    f"after {timeout:.0f} s (runtime.connect_timeout_seconds)"
+                )
+            time.sleep(_WAIT_POLL_SECONDS)
+
+    def _look_up(self, grid: Grid) -> int:
+        """Register late joiners, log who left or came back, and return how many are connected."""
+        connected = set(grid.get_node_ids())
+        self._admit(grid, connected)
+        nodes, clients = self.registry.nodes, range(len(self.registry))
+        absent = frozenset(client for client in clients if nodes.get(client) not in connected)
+        if absent != self.absent:
+            log(WARNING, "clients that are not connected: %s", sorted(absent) or "none")
+        self.absent = absent
+        return len(self.registry) - len(absent)
+
+    def _admit(self, grid: Grid, connected: set[int]) -> None:
         """Ask the new ones of the connected nodes, and register or refuse those that answered."""
         self._asked = {node: asked for node, asked in self._asked.items() if node in connected}
-        self._refused.intersection_update(connected)  # a node that reconnects is asked again
-        known = {*self._registry.nodes.values(), *self._asked, *self._refused}
-        if new := sorted(set(connected) - known):
+        self._refused &= connected  # a node that reconnects is asked again
+        known = {*self.registry.nodes.values(), *self._asked, *self._refused}
+        if new := sorted(connected - known):
             ids = grid.push_messages([_question(node) for node in new])
             self._asked |= dict(zip(new, ids, strict=True))
         if not self._asked:
@@ -177,66 +185,17 @@ class LateJoiners:
                 self._refused.add(node)
                 log(WARNING, "refused a node that joined late: %s", refusal)
 
-    def _register(self, node: int, answer: Message, connected: Collection[int]) -> None:
+    def _register(self, node: int, answer: Message, connected: set[int]) -> None:
         info = _node_info(node, answer)
-        _check_fingerprint(node, info, self._fingerprint)
+        _check_fingerprint(node, info, self._federation.fingerprint)
         client = _partition(info)
-        if not 0 <= client < len(self._registry):
-            raise ConfigError(f"node {node} has partition-id={client}: {_ids_of(self._registry)}")
-        other = self._registry.nodes.get(client)
+        if not 0 <= client < len(self.registry):
+            raise ConfigError(f"node {node} has partition-id={client}: {_ids_of(self.registry)}")
+        other = self.registry.nodes.get(client)
         if other is not None and other in connected:
             raise ConfigError(_duplicate(client, node, other))
-        self._registry.add(node, info)
+        self.registry.add(node, info)
         log(INFO, "client %s has joined: node %s", client, node)
-
-
-class ClientAvailability:
-    """Tracks which of the registered clients are connected, and registers late ones.
-
-    Args:
-        registry: of the clients; late joiners are added to it.
-        federation: of the run.
-    """
-
-    def __init__(self, registry: ClientRegistry, federation: FederationConfig) -> None:
-        self.registry = registry
-        self.absent: frozenset[int] = frozenset()
-        self._late_joiners = LateJoiners(registry, federation.fingerprint)
-        self._least = min(federation.min_replies, len(registry))
-        self._timeout_seconds = federation.connect_timeout_seconds
-
-    @property
-    def present(self) -> list[int]:
-        """The clients that were connected at the last refresh, in order."""
-        return sorted(self.registry.nodes.keys() - self.absent)
-
-    def refresh(self, grid: Grid) -> None:
-        """Look up which clients are connected; wait while they are fewer than ``min_replies``.
-
-        Raises:
-            TimeoutError: if they are too few for longer than the timeout.
-        """
-        began = time.monotonic()
-        while self._look_up(grid) < self._least:
-            if time.monotonic() - began > self._timeout_seconds:
-                present = len(self.registry) - len(self.absent)
-                raise TimeoutError(
-                    f"min_replies={self._least}, but only {present} of {len(self.registry)} "
-                    f"clients are connected after {self._timeout_seconds:.0f} s "
-                    "(runtime.connect_timeout_seconds)"
-                )
-            time.sleep(_WAIT_POLL_SECONDS)
-
-    def _look_up(self, grid: Grid) -> int:
-        """Register late joiners, log who left or came back, and return how many are connected."""
-        connected = set(grid.get_node_ids())
-        self._late_joiners.admit(grid, connected)
-        nodes, clients = self.registry.nodes, range(len(self.registry))
-        absent = frozenset(client for client in clients if nodes.get(client) not in connected)
-        if absent != self.absent:
-            log(WARNING, "clients that are not connected: %s", sorted(absent) or "none")
-        self.absent = absent
-        return len(self.registry) - len(absent)
 
 
 # ---- asking, and reading the answers -------------------------------------------------------------
@@ -271,9 +230,8 @@ def _ask(grid: Grid, node_ids: list[int], timeout_seconds: float) -> dict[int, C
     """Return the answers by node, without nodes that have gone or are silent."""
     if not node_ids:
         return {}
-    questions = [_question(node_id) for node_id in node_ids]
     infos: dict[int, ConfigRecord] = {}
-    for answer in grid.send_and_receive(questions, timeout=timeout_seconds):
+    for answer in grid.send_and_receive(map(_question, node_ids), timeout=timeout_seconds):
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
             continue  # the SuperLink notices a killed node only after a minute
         node = answer.metadata.src_node_id

@@ -19,20 +19,15 @@ from strategies.base import Reply, Tensors
 class ServerModel:
     """The task's model and the shape of its inputs.
 
-    Attributes:
-        model: ``forward`` returns (features, logits). During a server step it holds the tensors
-            that were sent to the round's clients, buffers included; at other times, anything.
-        input_shape: (C, H, W) of an image, (T,) of a text.
-        num_classes: C.
-        black: the input of a pixel of 0, by channel (C,); None where inputs are no images.
-        white: the input of a pixel of 1.
+    During a server step ``model`` holds the tensors that were sent to the round's clients, buffers
+    included; at other times, anything.
     """
 
-    model: nn.Module
-    input_shape: tuple[int, ...]
+    model: nn.Module  # ``forward`` returns (features, logits)
+    input_shape: tuple[int, ...]  # (C, H, W) of an image, (T,) of a text
     num_classes: int
-    black: Tensor | None = None
-    white: Tensor | None = None
+    black: Tensor | None = None  # input of a pixel of 0, by channel (C,); None: not images
+    white: Tensor | None = None  # input of a pixel of 1
 
     @property
     def device(self) -> torch.device:

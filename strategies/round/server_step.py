@@ -33,21 +33,18 @@ class ServerStep:
 
     Args:
         sides: the methods' server halves, by name.
-        aggregator: (x, replies) -> Delta.
-        optimizer: (x, Delta) -> x.
-        transforms: (x, replies) -> replies, applied in order.
+        aggregator: gives Delta.
+        optimizer: gives the new x.
+        transforms: applied in order.
         buffers: names of tensors that are not trained: they move by the example-weighted mean;
             sides, aggregator and optimiser do not see them.
-        output: (x, Delta, new x, replies) -> the tensors of the output model.
+        output: gives the tensors of the output model.
         server_model: for the parts that run the model.
-        observers: (x, replies, cohort) -> nothing, every round.
+        observers: called every round.
 
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
         diagnose: (replies as received, Delta) -> scalars to report of the round's updates.
-
-    Raises:
-        ConfigError: if a part runs the model and ``server_model`` is None.
     """
 
     def __init__(
@@ -109,11 +106,7 @@ class ServerStep:
     ) -> dict[str, Tensor]:
         """Return the new tensors, buffers included, and set ``output_model``.
 
-        Args:
-            tensors: x and the buffers, as they were sent.
-            replies: at least one, sorted by client id.
-            round: t.
-            num_clients: N.
+        ``tensors`` are x and the buffers, as they were sent; ``replies`` are sorted by client id.
         """
         if self.server_model is not None:
             self.server_model.load(tensors)
@@ -151,11 +144,7 @@ class ServerStep:
         return restarted
 
     def build_output_model(self, tensors: Tensors) -> nn.Module:
-        """Return the model of an output of another architecture than the task's.
-
-        Raises:
-            ValueError: if the output has the task's architecture.
-        """
+        """Return the model of an output of another architecture than the task's."""
         if not isinstance(self.output, BuildsOutputModel):
             raise ValueError(f"{type(self.output).__name__} has the task's own architecture")
         return self.output.build_model(tensors)

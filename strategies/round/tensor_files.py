@@ -21,11 +21,10 @@ def save_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | Non
         OSError: if it cannot be written, as on a full disk; ``path`` is unchanged.
     """
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    entries = dict(metadata) if metadata else None
 
     def write(beside: Path) -> None:
         try:
-            save_file(plain, beside, entries)
+            save_file(plain, beside, dict(metadata) if metadata else None)
         except SafetensorError as error:
             raise OSError(str(error)) from error
 

@@ -16,18 +16,12 @@ class TrainingRound:
     """The messages of a round and what their replies are checked against.
 
     Iterating yields the messages, as Flower expects of ``configure_train``.
-
-    Attributes:
-        params: x and the buffers, as sent.
-        messages: by client id.
-        timeout: seconds to wait for the replies.
-        report: of this round; completed step by step.
     """
 
-    params: Tensors
-    messages: Mapping[int, Message]
-    timeout: float
-    report: RoundReport
+    params: Tensors  # x and the buffers, as sent
+    messages: Mapping[int, Message]  # by client id
+    timeout: float  # seconds to wait for the replies
+    report: RoundReport  # completed step by step
 
     def __iter__(self) -> Iterator[Message]:
         """Yield the messages."""

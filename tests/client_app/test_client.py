@@ -23,18 +23,10 @@ CONFIG = {"round": 1, "lr": 0.1}
 def client(model=None, data=None, **how) -> FederatedClient:
     """One example, x = (3, 4), target -10: the gradient at w = 0 is (30, 40), norm 50."""
     if data is None:
-        inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-        data = TensorBatches(inputs, torch.tensor([-10.0], dtype=torch.float64))
-    defaults = {
-        "client_id": 0,
-        "model": model or Regression(2),
-        "data": data,
-        "loss": half_squared_error,
-        "optimizer": SGD(),
-        "options": LocalTrainingConfig(),
-        "store": ContextStateStore(RecordDict()),
-    }
-    return FederatedClient(**{**defaults, **how})
+        data = TensorBatches(torch.tensor([[3.0, 4.0]]).double(), torch.tensor([-10.0]).double())
+    defaults = {"loss": half_squared_error, "optimizer": SGD(), "options": LocalTrainingConfig()}
+    defaults |= {"client_id": 0, "store": ContextStateStore(RecordDict())}
+    return FederatedClient(**{**defaults, "model": model or Regression(2), "data": data, **how})
 
 
 def fit(start=(0.0, 0.0), config=CONFIG, **how):
@@ -118,8 +110,7 @@ def test_the_global_random_state_is_left_alone():
 
 
 def test_evaluate_uses_the_held_out_examples():
-    inputs = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
-    held_out = TensorBatches(inputs, torch.tensor([2.0], dtype=torch.float64))
+    held_out = TensorBatches(torch.tensor([[1.0, 0.0]]).double(), torch.tensor([2.0]).double())
     loss, num_examples, _ = client(held_out=held_out).evaluate([np.zeros((1, 2))], {})
     assert (loss, num_examples) == (2.0, 1)
 
@@ -139,16 +130,14 @@ def test_the_global_model_is_the_one_received_even_if_asked_for_late():
 
 def test_a_rebound_client_is_as_new():
     """Personal tensors, gradients and frozen parameters of the first are gone."""
-    inputs = torch.tensor([[3.0, 4.0]], dtype=torch.float64)
-    data = TensorBatches(inputs, torch.tensor([-10.0], dtype=torch.float64))
     model = Regression(2)
-    first = client(model, data, personal=TensorSelector("all"))
+    first = client(model, personal=TensorSelector("all"))
     first.fit([], dict(CONFIG))
     first.evaluate([], {"state-round": 1})
     assert not torch.equal(model.head.weight, torch.zeros(1, 2, dtype=torch.float64))
     model.requires_grad_(False)  # as a side may that trains in phases
     store = ContextStateStore(RecordDict())
-    second = first.rebind(7, data, None, SGD(), {}, store)
+    second = first.rebind(7, first.data, None, SGD(), {}, store)
     assert (second.client_id, first.client_id) == (7, 0)
     assert model.training
     assert model.head.weight.grad is None
@@ -176,14 +165,8 @@ def test_a_client_may_start_from_its_own_initialisation():
         torch.nn.init.constant_(model.head.weight, 100.0)
         return model
 
-    how = {
-        "build": build,
-        "optimizer": SGD(),
-        "options": LocalTrainingConfig(initial="own", epochs=1),
-    }
-    fresh, _, _ = client(**how).fit([np.zeros((1, 2))], {"round": 1, "lr": 1e-9})
-    assert fresh[0].flatten().tolist() == pytest.approx([100.0, 100.0], abs=1e-3)
-    later, _, _ = client(**how).fit([np.zeros((1, 2))], {"round": 2, "lr": 1e-9})
-    assert later[0].flatten().tolist() == pytest.approx([0.0, 0.0], abs=1e-3)
-    client(client_id=1, **how).fit([np.zeros((1, 2))], {"round": 1, "lr": 1e-9})
+    how = {"build": build, "options": LocalTrainingConfig(initial="own", epochs=1)}
+    for client_id, round, start in ((0, 1, 100.0), (0, 2, 0.0), (1, 1, 100.0)):
+        weights, _ = fit(config={"round": round, "lr": 1e-9}, client_id=client_id, **how)
+        assert weights.tolist() == pytest.approx([start, start], abs=1e-3)
     assert len(set(built)) == 2 == len(built)

@@ -33,18 +33,10 @@ def examples(size: int, classes: int = 3, seed: int = 9) -> TensorBatches:
 
 
 def client(model: nn.Module, data: TensorBatches | None = None, **how) -> FederatedClient:
-    return FederatedClient(
-        client_id=0,
-        model=model,
-        data=data or blobs(1)[0],
-        loss=F.cross_entropy,
-        **{
-            "options": LocalTrainingConfig(batch_size=8, epochs=2),
-            "optimizer": SGD(),
-            "store": ContextStateStore(RecordDict()),
-            **how,
-        },
-    )
+    defaults = {"options": LocalTrainingConfig(batch_size=8, epochs=2), "optimizer": SGD()}
+    defaults["store"] = ContextStateStore(RecordDict())
+    data = data or blobs(1)[0]
+    return FederatedClient(0, model, data, F.cross_entropy, **{**defaults, **how})
 
 
 def scores_of(**how) -> tuple[dict, nn.Module]:
@@ -63,26 +55,20 @@ def hits(model: nn.Module, data: TensorBatches, label: int | None = None) -> lis
     return [guess == y for guess, y in pairs if label in (None, y)]
 
 
-# ---- one client ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("personal", ["none", "head.*", "all"])
-def test_on_the_test_set_by_a_direct_count(personal):
+@pytest.mark.parametrize("personal", ["none", "head.*"])
+def test_scores_by_a_direct_count(personal):
     """The trained model, its personal tensors with it, in eval mode (the network has dropout)."""
-    test = examples(600)  # more than one batch of the evaluation
-    scores, model = scores_of(test_data=test, personal=TensorSelector(personal))
+    held_out, test = examples(40, seed=1), examples(600)  # more than one batch of the evaluation
+    kept = TensorSelector(personal)
+    scores, model = scores_of(held_out=held_out, test_data=test, personal=kept)
     with torch.no_grad():
         loss = F.cross_entropy(model(test.inputs)[1], test.labels)
-    assert scores["personal-test-accuracy"] == pytest.approx(sum(hits(model, test)) / 600)
-    assert scores["personal-test-loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert scores == {
+        "personal-accuracy": pytest.approx(sum(hits(model, held_out)) / 40),
+        "personal-test-accuracy": pytest.approx(sum(hits(model, test)) / 600),
+        "personal-test-loss": pytest.approx(float(loss), rel=1e-5),
+    }
     assert not torch.equal(model.head.weight, Classifier().head.weight)
-
-
-def test_on_held_out_examples_by_a_direct_count():
-    held_out, test = examples(40, seed=1), examples(60)
-    scores, model = scores_of(held_out=held_out, test_data=test)
-    assert scores["personal-accuracy"] == pytest.approx(sum(hits(model, held_out)) / 40)
-    assert scores.keys() == {"personal-accuracy", "personal-test-accuracy", "personal-test-loss"}
     assert scores_of(held_out=held_out)[0].keys() == {"personal-accuracy"}
     assert scores_of()[0] == {}
 
@@ -101,24 +87,10 @@ def test_with_the_classes_weighted_as_the_clients_own(classes):
     assert scores["personal-accuracy"] == pytest.approx(sum(votes) / len(votes))
     assert scores["personal-accuracy"] != pytest.approx(scores["personal-test-accuracy"])
 
-
-def test_without_any_class_of_the_client_in_the_test_set_there_is_no_score_of_its_own():
-    """A NaN would have the whole reply refused."""
+    # without any class of the client's own; a NaN would have the whole reply refused
     others = TensorBatches(torch.ones(8, 4), torch.full((8,), 2), num_classes=3)
     scores, _ = scores_of(test_data=examples(60, classes=2), data=others)
     assert scores.keys() == {"personal-test-accuracy", "personal-test-loss"}
-
-
-def test_evaluation_after_training_draws_nothing_and_moves_nothing():
-    asked, plain = Classifier(), Classifier()
-    for model, config in ((asked, CONFIG), (plain, {"round": 1, "lr": 0.1})):
-        one = client(model, test_data=examples(60))
-        one.fit(one.get_parameters({}), dict(config))
-    pairs = zip(asked.parameters(), plain.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
-# ---- fine-tuning ---------------------------------------------------------------------------------
 
 
 def evaluated(epochs: int | None, optimizer=SGD, **how) -> tuple[float, FederatedClient]:
@@ -130,15 +102,12 @@ def evaluated(epochs: int | None, optimizer=SGD, **how) -> tuple[float, Federate
     return one.evaluate(one.get_parameters({}), config)[2]["accuracy"], one
 
 
-def test_no_epochs_are_no_fine_tuning():
-    expected = sum(hits(Classifier().eval(), blobs(1)[0])) / 17
-    assert evaluated(0)[0] == evaluated(None)[0] == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("optimizer", [SGD, Adam])
 def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(optimizer):
     """Also those that local training leaves alone, as FedBABU's head."""
     before, _ = evaluated(0)
+    expected = sum(hits(Classifier().eval(), blobs(1)[0])) / 17
+    assert before == evaluated(None)[0] == pytest.approx(expected)
     body_alone = LocalTrainingConfig(batch_size=8, epochs=2, phases=FedBABU.phases)
     after, one = evaluated(30, optimizer, options=body_alone)
     assert after > before + 0.2
@@ -165,23 +134,20 @@ def test_fine_tuning_leaves_the_state_and_the_next_round_alone(trained):
     assert all((a == b).all() for a, b in zip(left, right, strict=True))
 
 
-# ---- the run -------------------------------------------------------------------------------------
-
-
-def run(folder, *words, tamper=lambda reply: reply) -> tuple[dict, list[dict]]:
+def run(folder, *words, **how) -> tuple[dict, list[dict]]:
     words = (*TINY, "local.epochs=1", "task.train_size=300", "task.test_size=100", *words)
-    summary = run_recipe(folder, *words, tamper=tamper)
-    return summary, read_rows(folder / "metrics.jsonl")
+    return run_recipe(folder, *words, **how), read_rows(folder / "metrics.jsonl")
 
 
 HALF = ["strategy=fedper", "participation=0.67", "rounds=3"]  # two of three clients a round
+SHOWN = {"personal-test-accuracy": "accuracy", "personal-test-loss": "loss"}
+SHOWN |= {"personal-accuracy": "personal_accuracy"}
 NAMES = [f"body.{layer}.weight" for layer in (1, 3, 5)]  # what travels
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> tuple[list[dict], list[dict], dict]:
-    """A run's rows, what each reply measured in the order of arrival, and the scores kept."""
-    folder = tmp_path_factory.mktemp("whole")
+@pytest.mark.slow
+def test_the_mean_is_over_all_clients_that_have_trained_so_far_also_after_a_resume(tmp_path):
+    """Each with the score of its last reply, and equal weight."""
     replies: list[dict] = []
 
     def listen(reply: Message) -> Message:
@@ -190,42 +156,25 @@ def whole(tmp_path_factory) -> tuple[list[dict], list[dict], dict]:
             replies.append(found)
         return reply
 
-    _, rows = run(folder, *HALF, tamper=listen)
-    state = load_checkpoint(checkpoints(folder / "checkpoints")[-1], NAMES).state
-    return rows, replies, state.personal
-
-
-@pytest.mark.slow
-def test_the_mean_is_over_all_clients_that_have_trained_so_far(whole):
-    """Each with the score of its last reply, and equal weight."""
-    rows, replies, scores = whole
+    _, rows = run(tmp_path / "whole", *HALF, tamper=listen)
+    kept = load_checkpoint(checkpoints(tmp_path / "whole" / "checkpoints")[-1], NAMES).state
     last: dict[int, dict] = {}
     for number, row in enumerate(rows[1:]):
         now = {int(reply["partition-id"]): reply for reply in replies[2 * number : 2 * number + 2]}
         assert sorted(now) == row["clients"]
         last |= now
-        for name, shown in (
-            ("personal-test-accuracy", "accuracy"),
-            ("personal-test-loss", "loss"),
-            ("personal-accuracy", "personal_accuracy"),
-        ):
+        for name, shown in SHOWN.items():
             mean = sum(reply[name] for reply in last.values()) / len(last)
             assert row[shown] == pytest.approx(mean), shown
     assert len(last) == 3
-    assert scores == {
+    assert kept.personal == {
         client_id: {name: value for name, value in reply.items() if name.startswith("personal")}
         for client_id, reply in last.items()
     }
-
-
-@pytest.mark.slow
-def test_scores_survive_a_resumed_run(whole, tmp_path):
-    """Also of a client that trained only before the interruption."""
-    rows = whole[0]
-    run(tmp_path, *HALF, "rounds=2")
-    _, resumed = run(tmp_path, *HALF, "resume=true")
+    run(tmp_path / "cut", *HALF, "rounds=2")
+    _, resumed = run(tmp_path / "cut", *HALF, "resume=true")
     assert len(rows[-1]["clients"]) < 3
-    for name in ("accuracy", "loss", "personal_accuracy", "personal_test_accuracy"):
+    for name in SHOWN.values():
         assert resumed[-1][name] == rows[-1][name], name
 
 

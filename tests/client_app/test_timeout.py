@@ -18,7 +18,6 @@ DEPLOYED = ["runtime.simulation=false"]
     ("kind", "config", "words", "timers"),
     [
         ("train", {"timeout-seconds": 55.0}, DEPLOYED, [(55.0, True), None]),
-        ("evaluate", {"timeout-seconds": 55.0}, DEPLOYED, [(55.0, True), None]),
         ("query", {}, DEPLOYED, [(77.0, True), None]),  # the registration: as long as it lives
         ("train", {"timeout-seconds": 55.0}, [], []),  # a simulation's worker plays others, too
     ],

@@ -17,20 +17,12 @@ CVAE = ["task.model=cvae", "task.mean=[0.0]", "task.std=[1.0]", "local.lr=0.01",
 
 
 def replies_of(params):
-    generator = torch.Generator().manual_seed(0)
-    return [
-        Reply(
-            client,
-            num_examples=10 + client,
-            num_steps=3,
-            lr_sum=0.3,
-            update={n: torch.randn(x.shape, generator=generator) for n, x in params.items()},
-            payloads={
-                "sums": {"body.weight": torch.full((2,), float(client)), "z": torch.ones(())}
-            },
-        )
-        for client in (2, 10)
-    ]
+    replies = []
+    for client in (2, 10):
+        update = {name: torch.randn(x.shape) for name, x in params.items()}
+        sums = {"body.weight": torch.full((2,), float(client)), "z": torch.ones(())}
+        replies.append(Reply(client, 10 + client, 3, 0.3, update, {"sums": sums}))
+    return replies
 
 
 def test_the_replies_of_the_last_round_are_read_as_they_were_written(tmp_path):
@@ -52,7 +44,7 @@ def test_the_replies_of_the_last_round_are_read_as_they_were_written(tmp_path):
         assert torch.equal(model, params["body.weight"] + one.update["body.weight"])
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "maecho", "regmean"])
+@pytest.mark.parametrize("strategy", ["fedavg", "maecho"])
 def test_a_task_without_accuracy_reports_its_loss(strategy, tmp_path):
     words = [*TINY, *CVAE, f"strategy={strategy}", "evaluation.model=both", "local.optimizer=adam"]
     words += ["local.momentum=0", "evaluation.clients=true", "local.epochs=3"]

@@ -5,9 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from common.errors import ConfigError
-from conf import compose, fingerprint, resume_fingerprint
-from server_app.reused_training import KEY
-from tests.recipes import TINY, overrides, run_recipe
+from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -33,12 +31,6 @@ def test_nothing_is_trained_and_the_result_is_the_same(strategy, trained, tmp_pa
     assert plain["accuracy"] == pytest.approx(again["accuracy"], abs=0.003)
 
 
-def test_the_folder_is_not_part_of_the_fingerprints():
-    plain, reused = (compose(overrides(*TRAINED, *w)) for w in ([], [f"{KEY}=/a/folder"]))
-    assert fingerprint(plain) == fingerprint(reused)
-    assert resume_fingerprint(plain) == resume_fingerprint(reused)
-
-
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -47,14 +39,10 @@ def test_the_folder_is_not_part_of_the_fingerprints():
         (["partition.alpha=3.0"], "3.0 here"),
         (["strategy=[ensemble,fedprox]"], "strategy.client_sides.fedprox"),
         (["rounds=2"], "set rounds=1"),
+        (["local.reuse_training=/no/run"], "checkpoint.client_models=true"),
     ],
 )
 def test_a_run_that_trained_differently_is_refused(words, said, trained, tmp_path):
-    with pytest.raises(ConfigError, match=r"another way|rounds=1") as refusal:
+    with pytest.raises(ConfigError, match=r"another way|rounds=1|client_models") as refusal:
         run_recipe(tmp_path, *TRAINED, f"local.reuse_training={trained}", *words)
     assert said in str(refusal.value)
-
-
-def test_a_folder_without_models_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="client_models=true"):
-        run_recipe(tmp_path, *TRAINED, f"local.reuse_training={tmp_path / 'none'}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -51,9 +52,11 @@ def whole(tmp_path_factory):
 
 
 @CASES
-def test_a_checkpoint_holds_x_and_the_output_model(words, whole):
+def test_a_checkpoint_holds_x_and_the_output_model_at_any_interval_of_evaluation(
+    words, whole, tmp_path
+):
     """Two models; the stored one is the second, and has the loss of the last row."""
-    folder, _ = whole(*words)
+    folder, every = whole(*words)
     last = load_file(checkpoints(folder / "checkpoints")[-1])
     x, output_model = below("params/", last), below("state/output/params/", last)
     stored = load_file(folder / "model.safetensors")
@@ -64,19 +67,6 @@ def test_a_checkpoint_holds_x_and_the_output_model(words, whole):
     assert loss == pytest.approx(row["loss"], rel=1e-5)
     assert accuracy == pytest.approx(row["accuracy"], abs=1e-6)
     assert abs(evaluate(x)[0] - loss) > 1e-3
-
-
-def test_by_default_the_output_model_is_x(tmp_path):
-    run_recipe(tmp_path, *TINY, "local.epochs=1")
-    last = load_file(checkpoints(tmp_path / "checkpoints")[-1])
-    assert not below("state/output/", last)
-    stored = load_file(tmp_path / "model.safetensors")
-    assert all(torch.equal(stored[name], value) for name, value in below("params/", last).items())
-
-
-@CASES
-def test_the_interval_of_evaluation_changes_nothing(words, whole, tmp_path):
-    folder, every = whole(*words)
     second = run_recipe(tmp_path / "second", *TINY, "rounds=4", "evaluation.every=2", *words)
     assert second["parameters_sha256"] == every["parameters_sha256"]
     losses = {row["round"]: row["loss"] for row in rows_of(folder)}
@@ -105,13 +95,11 @@ def test_the_early_stop_stores_the_model_that_reached_the_target(words, whole, t
 
 def lose_train_replies(begin: int, end: int):
     """Return a tamper that loses the begin-th to the end-th train reply, the latter excluded."""
-    seen = {"replies": 0}
+    number = count()
 
     def tamper(reply):
-        if not (reply.has_content() and "update" in reply.content.array_records):
-            return reply
-        seen["replies"] += 1
-        return None if begin <= seen["replies"] - 1 < end else reply
+        trained = reply.has_content() and "update" in reply.content.array_records
+        return None if trained and begin <= next(number) < end else reply
 
     return tamper
 

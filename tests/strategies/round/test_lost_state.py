@@ -55,14 +55,10 @@ def test_control_variates_still_lead_to_the_optimum(method, losing, tmp_path):
 
 
 @pytest.mark.slow
-def test_partial_participation_restarts_every_client_once():
+def test_partial_participation_restarts_every_client_once_and_drift_sums_restart():
     strategy = SCAFFOLD(local_lr=0.04, sampler=FixedSizeSampler(0.5, seed=1))
     assert distance(strategy, 150, stores=stores(0, 1)) < 1e-9
     assert strategy.state.restarted
-
-
-@pytest.mark.slow
-def test_drift_sums_restart():
     assert distance(FedDyn(0.1, local_lr=0.05), 300, stores=stores(0)) < 2e-3
 
 
