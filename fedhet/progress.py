@@ -20,7 +20,12 @@ from common.results import Row
 def round_display(console: Console, title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
     """Give a function that shows a finished round: in a progress bar on a terminal, else a line."""
     if console.is_terminal:
-        with _bar(console) as bar:
+        columns = ("[bold]{task.description}", "{task.fields[round]}", "{task.fields[figures]}")
+        name, number, measured = map(TextColumn, columns)
+        width = BarColumn(bar_width=24)
+        with Progress(
+            SpinnerColumn(), name, width, number, measured, TimeElapsedColumn(), console=console
+        ) as bar:
             task = bar.add_task(title, total=rounds, round=f"round 0/{rounds}", figures="starting")
             latest: Row = {}
 
@@ -44,18 +49,6 @@ def round_display(console: Console, title: str, rounds: int) -> Iterator[Callabl
 
     line(f"{title}: starting, {rounds} rounds to do")
     yield write
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[round]}"),
-        TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
 
 
 def figures(row: Row) -> str:
