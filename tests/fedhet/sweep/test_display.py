@@ -16,48 +16,40 @@ from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 WORDS = ("strategy=scaffold", "seed=3", "partition.alpha=0.1")
 
 
-def job(number: int, status: str, round: int = -1, **about: object) -> Job:
-    accuracy = about.pop("accuracy", None)
-    failures = int(str(about.pop("failures", 0)))
-    report = JobReport(
-        number=number,
-        folder=f"{number}_job",
-        overrides=WORDS,
-        status=status,
-        rounds=30,
-        began=100.0,
-        ended=112.0 if status in ("completed", "failed") else None,
-        **about,  # type: ignore[arg-type]
-    )
-    return Job(report, WORDS, round, accuracy, failures)  # type: ignore[arg-type]
+def job(
+    number: int,
+    status: str,
+    round: int = -1,
+    accuracy: float | None = None,
+    failures: int = 0,
+    **about: object,
+) -> Job:
+    ended = 112.0 if status in ("completed", "failed") else None
+    about = {"rounds": 30, "began": 100.0, "ended": ended, **about}
+    report = JobReport(number, f"{number}_job", WORDS, status, **about)  # type: ignore[arg-type]
+    return Job(report, WORDS, round, accuracy, failures)
 
 
 def completed(number: int, accuracy: float = 0.9, **about: object) -> Job:
     figures = {"accuracy": accuracy, "best_accuracy": 0.95, "rounds": 30, "loss": 0.5 + number}
-    return job(number, "completed", 30, accuracy=accuracy, figures=figures, **about)
+    return job(number, "completed", 30, accuracy, figures=figures, **about)
 
 
 def shown_by(width: int, *snapshots: Snapshot, terminal: bool = True) -> str:
-    console = Console(
-        file=io.StringIO(),
-        force_terminal=terminal,
-        width=width,
-        height=14,
-        color_system=None,
+    file = io.StringIO()
+    display = display_for(
+        Console(file=file, force_terminal=terminal, width=width, height=14, color_system=None)
     )
-    display = display_for(console)
     for snapshot in snapshots:
         display.show(snapshot)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return file.getvalue()
 
 
 def ended(snapshot: Snapshot, objective: str = "accuracy", direction: str | None = None) -> str:
-    console = Console(file=io.StringIO(), width=80)
+    file = io.StringIO()
     summary = closing_summary(snapshot, Path("/results/of/a_sweep"), objective, direction)
-    console.print(summary, soft_wrap=True)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    Console(file=file, width=80).print(summary, soft_wrap=True)
+    return file.getvalue()
 
 
 def test_a_terminal_shows_counts_total_and_a_bar_for_each_running_job() -> None:
@@ -76,21 +68,20 @@ def test_a_terminal_shows_counts_total_and_a_bar_for_each_running_job() -> None:
     assert total.endswith(" 31 %, 0:03:40 left")  # 2.5 of 8 jobs
     assert first.startswith("#2 scaffold seed=3 alpha=0.1 ")
     assert first.endswith(" 15/30 84.21 % 2 failures")
-    assert second.startswith("#3 scaffold seed=3 alpha=0.1 ")
     assert second.endswith(" starting")
-    assert text.count("failed   #1") == 1
-    [line] = [line for line in text.splitlines() if "failed   #1" in line]
+    [line] = [line for line in text.splitlines() if "failed   #1" in line]  # once
     assert len(line.rpartition("failed   #1")[2]) < 80
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize("width", [60, 200])
 def test_a_hundred_jobs_fit_the_terminal(width: int) -> None:
     jobs = [completed(number) for number in range(40)]
     jobs += [job(number, "running", 3, accuracy=0.5, failures=12) for number in range(40, 90)]
-    lines = shown_by(width, Snapshot(jobs, total=100, seconds=10_000.0)).rpartition("\x1b[2K")[2]
-    assert len(lines.splitlines()) == 1 + 10
-    assert max(map(len, lines.splitlines())) <= width
-    assert all("3/30 50.00 % 12 failures" in line for line in lines.splitlines()[1:])
+    text = shown_by(width, Snapshot(jobs, total=100, seconds=10_000.0))
+    lines = text.rpartition("\x1b[2K")[2].splitlines()
+    assert len(lines) == 1 + 10
+    assert max(map(len, lines)) <= width
+    assert all("3/30 50.00 % 12 failures" in line for line in lines[1:])
 
 
 def test_skipped_jobs_do_not_shorten_the_estimate() -> None:
@@ -118,15 +109,12 @@ def test_a_log_gets_a_line_for_each_job_that_ends_and_for_long_ones_each_minute(
 def test_the_summary_names_jobs_reasons_folder_and_what_to_type() -> None:
     failed = [job(number, "failed", error="a reason " * 20) for number in (1, 2)]
     text = ended(Snapshot([completed(0), *failed], total=3, seconds=9.0))
-    assert text.splitlines()[1].split() == [
-        *("#0", "scaffold", "seed=3", "alpha=0.1"),
-        *("90.00", "%", "95.00", "%", "30", "12", "s"),
-    ]
+    row = "#0 scaffold seed=3 alpha=0.1 90.00 % 95.00 % 30 12 s"
+    assert " ".join(text.splitlines()[1].split()) == row
     names = "#1 scaffold seed=3 alpha=0.1, #2 scaffold seed=3 alpha=0.1"
     assert f"failed   {names}: {'a reason ' * 20}\n" in text  # once, and in one piece
-    assert "results  /results/of/a_sweep\n" in text
-    assert "report   fedhet-report /results/of/a_sweep\n" in text
-    assert "continue fedhet -m --resume /results/of/a_sweep\n" in text
+    for command in ("results  ", "report   fedhet-report ", "continue fedhet -m --resume "):
+        assert f"{command}/results/of/a_sweep\n" in text
     assert "best     " not in text
     assert "--resume" not in ended(Snapshot([completed(0)], total=1, seconds=9.0))
 
@@ -143,9 +131,6 @@ def test_the_summary_of_a_search_has_the_best_trial() -> None:
     assert "best     " not in ended(nothing, direction="maximize")
 
 
-# ---- what the folders say --------------------------------------------------------------------
-
-
 def test_the_progress_of_a_running_job_is_read_from_its_metrics(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
     folder.write(Sweep(overrides=(), began="now"))
@@ -160,8 +145,7 @@ def test_the_progress_of_a_running_job_is_read_from_its_metrics(tmp_path: Path) 
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"round": 2, "acc')
     [seen] = follower.snapshot().jobs
     assert (seen.round, seen.accuracy, seen.failures) == (1, 0.1, 2)
-    assert seen.label == "seed=3 mu=0.1235"
-    assert seen.share == 0.1
+    assert (seen.label, seen.share) == ("seed=3 mu=0.1235", 0.1)
     metrics.write_text(metrics.read_text() + 'uracy": 0.5}\n')
     assert follower.snapshot().jobs[0].accuracy == 0.5
     folder.report(JobReport(0, "0_fedavg", ["task=digits"], "waiting", rounds=10, began=1.0))

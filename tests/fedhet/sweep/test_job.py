@@ -19,7 +19,7 @@ from omegaconf import DictConfig, open_dict
 
 from common.errors import ConfigError
 from common.results import totals
-from conf import fingerprint
+from conf import fingerprint, resume_fingerprint
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.job import run_job
 from fedhet.sweep.optuna_search import FIGURES
@@ -37,9 +37,7 @@ def sweep(tmp_path: Path) -> Iterator[SweepFolder]:
     HydraConfig.instance().cfg = None
 
 
-def job_of(
-    sweep: SweepFolder, number: int = 0, *words: str, folder_name: str | None = None
-) -> DictConfig:
+def job_of(sweep: SweepFolder, number: int = 0, *words: str, folder_name: str = "") -> DictConfig:
     """Return a job's recipe, and let Hydra's configuration be that of the job."""
     setup_globals()
     settings = [f"hydra.sweep.dir={sweep.path}", "hydra.sweep.subdir=${hydra.job.num}_job"]
@@ -85,26 +83,29 @@ def test_a_job_returns_the_objective_and_reports(sweep: SweepFolder) -> None:
     assert report.figures == {"accuracy": 0.5, "loss": 1.5}
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (LaunchError("the run failed: no data\nits log: x/log.txt"), "the run failed: no data"),
-        (ConfigError("clients=0 is too few"), "clients=0 is too few"),
-        (OSError("disk full"), "OSError: disk full"),
-    ],
-)
-def test_a_failed_job_says_why_and_is_a_failed_trial(
-    sweep: SweepFolder, error: Exception, reason: str
+def test_a_failed_job_says_why_in_its_log_and_is_a_failed_trial(
+    sweep: SweepFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def run(recipe: DictConfig) -> None:
-        raise error
+    errors = {
+        "the run failed: no data": LaunchError("the run failed: no data\nits log: x/log.txt"),
+        "clients=0 is too few": ConfigError("clients=0 is too few"),
+        "OSError: disk full": OSError("disk full"),
+    }
+    for number, (reason, error) in enumerate(errors.items()):
 
-    assert run_job(job_of(sweep), run) is None
-    [report] = sweep.reports()
-    assert (report.status, report.error) == ("failed", reason)
-    summary = summary_of(sweep)
-    assert (summary["status"], summary["error"]) == ("failed", reason)
-    assert (summary["strategy"], summary["task"], summary["seed"]) == ("fedavg", "digits", 0)
+        def run(recipe: DictConfig, error: Exception = error) -> None:
+            os.write(1, b"straight to stdout\n")
+            subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
+            raise error
+
+        with capfd.disabled():  # it puts an object of its own in the place of sys.stderr
+            assert run_job(job_of(sweep, number), run) is None
+        report, summary = sweep.reports()[number], summary_of(sweep, number)
+        assert (report.status, report.error) == ("failed", reason)
+        assert (summary["status"], summary["error"]) == ("failed", reason)
+        assert (summary["strategy"], summary["task"], summary["seed"]) == ("fedavg", "digits", 0)
+        log = (sweep.path / f"{number}_job" / "log.txt").read_text()
+        assert all(words in log for words in ("straight to stdout", "a child", str(error)))
 
 
 def test_the_server_apps_own_summary_of_a_failure_stays(sweep: SweepFolder) -> None:
@@ -118,12 +119,12 @@ def test_the_server_apps_own_summary_of_a_failure_stays(sweep: SweepFolder) -> N
     assert summary_of(sweep) == own
 
 
-@pytest.mark.parametrize("figures", [{}, {"accuracy": float("nan")}, {"accuracy": None}])
-def test_an_objective_that_was_not_measured_is_a_failed_trial(
-    sweep: SweepFolder, figures: dict[str, Any]
-) -> None:
-    assert run_job(job_of(sweep), lambda recipe: finish(recipe, **figures)) is None
-    assert sweep.reports()[0].status == "completed"
+def test_an_objective_that_was_not_measured_is_a_failed_trial(sweep: SweepFolder) -> None:
+    measured: list[dict[str, Any]] = [{}, {"accuracy": float("nan")}, {"accuracy": None}]
+    for number, figures in enumerate(measured):
+        found = run_job(job_of(sweep, number), lambda recipe, own=figures: finish(recipe, **own))
+        assert found is None
+        assert sweep.reports()[number].status == "completed"
 
 
 def test_the_figures_to_optimise_are_those_of_a_summary() -> None:
@@ -132,48 +133,25 @@ def test_the_figures_to_optimise_are_those_of_a_summary() -> None:
     assert set(FIGURES) == {*totals([row]), "wall_seconds"}
 
 
-def test_the_output_of_a_job_and_its_children_goes_to_its_log(
-    sweep: SweepFolder, capfd: pytest.CaptureFixture[str]
+def test_a_resumed_sweep_skips_what_is_done_and_resumes_the_rest_everywhere(
+    sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run(recipe: DictConfig) -> None:
-        os.write(1, b"straight to stdout\n")
-        subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
-        raise OSError("disk full")
-
-    with capfd.disabled():  # it puts an object of its own in the place of sys.stderr
-        run_job(job_of(sweep), run)
-    log = (sweep.path / "0_job" / "log.txt").read_text()
-    assert all(words in log for words in ("straight to stdout", "a child", "OSError: disk full"))
-
-
-def test_a_resumed_sweep_skips_what_is_done(sweep: SweepFolder) -> None:
     run_job(job_of(sweep), lambda recipe: finish(recipe, accuracy=0.75))
     sweep.clear()
     sweep.write(Sweep(overrides=(), began=BEGAN, resumed=(BEGAN,)))
     assert run_job(job_of(sweep), lambda recipe: pytest.fail("was run again")) == 0.75
     [report] = sweep.reports()
     assert (report.status, report.skipped) == ("completed", True)
-
-
-def test_a_resumed_job_resumes_in_the_launcher_and_in_the_apps(
-    sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedhet.sweep.resume._last_checkpoint", _checkpoint_of(sweep))
-    sweep.write(Sweep(overrides=(), began=BEGAN, resumed=(BEGAN,)))
+    second = job_of(sweep, 1, "seed=7")
+    checkpoint = {"round": 1, "recipe": resume_fingerprint(second)}
+    monkeypatch.setattr("fedhet.sweep.resume._last_checkpoint", lambda folder: checkpoint)
     seen = []
 
     def run(recipe: DictConfig) -> None:
         seen.append((recipe.resume, list(HydraConfig.get().overrides.task)))
 
-    run_job(job_of(sweep, 0, "seed=7"), run)
-    assert seen == [(True, ["seed=7", "resume=true"])]
-
-
-def _checkpoint_of(sweep: SweepFolder) -> Any:
-    from conf import resume_fingerprint
-
-    about = {"round": 1, "recipe": resume_fingerprint(job_of(sweep, 0, "seed=7"))}
-    return lambda folder: about
+    run_job(second, run)
+    assert seen == [(True, ["seed=7", "resume=true"])]  # in the launcher, and in the apps
 
 
 def test_a_job_that_a_cluster_starts_again_restarts(sweep: SweepFolder) -> None:

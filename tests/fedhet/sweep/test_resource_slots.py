@@ -27,9 +27,7 @@ from fedhet.sweep.resource_slots import (
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-on_linux = pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity"
-)
+on_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity")
 
 
 @pytest.mark.parametrize(
@@ -50,24 +48,22 @@ def test_jobs_at_once(launcher: dict[str, Any], together: int, expected: int) ->
 
 
 def test_slots_cover_the_cpus_once_and_differ_by_one_at_most() -> None:
-    found = divide(range(7), 7, [], 3)
-    assert [list(slot.cpus) for slot in found] == [[0, 3, 6], [1, 4], [2, 5]]
-    assert [slot.num_cpus for slot in found] == [3, 2, 2]
-    assert all(not slot.gpus for slot in found)
-    fewer = divide([0, 1], 2, [], 5)  # than jobs
-    assert [list(slot.cpus) for slot in fewer] == [[0], [1]]
-    quota = divide(range(8), 3, [], 2)
-    assert [slot.num_cpus for slot in quota] == [2, 1]
-    assert [list(slot.cpus) for slot in quota] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    def divided(cpus: int, num_cpus: int, jobs: int) -> list[tuple[list[int], int]]:
+        slots = divide(range(cpus), num_cpus, [], jobs)
+        assert not any(slot.gpus for slot in slots)
+        return [(list(slot.cpus), slot.num_cpus) for slot in slots]
+
+    assert divided(7, 7, jobs=3) == [([0, 3, 6], 3), ([1, 4], 2), ([2, 5], 2)]
+    assert divided(2, 2, jobs=5) == [([0], 1), ([1], 1)]
+    assert divided(8, 3, jobs=2) == [([0, 2, 4, 6], 2), ([1, 3, 5, 7], 1)]  # a quota of 3
 
 
 def test_gpus_are_divided_or_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    four = divide(range(8), 8, ["0", "1", "2", "3"], 2)
-    assert [list(slot.gpus) for slot in four] == [["0", "2"], ["1", "3"]]
-    assert {slot.jobs_per_gpu for slot in four} == {1}
-    two = divide(range(8), 8, ["a", "b"], 3)
-    assert [list(slot.gpus) for slot in two] == [["a"], ["b"], ["a"]]
-    assert {slot.jobs_per_gpu for slot in two} == {2}
+    def divided(gpus: str, jobs: int) -> list[tuple[list[str], int]]:
+        return [(list(one.gpus), one.jobs_per_gpu) for one in divide(range(8), 8, gpus, jobs)]
+
+    assert divided("0123", jobs=2) == [(["0", "2"], 1), (["1", "3"], 1)]
+    assert divided("ab", jobs=3) == [(["a"], 2), (["b"], 2), (["a"], 2)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
     assert [list(slot.gpus) for slot in slots_of_machine(1)] == [["3", "5"]]
 
@@ -95,13 +91,8 @@ def test_a_job_is_kept_to_a_slot_that_no_other_has(
         assert first is slots[0]
         assert os.sched_getaffinity(0) == {min(before)}
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
-        seen = subprocess.run(
-            [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert seen.stdout.strip() == f"{{{min(before)}}}"
+        child = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
+        assert subprocess.check_output(child, text=True).strip() == f"{{{min(before)}}}"
         with free_slot(tmp_path, slots) as second:
             assert second is slots[1]
             assert os.environ["CUDA_VISIBLE_DEVICES"] == "8"
@@ -138,26 +129,22 @@ def test_a_job_waits_until_another_has_released_its_slot_or_was_killed(
             assert time.monotonic() - began > 0.2
 
 
-def test_a_recipe_is_limited_to_its_slot() -> None:
-    recipe = compose({})
-    limit_recipe(recipe, Slot([0, 1], 2, [], 1))
-    assert recipe.runtime.num_cpus == 2
-    assert recipe.runtime.client_gpus is None
-    fewer = compose({"overrides": "runtime.num_cpus=1"})
-    limit_recipe(fewer, Slot([0, 1], 2, [], 1))
-    assert fewer.runtime.num_cpus == 1
-
-
-def test_jobs_that_share_a_gpu_have_eight_clients_on_it_together() -> None:
-    recipe = compose({})
-    limit_recipe(recipe, Slot(range(16), 16, ["0"], 2))
-    assert recipe.runtime.client_gpus == 0.25  # four of each job
-    few = compose({})
-    limit_recipe(few, Slot(range(2), 2, ["0"], 2))
-    assert few.runtime.client_gpus == 0.5  # its CPUs have no work for more than two
-    own = compose({"overrides": "runtime.client_gpus=0.1"})
-    limit_recipe(own, Slot(range(2), 2, ["0"], 2))
-    assert own.runtime.client_gpus == 0.1
+@pytest.mark.parametrize(
+    ("overrides", "slot", "cpus", "gpus"),
+    [
+        ("", Slot([0, 1], 2, [], 1), 2, None),
+        ("runtime.num_cpus=1", Slot([0, 1], 2, [], 1), 1, None),
+        ("", Slot(range(16), 16, ["0"], 2), 16, 0.25),  # four clients of each job share the GPU
+        ("", Slot(range(2), 2, ["0"], 2), 2, 0.5),  # its CPUs have no work for more than two
+        ("runtime.client_gpus=0.1", Slot(range(2), 2, ["0"], 2), 2, 0.1),
+    ],
+)
+def test_a_recipe_is_limited_to_its_slot(
+    overrides: str, slot: Slot, cpus: int, gpus: float | None
+) -> None:
+    recipe = compose({"overrides": overrides})
+    limit_recipe(recipe, slot)
+    assert (recipe.runtime.num_cpus, recipe.runtime.client_gpus) == (cpus, gpus)
 
 
 def test_a_client_that_needs_more_than_a_job_has_is_refused() -> None:

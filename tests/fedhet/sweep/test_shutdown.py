@@ -20,6 +20,15 @@ from fedhet.sweep import shutdown
 from fedhet.sweep.shutdown import cancel_slurm_jobs, end_jobs, end_with_launcher, launcher_is_gone
 from fedhet.sweep.sweep_folder import JobReport, SweepFolder
 
+CLEANING_UP = """
+import signal, sys, time
+asked = []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+print("ready", flush=True)
+while not asked: time.sleep(0.01)
+time.sleep(0.3)
+sys.exit(len(asked))
+"""
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 
 
@@ -31,38 +40,28 @@ def job(folder: SweepFolder, number: int, program: str) -> Iterator[subprocess.P
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        folder.report(report(number, process.pid, socket.gethostname()))
+        folder.report(report(number, process.pid))
         try:
             yield process
         finally:
             process.kill()
 
 
-def report(number: int, pid: int, host: str) -> JobReport:
+def report(number: int, pid: int, host: str = socket.gethostname()) -> JobReport:
     return JobReport(number, f"{number}_job", [], "running", 10, began=1.0, pid=pid, host=host)
 
 
 def test_jobs_on_this_machine_are_asked_once_and_waited_for(tmp_path: Path) -> None:
     folder = SweepFolder(tmp_path)
-    cleaning_up = """
-import signal, sys, time
-asked = []
-signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
-print("ready", flush=True)
-while not asked: time.sleep(0.01)
-time.sleep(0.3)
-sys.exit(len(asked))
-"""
-    folder.report(report(7, os.getpid(), socket.gethostname()))  # in this process: not by a signal
+    folder.report(report(7, os.getpid()))  # in this process: not by a signal
     folder.report(report(8, 1, "another machine"))
-    sleeping = "print('ready', flush=True); import time; time.sleep(60)"
-    with job(folder, 0, cleaning_up) as process, job(folder, 1, sleeping) as other:
-        over = report(1, other.pid, socket.gethostname())
-        folder.report(replace(over, status="completed"))  # its worker may have another sweep's job
+    with job(folder, 0, CLEANING_UP) as process, job(folder, 1, CLEANING_UP) as other:
+        over = replace(report(1, other.pid), status="completed")
+        folder.report(over)  # its worker may have another sweep's job
         began = time.monotonic()
         end_jobs(folder)
         assert 0.3 <= time.monotonic() - began < 10.0
-        assert process.wait(timeout=1.0) == 1
+        assert process.wait(timeout=1.0) == 1  # signal
         assert other.poll() is None
 
 

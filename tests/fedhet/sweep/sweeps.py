@@ -1,0 +1,35 @@
+"""The folder of a sweep that a command wrote below results/."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def sweep_folder(cwd: Path) -> Path:
+    [path] = (cwd / "results").glob("*_sweep")
+    return path
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
+
+
+def statuses(cwd: Path) -> list[str]:
+    return [job["status"] for job in read_json(sweep_folder(cwd) / "sweep.json")["jobs"]]
+
+
+def wait_for_rows(cwd: Path, job: str, jobs: int = 1, rows: int = 1) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = list((cwd / "results").glob(f"*/{job}/metrics.jsonl"))
+        if len(found) == jobs and all(len(path.read_text().splitlines()) >= rows for path in found):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{rows} rows did not come; there are {list(cwd.rglob('*'))}")
