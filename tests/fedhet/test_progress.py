@@ -19,17 +19,9 @@ ROWS: list[dict[str, Any]] = [
     {"round": 1, "train_loss": 2.1, "seconds": 0.5, "failures": ["client 3: NaN in update"]},
     {"round": 2, "accuracy": 0.734, "loss": 0.91, "train_loss": 0.9, "seconds": 0.25},
 ]
-SUMMARY = {
-    "strategy": "fedavg",
-    "task": "digits",
-    "rounds": 2,
-    "accuracy": 0.734,
-    "best_accuracy": 0.8,
-    "seconds": 0.75,
-    "seconds_per_round": 0.25,
-    "bytes_up": 1_500_000,
-    "bytes_down": 2_000_000,
-}
+SUMMARY = {"strategy": "fedavg", "task": "digits", "rounds": 2, "accuracy": 0.734}
+SUMMARY |= {"best_accuracy": 0.8, "seconds": 0.75, "seconds_per_round": 0.25}
+SUMMARY |= {"bytes_up": 1_500_000, "bytes_down": 2_000_000}
 
 
 def write(path: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
@@ -37,28 +29,24 @@ def write(path: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
 
 
 def shown(*, terminal: bool) -> str:
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
     with round_display(console, "fedavg on digits", 2) as show:
         for row in ROWS:
             show(row)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return file.getvalue()
 
 
-def test_rounds_are_reported_once_and_whole(tmp_path: Path) -> None:
+def test_rounds_are_reported_once_and_whole_and_those_measured_again(tmp_path: Path) -> None:
     results = ResultsFollower(tmp_path)
     assert results.new_rows() == []
     write(tmp_path / "metrics.jsonl", ROWS[:1], tail='{"round": 1, "accu')
     assert [row["round"] for row in results.new_rows()] == [0]
     assert results.new_rows() == []
-    write(tmp_path / "metrics.jsonl", ROWS)
-    assert [row["round"] for row in results.new_rows()] == [1, 2]
-
-
-def test_a_resumed_run_shows_the_rounds_that_it_measures_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, ROWS)
-    results = ResultsFollower(tmp_path)
+    assert [row["round"] for row in results.new_rows()] == [1, 2]
+    results = ResultsFollower(tmp_path)  # of a run that resumes from round 1
     assert results.new_rows() == []
     write(path, ROWS[:2])
     assert results.new_rows() == []
@@ -91,11 +79,10 @@ def test_a_log_gets_a_line_per_evaluated_round_and_a_terminal_a_bar() -> None:
 
 
 def test_the_closing_panel_has_the_figures() -> None:
-    console = Console(file=io.StringIO(), width=100)
-    console.print(closing_panel(SUMMARY))
-    console.print(closing_panel({"accuracy": None, "status": "completed"}))  # never evaluated
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+    file = io.StringIO()
+    Console(file=file, width=100).print(closing_panel(SUMMARY))
+    Console(file=file).print(closing_panel({"accuracy": None, "status": "completed"}))
+    text = file.getvalue()
     for figure in ("73.40 %", "80.00 %", "0.8 s in rounds, 0.25 s each", "1.5 MB to the server"):
         assert figure in text
 

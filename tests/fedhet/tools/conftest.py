@@ -12,6 +12,19 @@ from tests.tasks.generated import write_texts
 COLOURS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40)}
 
 
+@pytest.fixture
+def refused(capsys):
+    """Return a function that runs a command and returns why it failed, in one line."""
+
+    def reason(main, *words):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        assert ended.value.code == 1
+        return " ".join(capsys.readouterr().err.split())
+
+    return reason
+
+
 @pytest.fixture(scope="session")
 def fedavg_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fedavg")

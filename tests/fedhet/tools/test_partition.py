@@ -14,7 +14,7 @@ def run(monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def command(*words):
+    def command(words):
         monkeypatch.setattr(sys, "argv", ["fedhet-partition", *words])
         partition.main()
         return capsys.readouterr().out
@@ -24,13 +24,11 @@ def run(monkeypatch, tmp_path, capsys):
 
 @pytest.mark.slow
 def test_it_prints_the_table_and_saves_the_plot(run, tmp_path):
-    printed = run("task=digits", "partition=pathological", "clients=4", "seed=3")
-    assert "digits, pathological: clients=4 classes=2 seed=3" in printed
-    assert "examples a client: 359 to 359" in printed
-    assert "classes a client: 2 to 2" in printed
-    assert "repeated:" in printed
+    printed = run(["task=digits", "partition=pathological", "clients=4", "seed=3"])
     path = tmp_path / "results/partitions/digits-pathological-clients4-classes2-seed3.png"
-    assert str(path) in printed
+    title = "digits, pathological: clients=4 classes=2 seed=3"
+    lines = ("examples a client: 359 to 359", "classes a client: 2 to 2", "repeated:")
+    assert all(words in printed for words in (title, *lines, str(path)))
     pixels = np.asarray(Image.open(path).convert("RGB"))
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 50
 
@@ -56,8 +54,5 @@ def test_many_clients_and_many_classes(tmp_path):
         (["partition=site"], "data-folder"),
     ],
 )
-def test_bad_input_ends_with_the_reason(run, capsys, words, message):
-    with pytest.raises(SystemExit) as end:
-        run(*words)
-    assert end.value.code == 1
-    assert message in " ".join(capsys.readouterr().err.split())
+def test_bad_input_ends_with_the_reason(run, refused, words, message):
+    assert message in refused(run, *words)
