@@ -53,9 +53,6 @@ def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Mod
 
     Tensors that do not travel come from a client's state file, if one is named. Otherwise those
     that no client trains (FedBABU) have their initial values.
-
-    Raises:
-        ConfigError: if there is no model, it is not the task's whole model, or it is no classifier.
     """
     path = _model_path(folder)
     model = task.build_model(task.seed)

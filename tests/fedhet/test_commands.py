@@ -11,30 +11,21 @@ from fedhet.commands import number_between, reported_errors, table_console
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 
-NAMES = [f"c10_practical_fedavg_seed_{number}" for number in range(12)]
-WIDE = Table(NAMES, [[Entry(name) for name in NAMES]], "", words=12)
 
-
-@pytest.mark.parametrize(("columns", "folded"), [(None, False), ("80", True)])
-def test_a_table_is_folded_to_the_columns_that_are_asked_for_and_else_whole(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    columns: str | None,
-    folded: bool,
+def test_a_table_in_a_pipe_is_whole_and_brackets_in_it_are_no_markup(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    if columns is not None:
-        monkeypatch.setenv("COLUMNS", columns)
-    table_console().print(rich_table(WIDE))
-    lines = capsys.readouterr().out.splitlines()
-    assert any(all(name in line for name in NAMES) for line in lines) != folded
-
-
-def test_brackets_in_a_table_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
-    texts = "a[/b]", "0_strategy=[fedprox,fedavgm]", "[red]"
-    table_console().print(rich_table(Table(texts[:1], [[Entry(*texts[1:])]], "", words=1)))
+    names = [f"c10_practical_strategy=[fedprox,fedavgm]_seed_{number}" for number in range(12)]
+    table = rich_table(Table(names, [[Entry(f"{n}[/b]", "[red]") for n in names]], "", words=12))
+    table_console().print(table)
     printed = capsys.readouterr().out
-    assert all(text in printed for text in texts)
+    assert sum(all(name in line for name in names) for line in printed.splitlines()) == 2
+    assert "[/b]" in printed
+    assert "[red]" in printed
+    monkeypatch.setenv("COLUMNS", "80")
+    table_console().print(table)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ ROWS: list[dict[str, Any]] = [
     {"round": 1, "train_loss": 2.1, "seconds": 0.5, "failures": ["client 3: NaN in update"]},
     {"round": 2, "accuracy": 0.734, "loss": 0.91, "train_loss": 0.9, "seconds": 0.25},
 ]
-SUMMARY = {"strategy": "fedavg", "task": "digits", "rounds": 2, "accuracy": 0.734}
+SUMMARY: dict[str, Any] = {"strategy": "fedavg", "task": "digits", "rounds": 2, "accuracy": 0.734}
 SUMMARY |= {"best_accuracy": 0.8, "seconds": 0.75, "seconds_per_round": 0.25}
 SUMMARY |= {"bytes_up": 1_500_000, "bytes_down": 2_000_000}
 

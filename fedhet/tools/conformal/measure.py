@@ -172,11 +172,8 @@ def at_clients(
 def _held_out(task: Task, model: nn.Module, folder: Path) -> list[Outputs]:
     """Return the model's outputs for each client's held-out examples."""
     device = next(model.parameters()).device
-    found = []
-    for client in range(task.num_clients):
-        _, own = task.client_data(client, device)
-        if own is not None:
-            found.append(Outputs(*logits_of(model, own)))
+    parts = (task.client_data(client, device)[1] for client in range(task.num_clients))
+    found = [Outputs(*logits_of(model, own)) for own in parts if own is not None]
     if not found:
         raise ConfigError(
             f"--federated calibrates on the examples that clients hold out, and in {folder} "

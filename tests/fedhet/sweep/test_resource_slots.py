@@ -38,7 +38,6 @@ on_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no C
         ({"_target_": JOBLIB, "n_jobs": 3}, 2, 2),  # the last batch has no more
         ({"_target_": JOBLIB, "n_jobs": -1}, 12, 8),
         ({"_target_": JOBLIB, "n_jobs": -2}, 12, 7),
-        ({"_target_": JOBLIB, "n_jobs": 4}, 1, 1),  # a search that proposes one trial at a time
         ({"_target_": f"{SUBMITIT}.LocalLauncher"}, 12, 12),
         ({"_target_": f"{SUBMITIT}.SlurmLauncher"}, 12, 1),  # each has a control group of its own
     ],

@@ -93,7 +93,9 @@ def test_a_failed_job_is_named_the_others_are_kept_and_resuming_runs_what_is_lef
 
 
 @needs_optuna
-def test_a_search_proposes_again_what_it_proposed(tmp_path: Path) -> None:
+def test_a_search_proposes_again_what_it_proposed_and_goes_past_failed_trials(
+    tmp_path: Path,
+) -> None:
     words = ["hydra/sweeper=optuna", "local.lr=interval(0.01,1)", "hydra.sweeper.n_trials=3"]
     first = fedhet(tmp_path, "-m", *words)
     assert first.returncode == 0, first.stderr
@@ -106,21 +108,16 @@ def test_a_search_proposes_again_what_it_proposed(tmp_path: Path) -> None:
     assert more.returncode == 0, more.stderr
     assert more.stdout.count("earlier") == 6  # three lines, and three in the table
     assert [job["figures"]["accuracy"] for job in index_of(tmp_path)["jobs"]][:3] == rates
-
-
-@needs_optuna
-def test_a_search_goes_past_failed_trials(tmp_path: Path) -> None:
-    words = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "local.lr=interval(0.01,1)"]
-    done = fedhet(tmp_path, "-m", *words, "seed=13")  # all of them
-    assert (done.returncode, done.stderr) == (1, "")
-    assert statuses(tmp_path) == ["failed", "failed"]
-    assert "best" not in done.stdout.splitlines()[-1]
+    (tmp_path / "unlucky").mkdir()
+    failed = fedhet(tmp_path / "unlucky", "-m", *words, "seed=13")
+    assert (failed.returncode, failed.stderr) == (1, "")
+    assert statuses(tmp_path / "unlucky") == ["failed"] * 3
+    assert "best" not in failed.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["seed=1,2", "objective=acuracy"], "objective=acuracy .* allowed: accuracy, best_"),
         (["seed=1,2", "hydra.sweep.dir=full"], "full is not empty: .*--resume .*/full"),
         (["--resume", "nowhere"], "nowhere is not the folder of a sweep"),
         (["strategy=fedavg,fedavgg"], "(?s)fedavgg.*scaffold"),  # Hydra lists the options
@@ -134,7 +131,6 @@ def test_what_cannot_be_a_sweep_is_refused_before_the_first_job(
     done = fedhet(tmp_path, "-m", *words)
     assert done.returncode == 1
     assert re.search(message, done.stderr), done.stderr
-    assert "the run says" not in done.stderr
     if words[0].startswith("strategy="):
         assert statuses(tmp_path) == []
     else:
@@ -143,15 +139,14 @@ def test_what_cannot_be_a_sweep_is_refused_before_the_first_job(
         assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_sweep_keeps_what_was_measured(tmp_path: Path, number: int, code: int) -> None:
+def test_a_stopped_sweep_keeps_what_was_measured(tmp_path: Path) -> None:
     with subprocess.Popen(
         command("-m", "seed=1,99,2"), cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as sweep:
         _wait_for_the_second_job(tmp_path)
-        sweep.send_signal(number)
+        sweep.send_signal(signal.SIGINT)
         output, _ = sweep.communicate(timeout=30)
-    assert sweep.returncode == code
+    assert sweep.returncode == 130
     assert "[1/3] #0 seed=1: 10.00 %, 1 rounds" in output
     assert "continue fedhet -m --resume " in output
     assert index_of(tmp_path)["status"] == "stopped"

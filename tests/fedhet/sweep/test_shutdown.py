@@ -33,11 +33,10 @@ SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 
 
 @contextmanager
-def job(folder: SweepFolder, number: int, program: str) -> Iterator[subprocess.Popen[str]]:
+def job(folder: SweepFolder, number: int) -> Iterator[subprocess.Popen[str]]:
     """Have a process that reports to be a running job, and leave it to the test to end it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
-    ) as process:
+    command = [sys.executable, "-c", CLEANING_UP]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
         folder.report(report(number, process.pid))
@@ -55,7 +54,7 @@ def test_jobs_on_this_machine_are_asked_once_and_waited_for(tmp_path: Path) -> N
     folder = SweepFolder(tmp_path)
     folder.report(report(7, os.getpid()))  # in this process: not by a signal
     folder.report(report(8, 1, "another machine"))
-    with job(folder, 0, CLEANING_UP) as process, job(folder, 1, CLEANING_UP) as other:
+    with job(folder, 0) as process, job(folder, 1) as other:
         over = replace(report(1, other.pid), status="completed")
         folder.report(over)  # its worker may have another sweep's job
         began = time.monotonic()

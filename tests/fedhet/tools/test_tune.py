@@ -41,22 +41,20 @@ def launched(monkeypatch, tmp_path):
     def launch(words):
         calls.append(words)
         if words[0] == "-m":
-            folder = tmp_path / "search" / "0"
-            folder.mkdir(parents=True, exist_ok=True)
-            jobs = [
-                {
+            folder = SweepFolder(tmp_path / "search" / "0")
+            folder.path.mkdir(parents=True, exist_ok=True)
+            jobs = {
+                n: {
                     "number": n,
                     "status": "failed" if n == 3 else "completed",
                     "overrides": ["task=digits", *point, "rounds=2"],
                     "figures": {"accuracy": 1 - n / 10, "client_accuracy": 0.4 + n / 10},
                 }
                 for n, point in enumerate(expanded(GRID))
-            ]
+            }
             typed = [word for word in words[1:] if not word.startswith("hydra.sweep.dir")]
             if words[1] != "--resume":
-                SweepFolder(folder).write(Sweep(typed, began="now", total=4))
-            index = json.loads((folder / "sweep.json").read_text())
-            (folder / "sweep.json").write_text(json.dumps(index | {"jobs": jobs}))
+                folder.write(Sweep(typed, began="now", total=4), jobs)
         return 0
 
     monkeypatch.setattr(module, "_launch", launch)
