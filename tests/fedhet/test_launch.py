@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -12,29 +10,19 @@ import pytest
 
 from fedhet.runtimes import flower_install
 from fedhet.runtimes.flower_install import LaunchError, check_flower
+from tests.fedhet.sweep.sweeps import FEDHET, run_in
 
 pytestmark = pytest.mark.flower
 
 ROOT = Path(__file__).parents[2]
 
 
-def fedhet(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [Path(sys.executable).with_name("fedhet"), *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
 def test_help_and_an_unknown_option_or_key_leave_no_trace(tmp_path: Path) -> None:
-    done = fedhet(tmp_path, "--help")
+    done = run_in(tmp_path, FEDHET, "--help")
     assert done.returncode == 0
     assert "strategy: " in done.stdout
     for word, named in (("strategy=fedavgg", ["fedavgg", "scaffold"]), ("roundz=3", ["roundz"])):
-        done = fedhet(tmp_path, word)
+        done = run_in(tmp_path, FEDHET, word)
         assert done.returncode == 1
         assert all(name in done.stderr for name in named)
     assert not list(tmp_path.iterdir())
@@ -54,7 +42,7 @@ def test_what_cannot_start_is_refused_in_one_line(
 ) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    done = fedhet(tmp_path, *words)
+    done = run_in(tmp_path, FEDHET, *words)
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) == 1

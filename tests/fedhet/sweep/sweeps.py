@@ -1,13 +1,23 @@
-"""The folder of a sweep that a command wrote below results/."""
+"""Runs a command in a folder, and reads the sweep that it writes below results/."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+FEDHET = str(Path(sys.executable).with_name("fedhet"))
+
+
+def run_in(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False
+    )
 
 
 def sweep_folder(cwd: Path) -> Path:

@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,19 +30,19 @@ on_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no C
 
 
 @pytest.mark.parametrize(
-    ("launcher", "together", "expected"),
+    ("launcher", "n_jobs", "together", "expected"),
     [
-        ({"_target_": BASIC}, 12, 1),
-        ({"_target_": JOBLIB, "n_jobs": 3}, 12, 3),
-        ({"_target_": JOBLIB, "n_jobs": 3}, 2, 2),  # the last batch has no more
-        ({"_target_": JOBLIB, "n_jobs": -1}, 12, 8),
-        ({"_target_": JOBLIB, "n_jobs": -2}, 12, 7),
-        ({"_target_": f"{SUBMITIT}.LocalLauncher"}, 12, 12),
-        ({"_target_": f"{SUBMITIT}.SlurmLauncher"}, 12, 1),  # each has a control group of its own
+        (BASIC, None, 12, 1),
+        (JOBLIB, 3, 12, 3),
+        (JOBLIB, 3, 2, 2),  # the last batch has no more
+        (JOBLIB, -1, 12, 8),
+        (JOBLIB, -2, 12, 7),
+        (f"{SUBMITIT}.LocalLauncher", None, 12, 12),
+        (f"{SUBMITIT}.SlurmLauncher", None, 12, 1),  # each has a control group of its own
     ],
 )
-def test_jobs_at_once(launcher: dict[str, Any], together: int, expected: int) -> None:
-    assert jobs_at_once(launcher, together, cpus=8) == expected
+def test_jobs_at_once(launcher: str, n_jobs: int | None, together: int, expected: int) -> None:
+    assert jobs_at_once({"_target_": launcher, "n_jobs": n_jobs}, together, cpus=8) == expected
 
 
 def test_slots_cover_the_cpus_once_and_differ_by_one_at_most() -> None:

@@ -5,29 +5,28 @@ from __future__ import annotations
 import importlib.util
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
 from fedhet.sweep.resource_slots import slots_of_machine
-from tests.fedhet.sweep.sweeps import read_json, statuses, sweep_folder, wait_for_rows
+from tests.fedhet.sweep.sweeps import (
+    FEDHET,
+    read_json,
+    run_in,
+    statuses,
+    sweep_folder,
+    wait_for_rows,
+)
 from tests.processes import alive
 
 pytestmark = pytest.mark.flower
 
-FEDHET = str(Path(sys.executable).with_name("fedhet"))
 SMALL = ["task=digits", "clients=4", "rounds=2", "local.epochs=1", "runtime=local"]
 JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
 SUBMITIT = ["hydra/launcher=submitit_local"]
 FIRST = "0_scaffold_digits_seed0"
-
-
-def fedhet(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [FEDHET, *words], cwd=cwd, capture_output=True, text=True, timeout=240, check=False
-    )
 
 
 @pytest.mark.parametrize("launcher", [JOBLIB, SUBMITIT], ids=["joblib", "submitit"])
@@ -37,14 +36,14 @@ def test_jobs_at_once_fail_and_resume_like_one_after_the_other(
     if importlib.util.find_spec("submitit") is None and launcher is SUBMITIT:
         pytest.skip("the extra `sweep` is not installed")
     words = [*SMALL, "strategy=scaffold", "local.momentum=0.9,0", "seed=0,1"]
-    done = fedhet(tmp_path, "-m", *words, *launcher)
+    done = run_in(tmp_path, FEDHET, "-m", *words, *launcher)
     assert (done.returncode, done.stderr) == (1, "")
     assert statuses(tmp_path) == ["failed"] * 2 + ["completed"] * 2
     assert "option II of SCAFFOLD" in done.stdout
     folder = sweep_folder(tmp_path)
     assert read_json(folder / FIRST / "summary.json")["status"] == "failed"
     assert not (folder / ".sweep").exists()
-    again = fedhet(tmp_path, "-m", "--resume", *words)
+    again = run_in(tmp_path, FEDHET, "-m", "--resume", *words)
     assert again.returncode == 1, again.stderr
     assert again.stdout.count(" 2 rounds, earlier") == 2
 
@@ -65,9 +64,9 @@ def test_a_sweep_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path) -> 
     for slot in slots_of_machine(2):  # each job has its part of the CPUs
         assert set(slot.cpus) in affinities
     folder = sweep_folder(tmp_path)
-    resumed = fedhet(tmp_path, "-m", f"--resume={folder}")
+    resumed = run_in(tmp_path, FEDHET, "-m", f"--resume={folder}")
     assert resumed.returncode == 0, resumed.stderr + output
-    whole = fedhet(tmp_path, *words, "results_dir=whole")
+    whole = run_in(tmp_path, FEDHET, *words, "results_dir=whole")
     assert whole.returncode == 0, whole.stderr
     halves, expected = (
         read_json(path / "summary.json")["parameters_sha256"]
