@@ -12,9 +12,7 @@ from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 
 
-def test_a_table_in_a_pipe_is_whole_and_brackets_in_it_are_no_markup(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_in_a_pipe_is_whole_and_brackets_in_it_are_no_markup(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     names = [f"c10_practical_strategy=[fedprox,fedavgm]_seed_{number}" for number in range(12)]
     table = rich_table(Table(names, [[Entry(f"{n}[/b]", "[red]") for n in names]], "", words=12))
@@ -36,9 +34,7 @@ def test_a_table_in_a_pipe_is_whole_and_brackets_in_it_are_no_markup(
         (KeyboardInterrupt("nothing left"), 130, "fedhet-export: nothing left"),
     ],
 )
-def test_errors_of_the_user_end_a_command_with_a_line_and_a_code(
-    error: BaseException, code: int, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_of_the_user_end_a_command_with_a_line_and_a_code(error, code, message, capsys):
     with pytest.raises(SystemExit) as ended, reported_errors("fedhet-export"):
         raise error
     assert ended.value.code == code
@@ -47,7 +43,7 @@ def test_errors_of_the_user_end_a_command_with_a_line_and_a_code(
         raise KeyError  # a bug keeps its traceback
 
 
-def test_a_number_of_an_option_lies_between_its_bounds() -> None:
+def test_a_number_of_an_option_lies_between_its_bounds():
     assert number_between(0, 1)("0.5") == 0.5
     assert number_between(0, 1, with_low=True)("0") == 0.0
     for text in ("0", "1"):

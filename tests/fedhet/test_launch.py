@@ -17,7 +17,7 @@ pytestmark = pytest.mark.flower
 ROOT = Path(__file__).parents[2]
 
 
-def test_help_and_an_unknown_option_or_key_leave_no_trace(tmp_path: Path) -> None:
+def test_help_and_an_unknown_option_or_key_leave_no_trace(tmp_path):
     done = run_in(tmp_path, FEDHET, "--help")
     assert done.returncode == 0
     assert "strategy: " in done.stdout
@@ -37,9 +37,7 @@ def test_help_and_an_unknown_option_or_key_leave_no_trace(tmp_path: Path) -> Non
         (["runtime.name=moon"], "runtime=moon"),
     ],
 )
-def test_what_cannot_start_is_refused_in_one_line(
-    tmp_path: Path, words: list[str], message: str
-) -> None:
+def test_what_cannot_start_is_refused_in_one_line(tmp_path, words, message):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     done = run_in(tmp_path, FEDHET, *words)
@@ -49,13 +47,13 @@ def test_what_cannot_start_is_refused_in_one_line(
     assert re.search(message, done.stderr)
 
 
-def test_another_flower_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_flower_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(flower_install.importlib.metadata, "version", lambda _: "1.41.0")
     with pytest.raises(LaunchError, match=r"flwr 1\.41\.0 is installed.*1\.39"):
         check_flower()
 
 
-def test_the_launched_app_is_the_one_of_pyproject() -> None:
+def test_the_launched_app_is_the_one_of_pyproject():
     launched = tomllib.loads(flower_install._APP.format(version="1"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for part in ("publisher", "components"):

@@ -7,35 +7,32 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 FEDHET = str(Path(sys.executable).with_name("fedhet"))
 
 
-def run_in(cwd: Path, *command: str) -> subprocess.CompletedProcess[str]:
+def run_in(cwd, *command):
     return subprocess.run(
         command, cwd=cwd, capture_output=True, text=True, timeout=240, check=False
     )
 
 
-def sweep_folder(cwd: Path) -> Path:
+def sweep_folder(cwd):
     [path] = (cwd / "results").glob("*_sweep")
     return path
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
-    return found
+def read_json(path):
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
-def statuses(cwd: Path) -> list[str]:
+def statuses(cwd):
     return [job["status"] for job in read_json(sweep_folder(cwd) / "sweep.json")["jobs"]]
 
 
-def wait_for_rows(cwd: Path, job: str, jobs: int = 1, rows: int = 1) -> None:
+def wait_for_rows(cwd, job, jobs=1, rows=1):
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         found = list((cwd / "results").glob(f"*/{job}/metrics.jsonl"))

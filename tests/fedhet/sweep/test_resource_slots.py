@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -41,12 +40,12 @@ on_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no C
         (f"{SUBMITIT}.SlurmLauncher", None, 12, 1),  # each has a control group of its own
     ],
 )
-def test_jobs_at_once(launcher: str, n_jobs: int | None, together: int, expected: int) -> None:
+def test_jobs_at_once(launcher, n_jobs, together, expected):
     assert jobs_at_once({"_target_": launcher, "n_jobs": n_jobs}, together, cpus=8) == expected
 
 
-def test_slots_cover_the_cpus_once_and_differ_by_one_at_most() -> None:
-    def divided(cpus: int, num_cpus: int, jobs: int) -> list[tuple[list[int], int]]:
+def test_slots_cover_the_cpus_once_and_differ_by_one_at_most():
+    def divided(cpus, num_cpus, jobs):
         slots = divide(range(cpus), num_cpus, [], jobs)
         assert not any(slot.gpus for slot in slots)
         return [(list(slot.cpus), slot.num_cpus) for slot in slots]
@@ -56,8 +55,8 @@ def test_slots_cover_the_cpus_once_and_differ_by_one_at_most() -> None:
     assert divided(8, 3, jobs=2) == [([0, 2, 4, 6], 2), ([1, 3, 5, 7], 1)]  # a quota of 3
 
 
-def test_gpus_are_divided_or_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    def divided(gpus: str, jobs: int) -> list[tuple[list[str], int]]:
+def test_gpus_are_divided_or_shared(monkeypatch):
+    def divided(gpus, jobs):
         return [(list(one.gpus), one.jobs_per_gpu) for one in divide(range(8), 8, gpus, jobs)]
 
     assert divided("0123", jobs=2) == [(["0", "2"], 1), (["1", "3"], 1)]
@@ -67,9 +66,7 @@ def test_gpus_are_divided_or_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @on_linux
-def test_a_container_may_have_fewer_cpus_than_it_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_may_have_fewer_cpus_than_it_sees(tmp_path, monkeypatch):
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr(resource_slots, "_CPU_QUOTA", quota)
     seen = len(os.sched_getaffinity(0))
@@ -79,9 +76,7 @@ def test_a_container_may_have_fewer_cpus_than_it_sees(
 
 
 @on_linux
-def test_a_job_is_kept_to_a_slot_that_no_other_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_kept_to_a_slot_that_no_other_has(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     before = os.sched_getaffinity(0)
     slots = [Slot([min(before)], 1, ["7"], 1), Slot([max(before)], 1, ["8"], 1)]
@@ -109,9 +104,7 @@ time.sleep(float(sys.argv[2]))
 
 
 @pytest.mark.parametrize("seconds", [0.5, 60.0], ids=["released", "killed"])
-def test_a_job_waits_until_another_has_released_its_slot_or_was_killed(
-    tmp_path: Path, seconds: float
-) -> None:
+def test_a_job_waits_until_another_has_released_its_slot_or_was_killed(tmp_path, seconds):
     slot = Slot(sorted(resource_slots._affinity()), 1, [], 1)
     with free_slot(tmp_path, [slot]):
         [lock] = tmp_path.rglob("*.lock")
@@ -137,15 +130,13 @@ def test_a_job_waits_until_another_has_released_its_slot_or_was_killed(
         ("runtime.client_gpus=0.1", Slot(range(2), 2, ["0"], 2), 2, 0.1),
     ],
 )
-def test_a_recipe_is_limited_to_its_slot(
-    overrides: str, slot: Slot, cpus: int, gpus: float | None
-) -> None:
+def test_a_recipe_is_limited_to_its_slot(overrides, slot, cpus, gpus):
     recipe = compose({"overrides": overrides})
     limit_recipe(recipe, slot)
     assert (recipe.runtime.num_cpus, recipe.runtime.client_gpus) == (cpus, gpus)
 
 
-def test_a_client_that_needs_more_than_a_job_has_is_refused() -> None:
+def test_a_client_that_needs_more_than_a_job_has_is_refused():
     recipe = compose({"overrides": "runtime.client_cpus=4"})
     with pytest.raises(ValueError, match=r"runtime\.client_cpus=4.* leave each 2 .*n_jobs"):
         limit_recipe(recipe, Slot([0, 1], 2, [], 1))

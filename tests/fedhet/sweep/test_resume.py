@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import DictConfig
 
 from common.errors import ConfigError
 from conf import compose, fingerprint, quoted, resume_fingerprint
@@ -17,16 +16,16 @@ from server_app.checkpoint import Checkpoint, save_checkpoint
 from strategies.round.round_report import StrategyState
 
 
-def recipe_of(*words: str) -> DictConfig:
+def recipe_of(*words):
     return compose({"overrides": json.dumps(["rounds=10", *words])})
 
 
-def write_summary(folder: Path, status: str, *words: str) -> None:
+def write_summary(folder, status, *words):
     summary = {"status": status, "fingerprint": fingerprint(recipe_of(*words))}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
-def write_checkpoint(folder: Path, round: int) -> None:
+def write_checkpoint(folder, round):
     state = StrategyState(
         round=round, experiment="x", committed={}, failed_rounds=0, tensors={"a": {}}
     )
@@ -34,7 +33,7 @@ def write_checkpoint(folder: Path, round: int) -> None:
     save_checkpoint(folder / "checkpoints", checkpoint)
 
 
-def test_a_completed_job_of_the_same_recipe_is_skipped(tmp_path: Path) -> None:
+def test_a_completed_job_of_the_same_recipe_is_skipped(tmp_path):
     write_summary(tmp_path, "completed")
     assert plan_for(tmp_path, recipe_of()) is Plan.SKIP
     assert plan_for(tmp_path, recipe_of("runtime=local", "device=cpu")) is Plan.SKIP  # the same
@@ -49,7 +48,7 @@ def test_a_completed_job_of_the_same_recipe_is_skipped(tmp_path: Path) -> None:
     assert plan_for(tmp_path, recipe_of("task=imdb", f"task.vocabulary_file={path}")) is Plan.SKIP
 
 
-def test_a_job_continues_from_its_checkpoint_and_restarts_without_one(tmp_path: Path) -> None:
+def test_a_job_continues_from_its_checkpoint_and_restarts_without_one(tmp_path):
     assert plan_for(tmp_path / "not there", recipe_of()) is Plan.RESTART
     write_summary(tmp_path, "failed")
     assert plan_for(tmp_path, recipe_of()) is Plan.RESTART
@@ -64,7 +63,7 @@ def test_a_job_continues_from_its_checkpoint_and_restarts_without_one(tmp_path: 
     assert plan_for(tmp_path, recipe_of("local.lr=0.2")) is Plan.REPLACE
 
 
-def test_a_restart_removes_all_but_the_log_and_a_replaced_folder_is_kept(tmp_path: Path) -> None:
+def test_a_restart_removes_all_but_the_log_and_a_replaced_folder_is_kept(tmp_path):
     folder = tmp_path / "0_job"
     (folder / "client_state").mkdir(parents=True)
     for name in ("log.txt", "metrics.jsonl", "client_state/x"):
@@ -82,14 +81,14 @@ def test_a_restart_removes_all_but_the_log_and_a_replaced_folder_is_kept(tmp_pat
     assert [path.read_text() for path in kept] == ["first", "second"]
 
 
-def sweep_at(path: Path, *overrides: str, day: int = 1) -> Path:
+def sweep_at(path, *overrides, day=1):
     path.mkdir(parents=True)
     SweepFolder(path).write(Sweep(overrides, began=f"2026-01-0{day}T00:00:00+0000"))
     return path
 
 
 @pytest.mark.parametrize("form", ["--resume F", "--resume=F", "--resume hydra.sweep.dir=F"])
-def test_typed_words_replace_those_of_the_folder(tmp_path: Path, form: str) -> None:
+def test_typed_words_replace_those_of_the_folder(tmp_path, form):
     folder = sweep_at(tmp_path / "sweep", "seed=0,1", "rounds=10", "+experiment=x/y")
     assert take_resume(["-m", "seed=0,1"]) == ["-m", "seed=0,1"]
     assert not resuming()
@@ -103,9 +102,7 @@ def test_typed_words_replace_those_of_the_folder(tmp_path: Path, form: str) -> N
     ]
 
 
-def test_without_a_folder_the_newest_sweep_of_the_same_words_continues(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_folder_the_newest_sweep_of_the_same_words_continues(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     results = tmp_path / "results"
     sweep_at(results / "a", "seed=0,1", "strategy=fedavg", day=1)
@@ -126,9 +123,7 @@ def test_without_a_folder_the_newest_sweep_of_the_same_words_continues(
         (["--resume", "nowhere"], r"fedhet -m --resume FOLDER; .* one run: .*resume=true"),
     ],
 )
-def test_what_cannot_be_resumed_is_refused(
-    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_resumed_is_refused(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=message):
         take_resume(words)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import signal
 import subprocess
-from pathlib import Path
 
 import psutil
 import pytest
@@ -30,9 +29,7 @@ FIRST = "0_scaffold_digits_seed0"
 
 
 @pytest.mark.parametrize("launcher", [JOBLIB, SUBMITIT], ids=["joblib", "submitit"])
-def test_jobs_at_once_fail_and_resume_like_one_after_the_other(
-    tmp_path: Path, launcher: list[str]
-) -> None:
+def test_jobs_at_once_fail_and_resume_like_one_after_the_other(tmp_path, launcher):
     if importlib.util.find_spec("submitit") is None and launcher is SUBMITIT:
         pytest.skip("the extra `sweep` is not installed")
     words = [*SMALL, "strategy=scaffold", "local.momentum=0.9,0", "seed=0,1"]
@@ -48,7 +45,7 @@ def test_jobs_at_once_fail_and_resume_like_one_after_the_other(
     assert again.stdout.count(" 2 rounds, earlier") == 2
 
 
-def test_a_sweep_that_was_stopped_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+def test_a_sweep_that_was_stopped_ends_as_if_it_had_not_been(tmp_path):
     words = [*SMALL, "rounds=40", "strategy=scaffold"]
     with subprocess.Popen(
         [FEDHET, "-m", *words, "seed=0,1", *JOBLIB], cwd=tmp_path, stdout=subprocess.PIPE, text=True

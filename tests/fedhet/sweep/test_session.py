@@ -8,8 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -46,21 +44,19 @@ needs_optuna = pytest.mark.skipif(
 )
 
 
-def command(*words: str) -> list[str]:
+def command(*words):
     return [sys.executable, "-c", PRETENDING, *words]
 
 
-def fedhet(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def fedhet(cwd, *words):
     return run_in(cwd, *command(*words))
 
 
-def index_of(cwd: Path) -> dict[str, Any]:
+def index_of(cwd):
     return read_json(sweep_folder(cwd) / "sweep.json")
 
 
-def test_a_failed_job_is_named_the_others_are_kept_and_resuming_runs_what_is_left(
-    tmp_path: Path,
-) -> None:
+def test_a_failed_job_is_named_the_others_are_kept_and_resuming_runs_what_is_left(tmp_path):
     words = ["-m", "seed=1,13", "strategy=fedavg,scaffold"]
     done = fedhet(tmp_path, *words)
     assert (done.returncode, done.stderr) == (1, "")
@@ -91,9 +87,7 @@ def test_a_failed_job_is_named_the_others_are_kept_and_resuming_runs_what_is_lef
 
 
 @needs_optuna
-def test_a_search_proposes_again_what_it_proposed_and_goes_past_failed_trials(
-    tmp_path: Path,
-) -> None:
+def test_a_search_proposes_again_what_it_proposed_and_goes_past_failed_trials(tmp_path):
     words = ["hydra/sweeper=optuna", "local.lr=interval(0.01,1)", "hydra.sweeper.n_trials=3"]
     first = fedhet(tmp_path, "-m", *words)
     assert first.returncode == 0, first.stderr
@@ -113,9 +107,7 @@ def test_a_search_proposes_again_what_it_proposed_and_goes_past_failed_trials(
     assert "best" not in failed.stdout.splitlines()[-1]
 
 
-def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(
-    tmp_path: Path,
-) -> None:
+def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
     full = fedhet(tmp_path, "-m", "seed=1,2", "hydra.sweep.dir=full")
@@ -127,7 +119,7 @@ def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(
     assert statuses(tmp_path) == []
 
 
-def test_a_stopped_sweep_keeps_what_was_measured(tmp_path: Path) -> None:
+def test_a_stopped_sweep_keeps_what_was_measured(tmp_path):
     with subprocess.Popen(
         command("-m", "seed=1,99,2"), cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as sweep:
@@ -142,7 +134,7 @@ def test_a_stopped_sweep_keeps_what_was_measured(tmp_path: Path) -> None:
     assert not (sweep_folder(tmp_path) / ".sweep").exists()
 
 
-def test_a_sweep_that_was_killed_can_be_resumed_and_a_running_one_cannot(tmp_path: Path) -> None:
+def test_a_sweep_that_was_killed_can_be_resumed_and_a_running_one_cannot(tmp_path):
     with subprocess.Popen(
         command("-m", "seed=1,99"), cwd=tmp_path, stdout=subprocess.DEVNULL
     ) as sweep:
@@ -159,6 +151,6 @@ def test_a_sweep_that_was_killed_can_be_resumed_and_a_running_one_cannot(tmp_pat
     assert "earlier" in last.stdout
 
 
-def _wait_for_the_second_job(cwd: Path) -> None:
+def _wait_for_the_second_job(cwd):
     wait_for_rows(cwd, "1_fedavg_digits_seed99")
     time.sleep(0.5)  # the display has seen it, too

@@ -9,10 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -29,11 +27,12 @@ while not asked: time.sleep(0.01)
 time.sleep(0.3)
 sys.exit(len(asked))
 """
+HERE = socket.gethostname()
 SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 
 
 @contextmanager
-def job(folder: SweepFolder, number: int) -> Iterator[subprocess.Popen[str]]:
+def job(folder, number):
     """Have a process that reports to be a running job, and leave it to the test to end it."""
     command = [sys.executable, "-c", CLEANING_UP]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -46,11 +45,11 @@ def job(folder: SweepFolder, number: int) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-def report(number: int, pid: int, host: str = socket.gethostname()) -> JobReport:
+def report(number, pid, host=HERE):
     return JobReport(number, f"{number}_job", [], "running", 10, began=1.0, pid=pid, host=host)
 
 
-def test_jobs_on_this_machine_are_asked_once_and_waited_for(tmp_path: Path) -> None:
+def test_jobs_on_this_machine_are_asked_once_and_waited_for(tmp_path):
     folder = SweepFolder(tmp_path)
     folder.report(report(7, os.getpid()))  # in this process: not by a signal
     folder.report(report(8, 1, "another machine"))
@@ -64,16 +63,14 @@ def test_jobs_on_this_machine_are_asked_once_and_waited_for(tmp_path: Path) -> N
         assert other.poll() is None
 
 
-def test_a_job_ends_when_its_launcher_process_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_ends_when_its_launcher_process_was_killed(tmp_path, monkeypatch):
     folder = SweepFolder(tmp_path)
     folder.inner.mkdir()
     monkeypatch.setattr(shutdown, "_POLL_SECONDS", 0.01)
-    signals: list[int] = []
+    signals = []
     monkeypatch.setattr(os, "kill", lambda pid, number: signals.append(number))
     ended = threading.Event()
-    monkeypatch.setenv(shutdown.MARK, f"{socket.gethostname()}:{os.getpid()}")
+    monkeypatch.setenv(shutdown.MARK, f"{HERE}:{os.getpid()}")
     threading.Timer(0.1, ended.set).start()
     end_with_launcher(folder, ended)  # it returns with the job, since the launcher lives
     assert not folder.is_stopping()
@@ -81,16 +78,14 @@ def test_a_job_ends_when_its_launcher_process_was_killed(
         pass
     monkeypatch.setenv(shutdown.MARK, f"another machine:{launcher.pid}")
     assert not launcher_is_gone()
-    monkeypatch.setenv(shutdown.MARK, f"{socket.gethostname()}:{launcher.pid}")
+    monkeypatch.setenv(shutdown.MARK, f"{HERE}:{launcher.pid}")
     end_with_launcher(folder, threading.Event())
     assert signals == [signal.SIGTERM]
     assert folder.is_stopping()
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(SLURM, "12 13\n"), ("x.LocalLauncher", "")])
-def test_slurm_forgets_the_jobs_of_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, expected: str
-) -> None:
+def test_slurm_forgets_the_jobs_of_the_sweep(tmp_path, monkeypatch, kind, expected):
     for name in ("12_0", "12_1", "13", "%j", "4x"):
         (tmp_path / "sweep" / ".submitit" / name).mkdir(parents=True)
     called = tmp_path / "called"
