@@ -73,12 +73,6 @@ def test_it_writes_table_plot_and_data_of_finished_runs(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("run", "options", "message"),
-    [
-        ("fedavg_run", ["--federated"], "partition.holdout=0.0: run it with"),
-        ("fedper_run", [], "is not the task's whole model"),
-    ],
-)
-def test_runs_without_what_it_needs_are_refused(run, options, message, request, refused):
-    assert message in refused(main, request.getfixturevalue(run), *options)
+def test_runs_without_what_it_needs_are_refused(fedavg_run, fedper_run, refused):
+    assert "partition.holdout=0.0: run it with" in refused(main, fedavg_run, "--federated")
+    assert "is not the task's whole model" in refused(main, fedper_run)

@@ -81,23 +81,15 @@ def test_the_vocabulary_is_exported_with_a_text_model(text_run, tmp_path):
     assert about["input"] == {"shape": ["batch", 6], "dtype": "torch.int64"}
 
 
-@pytest.mark.parametrize(
-    ("run", "out", "message"),
-    [
-        ("fedper", "model.pt2", "not the task's whole model"),
-        ("unfinished", "model.pt2", "the run has not completed"),
-        ("empty", "model.pt2", "is not the results directory of a run"),
-        ("fedavg", "nowhere/model.pt2", "nowhere"),
-    ],
-)
-def test_what_cannot_be_exported_is_refused(
-    run, out, message, fedavg_run, fedper_run, tmp_path, refused
-):
-    folders = {"fedper": fedper_run, "fedavg": fedavg_run, "unfinished": tmp_path / "unfinished"}
-    shutil.copytree(fedavg_run, tmp_path / "unfinished")
-    (tmp_path / "unfinished" / "model.safetensors").unlink()
-    assert message in refused(main, folders.get(run, tmp_path), "--out", tmp_path / out)
-    assert not (tmp_path / "model.pt2").exists()
+def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, refused):
+    unfinished, out = tmp_path / "unfinished", tmp_path / "model.pt2"
+    shutil.copytree(fedavg_run, unfinished)
+    (unfinished / "model.safetensors").unlink()
+    assert "not the task's whole model" in refused(main, fedper_run, "--out", out)
+    assert "the run has not completed" in refused(main, unfinished, "--out", out)
+    assert "is not the results directory of a run" in refused(main, tmp_path, "--out", out)
+    assert "nowhere" in refused(main, fedavg_run, "--out", tmp_path / "nowhere" / "model.pt2")
+    assert not out.exists()
 
 
 def test_a_program_with_other_outputs_is_not_written(fedavg_run, tmp_path, monkeypatch, refused):
