@@ -39,25 +39,21 @@ def fedper_run(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session")
-def write_images():
-    def write(folder, count, colours, seed=0):
-        """Write train/ and test/ with images of nearly one colour per class."""
-        random = np.random.default_rng(seed)
-        for split in ("train", "test"):
-            for name, colour in colours.items():
-                place = folder / split / name
-                place.mkdir(parents=True)
-                for number in range(count):
-                    pixels = colour + random.integers(-25, 26, (8, 8, 3))
-                    Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number}.png")
-        return folder
-
-    return write
+def write_images(folder, count, colours, seed=0):
+    """Write train/ and test/ with images of nearly one colour per class."""
+    random = np.random.default_rng(seed)
+    for split in ("train", "test"):
+        for name, colour in colours.items():
+            place = folder / split / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = colour + random.integers(-25, 26, (8, 8, 3))
+                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number}.png")
+    return folder
 
 
 @pytest.fixture(scope="session")
-def image_run(tmp_path_factory, write_images):
+def image_run(tmp_path_factory):
     """Return a run on an image folder, and where the folder has been moved since."""
     folder = tmp_path_factory.mktemp("images")
     data = write_images(folder / "data", 12, COLOURS)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from fedhet.load_run import classifier_of, recipe_of, task_of
 from fedhet.tools.evaluate import evaluate, main
 from tasks.evaluation import evaluate_model
-from tests.fedhet.tools.conftest import COLOURS
+from tests.fedhet.tools.conftest import COLOURS, write_images
 from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.slow  # nearly every test needs a run
@@ -36,7 +36,7 @@ def test_the_own_test_set_gives_the_figures_of_the_run(words, tmp_path):
 
 
 def test_classes_are_matched_by_name_and_known_without_the_training_data(
-    image_run, write_images, tmp_path, refused
+    image_run, tmp_path, refused
 ):
     """A missing class would shift the labels if they followed the new folder's own alphabet."""
     folder, data = image_run
@@ -82,7 +82,8 @@ def test_augmented_images_are_those_of_training(tmp_path, monkeypatch):
         return Augmentation(ones, torch.zeros(size).long(), torch.zeros(size).long())
 
     words = ["flip=true", "crop_padding=2"]
-    drawn = [evaluate(folder, words, passes=2, seed=seed).augmented for seed in (3, 3, 4)]
+    every = [*words, "test_size=null"]
+    drawn = [evaluate(folder, every, passes=2, seed=seed).augmented for seed in (3, 3, 4)]
     assert drawn[0] == drawn[1] != drawn[2]
     assert drawn[0][0] != drawn[0][1]
     monkeypatch.setattr(Augmentation, "draw", draw)
