@@ -112,9 +112,7 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
     """Create the run's results directory, of its own, and return its absolute path."""
     if not recipe.results_dir:
         if recipe.resume:
-            raise ConfigError(
-                "resume=true needs the folder of the run to continue: results_dir=..."
-            )
+            raise ConfigError("resume=true needs the folder of the run: results_dir=...")
         return _new_results_dir(recipe)
     folder = Path(str(recipe.results_dir)).expanduser().absolute()
     if folder.exists() and not folder.is_dir():

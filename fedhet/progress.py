@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,12 +20,9 @@ from common.results import Row
 def round_display(console: Console, title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
     """Give a function that shows a finished round: in a progress bar on a terminal, else a line."""
     if console.is_terminal:
-        columns = ("[bold]{task.description}", "{task.fields[round]}", "{task.fields[figures]}")
-        name, number, measured = map(TextColumn, columns)
-        width = BarColumn(bar_width=24)
-        with Progress(
-            SpinnerColumn(), name, width, number, measured, TimeElapsedColumn(), console=console
-        ) as bar:
+        first = SpinnerColumn(), "[bold]{task.description}", BarColumn(bar_width=24)
+        last = "{task.fields[round]}", "{task.fields[figures]}", TimeElapsedColumn()
+        with Progress(*first, *last, console=console) as bar:
             task = bar.add_task(title, total=rounds, round=f"round 0/{rounds}", figures="starting")
             latest: Row = {}
 
