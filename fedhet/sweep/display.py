@@ -25,12 +25,9 @@ class LiveDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        whole_width = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._bars = Progress(
-            TextColumn(
-                "{task.description}",
-                markup=False,
-                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-            ),
+            TextColumn("{task.description}", markup=False, table_column=whole_width),
             BarColumn(bar_width=8),
             TextColumn("{task.fields[figures]}", justify="right"),
             console=console,
