@@ -66,14 +66,9 @@ def _hydra_main(recipe: DictConfig) -> float | None:
 
 
 def run(recipe: DictConfig) -> None:
-    """Run one recipe from start to end.
-
-    Raises:
-        ConfigError: if the recipe or its results directory cannot be used.
-        LaunchError: if the run could not be started or failed; the message has the reason.
-    """
+    """Run one recipe from start to end; a LaunchError says why it failed."""
     check_sizes(recipe)
-    results_dir = prepare_results_dir(recipe)
+    results_dir = _prepare_results_dir(recipe)
     overrides = app_overrides(HydraConfig.get().overrides.task, recipe, results_dir)
     results = ResultsFollower(results_dir)
     console = Console()
@@ -109,23 +104,17 @@ def _watch(
             return summary
         if not running:
             reason = summary.get("error") or runtime.failure()
-            log = results.metrics_path.with_name("log.txt")
-            raise LaunchError(f"the run failed: {reason}\nits log: {log}")
+            raise LaunchError(f"the run failed: {reason}\nits log: {results.folder / 'log.txt'}")
         time.sleep(_POLL_SECONDS)
 
 
-def prepare_results_dir(recipe: DictConfig) -> Path:
-    """Create the run's results directory and return its absolute path.
-
-    Raises:
-        ConfigError: if a new run would write among other results, or a resumed one has no folder.
-    """
-    if recipe.results_dir:
-        folder = Path(str(recipe.results_dir)).expanduser().absolute()
-    elif recipe.resume:
-        raise ConfigError("resume=true needs the folder of the run to continue: results_dir=...")
-    else:
+def _prepare_results_dir(recipe: DictConfig) -> Path:
+    """Create the run's results directory, of its own, and return its absolute path."""
+    if not recipe.results_dir:
+        if recipe.resume:
+            raise ConfigError("resume=true needs the folder of the run: results_dir=...")
         return _new_results_dir(recipe)
+    folder = Path(str(recipe.results_dir)).expanduser().absolute()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"results_dir={folder} is a file; name a folder")
     # A job of a sweep has its log before it starts.
@@ -156,7 +145,7 @@ def _new_results_dir(recipe: DictConfig) -> Path:
 def _draw(results: ResultsFollower, title: str) -> str:
     if not can_plot():
         return 'not drawn: matplotlib is missing; install it with pip install -e ".[plots]"'
-    path = results.metrics_path.with_name("plot.png")
+    path = results.folder / "plot.png"
     plot_run(read_rows(results.metrics_path), title, path)
     return str(path)
 

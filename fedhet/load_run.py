@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,7 @@ MODEL = "model.safetensors"
 
 
 def recipe_of(folder: Path) -> DictConfig:
-    """Return the recipe that a run has written, with the keys of today.
-
-    Raises:
-        ConfigError: if the folder has none.
-    """
+    """Return the recipe that a run has written, with the keys of today."""
     path = folder / "config.yaml"
     if not path.is_file():
         raise ConfigError(f"{folder} is not the results directory of a run: it has no config.yaml")
@@ -35,32 +31,21 @@ def recipe_of(folder: Path) -> DictConfig:
     return OmegaConf.create(upgrade_config({str(key): value for key, value in plain.items()}))
 
 
-def task_of(recipe: DictConfig, classes: Sequence[str] | None = None) -> Task:
-    """Return the task of a run's recipe; ``classes`` name the labels where it does not."""
+def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> Task:
+    """Return the task of a run's recipe; ``metadata`` names its classes if the recipe does not."""
     plain: Any = OmegaConf.to_container(recipe)
     plain["task"].pop("classifier_tensors", None)  # the run has added it
-    if classes is not None and plain["task"].get("classes") is None:
-        plain["task"]["classes"] = list(classes)
+    if metadata and "classes" in metadata and plain["task"].get("classes") is None:
+        plain["task"]["classes"] = json.loads(metadata["classes"])
     return build_task(
         plain["task"], plain["partition"], seed=plain["seed"], num_clients=plain["clients"]
     )
 
 
 def label_metadata_of(folder: Path) -> dict[str, str]:
-    """Return the label metadata stored with a run's model (``Task.label_metadata``).
-
-    It is empty for a run that did not write it.
-
-    Raises:
-        ConfigError: if the run has no model, or a broken one.
-    """
+    """Return the label metadata stored with a run's model (``Task.label_metadata``), if any."""
     _, metadata = _read(_model_path(folder))
     return {key: metadata[key] for key in ("classes", "vocabulary") if key in metadata}
-
-
-def classes_in(metadata: Mapping[str, str]) -> list[str] | None:
-    """Return the classes' names by label; None where the metadata does not have them."""
-    return json.loads(metadata["classes"]) if "classes" in metadata else None
 
 
 def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Module:
@@ -68,9 +53,6 @@ def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Mod
 
     Tensors that do not travel come from a client's state file, if one is named. Otherwise those
     that no client trains (FedBABU) have their initial values.
-
-    Raises:
-        ConfigError: if there is no model, it is not the task's whole model, or it is no classifier.
     """
     path = _model_path(folder)
     model = task.build_model(task.seed)

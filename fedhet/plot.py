@@ -36,10 +36,10 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     shares = _series(rows, "accuracy")
     _curve(accuracy, [(r, 100 * share) for r, share in shares], "test accuracy (%)", _ACCURACY)
     _curve(loss, _series(rows, "loss"), "test loss", _LOSS)
-    train = _series(rows, "train_loss")
-    if train:
-        x, y = zip(*train, strict=True)
-        loss.plot(x, y, color=_LOSS, alpha=0.45, lw=1.2, ls="--", label="train")
+    if train := _series(rows, "train_loss"):
+        loss.plot(
+            *zip(*train, strict=True), color=_LOSS, alpha=0.45, lw=1.2, ls="--", label="train"
+        )
         loss.lines[0].set_label("test")
         loss.set_ylabel("loss")
         loss.legend(frameon=False, labelcolor=_INK, fontsize=9)
@@ -68,7 +68,7 @@ def _curve(axes: Axes, points: Sequence[tuple[int, float]], label: str, color: s
     axes.spines[["left", "bottom"]].set_color("#b8c0cc")
     axes.tick_params(colors=_INK, labelsize=9)
     if points:
-        marker = "o" if len(points) <= 40 else ""
         x, y = zip(*points, strict=True)
+        marker = "o" if len(points) <= 40 else ""
         axes.plot(x, y, color=color, lw=1.8, marker=marker, ms=3.5, clip_on=False)
         axes.set_xlim(left=min(0, points[0][0]))

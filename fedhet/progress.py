@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -20,7 +20,9 @@ from common.results import Row
 def round_display(console: Console, title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
     """Give a function that shows a finished round: in a progress bar on a terminal, else a line."""
     if console.is_terminal:
-        with _bar(console) as bar:
+        first = SpinnerColumn(), "[bold]{task.description}", BarColumn(bar_width=24)
+        last = "{task.fields[round]}", "{task.fields[figures]}", TimeElapsedColumn()
+        with Progress(*first, *last, console=console) as bar:
             task = bar.add_task(title, total=rounds, round=f"round 0/{rounds}", figures="starting")
             latest: Row = {}
 
@@ -44,18 +46,6 @@ def round_display(console: Console, title: str, rounds: int) -> Iterator[Callabl
 
     line(f"{title}: starting, {rounds} rounds to do")
     yield write
-
-
-def _bar(console: Console) -> Progress:
-    return Progress(
-        SpinnerColumn(),
-        TextColumn("[bold]{task.description}"),
-        BarColumn(bar_width=24),
-        TextColumn("{task.fields[round]}"),
-        TextColumn("{task.fields[figures]}"),
-        TimeElapsedColumn(),
-        console=console,
-    )
 
 
 def figures(row: Row) -> str:

@@ -25,12 +25,9 @@ class LiveDisplay:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        whole_width = Column(ratio=1, no_wrap=True, overflow="ellipsis")
         self._bars = Progress(
-            TextColumn(
-                "{task.description}",
-                markup=False,
-                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
-            ),
+            TextColumn("{task.description}", markup=False, table_column=whole_width),
             BarColumn(bar_width=8),
             TextColumn("{task.fields[figures]}", justify="right"),
             console=console,
@@ -59,10 +56,8 @@ class LiveDisplay:
         shown = {job.report.number: job for job in snapshot.having("running")[:most]}
         for number in set(self._tasks) - set(shown):
             self._bars.remove_task(self._tasks.pop(number))
-        words = _counts(snapshot), _total(snapshot)
-        self._bars.update(
-            self._all, description=words[0], completed=snapshot.share, figures=words[1]
-        )
+        counts, total = _counts(snapshot), _total(snapshot)
+        self._bars.update(self._all, description=counts, completed=snapshot.share, figures=total)
         for number, job in shown.items():
             if number not in self._tasks:
                 self._tasks[number] = self._bars.add_task(job.title, total=1.0, figures="")
@@ -107,17 +102,16 @@ def display_for(console: Console) -> LiveDisplay | LogDisplay:
 
 
 def _counts(snapshot: Snapshot) -> str:
-    counts = []
-    for status, word in (("completed", "done"), ("failed", "failed"), ("running", "running")):
-        counts.append(f"{len(snapshot.having(status))} {word}")
-    if waiting := snapshot.having("waiting"):
-        counts.append(f"{len(waiting)} waiting")
-    return f"{snapshot.total or '?'} jobs: {', '.join(counts)}"
+    done, failed, running, waiting = (
+        len(snapshot.having(status)) for status in ("completed", "failed", "running", "waiting")
+    )
+    words = f"{snapshot.total or '?'} jobs: {done} done, {failed} failed, {running} running"
+    return f"{words}, {waiting} waiting" if waiting else words
 
 
 def _total(snapshot: Snapshot) -> str:
     left = snapshot.seconds_left
-    time = clock(snapshot.seconds) if left is None else f"{clock(left)} left"
+    time = _clock(snapshot.seconds) if left is None else f"{_clock(left)} left"
     return f"{100 * snapshot.share:.0f} %, {time}"
 
 
@@ -139,18 +133,14 @@ def _result(job: Job) -> str:
 
 
 def _time(job: Job) -> str:
-    return "earlier" if job.report.skipped else clock(job.report.seconds)
+    return "earlier" if job.report.skipped else _clock(job.report.seconds)
 
 
-def clock(seconds: float) -> str:
-    """Return a duration as text, such as `12 s` or `0:03:40`."""
+def _clock(seconds: float) -> str:
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s" if whole < 10 else f"{whole} s"
     return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
-
-
-# ---- the end -------------------------------------------------------------------------------------
 
 
 def closing_summary(

@@ -22,24 +22,23 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Begin a sweep."""
         with reported_errors("fedhet"):  # Hydra would only warn of an exception
-            session.start(_session(config))
+            hydra, objective = config.hydra, str(config.objective)
+            sweeper, launcher = (plain_part(hydra, name) for name in ("sweeper", "launcher"))
+            words = [str(word) for word in hydra.overrides.task]
+            settings = [str(word) for word in hydra.overrides.hydra]
+            settings = [word for word in settings if resume.key_of(word) not in _NOT_KEPT]
+            session.start(
+                session.Session(
+                    folder=Path(hydra.sweep.dir),
+                    overrides=[*words, *settings],
+                    objective=objective,
+                    sweeper=sweeper,
+                    launcher=launcher,
+                    plan=plan_sweep(words, objective, sweeper),
+                    resuming=resume.resuming(),
+                )
+            )
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Record that all jobs have ended."""
         session.jobs_ended()
-
-
-def _session(config: DictConfig) -> session.Session:
-    sweeper, launcher = (plain_part(config.hydra, name) for name in ("sweeper", "launcher"))
-    words = [str(word) for word in config.hydra.overrides.task]
-    settings = [str(word) for word in config.hydra.overrides.hydra]
-    objective = str(config.objective)
-    return session.Session(
-        folder=Path(config.hydra.sweep.dir),
-        overrides=[*words, *(word for word in settings if resume.key_of(word) not in _NOT_KEPT)],
-        objective=objective,
-        sweeper=sweeper,
-        launcher=launcher,
-        plan=plan_sweep(words, objective, sweeper),
-        resuming=resume.resuming(),
-    )

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,15 +28,8 @@ from common.results import SUMMARY, write_summary
 from conf import method_name, plain_part
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import end_with_parent
-from fedhet.sweep import session
+from fedhet.sweep import resource_slots, session
 from fedhet.sweep.optuna_search import FIGURES
-from fedhet.sweep.resource_slots import (
-    free_slot,
-    jobs_at_once,
-    limit_recipe,
-    slots_of_machine,
-    usable_cpus,
-)
 from fedhet.sweep.resume import Plan, make_ready, plan_for, read_summary_or_empty
 from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone
 from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
@@ -47,28 +40,13 @@ Run = Callable[[DictConfig], object]
 
 
 def run_job(recipe: DictConfig, run: Run) -> float | None:
-    """Skip, continue or begin one job, on its part of the machine; its output goes to its log.
-
-    Returns:
-        The objective, for a sweeper that optimises it; None, a failed trial, if the job failed or
-        did not measure it.
-    """
+    """Skip, continue or begin one job; return its objective, None if it has none (it failed)."""
     job = HydraConfig.get()
     sweep_folder = SweepFolder(Path(job.sweep.dir))
     if sweep_folder.is_stopping():
         return None
     folder = Path(job.runtime.output_dir).absolute()
-    report = JobReport(
-        number=int(job.job.num),
-        folder=folder.name,
-        overrides=[str(word) for word in job.overrides.task],
-        status="waiting",
-        rounds=int(recipe.rounds),
-        began=time.time(),
-        host=socket.gethostname(),
-        pid=os.getpid(),
-    )
-    report = _Attempt(sweep_folder, folder, recipe, report).carry_out(run)
+    report = _Attempt(sweep_folder, folder, recipe).carry_out(run)
     return report.figures.get(sweep_folder.read().objective)
 
 
@@ -79,11 +57,19 @@ class FolderTaken(ConfigError):
 class _Attempt:
     """One attempt at a job, which reports its status."""
 
-    def __init__(
-        self, sweep_folder: SweepFolder, folder: Path, recipe: DictConfig, report: JobReport
-    ) -> None:
-        self._sweep_folder, self._folder = sweep_folder, folder
-        self._recipe, self._report = recipe, report
+    def __init__(self, sweep_folder: SweepFolder, folder: Path, recipe: DictConfig) -> None:
+        self._sweep_folder, self._folder, self._recipe = sweep_folder, folder, recipe
+        job = HydraConfig.get()
+        self._report = JobReport(
+            number=int(job.job.num),
+            folder=folder.name,
+            overrides=[str(word) for word in job.overrides.task],
+            status="waiting",
+            rounds=int(recipe.rounds),
+            began=time.time(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
 
     def carry_out(self, run: Run) -> JobReport:
         """Return the report of the ended job."""
@@ -106,9 +92,13 @@ class _Attempt:
             make_ready(self._folder, plan)
             with _logged(self._folder), self._own_slot(sweep):
                 self._report_status(status="running", began=time.time())
-                _begin(self._recipe, self._folder, plan)
+                self._recipe.results_dir = str(self._folder)
+                if plan is Plan.CONTINUE:
+                    _resume(self._recipe)
                 run(self._recipe)
-        figures = figures_of(read_summary_or_empty(self._folder))
+        summary = read_summary_or_empty(self._folder)
+        measured = {key: summary[key] for key in FIGURES if summary.get(key) is not None}
+        figures = {key: value for key, value in measured.items() if math.isfinite(value)}
         skipped = plan is Plan.SKIP
         self._report_status(status="completed", figures=figures, skipped=skipped, ended=time.time())
 
@@ -132,12 +122,14 @@ class _Attempt:
         """Keep to a part of the machine, if jobs run at once."""
         job: Any = HydraConfig.get()
         launcher = plain_part(job, "launcher")
-        at_once = jobs_at_once(launcher, sweep.batch_size, usable_cpus())
+        cpus = resource_slots.usable_cpus()
+        at_once = resource_slots.jobs_at_once(launcher, sweep.batch_size, cpus)
         if at_once == 1:
             yield
             return
-        with free_slot(self._sweep_folder.inner / "slots", slots_of_machine(at_once)) as slot:
-            limit_recipe(self._recipe, slot)
+        slots = resource_slots.slots_of_machine(at_once)
+        with resource_slots.free_slot(self._sweep_folder.inner / "slots", slots) as slot:
+            resource_slots.limit_recipe(self._recipe, slot)
             yield
 
     def _report_status(self, **news: Any) -> None:
@@ -145,20 +137,12 @@ class _Attempt:
         self._sweep_folder.report(self._report)
 
 
-def figures_of(summary: Mapping[str, Any]) -> dict[str, float]:
-    """Return the figures of a summary.json; what was not measured is left out."""
-    measured = {key: summary[key] for key in FIGURES if summary.get(key) is not None}
-    return {key: value for key, value in measured.items() if math.isfinite(value)}
-
-
-def _begin(recipe: DictConfig, folder: Path, plan: Plan) -> None:
-    """Set the results directory, and whether to resume, for the launcher and for the apps."""
-    recipe.results_dir = str(folder)
-    if plan is Plan.CONTINUE:
-        recipe.resume = True
-        job: Any = HydraConfig.get()
-        with read_write(job.overrides.task):
-            job.overrides.task.append("resume=true")
+def _resume(recipe: DictConfig) -> None:
+    """Set resume=true, for the launcher and for the apps."""
+    recipe.resume = True
+    job: Any = HydraConfig.get()
+    with read_write(job.overrides.task):
+        job.overrides.task.append("resume=true")
 
 
 def _reason(error: Exception) -> str:
@@ -175,8 +159,8 @@ def _write_failure(folder: Path, recipe: DictConfig, report: JobReport) -> None:
         return
     about = {"strategy": method_name(recipe), "task": recipe.task.name, "seed": recipe.seed}
     about |= {"model": recipe.task.model, "partition": recipe.partition.name}
-    about |= {"clients": recipe.clients}
-    write_summary(folder, {**about, **summary, "status": "failed", "error": report.error})
+    failure = {"clients": recipe.clients, **summary, "status": "failed", "error": report.error}
+    write_summary(folder, about | failure)
 
 
 @contextmanager

@@ -12,18 +12,8 @@ from common.errors import ConfigError
 from fedhet.sweep.sweep_folder import JobReport
 
 FIGURES = (
-    "accuracy",
-    "best_accuracy",
-    "loss",
-    "client_accuracy",
-    "client_loss",
-    "rounds",
-    "seconds",
-    "seconds_per_round",
-    "wall_seconds",
-    "bytes_up",
-    "bytes_down",
-    "failures",
+    *("accuracy", "best_accuracy", "loss", "client_accuracy", "client_loss", "rounds"),
+    *("seconds", "seconds_per_round", "wall_seconds", "bytes_up", "bytes_down", "failures"),
 )
 _BETTER_WHEN_LARGER = ("accuracy", "best_accuracy", "client_accuracy")
 _DEFAULTS = {
@@ -31,7 +21,6 @@ _DEFAULTS = {
     "n_jobs": "${oc.select:hydra.launcher.n_jobs,1}",  # trials proposed at once
     "max_failure_rate": 1.0,  # a failed trial does not end the search
 }
-_SEED = 0
 
 
 def set_defaults() -> None:
@@ -50,7 +39,7 @@ def set_defaults() -> None:
     for file in group.get("sampler", {}):
         stored = store.load(f"hydra/sweeper/sampler/{file}")
         if "seed" in stored.node:
-            stored.node.seed = _SEED
+            stored.node.seed = 0
             name = file.removesuffix(".yaml")
             store.store(name, stored.node, group="hydra/sweeper/sampler", provider="fedhet")
 
@@ -67,11 +56,7 @@ def direction_of(sweeper: Mapping[str, Any]) -> str:
 
 
 def check_search(objective: str, sweeper: Mapping[str, Any]) -> None:
-    """Check that a search can work.
-
-    Raises:
-        ConfigError: names the key.
-    """
+    """Refuse settings with which a search cannot work."""
     if objective not in FIGURES:
         raise ConfigError(f"objective={objective} is unknown; allowed: {', '.join(FIGURES)}")
     if not is_search(sweeper):

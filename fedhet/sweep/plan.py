@@ -9,7 +9,6 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 
 from common.errors import ConfigError
 from fedhet.sweep.optuna_search import check_search, is_search
@@ -25,33 +24,23 @@ class SweepPlan:
 
 
 def plan_sweep(words: Sequence[str], objective: str, sweeper: Mapping[str, Any]) -> SweepPlan:
-    """Return what a sweep will be.
-
-    Raises:
-        ConfigError: for a key that a sweep cannot have, or a search that could only fail.
-    """
+    """Return what a sweep will be; refuse keys of one run, and a search that could only fail."""
     given = {word.partition("=")[0].lstrip("+") for word in words}
     if "results_dir" in given:
         raise ConfigError(
-            "results_dir is the folder of one run, and a sweep has many: set hydra.sweep.dir, "
-            "the folder of all of them"
+            "results_dir is the folder of one run; set hydra.sweep.dir, the folder of all of them"
         )
     if "resume" in given:
         raise ConfigError("resume is for one run; to continue a sweep: fedhet -m --resume FOLDER")
     check_search(objective, sweeper)
-    overrides = _parsed(words, sweeper)
-    last = {one.get_key_element(): one for one in overrides}  # a typed word replaces the file's
+    hydra = GlobalHydra.instance()
+    parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
+    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
+    overrides = parser.parse_overrides([*params, *words])  # an experiment file's, then the typed
+    last = {one.get_key_element(): one for one in overrides}
     varied = [key for key, override in last.items() if override.is_sweep_override()]
     if is_search(sweeper):
         trials, batch = sweeper.get("n_trials"), sweeper.get("n_jobs")
         return SweepPlan(int(trials) if trials else None, int(batch) if batch else None, varied)
     total = sum(len(batch) for batch in BasicSweeper.split_arguments(overrides, None))
     return SweepPlan(total, min(total, int(sweeper.get("max_batch_size") or total)), varied)
-
-
-def _parsed(words: Sequence[str], sweeper: Mapping[str, Any]) -> list[Override]:
-    """Return the overrides as the sweeper sees them: an experiment file's, then the typed ones."""
-    hydra = GlobalHydra.instance()
-    loader = hydra.config_loader() if hydra.is_initialized() else None
-    params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
-    return OverridesParser.create(config_loader=loader).parse_overrides([*params, *words])

@@ -83,12 +83,10 @@ class SweepFollower:
 
     def _job(self, report: JobReport) -> Job:
         words = [word for word in report.overrides if word.partition("=")[0] in self._varied]
-        figures = report.figures
         if report.status == "completed":
-            failures = int(figures.get("failures", 0))
-            return Job(
-                report, words, int(figures.get("rounds", -1)), figures.get("accuracy"), failures
-            )
+            figures = report.figures
+            rounds, failures = int(figures.get("rounds", -1)), int(figures.get("failures", 0))
+            return Job(report, words, rounds, figures.get("accuracy"), failures)
         path = self._folder.path / report.folder / METRICS
         try:
             status = path.stat()

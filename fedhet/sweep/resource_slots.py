@@ -38,10 +38,7 @@ class Slot:
 
 
 def jobs_at_once(launcher: Mapping[str, Any], batch_size: int | None, cpus: int) -> int:
-    """Return how many of the jobs that a Hydra launcher is handed it runs at once on this machine.
-
-    It is 1 for Slurm, which gives each job CPUs and GPUs of its own.
-    """
+    """Return how many jobs of a batch a Hydra launcher runs at once on this machine (Slurm: 1)."""
     kind = str(launcher.get("_target_")).rpartition(".")[2]
     at_once = 1
     if kind == "JoblibLauncher":
@@ -88,10 +85,7 @@ def slots_of_machine(jobs: int) -> list[Slot]:
 
 @contextmanager
 def free_slot(folder: Path, slots: Sequence[Slot]) -> Iterator[Slot]:
-    """Wait for a slot that no other job has, and keep this process to it.
-
-    All jobs of a sweep have the same folder, of the lock files, and the same slots.
-    """
+    """Wait for a slot that no other job has, and keep this process to it; its lock is a file."""
     own = folder / socket.gethostname()  # machines may share the folder
     own.mkdir(parents=True, exist_ok=True)
     locks = [FileLock(own / f"{k}.lock") for k in range(len(slots))]
@@ -104,11 +98,7 @@ def free_slot(folder: Path, slots: Sequence[Slot]) -> Iterator[Slot]:
 
 
 def limit_recipe(recipe: DictConfig, slot: Slot) -> None:
-    """Set the CPUs and the GPU shares of a recipe's runtime to those of its slot.
-
-    Raises:
-        ConfigError: if a client needs more CPUs than the slot has.
-    """
+    """Set the CPUs and the GPU shares of a recipe's runtime to those of its slot."""
     runtime = recipe.runtime
     if slot.num_cpus < int(runtime.client_cpus):
         raise ConfigError(

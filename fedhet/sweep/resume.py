@@ -10,6 +10,7 @@ import json
 import shutil
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,9 @@ from fedhet.sweep.sweep_folder import SweepFolder
 _FLAG = "--resume"
 _SWEEP_DIR = "hydra.sweep.dir"
 _HOW = ("hydra/launcher", "hydra.launcher", "runtime", "device", _SWEEP_DIR)  # may change
-_LOG = "log.txt"
 _VOCABULARY = "task.vocabulary_file"  # the one path that is part of a recipe's hash
 
 _resuming = False
-
-
-# ---- the command line ----------------------------------------------------------------------------
 
 
 def resuming() -> bool:
@@ -40,11 +37,7 @@ def resuming() -> bool:
 
 
 def take_resume(words: Sequence[str]) -> list[str]:
-    """Return the command line for Hydra, and remember whether ``--resume`` was in it.
-
-    Raises:
-        ConfigError: if there is no such sweep to continue.
-    """
+    """Return the command line for Hydra, and remember whether ``--resume`` was in it."""
     global _resuming
     rest, folder = _split(words)
     _resuming = len(rest) != len(words)
@@ -114,20 +107,13 @@ def _is_override(word: str) -> bool:
     return word.startswith("~") or ("=" in word and not word.startswith("-"))
 
 
-# ---- the folder of a job -------------------------------------------------------------------------
-
-
 class Plan(Enum):
-    """What to do with a job's folder.
-
-    ``REPLACE`` is for a folder with the run of another recipe: an edited experiment file, or a
-    search that proposes other trials because earlier ones ended differently.
-    """
+    """What to do with a job's folder."""
 
     SKIP = "skip"
     CONTINUE = "continue"
     RESTART = "restart"
-    REPLACE = "replace"
+    REPLACE = "replace"  # it has the run of another recipe
 
 
 def plan_for(folder: Path, recipe: DictConfig) -> Plan:
@@ -143,26 +129,26 @@ def plan_for(folder: Path, recipe: DictConfig) -> Plan:
     if record is not None:  # a deployment: its checkpoints may be elsewhere, and it may still run
         return Plan.CONTINUE if record.recipe == resume_fingerprint(recipe) else Plan.REPLACE
     last = _last_checkpoint(folder)
-    if last is not None and last["recipe"] != resume_fingerprint(recipe):
-        return Plan.REPLACE
-    if last is not None and last["round"] < int(recipe.rounds):
-        return Plan.CONTINUE
+    if last is not None:
+        if last["recipe"] != resume_fingerprint(recipe):
+            return Plan.REPLACE
+        if last["round"] < int(recipe.rounds):
+            return Plan.CONTINUE
     return Plan.REPLACE if completed else Plan.RESTART
 
 
 def make_ready(folder: Path, plan: Plan) -> None:
-    """Prepare a job's folder for its plan.
-
-    A replaced folder is moved below ``replaced/``, since it holds results. What a run without a
-    checkpoint left is removed, except its log.
-    """
+    """Move a replaced job's folder below ``replaced/``; empty that of a restart, except its log."""
     if plan is Plan.REPLACE:
-        _set_aside(folder)
+        beside = folder.parent / "replaced"
+        beside.mkdir(exist_ok=True)
+        numbered = (beside / f"{folder.name}_{number}" for number in count(1))
+        folder.rename(next(path for path in numbered if not path.exists()))
     elif plan is Plan.RESTART and folder.exists():
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != _LOG:
+            elif path.name != "log.txt":
                 path.unlink()
     folder.mkdir(parents=True, exist_ok=True)
 
@@ -190,12 +176,4 @@ def _last_checkpoint(folder: Path) -> Mapping[str, Any] | None:
     if not found:
         return None
     with safe_open(found[-1], framework="np") as file:
-        metadata: dict[str, Any] = json.loads(file.metadata()["fedhet"])
-    return metadata
-
-
-def _set_aside(folder: Path) -> None:
-    beside = folder.parent / "replaced"
-    beside.mkdir(exist_ok=True)
-    names = (f"{folder.name}_{number}" for number in range(1, 1000))
-    folder.rename(next(beside / name for name in names if not (beside / name).exists()))
+        return dict(json.loads(file.metadata()["fedhet"]))

@@ -40,11 +40,7 @@ os.register_at_fork(
 
 
 class Session:
-    """One call of `fedhet -m`, from the first job to the closing table.
-
-    Raises:
-        ConfigError: if the folder holds something else.
-    """
+    """One call of `fedhet -m`, from the first job to the closing table."""
 
     def __init__(
         self,
@@ -74,7 +70,7 @@ class Session:
         self._follower = SweepFollower(self._folder, plan.total, plan.varied)
         self._snapshot = Snapshot((), plan.total, 0.0)
         self._known: list[tuple[int, str]] = []
-        self._all_ended = self._stopped = False
+        self.all_ended = self._stopped = False  # whether the sweeper has finished, was stopped
         self._closing = threading.Event()
         self._stack = ExitStack()
 
@@ -92,10 +88,6 @@ class Session:
         self._thread = threading.Thread(target=self._show_until_closed, daemon=True)
         self._thread.start()
 
-    def jobs_ended(self) -> None:
-        """Record that the sweeper has finished."""
-        self._all_ended = True
-
     def stop(self) -> None:
         """Let no job begin, and end those that run in other processes; their results stay."""
         if self._stopped:
@@ -106,28 +98,23 @@ class Session:
         cancel_slurm_jobs(self._folder, self._launcher)
 
     def close(self) -> bool:
-        """End what still runs, print the summary, and leave the terminal as it was.
-
-        Returns:
-            Whether all jobs completed.
-        """
+        """End what still runs and print the summary; return whether all jobs completed."""
         self._closing.set()
         self._thread.join(timeout=5.0)
         self._update()
         over = sum(job.report.is_over for job in self._snapshot.jobs)
         if not self._stopped and self._snapshot.total == over:
-            self._all_ended = True  # even if the sweeper failed afterwards
-        gave_up = not self._all_ended and not self._stopped
-        if not self._all_ended:
+            self.all_ended = True  # even if the sweeper failed afterwards
+        gave_up = not self.all_ended and not self._stopped
+        if not self.all_ended:
             self.stop()
             self._process_tree.end()
             self._update()
         self._finish()
         self._display.close()
         direction = direction_of(self._sweeper) if is_search(self._sweeper) else None
-        objective = self._sweep.objective
-        summary = closing_summary(self._snapshot, self._folder.path, objective, direction)
-        self._console.print(summary, soft_wrap=True)
+        about = self._folder.path, self._sweep.objective, direction
+        self._console.print(closing_summary(self._snapshot, *about), soft_wrap=True)
         self._stack.close()
         errors = self._release()
         if gave_up:  # Hydra, the launcher or the sweeper says why
@@ -159,10 +146,10 @@ class Session:
         for number, job in enumerate(jobs):
             if not job.report.is_over:
                 jobs[number] = replace(job, report=replace(job.report, status="stopped"))
-        total = len(jobs) if self._all_ended else self._sweep.total
+        total = len(jobs) if self.all_ended else self._sweep.total
         self._snapshot = replace(self._snapshot, jobs=jobs, total=total)
         good = len(self._snapshot.having("completed")) == len(jobs)
-        status = ("completed" if good else "failed") if self._all_ended else "stopped"
+        status = ("completed" if good else "failed") if self.all_ended else "stopped"
         self._sweep = replace(self._sweep, status=status, ended=timestamp(), total=total)
         self._write_index()
 
@@ -179,11 +166,7 @@ class Session:
 
 
 def _lock(folder: SweepFolder, *, resuming: bool) -> FileLock:
-    """Lock a sweep's folder for this process.
-
-    Raises:
-        ConfigError: if another process has it, or it holds something else.
-    """
+    """Lock a sweep's folder for this process; refuse one that holds something else."""
     if resuming:
         folder.read()
     elif folder.path.exists() and any(folder.path.iterdir()):
@@ -200,9 +183,6 @@ def _lock(folder: SweepFolder, *, resuming: bool) -> FileLock:
     folder.clear()  # an earlier call may have been killed
     folder.inner.mkdir()
     return lock
-
-
-# ---- redirection ---------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -225,8 +205,6 @@ def _flush() -> None:
         stream.flush()
 
 
-# ---- the process's session -----------------------------------------------------------------------
-
 _current: Session | None = None
 
 
@@ -245,7 +223,7 @@ def start(session: Session) -> None:
 def jobs_ended() -> None:
     """Record that the sweeper has finished."""
     if _current is not None:
-        _current.jobs_ended()
+        _current.all_ended = True
 
 
 def stop() -> None:
@@ -257,11 +235,7 @@ def stop() -> None:
 
 
 def close() -> bool:
-    """Close the sweep, if there is one.
-
-    Returns:
-        Whether all its jobs completed; True without a sweep.
-    """
+    """Close the sweep; return whether all its jobs completed, True if there is none."""
     global _current
     session, _current = _current if active() else None, None
     return True if session is None else session.close()

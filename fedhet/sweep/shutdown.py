@@ -44,10 +44,7 @@ def end_jobs(folder: SweepFolder) -> None:
 
 
 def end_with_launcher(folder: SweepFolder, job_ended: threading.Event) -> None:
-    """Ask this process to end when the launcher process is gone, even by SIGKILL.
-
-    It is for a thread of a launcher's worker process, and returns when the job has ended.
-    """
+    """Ask this worker process to end if its launcher process is gone before the job ends."""
     while not job_ended.wait(_POLL_SECONDS):
         if launcher_is_gone():
             folder.ask_to_stop()  # the worker may have been handed other jobs

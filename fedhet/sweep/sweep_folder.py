@@ -18,8 +18,6 @@ from typing import Any
 from common.errors import ConfigError
 from common.files import save_text
 
-ENDED = ("completed", "failed", "stopped")
-
 
 @dataclass(frozen=True)
 class JobReport:
@@ -41,7 +39,7 @@ class JobReport:
     @property
     def is_over(self) -> bool:
         """Whether the job has ended."""
-        return self.status in ENDED
+        return self.status in ("completed", "failed", "stopped")
 
     @property
     def seconds(self) -> float:
@@ -81,25 +79,16 @@ class SweepFolder:
         self._reports_path = self.inner / "jobs"
 
     def read(self) -> Sweep:
-        """Return what sweep.json says of the sweep.
-
-        Raises:
-            ConfigError: if it is missing or is not such a file.
-        """
+        """Return what sweep.json says of the sweep; refuse another file."""
         index = self._index()
+        names = {one.name for one in fields(Sweep)}
         try:
-            return Sweep(
-                **{one.name: index[one.name] for one in fields(Sweep) if one.name in index}
-            )
+            return Sweep(**{name: value for name, value in index.items() if name in names})
         except TypeError as error:
             raise ConfigError(f"{self.index_path} is not the index of a sweep: {error}") from None
 
     def entries(self) -> dict[int, dict[str, Any]]:
-        """Return the jobs of sweep.json, by number.
-
-        Raises:
-            ConfigError: if it is missing or cannot be read.
-        """
+        """Return the jobs of sweep.json, by number."""
         return {int(entry["number"]): entry for entry in self._index().get("jobs", ())}
 
     def write(self, sweep: Sweep, entries: Mapping[int, Mapping[str, Any]] | None = None) -> None:
@@ -114,10 +103,8 @@ class SweepFolder:
 
     def reports(self) -> list[JobReport]:
         """Return the latest report of each job, by number."""
-        found = []
-        for path in self._reports_path.glob("*.json"):
-            found.append(JobReport(**json.loads(path.read_text(encoding="utf-8"))))
-        return sorted(found, key=lambda job: job.number)
+        texts = [path.read_text(encoding="utf-8") for path in self._reports_path.glob("*.json")]
+        return sorted((JobReport(**json.loads(text)) for text in texts), key=lambda job: job.number)
 
     def ask_to_stop(self) -> None:
         """Let no further job begin."""

@@ -28,7 +28,7 @@ from yaml import YAMLError
 from common.errors import ConfigError
 from common.files import save_text
 from fedhet.commands import at_least, parser_of, reported_errors, say_error, table_console
-from fedhet.load_run import classes_in, classifier_of, label_metadata_of, recipe_of, task_of
+from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, task_of
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.report.run_data import Run
@@ -60,17 +60,14 @@ def evaluate(
     seed: int = 0,
     state: Path | None = None,
 ) -> Evaluation:
-    """Evaluate a run's model.
+    """Evaluate the model of the run in ``folder``.
 
     Args:
-        folder: the run's results directory.
-        words: changes of its task, such as ``path=/data/new``.
+        folder: a results directory.
+        words: changes of the run's task, such as ``path=/data/new``.
         passes: over augmented examples.
         seed: of the augmentation.
         state: a client's state file, where clients keep tensors of their own.
-
-    Raises:
-        ConfigError: if the model or the examples cannot be loaded, or do not fit together.
     """
     task = _task(folder, words)
     if passes and not task.config.transform.augments:
@@ -128,7 +125,7 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
 def _task(folder: Path, words: Sequence[str]) -> Task:
     """Return the run's task with these changes, if the model's labels mean the same in it."""
     stored = label_metadata_of(folder)
-    task = task_of(_changed(recipe_of(folder), words), classes_in(stored))
+    task = task_of(_changed(recipe_of(folder), words), stored)
     metadata = task.label_metadata()
     for key, advice in ADVICE.items():
         if key in stored and stored[key] != metadata.get(key):
@@ -161,7 +158,8 @@ def _table(found: Sequence[tuple[Run, Evaluation]], passes: int) -> Table:
         texts = [run.name, str(figures.examples), f"{100 * figures.accuracy:.2f}"]
         texts += [f"{figures.loss:.4f}", f"{name}: {100 * lowest:.2f}"]
         if passes:
-            texts.append(_spread(figures.augmented))
+            spread = f" ± {100 * stdev(figures.augmented):.2f}" if passes > 1 else ""
+            texts.append(f"{100 * mean(figures.augmented):.2f}{spread}")
         rows.append([Entry(text) for text in texts])
     if passes:
         head.append("augmented %")
@@ -169,35 +167,16 @@ def _table(found: Sequence[tuple[Run, Evaluation]], passes: int) -> Table:
     return Table(head, rows, caption, words=1)
 
 
-def _spread(accuracies: Sequence[float]) -> str:
-    text = f"{100 * mean(accuracies):.2f}"
-    return f"{text} ± {100 * stdev(accuracies):.2f}" if len(accuracies) > 1 else text
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-evaluate", __doc__)
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run or a sweep")
-    add(
-        "--task",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a key of the task with another value, such as path=/data/new; may be repeated",
-    )
-    add(
-        "--state",
-        type=Path,
-        metavar="FILE",
-        help="of a client, client-*/round-*.safetensors: its own tensors go with the shared ones",
-    )
-    add(
-        "--augmented",
-        type=at_least(0),
-        default=0,
-        metavar="PASSES",
-        help="how many passes over the test images flipped and cropped as for training (0)",
-    )
+    task = "a key of the task with another value, such as path=/data/new; may be repeated"
+    add("--task", action="append", default=[], metavar="KEY=VALUE", help=task)
+    state = "of a client, client-*/round-*.safetensors: its own tensors go with the shared ones"
+    add("--state", type=Path, metavar="FILE", help=state)
+    passes = "how many passes over the test images flipped and cropped as for training (0)"
+    add("--augmented", type=at_least(0), default=0, metavar="PASSES", help=passes)
     add("--seed", type=int, default=0, help="of the augmentation (0)")
     add("--out", type=Path, metavar="FILE", help="write all figures there, as JSON")
     return parser

@@ -8,9 +8,8 @@ The file holds the network, its parameters and the normalisation of its inputs:
     probabilities = program.module()(images)        # (B, C), of uint8 (B, channels, H, W)
 
 about.json has the shape and type of the inputs, the names of the classes, for texts the words of
-the vocabulary by rank, and the run. Where clients keep
-tensors of their own, such as FedPer's heads, --state names the file of one of them
-(client-*/round-*.safetensors), and the model is that client's.
+the vocabulary by rank, and the run. Where clients keep tensors of their own, such as FedPer's
+heads, --state names the file of one of them (client-*/round-*.safetensors): the model is its.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from common.files import replace_file
 from common.results import read_summary
 from conf import method_name
 from fedhet.commands import parser_of, reported_errors
-from fedhet.load_run import classes_in, classifier_of, label_metadata_of, recipe_of, task_of
+from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, task_of
 from tasks import Task
 from tasks.inference_model import InferenceModel
 from tasks.vocabulary import SPECIAL_TOKENS
@@ -42,17 +41,9 @@ OF_THE_RUN = ("accuracy", "parameters_sha256", "seed")  # of summary.json
 
 
 def export(folder: Path, path: Path, state: Path | None = None) -> dict[str, Any]:
-    """Export a run's model to ``path`` as a program of ``torch.export``, and check its outputs.
-
-    Returns:
-        The content of its about.json.
-
-    Raises:
-        ConfigError: if the model cannot be loaded, or its program gives other outputs.
-        OSError: if the file cannot be written.
-    """
+    """Export a run's model to ``path``, check its outputs, and return its about.json."""
     recipe = recipe_of(folder)
-    task = task_of(recipe, classes_in(label_metadata_of(folder)))
+    task = task_of(recipe, label_metadata_of(folder))
     classifier = classifier_of(folder, task, state).cpu()
     module = InferenceModel(classifier, task.config.transform).eval()
     examples = _examples(task, 2)
@@ -61,12 +52,11 @@ def export(folder: Path, path: Path, state: Path | None = None) -> dict[str, Any
         program = torch.export.export(
             module, (examples,), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
-    summary = read_summary(folder)
+    figures = {key: value for key, value in read_summary(folder).items() if key in OF_THE_RUN}
     about = {
         "classes": list(task.class_names),
         "input": {"shape": ["batch", *task.input_shape], "dtype": str(examples.dtype)},
-        "run": {"method": method_name(recipe)}
-        | {key: summary[key] for key in OF_THE_RUN if key in summary},
+        "run": {"method": method_name(recipe), **figures},
     }
     if task.vocabulary is not None:
         about["vocabulary"] = list(task.vocabulary)

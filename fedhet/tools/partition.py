@@ -34,7 +34,7 @@ MAX_TABLE_CLIENTS = 100
 def main() -> None:
     """Run the command."""
     words = sys.argv[1:]
-    if any(word in ("-h", "--help") for word in words):
+    if {"-h", "--help"} & set(words):
         print(__doc__)
         return
     console = table_console()
@@ -52,17 +52,15 @@ def main() -> None:
 def _build(words: list[str]) -> tuple[Task, str, str]:
     """Return the task, a title, and a file name."""
     recipe = compose({"overrides": json.dumps(words)})
-    partition = plain_part(recipe, "partition")
-    task_values = plain_part(recipe, "task")
+    partition, task_values = plain_part(recipe, "partition"), plain_part(recipe, "task")
     clients, seed = int(recipe.clients), int(recipe.seed)
     if clients == 0:
         raise ConfigError("clients=0 takes the number from the connected SuperNodes: set clients")
     task = build_task(task_values, partition, seed=seed, num_clients=clients)
     chosen = chosen_values(partition, clients=clients, seed=seed, train_size=task.config.train_size)
     name = "-".join(f"{key}{value}" for key, value in chosen.items())
-    flavour = partition["name"]
-    title = partition_title(task.name, flavour, chosen)
-    return task, title, f"{task.name}-{flavour}-{name}"
+    title = partition_title(task.name, partition["name"], chosen)
+    return task, title, f"{task.name}-{partition['name']}-{name}"
 
 
 def _table(counts: Counts, names: tuple[str, ...], title: str, width: int) -> Table:
@@ -71,8 +69,7 @@ def _table(counts: Counts, names: tuple[str, ...], title: str, width: int) -> Ta
     table.padding = (0, 1, 0, 0)
     table.add_column("client", justify="right", style="bold")
     table.add_column("total", justify="right", style="bold")
-    cells_width = sum(max(len(name), len(str(counts.max()))) + 2 for name in names)
-    wide = cells_width + 16 > width
+    wide = 16 + sum(max(len(name), len(str(counts.max()))) + 2 for name in names) > width
     for column in ("classes", "largest") if wide else names:
         table.add_column(column, justify="left" if column == "largest" else "right")
     for client, row in enumerate(counts[:MAX_TABLE_CLIENTS]):
@@ -104,11 +101,7 @@ def _summary(task: Task, counts: Counts) -> list[str]:
 
 
 def draw(counts: Counts, names: tuple[str, ...], title: str, path: Path) -> None:
-    """Save the plot.
-
-    Raises:
-        ConfigError: if matplotlib is missing.
-    """
+    """Save the plot."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

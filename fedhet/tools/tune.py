@@ -52,7 +52,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Search:
-    """A search."""
+    """What is searched, and where it is written."""
 
     grid: Sequence[str]  # words with several values
     rounds: int | None  # of a candidate; None: as many as the run's
@@ -80,12 +80,7 @@ def expanded(words: Sequence[str]) -> list[list[str]]:
 
 
 def check(cell: Sequence[str], point: Sequence[str]) -> None:
-    """Check that a cell's recipe composes and that its clients hold out examples.
-
-    Raises:
-        HydraException: for an unknown key or option.
-        ConfigError: if there is no score to choose by.
-    """
+    """Refuse a cell whose recipe does not compose, or whose clients hold out no examples."""
     recipe = compose({"overrides": json.dumps([*cell, *point])})
     if recipe.partition.name != "site" and not recipe.partition.holdout:
         raise ConfigError(
@@ -102,18 +97,17 @@ def cell_name(number: int, cell: Sequence[str], cells: Sequence[Sequence[str]]) 
 
 
 def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search: Search) -> None:
-    """Search one cell's grid, log the choice, and run with it.
-
-    Raises:
-        ConfigError: if the folder has another search, no candidate a score, or the run fails.
-    """
+    """Search one cell's grid, log the choice, and run with it."""
     sweep, run = search.folder / "search" / name, search.folder / "runs" / name
     _launch(_search_words(cell, sweep, search))
     candidates = read_candidates(sweep, points)
     best = chosen(candidates)
     if best is None:
         raise ConfigError(f"no candidate of {name} has a score: see {sweep}/*/log.txt")
-    choice = describe_choice(best, candidates, search.rounds)
+    after = f" after round {search.rounds}" if search.rounds is not None else ""
+    score = f"{best.accuracy:.4f} on held-out examples{after}"
+    scored = sum(one.accuracy is not None for one in candidates)
+    choice = f"{' '.join(best.words)}, by {score}, the best of {scored}"
     path = search.folder / CHOICES
     choices = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     choices[name] = {
@@ -153,11 +147,7 @@ def _launch(words: Sequence[str]) -> int:
 
 
 def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candidate]:
-    """Return the grid's points with the figures of the search's jobs.
-
-    Raises:
-        ConfigError: if the search left no sweep.json.
-    """
+    """Return the grid's points with the figures of the search's jobs."""
     jobs = SweepFolder(sweep).entries().values()
     found = []
     for point in points:
@@ -172,17 +162,7 @@ def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candid
 def chosen(candidates: Sequence[Candidate]) -> Candidate | None:
     """Return the candidate of the highest accuracy; of equal ones that of the lowest loss."""
     scored = [one for one in candidates if one.accuracy is not None]
-    if not scored:
-        return None
-    return min(scored, key=lambda one: (-(one.accuracy or 0.0), one.loss or 0.0))
-
-
-def describe_choice(best: Candidate, candidates: Sequence[Candidate], rounds: int | None) -> str:
-    """Return the choice, its score and the number of candidates as text."""
-    scored = sum(one.accuracy is not None for one in candidates)
-    after = f" after round {rounds}" if rounds is not None else ""
-    score = f"{best.accuracy:.4f} on held-out examples{after}"
-    return f"{' '.join(best.words)}, by {score}, the best of {scored}"
+    return min(scored, key=lambda one: (-(one.accuracy or 0.0), one.loss or 0.0), default=None)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -12,68 +10,45 @@ import pytest
 
 from fedhet.runtimes import flower_install
 from fedhet.runtimes.flower_install import LaunchError, check_flower
+from tests.fedhet.sweep.sweeps import FEDHET, run_in
 
 pytestmark = pytest.mark.flower
 
 ROOT = Path(__file__).parents[2]
 
 
-def fedhet(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [Path(sys.executable).with_name("fedhet"), *words],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize(
-    ("word", "named"), [("strategy=fedavgg", ["fedavgg", "scaffold"]), ("roundz=3", ["roundz"])]
-)
-def test_an_unknown_option_or_key_is_named(tmp_path: Path, word: str, named: list[str]) -> None:
-    done = fedhet(tmp_path, word)
-    assert done.returncode == 1
-    assert all(name in done.stderr for name in named)
-    assert not list(tmp_path.iterdir())
-
-
-def test_help_lists_the_methods_without_a_trace(tmp_path: Path) -> None:
-    done = fedhet(tmp_path, "--help")
+def test_help_and_an_unknown_option_or_key_leave_no_trace(tmp_path):
+    done = run_in(tmp_path, FEDHET, "--help")
     assert done.returncode == 0
     assert "strategy: " in done.stdout
+    for word, named in (("strategy=fedavgg", ["fedavgg", "scaffold"]), ("roundz=3", ["roundz"])):
+        done = run_in(tmp_path, FEDHET, word)
+        assert done.returncode == 1
+        assert all(name in done.stderr for name in named)
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["results_dir=full"], "full is not empty: .* resume=true"),
-        (["results_dir=full/file"], "is a file"),
-        (["resume=true"], "results_dir="),
-        (["runtime.name=moon"], "runtime=moon"),
-    ],
-)
-def test_what_cannot_start_is_refused_in_one_line(
-    tmp_path: Path, words: list[str], message: str
-) -> None:
+def test_what_cannot_start_is_refused_in_one_line(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    done = fedhet(tmp_path, *words)
-    assert done.returncode == 1
-    assert "Traceback" not in done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert re.search(message, done.stderr)
+    for word, message in {
+        "results_dir=full": "full is not empty: .* resume=true",
+        "results_dir=full/file": "is a file",
+        "resume=true": "results_dir=",
+        "runtime.name=moon": "runtime=moon",
+    }.items():
+        done = run_in(tmp_path, FEDHET, word)
+        assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+        assert re.search(message, done.stderr)
 
 
-def test_another_flower_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_flower_is_refused_by_name(monkeypatch):
     monkeypatch.setattr(flower_install.importlib.metadata, "version", lambda _: "1.41.0")
     with pytest.raises(LaunchError, match=r"flwr 1\.41\.0 is installed.*1\.39"):
         check_flower()
 
 
-def test_the_launched_app_is_the_one_of_pyproject() -> None:
+def test_the_launched_app_is_the_one_of_pyproject():
     launched = tomllib.loads(flower_install._APP.format(version="1"))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     for part in ("publisher", "components"):

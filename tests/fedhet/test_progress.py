@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -14,51 +12,39 @@ from common.results import ResultsFollower
 from fedhet.plot import plot_run
 from fedhet.progress import closing_panel, figures, round_display
 
-ROWS: list[dict[str, Any]] = [
+ROWS = [
     {"round": 0, "accuracy": 0.1, "loss": 2.3},
     {"round": 1, "train_loss": 2.1, "seconds": 0.5, "failures": ["client 3: NaN in update"]},
     {"round": 2, "accuracy": 0.734, "loss": 0.91, "train_loss": 0.9, "seconds": 0.25},
 ]
-SUMMARY = {
-    "strategy": "fedavg",
-    "task": "digits",
-    "rounds": 2,
-    "accuracy": 0.734,
-    "best_accuracy": 0.8,
-    "seconds": 0.75,
-    "seconds_per_round": 0.25,
-    "bytes_up": 1_500_000,
-    "bytes_down": 2_000_000,
-}
+SUMMARY = {"strategy": "fedavg", "task": "digits", "rounds": 2, "accuracy": 0.734}
+SUMMARY |= {"best_accuracy": 0.8, "seconds": 0.75, "seconds_per_round": 0.25}
+SUMMARY |= {"bytes_up": 1_500_000, "bytes_down": 2_000_000}
 
 
-def write(path: Path, rows: list[dict[str, Any]], tail: str = "") -> None:
+def write(path, rows, tail=""):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows) + tail, encoding="utf-8")
 
 
-def shown(*, terminal: bool) -> str:
-    console = Console(file=io.StringIO(), force_terminal=terminal, width=100, color_system=None)
+def shown(*, terminal):
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
     with round_display(console, "fedavg on digits", 2) as show:
         for row in ROWS:
             show(row)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return file.getvalue()
 
 
-def test_rounds_are_reported_once_and_whole(tmp_path: Path) -> None:
+def test_rounds_are_reported_once_and_whole_and_those_measured_again(tmp_path):
     results = ResultsFollower(tmp_path)
     assert results.new_rows() == []
     write(tmp_path / "metrics.jsonl", ROWS[:1], tail='{"round": 1, "accu')
     assert [row["round"] for row in results.new_rows()] == [0]
     assert results.new_rows() == []
-    write(tmp_path / "metrics.jsonl", ROWS)
-    assert [row["round"] for row in results.new_rows()] == [1, 2]
-
-
-def test_a_resumed_run_shows_the_rounds_that_it_measures_again(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write(path, ROWS)
-    results = ResultsFollower(tmp_path)
+    assert [row["round"] for row in results.new_rows()] == [1, 2]
+    results = ResultsFollower(tmp_path)  # of a run that resumes from round 1
     assert results.new_rows() == []
     write(path, ROWS[:2])
     assert results.new_rows() == []
@@ -66,7 +52,7 @@ def test_a_resumed_run_shows_the_rounds_that_it_measures_again(tmp_path: Path) -
     assert [row["round"] for row in results.new_rows()] == [2, 3]
 
 
-def test_the_summary_of_the_run_before_is_not_this_ones(tmp_path: Path) -> None:
+def test_the_summary_of_the_run_before_is_not_this_ones(tmp_path):
     path = tmp_path / "summary.json"
     path.write_text(json.dumps(SUMMARY))
     results = ResultsFollower(tmp_path)
@@ -78,7 +64,7 @@ def test_the_summary_of_the_run_before_is_not_this_ones(tmp_path: Path) -> None:
     assert results.summary() == SUMMARY
 
 
-def test_a_log_gets_a_line_per_evaluated_round_and_a_terminal_a_bar() -> None:
+def test_a_log_gets_a_line_per_evaluated_round_and_a_terminal_a_bar():
     lines = shown(terminal=False).splitlines()
     assert len(lines) == 4
     assert "round   0/2  accuracy 10.00 %  loss 2.3000" in lines[1]
@@ -90,17 +76,16 @@ def test_a_log_gets_a_line_per_evaluated_round_and_a_terminal_a_bar() -> None:
     assert figures({"round": 1, "seconds": 2.0, "accuracy": None}) == "2.00 s/round"
 
 
-def test_the_closing_panel_has_the_figures() -> None:
-    console = Console(file=io.StringIO(), width=100)
-    console.print(closing_panel(SUMMARY))
-    console.print(closing_panel({"accuracy": None, "status": "completed"}))  # never evaluated
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+def test_the_closing_panel_has_the_figures():
+    file = io.StringIO()
+    Console(file=file, width=100).print(closing_panel(SUMMARY))
+    Console(file=file).print(closing_panel({"accuracy": None, "status": "completed"}))
+    text = file.getvalue()
     for figure in ("73.40 %", "80.00 %", "0.8 s in rounds, 0.25 s each", "1.5 MB to the server"):
         assert figure in text
 
 
-def test_the_plot_is_a_picture_even_without_points(tmp_path: Path) -> None:
+def test_the_plot_is_a_picture_even_without_points(tmp_path):
     for name, rows in (("curves", ROWS), ("nothing", [{"round": 1}])):
         path = tmp_path / f"{name}.png"
         plot_run(rows, "fedavg on digits", path)

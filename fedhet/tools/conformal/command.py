@@ -28,6 +28,9 @@ from fedhet.tools.conformal.measure import Options, measure
 from fedhet.tools.conformal.page import page
 
 NAME = "conformal"
+_TEMPERATURE = "of the calibration examples, those for the temperature; 0: it stays 1 (0.2)"
+_REFERENCE = "a centralised model's top-1 in (0, 1); the table has the mean size that covers it"
+_FEDERATED = "also calibrate at the clients, on their held-out examples (partition.holdout)"
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -71,24 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--alpha", type=number_between(0, 1), default=0.1, help="cover 1 - alpha, in (0, 1) (0.1)")
     add("--splits", type=at_least(1), default=20, help="how many random splits (20)")
     add("--seed", type=int, default=0, help="of the splits (0)")
-    add(
-        "--temperature-share",
-        type=number_between(0, 1, with_low=True),
-        default=0.2,
-        metavar="SHARE",
-        help="of the calibration examples, those for the temperature; 0: it stays 1 (0.2)",
-    )
-    add(
-        "--reference",
-        type=number_between(0, 1),
-        metavar="ACCURACY",
-        help="a centralised model's top-1 in (0, 1); the table has the mean size that covers it",
-    )
-    add(
-        "--federated",
-        action="store_true",
-        help="also calibrate at the clients, on their held-out examples (partition.holdout)",
-    )
+    share = number_between(0, 1, with_low=True)
+    add("--temperature-share", type=share, default=0.2, metavar="SHARE", help=_TEMPERATURE)
+    add("--reference", type=number_between(0, 1), metavar="ACCURACY", help=_REFERENCE)
+    add("--federated", action="store_true", help=_FEDERATED)
     add("--bins", type=at_least(1), default=1000, help="of the clients' histograms (1000)")
     add("--out", type=Path, metavar="DIR", help="where to write")
     return parser

@@ -34,8 +34,7 @@ LOWEST = 0.02
 class Options:
     """What to measure.
 
-    The temperature has calibration examples of its own: the scores of the others must not depend on
-    themselves through it.
+    The temperature has calibration examples of its own, so that it depends on no counted score.
     """
 
     alpha: float = 0.1  # the sets are to cover 1 - alpha
@@ -97,11 +96,7 @@ class RunSets:
 
 
 def measure(folder: Path, options: Options) -> RunSets:
-    """Measure the sets of the model of the run in a folder.
-
-    Raises:
-        ConfigError: if its model or examples cannot be loaded, or its clients hold out none.
-    """
+    """Measure the sets of the model of the run in a folder."""
     task = task_of(recipe_of(folder))
     model = classifier_of(folder, task)
     test = Outputs(*logits_of(model, task.test_data(next(model.parameters()).device)))
@@ -148,11 +143,10 @@ def at_clients(
     levels: Sequence[float],
     options: Options,
 ) -> tuple[Measured, Measured]:
-    """Calibrate at the clients on their held-out examples, and count the test set, for each split.
+    """Calibrate on the clients' held-out examples, and count the test set, for each split.
 
     Returns:
-        With the quantile of the clients' histograms, and with that of their scores themselves,
-        which they would have to send for it.
+        With the quantile of the clients' histograms, and with that of the scores themselves.
     """
     grid = Grid(score.largest(test.logits.shape[1]), options.bins)
     sketched, pooled = Measured(levels), Measured(levels)
@@ -178,11 +172,8 @@ def at_clients(
 def _held_out(task: Task, model: nn.Module, folder: Path) -> list[Outputs]:
     """Return the model's outputs for each client's held-out examples."""
     device = next(model.parameters()).device
-    found = []
-    for client in range(task.num_clients):
-        _, own = task.client_data(client, device)
-        if own is not None:
-            found.append(Outputs(*logits_of(model, own)))
+    parts = (task.client_data(client, device)[1] for client in range(task.num_clients))
+    found = [Outputs(*logits_of(model, own)) for own in parts if own is not None]
     if not found:
         raise ConfigError(
             f"--federated calibrates on the examples that clients hold out, and in {folder} "

@@ -25,15 +25,7 @@ DRAWN = "RAPS"
 def page(
     layout: Layout, found: Found, options: Options, reference: float | None, stem: Path
 ) -> list[Block]:
-    """Return the page, and write its plot.
-
-    Args:
-        layout: rows and columns.
-        found: the sets of each run.
-        options: what was measured.
-        reference: a centralised model's top-1, in [0, 1].
-        stem: how the plot's name begins.
-    """
+    """Return the page, and write its plot; ``reference`` is a centralised top-1 in [0, 1]."""
     explained = (
         f"A random half of each test set calibrates, the other half is counted; {options.splits} "
         f"splits, seed {options.seed}. {options.temperature_share:.0%} of the calibrating half "
@@ -66,15 +58,9 @@ def _panels(layout: Layout, found: Found, reference: float | None) -> list[Panel
         for number in range(len(layout.columns))
     ]
     y_range = common_range([line for lines in by_column for line in lines], marks)
+    axes = "mean size of the sets", "coverage (%)"
     return [
-        Panel(
-            "" if column == NO_COLUMN else column,
-            "mean size of the sets",
-            "coverage (%)",
-            lines,
-            marks,
-            y_range,
-        )
+        Panel("" if column == NO_COLUMN else column, *axes, lines, marks, y_range)
         for column, lines in zip(layout.columns, by_column, strict=True)
         if lines
     ]
@@ -86,14 +72,9 @@ def _curve(key: Key, cell: Cell, found: Found) -> Curve:
     places = min(len(one.levels) for one in measured)
     coverage = np.concatenate([np.asarray(one.coverage)[:, :places] for one in measured])
     size = np.concatenate([np.asarray(one.size)[:, :places] for one in measured])
-    return Curve(
-        key,
-        size.mean(axis=0).tolist(),
-        (100 * coverage.mean(axis=0)).tolist(),
-        (100 * coverage.min(axis=0)).tolist(),
-        (100 * coverage.max(axis=0)).tolist(),
-        len(coverage),
-    )
+    lines = coverage.mean(axis=0), coverage.min(axis=0), coverage.max(axis=0)
+    mean, low, high = ((100 * line).tolist() for line in lines)
+    return Curve(key, size.mean(axis=0).tolist(), mean, low, high, len(coverage))
 
 
 def _table(layout: Layout, found: Found, options: Options, reference: float | None) -> Table:
@@ -170,9 +151,7 @@ def _text(values: Sequence[float], digits: int) -> str:
 
 def _size_at(reference: float, measured: Sequence[Measured]) -> str:
     sizes = [size for one in measured if (size := size_covering(reference, one)) is not None]
-    if len(sizes) < len(measured):
-        return "outside the levels"
-    return _text(sizes, 2)
+    return _text(sizes, 2) if len(sizes) == len(measured) else "outside the levels"
 
 
 def size_covering(reference: float, measured: Measured) -> float | None:

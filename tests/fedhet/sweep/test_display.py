@@ -16,51 +16,36 @@ from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 WORDS = ("strategy=scaffold", "seed=3", "partition.alpha=0.1")
 
 
-def job(number: int, status: str, round: int = -1, **about: object) -> Job:
-    accuracy = about.pop("accuracy", None)
-    failures = int(str(about.pop("failures", 0)))
-    report = JobReport(
-        number=number,
-        folder=f"{number}_job",
-        overrides=WORDS,
-        status=status,
-        rounds=30,
-        began=100.0,
-        ended=112.0 if status in ("completed", "failed") else None,
-        **about,  # type: ignore[arg-type]
-    )
-    return Job(report, WORDS, round, accuracy, failures)  # type: ignore[arg-type]
+def job(number, status, round=-1, accuracy=None, failures=0, **about):
+    ended = 112.0 if status in ("completed", "failed") else None
+    about = {"rounds": 30, "began": 100.0, "ended": ended, **about}
+    report = JobReport(number, f"{number}_job", WORDS, status, **about)
+    return Job(report, WORDS, round, accuracy, failures)
 
 
-def completed(number: int, accuracy: float = 0.9, **about: object) -> Job:
+def completed(number, accuracy=0.9, **about):
     figures = {"accuracy": accuracy, "best_accuracy": 0.95, "rounds": 30, "loss": 0.5 + number}
-    return job(number, "completed", 30, accuracy=accuracy, figures=figures, **about)
+    return job(number, "completed", 30, accuracy, figures=figures, **about)
 
 
-def shown_by(width: int, *snapshots: Snapshot, terminal: bool = True) -> str:
-    console = Console(
-        file=io.StringIO(),
-        force_terminal=terminal,
-        width=width,
-        height=14,
-        color_system=None,
+def shown_by(width, *snapshots, terminal=True):
+    file = io.StringIO()
+    display = display_for(
+        Console(file=file, force_terminal=terminal, width=width, height=14, color_system=None)
     )
-    display = display_for(console)
     for snapshot in snapshots:
         display.show(snapshot)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return file.getvalue()
 
 
-def ended(snapshot: Snapshot, objective: str = "accuracy", direction: str | None = None) -> str:
-    console = Console(file=io.StringIO(), width=80)
+def ended(snapshot, objective="accuracy", direction=None):
+    file = io.StringIO()
     summary = closing_summary(snapshot, Path("/results/of/a_sweep"), objective, direction)
-    console.print(summary, soft_wrap=True)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    Console(file=file, width=80).print(summary, soft_wrap=True)
+    return file.getvalue()
 
 
-def test_a_terminal_shows_counts_total_and_a_bar_for_each_running_job() -> None:
+def test_a_terminal_shows_counts_total_and_a_bar_for_each_running_job():
     jobs = [
         completed(0),
         job(1, "failed", error="a reason " * 20),
@@ -76,31 +61,30 @@ def test_a_terminal_shows_counts_total_and_a_bar_for_each_running_job() -> None:
     assert total.endswith(" 31 %, 0:03:40 left")  # 2.5 of 8 jobs
     assert first.startswith("#2 scaffold seed=3 alpha=0.1 ")
     assert first.endswith(" 15/30 84.21 % 2 failures")
-    assert second.startswith("#3 scaffold seed=3 alpha=0.1 ")
     assert second.endswith(" starting")
-    assert text.count("failed   #1") == 1
-    [line] = [line for line in text.splitlines() if "failed   #1" in line]
+    [line] = [line for line in text.splitlines() if "failed   #1" in line]  # once
     assert len(line.rpartition("failed   #1")[2]) < 80
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-def test_a_hundred_jobs_fit_the_terminal(width: int) -> None:
+@pytest.mark.parametrize("width", [60, 200])
+def test_a_hundred_jobs_fit_the_terminal(width):
     jobs = [completed(number) for number in range(40)]
     jobs += [job(number, "running", 3, accuracy=0.5, failures=12) for number in range(40, 90)]
-    lines = shown_by(width, Snapshot(jobs, total=100, seconds=10_000.0)).rpartition("\x1b[2K")[2]
-    assert len(lines.splitlines()) == 1 + 10
-    assert max(map(len, lines.splitlines())) <= width
-    assert all("3/30 50.00 % 12 failures" in line for line in lines.splitlines()[1:])
+    text = shown_by(width, Snapshot(jobs, total=100, seconds=10_000.0))
+    lines = text.rpartition("\x1b[2K")[2].splitlines()
+    assert len(lines) == 1 + 10
+    assert max(map(len, lines)) <= width
+    assert all("3/30 50.00 % 12 failures" in line for line in lines[1:])
 
 
-def test_skipped_jobs_do_not_shorten_the_estimate() -> None:
+def test_skipped_jobs_do_not_shorten_the_estimate():
     jobs = [completed(0, skipped=True), completed(1, skipped=True), completed(2)]
     assert Snapshot(jobs, total=4, seconds=50.0).seconds_left == 50.0
     assert Snapshot(jobs[:2], total=4, seconds=50.0).seconds_left is None
     assert Snapshot(jobs, total=None, seconds=50.0).seconds_left is None
 
 
-def test_a_log_gets_a_line_for_each_job_that_ends_and_for_long_ones_each_minute() -> None:
+def test_a_log_gets_a_line_for_each_job_that_ends_and_for_long_ones_each_minute():
     jobs = [completed(0), job(1, "failed", error="no data"), completed(2, skipped=True)]
     begun = Snapshot([job(0, "running", 3)], 3, 1.0)
     lines = shown_by(80, begun, Snapshot(jobs[:2], 3, 2.0), Snapshot(jobs, 3, 3.0), terminal=False)
@@ -115,23 +99,20 @@ def test_a_log_gets_a_line_for_each_job_that_ends_and_for_long_ones_each_minute(
     assert lines == "      #0 scaffold seed=3 alpha=0.1: 3/30 50.00 %\n" * 2
 
 
-def test_the_summary_names_jobs_reasons_folder_and_what_to_type() -> None:
+def test_the_summary_names_jobs_reasons_folder_and_what_to_type():
     failed = [job(number, "failed", error="a reason " * 20) for number in (1, 2)]
     text = ended(Snapshot([completed(0), *failed], total=3, seconds=9.0))
-    assert text.splitlines()[1].split() == [
-        *("#0", "scaffold", "seed=3", "alpha=0.1"),
-        *("90.00", "%", "95.00", "%", "30", "12", "s"),
-    ]
+    row = "#0 scaffold seed=3 alpha=0.1 90.00 % 95.00 % 30 12 s"
+    assert " ".join(text.splitlines()[1].split()) == row
     names = "#1 scaffold seed=3 alpha=0.1, #2 scaffold seed=3 alpha=0.1"
     assert f"failed   {names}: {'a reason ' * 20}\n" in text  # once, and in one piece
-    assert "results  /results/of/a_sweep\n" in text
-    assert "report   fedhet-report /results/of/a_sweep\n" in text
-    assert "continue fedhet -m --resume /results/of/a_sweep\n" in text
+    for command in ("results  ", "report   fedhet-report ", "continue fedhet -m --resume "):
+        assert f"{command}/results/of/a_sweep\n" in text
     assert "best     " not in text
     assert "--resume" not in ended(Snapshot([completed(0)], total=1, seconds=9.0))
 
 
-def test_the_summary_of_a_search_has_the_best_trial() -> None:
+def test_the_summary_of_a_search_has_the_best_trial():
     jobs = [completed(0, 0.5), completed(1, 0.75), completed(2, 0.75), job(3, "failed")]
     snapshot = Snapshot(jobs, total=4, seconds=9.0)
     words = "strategy=scaffold seed=3 partition.alpha=0.1"
@@ -143,10 +124,7 @@ def test_the_summary_of_a_search_has_the_best_trial() -> None:
     assert "best     " not in ended(nothing, direction="maximize")
 
 
-# ---- what the folders say --------------------------------------------------------------------
-
-
-def test_the_progress_of_a_running_job_is_read_from_its_metrics(tmp_path: Path) -> None:
+def test_the_progress_of_a_running_job_is_read_from_its_metrics(tmp_path):
     folder = SweepFolder(tmp_path)
     folder.write(Sweep(overrides=(), began="now"))
     follower = SweepFollower(folder, total=2, varied=["seed", "+strategy.mu"])
@@ -160,8 +138,7 @@ def test_the_progress_of_a_running_job_is_read_from_its_metrics(tmp_path: Path) 
     metrics.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"round": 2, "acc')
     [seen] = follower.snapshot().jobs
     assert (seen.round, seen.accuracy, seen.failures) == (1, 0.1, 2)
-    assert seen.label == "seed=3 mu=0.1235"
-    assert seen.share == 0.1
+    assert (seen.label, seen.share) == ("seed=3 mu=0.1235", 0.1)
     metrics.write_text(metrics.read_text() + 'uracy": 0.5}\n')
     assert follower.snapshot().jobs[0].accuracy == 0.5
     folder.report(JobReport(0, "0_fedavg", ["task=digits"], "waiting", rounds=10, began=1.0))

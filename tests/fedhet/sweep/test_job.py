@@ -7,19 +7,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_module
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
-from omegaconf import DictConfig, open_dict
+from omegaconf import open_dict
 
-from common.errors import ConfigError
-from common.results import totals
-from conf import fingerprint
+from common.results import read_summary, totals
+from conf import fingerprint, resume_fingerprint
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.job import run_job
 from fedhet.sweep.optuna_search import FIGURES
@@ -29,7 +26,7 @@ BEGAN = "2026-01-01T00:00:00+0000"
 
 
 @pytest.fixture
-def sweep(tmp_path: Path) -> Iterator[SweepFolder]:
+def sweep(tmp_path):
     folder = SweepFolder(tmp_path / "sweep")
     folder.path.mkdir()
     folder.write(Sweep(overrides=(), began=BEGAN))
@@ -37,10 +34,8 @@ def sweep(tmp_path: Path) -> Iterator[SweepFolder]:
     HydraConfig.instance().cfg = None
 
 
-def job_of(
-    sweep: SweepFolder, number: int = 0, *words: str, folder_name: str | None = None
-) -> DictConfig:
-    """Return a job's recipe, and let Hydra's configuration be that of the job."""
+def job_of(sweep, number=0, *words, folder_name=""):
+    """Return a job's recipe; Hydra's configuration is that of the job."""
     setup_globals()
     settings = [f"hydra.sweep.dir={sweep.path}", "hydra.sweep.subdir=${hydra.job.num}_job"]
     with initialize_config_module("conf", version_base="1.3"):
@@ -58,22 +53,20 @@ def job_of(
     return recipe
 
 
-def finish(recipe: DictConfig, **figures: float) -> None:
+def finish(recipe, **figures):
     summary = {"status": "completed", "fingerprint": fingerprint(recipe), **figures}
     (Path(recipe.results_dir) / "summary.json").write_text(json.dumps(summary))
 
 
-def summary_of(sweep: SweepFolder, number: int = 0) -> dict[str, Any]:
-    found = json.loads((sweep.path / f"{number}_job" / "summary.json").read_text())
-    assert isinstance(found, dict)
-    return found
+def summary_of(sweep, number=0):
+    return read_summary(sweep.path / f"{number}_job")
 
 
-def test_a_job_returns_the_objective_and_reports(sweep: SweepFolder) -> None:
+def test_a_job_returns_the_objective_and_reports(sweep):
     sweep.write(Sweep(overrides=(), began=BEGAN, objective="loss"))
     seen = []
 
-    def run(recipe: DictConfig) -> None:
+    def run(recipe):
         seen.append((recipe.results_dir, recipe.resume, sweep.reports()[0].status))
         finish(recipe, accuracy=0.5, loss=1.5, clients=10)
 
@@ -85,99 +78,72 @@ def test_a_job_returns_the_objective_and_reports(sweep: SweepFolder) -> None:
     assert report.figures == {"accuracy": 0.5, "loss": 1.5}
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (LaunchError("the run failed: no data\nits log: x/log.txt"), "the run failed: no data"),
-        (ConfigError("clients=0 is too few"), "clients=0 is too few"),
-        (OSError("disk full"), "OSError: disk full"),
-    ],
-)
-def test_a_failed_job_says_why_and_is_a_failed_trial(
-    sweep: SweepFolder, error: Exception, reason: str
-) -> None:
-    def run(recipe: DictConfig) -> None:
-        raise error
+def test_a_failed_job_says_why_in_its_log_and_is_a_failed_trial(sweep, capfd):
+    errors = {
+        "the run failed: no data": LaunchError("the run failed: no data\nits log: x/log.txt"),
+        "OSError: disk full": OSError("disk full"),
+    }
+    for number, (reason, error) in enumerate(errors.items()):
 
-    assert run_job(job_of(sweep), run) is None
-    [report] = sweep.reports()
-    assert (report.status, report.error) == ("failed", reason)
-    summary = summary_of(sweep)
-    assert (summary["status"], summary["error"]) == ("failed", reason)
-    assert (summary["strategy"], summary["task"], summary["seed"]) == ("fedavg", "digits", 0)
+        def run(recipe, error=error):
+            os.write(1, b"straight to stdout\n")
+            subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
+            raise error
 
+        with capfd.disabled():  # it puts an object of its own in the place of sys.stderr
+            assert run_job(job_of(sweep, number), run) is None
+        report, summary = sweep.reports()[number], summary_of(sweep, number)
+        assert (report.status, report.error) == ("failed", reason)
+        assert (summary["status"], summary["error"]) == ("failed", reason)
+        assert (summary["strategy"], summary["task"], summary["seed"]) == ("fedavg", "digits", 0)
+        log = (sweep.path / f"{number}_job" / "log.txt").read_text()
+        assert all(words in log for words in ("straight to stdout", "a child", str(error)))
 
-def test_the_server_apps_own_summary_of_a_failure_stays(sweep: SweepFolder) -> None:
-    own = {"status": "failed", "error": "its own", "rounds": 3}
+    own = {"status": "failed", "error": "its own", "rounds": 3}  # the ServerApp's
 
-    def run(recipe: DictConfig) -> None:
+    def write(recipe):
         (Path(recipe.results_dir) / "summary.json").write_text(json.dumps(own))
         raise LaunchError("the run failed: its own")
 
-    run_job(job_of(sweep), run)
-    assert summary_of(sweep) == own
+    run_job(job_of(sweep, 2), write)
+    assert summary_of(sweep, 2) == own
 
 
-@pytest.mark.parametrize("figures", [{}, {"accuracy": float("nan")}, {"accuracy": None}])
-def test_an_objective_that_was_not_measured_is_a_failed_trial(
-    sweep: SweepFolder, figures: dict[str, Any]
-) -> None:
-    assert run_job(job_of(sweep), lambda recipe: finish(recipe, **figures)) is None
-    assert sweep.reports()[0].status == "completed"
+def test_an_objective_that_was_not_measured_is_a_failed_trial(sweep):
+    measured = [{}, {"accuracy": float("nan")}, {"accuracy": None}]
+    for number, figures in enumerate(measured):
+        found = run_job(job_of(sweep, number), lambda recipe, own=figures: finish(recipe, **own))
+        assert found is None
+        assert sweep.reports()[number].status == "completed"
 
 
-def test_the_figures_to_optimise_are_those_of_a_summary() -> None:
+def test_the_figures_to_optimise_are_those_of_a_summary():
     row = {"round": 1, "seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "failures": []}
     row |= {"client_accuracy": 0.5, "client_loss": 1.0}
     assert set(FIGURES) == {*totals([row]), "wall_seconds"}
 
 
-def test_the_output_of_a_job_and_its_children_goes_to_its_log(
-    sweep: SweepFolder, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def run(recipe: DictConfig) -> None:
-        os.write(1, b"straight to stdout\n")
-        subprocess.run([sys.executable, "-c", "print('a child')"], check=True)
-        raise OSError("disk full")
-
-    with capfd.disabled():  # it puts an object of its own in the place of sys.stderr
-        run_job(job_of(sweep), run)
-    log = (sweep.path / "0_job" / "log.txt").read_text()
-    assert all(words in log for words in ("straight to stdout", "a child", "OSError: disk full"))
-
-
-def test_a_resumed_sweep_skips_what_is_done(sweep: SweepFolder) -> None:
+def test_a_resumed_sweep_skips_what_is_done_and_resumes_the_rest_everywhere(sweep, monkeypatch):
     run_job(job_of(sweep), lambda recipe: finish(recipe, accuracy=0.75))
     sweep.clear()
     sweep.write(Sweep(overrides=(), began=BEGAN, resumed=(BEGAN,)))
     assert run_job(job_of(sweep), lambda recipe: pytest.fail("was run again")) == 0.75
     [report] = sweep.reports()
     assert (report.status, report.skipped) == ("completed", True)
-
-
-def test_a_resumed_job_resumes_in_the_launcher_and_in_the_apps(
-    sweep: SweepFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("fedhet.sweep.resume._last_checkpoint", _checkpoint_of(sweep))
-    sweep.write(Sweep(overrides=(), began=BEGAN, resumed=(BEGAN,)))
+    second = job_of(sweep, 1, "seed=7")
+    checkpoint = {"round": 1, "recipe": resume_fingerprint(second)}
+    monkeypatch.setattr("fedhet.sweep.resume._last_checkpoint", lambda folder: checkpoint)
     seen = []
 
-    def run(recipe: DictConfig) -> None:
+    def run(recipe):
         seen.append((recipe.resume, list(HydraConfig.get().overrides.task)))
 
-    run_job(job_of(sweep, 0, "seed=7"), run)
-    assert seen == [(True, ["seed=7", "resume=true"])]
+    run_job(second, run)
+    assert seen == [(True, ["seed=7", "resume=true"])]  # in the launcher, and in the apps
 
 
-def _checkpoint_of(sweep: SweepFolder) -> Any:
-    from conf import resume_fingerprint
-
-    about = {"round": 1, "recipe": resume_fingerprint(job_of(sweep, 0, "seed=7"))}
-    return lambda folder: about
-
-
-def test_a_job_that_a_cluster_starts_again_restarts(sweep: SweepFolder) -> None:
-    def die(recipe: DictConfig) -> None:
+def test_a_job_that_a_cluster_starts_again_restarts(sweep):
+    def die(recipe):
         (Path(recipe.results_dir) / "metrics.jsonl").write_text("round 0")
         raise KeyboardInterrupt
 
@@ -188,9 +154,7 @@ def test_a_job_that_a_cluster_starts_again_restarts(sweep: SweepFolder) -> None:
     assert not (sweep.path / "0_job" / "metrics.jsonl").exists()  # there was no checkpoint
 
 
-def test_a_folder_of_another_job_or_with_another_content_is_not_written_to(
-    sweep: SweepFolder,
-) -> None:
+def test_a_folder_of_another_job_or_with_another_content_is_not_written_to(sweep):
     run_job(job_of(sweep, 0), lambda recipe: finish(recipe, accuracy=0.5))
     second = job_of(sweep, 1, folder_name="0_job")
     assert run_job(second, lambda recipe: pytest.fail("was run")) is None
@@ -201,19 +165,16 @@ def test_a_folder_of_another_job_or_with_another_content_is_not_written_to(
     assert run_job(third, lambda recipe: pytest.fail("was run")) is None
     assert "is not empty" in sweep.reports()[2].error
     assert [path.name for path in (sweep.path / "2_job").iterdir()] == ["thesis.tex"]
-
-
-def test_no_job_begins_once_the_sweep_is_stopping(sweep: SweepFolder) -> None:
     sweep.ask_to_stop()
-    assert run_job(job_of(sweep), lambda recipe: pytest.fail("was run")) is None
-    assert sweep.reports() == []
+    assert run_job(job_of(sweep, 3), lambda recipe: pytest.fail("was run")) is None
+    assert len(sweep.reports()) == 3  # no job begins once the sweep is stopping
 
 
-def test_a_worker_that_is_asked_to_end_cleans_up_first(sweep: SweepFolder) -> None:
+def test_a_worker_that_is_asked_to_end_cleans_up_first(sweep):
     before = signal.getsignal(signal.SIGTERM)
     cleaned = []
 
-    def run(recipe: DictConfig) -> None:
+    def run(recipe):
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             signal.sigtimedwait([], 5.0)

@@ -7,8 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,55 +25,48 @@ from fedhet.sweep.resource_slots import (
 JOBLIB = "hydra_plugins.hydra_joblib_launcher.joblib_launcher.JoblibLauncher"
 SUBMITIT = "hydra_plugins.hydra_submitit_launcher.submitit_launcher"
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-on_linux = pytest.mark.skipif(
-    not hasattr(os, "sched_setaffinity"), reason="this system has no CPU affinity"
-)
+on_linux = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity")
 
 
 @pytest.mark.parametrize(
-    ("launcher", "together", "expected"),
+    ("launcher", "n_jobs", "together", "expected"),
     [
-        ({"_target_": BASIC}, 12, 1),
-        ({"_target_": JOBLIB, "n_jobs": 3}, 12, 3),
-        ({"_target_": JOBLIB, "n_jobs": 3}, 2, 2),  # the last batch has no more
-        ({"_target_": JOBLIB, "n_jobs": -1}, 12, 8),
-        ({"_target_": JOBLIB, "n_jobs": -2}, 12, 7),
-        ({"_target_": JOBLIB, "n_jobs": 4}, 1, 1),  # a search that proposes one trial at a time
-        ({"_target_": f"{SUBMITIT}.LocalLauncher"}, 12, 12),
-        ({"_target_": f"{SUBMITIT}.SlurmLauncher"}, 12, 1),  # each has a control group of its own
+        (BASIC, None, 12, 1),
+        (JOBLIB, 3, 12, 3),
+        (JOBLIB, 3, 2, 2),  # the last batch has no more
+        (JOBLIB, -1, 12, 8),
+        (JOBLIB, -2, 12, 7),
+        (f"{SUBMITIT}.LocalLauncher", None, 12, 12),
+        (f"{SUBMITIT}.SlurmLauncher", None, 12, 1),  # each has a control group of its own
     ],
 )
-def test_jobs_at_once(launcher: dict[str, Any], together: int, expected: int) -> None:
-    assert jobs_at_once(launcher, together, cpus=8) == expected
+def test_jobs_at_once(launcher, n_jobs, together, expected):
+    assert jobs_at_once({"_target_": launcher, "n_jobs": n_jobs}, together, cpus=8) == expected
 
 
-def test_slots_cover_the_cpus_once_and_differ_by_one_at_most() -> None:
-    found = divide(range(7), 7, [], 3)
-    assert [list(slot.cpus) for slot in found] == [[0, 3, 6], [1, 4], [2, 5]]
-    assert [slot.num_cpus for slot in found] == [3, 2, 2]
-    assert all(not slot.gpus for slot in found)
-    fewer = divide([0, 1], 2, [], 5)  # than jobs
-    assert [list(slot.cpus) for slot in fewer] == [[0], [1]]
-    quota = divide(range(8), 3, [], 2)
-    assert [slot.num_cpus for slot in quota] == [2, 1]
-    assert [list(slot.cpus) for slot in quota] == [[0, 2, 4, 6], [1, 3, 5, 7]]
+def test_slots_cover_the_cpus_once_and_differ_by_one_at_most():
+    def divided(cpus, num_cpus, jobs):
+        slots = divide(range(cpus), num_cpus, [], jobs)
+        assert not any(slot.gpus for slot in slots)
+        return [(list(slot.cpus), slot.num_cpus) for slot in slots]
+
+    assert divided(7, 7, jobs=3) == [([0, 3, 6], 3), ([1, 4], 2), ([2, 5], 2)]
+    assert divided(2, 2, jobs=5) == [([0], 1), ([1], 1)]
+    assert divided(8, 3, jobs=2) == [([0, 2, 4, 6], 2), ([1, 3, 5, 7], 1)]  # a quota of 3
 
 
-def test_gpus_are_divided_or_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    four = divide(range(8), 8, ["0", "1", "2", "3"], 2)
-    assert [list(slot.gpus) for slot in four] == [["0", "2"], ["1", "3"]]
-    assert {slot.jobs_per_gpu for slot in four} == {1}
-    two = divide(range(8), 8, ["a", "b"], 3)
-    assert [list(slot.gpus) for slot in two] == [["a"], ["b"], ["a"]]
-    assert {slot.jobs_per_gpu for slot in two} == {2}
+def test_gpus_are_divided_or_shared(monkeypatch):
+    def divided(gpus, jobs):
+        return [(list(one.gpus), one.jobs_per_gpu) for one in divide(range(8), 8, gpus, jobs)]
+
+    assert divided("0123", jobs=2) == [(["0", "2"], 1), (["1", "3"], 1)]
+    assert divided("ab", jobs=3) == [(["a"], 2), (["b"], 2), (["a"], 2)]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, 5")
     assert [list(slot.gpus) for slot in slots_of_machine(1)] == [["3", "5"]]
 
 
 @on_linux
-def test_a_container_may_have_fewer_cpus_than_it_sees(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_container_may_have_fewer_cpus_than_it_sees(tmp_path, monkeypatch):
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr(resource_slots, "_CPU_QUOTA", quota)
     seen = len(os.sched_getaffinity(0))
@@ -85,9 +76,7 @@ def test_a_container_may_have_fewer_cpus_than_it_sees(
 
 
 @on_linux
-def test_a_job_is_kept_to_a_slot_that_no_other_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_is_kept_to_a_slot_that_no_other_has(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     before = os.sched_getaffinity(0)
     slots = [Slot([min(before)], 1, ["7"], 1), Slot([max(before)], 1, ["8"], 1)]
@@ -95,13 +84,8 @@ def test_a_job_is_kept_to_a_slot_that_no_other_has(
         assert first is slots[0]
         assert os.sched_getaffinity(0) == {min(before)}
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "7"
-        seen = subprocess.run(
-            [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"],
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        assert seen.stdout.strip() == f"{{{min(before)}}}"
+        child = [sys.executable, "-c", "import os; print(os.sched_getaffinity(0))"]
+        assert subprocess.check_output(child, text=True).strip() == f"{{{min(before)}}}"
         with free_slot(tmp_path, slots) as second:
             assert second is slots[1]
             assert os.environ["CUDA_VISIBLE_DEVICES"] == "8"
@@ -120,9 +104,7 @@ time.sleep(float(sys.argv[2]))
 
 
 @pytest.mark.parametrize("seconds", [0.5, 60.0], ids=["released", "killed"])
-def test_a_job_waits_until_another_has_released_its_slot_or_was_killed(
-    tmp_path: Path, seconds: float
-) -> None:
+def test_a_job_waits_until_another_has_released_its_slot_or_was_killed(tmp_path, seconds):
     slot = Slot(sorted(resource_slots._affinity()), 1, [], 1)
     with free_slot(tmp_path, [slot]):
         [lock] = tmp_path.rglob("*.lock")
@@ -138,29 +120,23 @@ def test_a_job_waits_until_another_has_released_its_slot_or_was_killed(
             assert time.monotonic() - began > 0.2
 
 
-def test_a_recipe_is_limited_to_its_slot() -> None:
-    recipe = compose({})
-    limit_recipe(recipe, Slot([0, 1], 2, [], 1))
-    assert recipe.runtime.num_cpus == 2
-    assert recipe.runtime.client_gpus is None
-    fewer = compose({"overrides": "runtime.num_cpus=1"})
-    limit_recipe(fewer, Slot([0, 1], 2, [], 1))
-    assert fewer.runtime.num_cpus == 1
+@pytest.mark.parametrize(
+    ("overrides", "slot", "cpus", "gpus"),
+    [
+        ("", Slot([0, 1], 2, [], 1), 2, None),
+        ("runtime.num_cpus=1", Slot([0, 1], 2, [], 1), 1, None),
+        ("", Slot(range(16), 16, ["0"], 2), 16, 0.25),  # four clients of each job share the GPU
+        ("", Slot(range(2), 2, ["0"], 2), 2, 0.5),  # its CPUs have no work for more than two
+        ("runtime.client_gpus=0.1", Slot(range(2), 2, ["0"], 2), 2, 0.1),
+    ],
+)
+def test_a_recipe_is_limited_to_its_slot(overrides, slot, cpus, gpus):
+    recipe = compose({"overrides": overrides})
+    limit_recipe(recipe, slot)
+    assert (recipe.runtime.num_cpus, recipe.runtime.client_gpus) == (cpus, gpus)
 
 
-def test_jobs_that_share_a_gpu_have_eight_clients_on_it_together() -> None:
-    recipe = compose({})
-    limit_recipe(recipe, Slot(range(16), 16, ["0"], 2))
-    assert recipe.runtime.client_gpus == 0.25  # four of each job
-    few = compose({})
-    limit_recipe(few, Slot(range(2), 2, ["0"], 2))
-    assert few.runtime.client_gpus == 0.5  # its CPUs have no work for more than two
-    own = compose({"overrides": "runtime.client_gpus=0.1"})
-    limit_recipe(own, Slot(range(2), 2, ["0"], 2))
-    assert own.runtime.client_gpus == 0.1
-
-
-def test_a_client_that_needs_more_than_a_job_has_is_refused() -> None:
+def test_a_client_that_needs_more_than_a_job_has_is_refused():
     recipe = compose({"overrides": "runtime.client_cpus=4"})
     with pytest.raises(ValueError, match=r"runtime\.client_cpus=4.* leave each 2 .*n_jobs"):
         limit_recipe(recipe, Slot([0, 1], 2, [], 1))

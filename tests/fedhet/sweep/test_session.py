@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
-from typing import Any
 
 import pytest
+
+from tests.fedhet.sweep.sweeps import read_json, run_in, statuses, sweep_folder, wait_for_rows
 
 pytestmark = pytest.mark.flower
 
@@ -46,66 +44,50 @@ needs_optuna = pytest.mark.skipif(
 )
 
 
-def command(*words: str) -> list[str]:
+def command(*words):
     return [sys.executable, "-c", PRETENDING, *words]
 
 
-def fedhet(cwd: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*words), cwd=cwd, capture_output=True, text=True, timeout=60, check=False
-    )
+def fedhet(cwd, *words):
+    return run_in(cwd, *command(*words))
 
 
-def index_of(cwd: Path) -> dict[str, Any]:
-    [path] = (cwd / "results").glob("*_sweep/sweep.json")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    assert isinstance(found, dict)
-    return found
+def index_of(cwd):
+    return read_json(sweep_folder(cwd) / "sweep.json")
 
 
-def statuses(index: dict[str, Any]) -> list[str]:
-    return [job["status"] for job in index["jobs"]]
-
-
-def test_a_failed_job_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
-    done = fedhet(tmp_path, "-m", "seed=1,13,2", "strategy=fedavg,scaffold")
-    assert done.returncode == 1, done.stderr
-    assert done.stderr == ""
+def test_a_failed_job_is_named_the_others_are_kept_and_resuming_runs_what_is_left(tmp_path):
+    words = ["-m", "seed=1,13", "strategy=fedavg,scaffold"]
+    done = fedhet(tmp_path, *words)
+    assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
-    assert [line[:5] for line in lines[:6]] == [f"[{number}/6]" for number in range(1, 7)]
+    assert [line[:5] for line in lines[:4]] == [f"[{number}/4]" for number in range(1, 5)]
     names = "#2 seed=13 fedavg, #3 seed=13 scaffold"
     assert f"failed   {names}: the run failed: an unlucky seed" in lines
     assert "the run says" not in done.stdout
-    index = index_of(tmp_path)
-    assert statuses(index) == [*["completed"] * 2, *["failed"] * 2, *["completed"] * 2]
-    assert (index["status"], index["total"]) == ("failed", 6)
-    assert index["overrides"] == ["seed=1,13,2", "strategy=fedavg,scaffold"]
-    [folder] = (tmp_path / "results").iterdir()
+    index, ended = index_of(tmp_path), ["completed"] * 2 + ["failed"] * 2
+    assert statuses(tmp_path) == ended
+    assert (index["status"], index["total"]) == ("failed", 4)
+    assert index["overrides"] == words[1:]
+    folder = sweep_folder(tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == [
         *("0_fedavg_digits_seed1", "1_scaffold_digits_seed1"),
         *("2_fedavg_digits_seed13", "3_scaffold_digits_seed13"),
-        *("4_fedavg_digits_seed2", "5_scaffold_digits_seed2"),
         *("log.txt", "multirun.yaml", "sweep.json"),
     ]
     assert "the run says 13" in (folder / "2_fedavg_digits_seed13" / "log.txt").read_text()
-
-
-def test_resuming_runs_only_what_is_left(tmp_path: Path) -> None:
-    first = fedhet(tmp_path, "-m", "seed=1,13")
-    assert first.returncode == 1
-    began = index_of(tmp_path)["jobs"][0]["began"]
-    again = fedhet(tmp_path, "-m", "--resume", "seed=1,13")
+    again = fedhet(tmp_path, "-m", "--resume", *words[1:])
     assert again.returncode == 1
-    assert "[1/2] #0 seed=1: 10.00 %, 1 rounds, earlier" in again.stdout
+    assert "[1/4] #0 seed=1 fedavg: 10.00 %, 1 rounds, earlier" in again.stdout
     assert "the run failed: an unlucky seed" in again.stdout
-    index = index_of(tmp_path)
-    assert len(index["resumed"]) == 1
-    assert index["jobs"][0]["began"] == began
-    assert statuses(index) == ["completed", "failed"]
+    resumed = index_of(tmp_path)
+    assert len(resumed["resumed"]) == 1
+    assert resumed["jobs"][0]["began"] == index["jobs"][0]["began"]
+    assert statuses(tmp_path) == ended
 
 
 @needs_optuna
-def test_a_search_proposes_again_what_it_proposed(tmp_path: Path) -> None:
+def test_a_search_proposes_again_what_it_proposed_and_goes_past_failed_trials(tmp_path):
     words = ["hydra/sweeper=optuna", "local.lr=interval(0.01,1)", "hydra.sweeper.n_trials=3"]
     first = fedhet(tmp_path, "-m", *words)
     assert first.returncode == 0, first.stderr
@@ -113,90 +95,62 @@ def test_a_search_proposes_again_what_it_proposed(tmp_path: Path) -> None:
     assert len(set(rates)) == 3
     best = f"best     #{rates.index(max(rates))} accuracy {max(rates):.6g}: local.lr={max(rates)}"
     assert best in first.stdout
-    [folder] = (tmp_path / "results").iterdir()
+    folder = sweep_folder(tmp_path)
     more = fedhet(tmp_path, "-m", f"--resume={folder}", "hydra.sweeper.n_trials=4")
     assert more.returncode == 0, more.stderr
     assert more.stdout.count("earlier") == 6  # three lines, and three in the table
     assert [job["figures"]["accuracy"] for job in index_of(tmp_path)["jobs"]][:3] == rates
+    (tmp_path / "unlucky").mkdir()
+    failed = fedhet(tmp_path / "unlucky", "-m", *words, "seed=13")
+    assert (failed.returncode, failed.stderr) == (1, "")
+    assert statuses(tmp_path / "unlucky") == ["failed"] * 3
+    assert "best" not in failed.stdout.splitlines()[-1]
 
 
-@needs_optuna
-def test_a_search_goes_past_failed_trials(tmp_path: Path) -> None:
-    words = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=2", "local.lr=interval(0.01,1)"]
-    done = fedhet(tmp_path, "-m", *words, "seed=13")  # all of them
-    assert done.returncode == 1
-    assert done.stderr == ""
-    assert statuses(index_of(tmp_path)) == ["failed", "failed"]
-    assert "best" not in done.stdout.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["seed=1,2", "objective=acuracy"], "objective=acuracy .* allowed: accuracy, best_"),
-        (["seed=1,2", "hydra.sweep.dir=full"], "full is not empty: .*--resume .*/full"),
-        (["--resume", "nowhere"], "nowhere is not the folder of a sweep"),
-        (["strategy=fedavg,fedavgg"], "fedavgg"),
-    ],
-)
-def test_what_cannot_be_a_sweep_is_refused_before_the_first_job(
-    tmp_path: Path, words: list[str], message: str
-) -> None:
+def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    done = fedhet(tmp_path, "-m", *words)
-    assert done.returncode == 1
-    assert re.search(message, done.stderr), done.stderr
-    assert "the run says" not in done.stderr
-    if words[0].startswith("strategy="):  # Hydra lists the options
-        assert "scaffold" in done.stderr
-        assert statuses(index_of(tmp_path)) == []
-    else:
-        assert len(done.stderr.splitlines()) == 1
-        assert done.stdout == ""
-        assert not (tmp_path / "results").exists()
+    full = fedhet(tmp_path, "-m", "seed=1,2", "hydra.sweep.dir=full")
+    assert (full.returncode, full.stdout, len(full.stderr.splitlines())) == (1, "", 1)
+    assert re.search("full is not empty: .*--resume .*/full", full.stderr), full.stderr
+    unknown = fedhet(tmp_path, "-m", "strategy=fedavg,fedavgg")
+    assert unknown.returncode == 1
+    assert "scaffold" in unknown.stderr  # Hydra lists the options
+    assert statuses(tmp_path) == []
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_stopped_sweep_keeps_what_was_measured(tmp_path: Path, number: int, code: int) -> None:
+def test_a_stopped_sweep_keeps_what_was_measured(tmp_path):
     with subprocess.Popen(
         command("-m", "seed=1,99,2"), cwd=tmp_path, stdout=subprocess.PIPE, text=True
     ) as sweep:
-        _wait_for(tmp_path, "1_fedavg_digits_seed99/metrics.jsonl")
-        sweep.send_signal(number)
+        _wait_for_the_second_job(tmp_path)
+        sweep.send_signal(signal.SIGINT)
         output, _ = sweep.communicate(timeout=30)
-    assert sweep.returncode == code
+    assert sweep.returncode == 130
     assert "[1/3] #0 seed=1: 10.00 %, 1 rounds" in output
     assert "continue fedhet -m --resume " in output
-    index = index_of(tmp_path)
-    assert (index["status"], statuses(index)) == ("stopped", ["completed", "stopped"])
-    [folder] = (tmp_path / "results").iterdir()
-    assert not (folder / ".sweep").exists()
+    assert index_of(tmp_path)["status"] == "stopped"
+    assert statuses(tmp_path) == ["completed", "stopped"]
+    assert not (sweep_folder(tmp_path) / ".sweep").exists()
 
 
-def test_a_sweep_that_was_killed_can_be_resumed_and_a_running_one_cannot(tmp_path: Path) -> None:
+def test_a_sweep_that_was_killed_can_be_resumed_and_a_running_one_cannot(tmp_path):
     with subprocess.Popen(
         command("-m", "seed=1,99"), cwd=tmp_path, stdout=subprocess.DEVNULL
     ) as sweep:
-        _wait_for(tmp_path, "1_fedavg_digits_seed99/metrics.jsonl")
+        _wait_for_the_second_job(tmp_path)
         second = fedhet(tmp_path, "-m", "--resume", "seed=1,99")
         assert second.returncode == 1
         assert "another process runs the sweep" in second.stderr
         sweep.kill()
-    assert statuses(index_of(tmp_path))[0] == "completed"
+    assert statuses(tmp_path)[0] == "completed"
     third = fedhet(tmp_path, "-m", "--resume", "seed=1,99", "local.lr=0.5", "seed=1")
     assert "no sweep" in third.stderr  # other words
-    [folder] = (tmp_path / "results").iterdir()
-    last = fedhet(tmp_path, "-m", f"--resume={folder}", "seed=1")
+    last = fedhet(tmp_path, "-m", f"--resume={sweep_folder(tmp_path)}", "seed=1")
     assert last.returncode == 0, last.stderr
     assert "earlier" in last.stdout
 
 
-def _wait_for(cwd: Path, name: str) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if list((cwd / "results").glob(f"*/{name}")):
-            time.sleep(0.5)  # the display has seen it, too
-            return
-        time.sleep(0.05)
-    pytest.fail(f"{name} did not come; there are {os.listdir(cwd)}")
+def _wait_for_the_second_job(cwd):
+    wait_for_rows(cwd, "1_fedavg_digits_seed99")
+    time.sleep(0.5)  # the display has seen it, too

@@ -9,10 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -20,31 +18,7 @@ from fedhet.sweep import shutdown
 from fedhet.sweep.shutdown import cancel_slurm_jobs, end_jobs, end_with_launcher, launcher_is_gone
 from fedhet.sweep.sweep_folder import JobReport, SweepFolder
 
-SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
-
-
-@contextmanager
-def job(folder: SweepFolder, number: int, program: str) -> Iterator[subprocess.Popen[str]]:
-    """Have a process that reports to be a running job, and leave it to the test to end it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        folder.report(report(number, process.pid, socket.gethostname()))
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def report(number: int, pid: int, host: str) -> JobReport:
-    return JobReport(number, f"{number}_job", [], "running", 10, began=1.0, pid=pid, host=host)
-
-
-def test_jobs_on_this_machine_are_asked_once_and_waited_for(tmp_path: Path) -> None:
-    folder = SweepFolder(tmp_path)
-    cleaning_up = """
+CLEANING_UP = """
 import signal, sys, time
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
@@ -53,29 +27,50 @@ while not asked: time.sleep(0.01)
 time.sleep(0.3)
 sys.exit(len(asked))
 """
-    folder.report(report(7, os.getpid(), socket.gethostname()))  # in this process: not by a signal
+HERE = socket.gethostname()
+SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
+
+
+@contextmanager
+def job(folder, number):
+    """Have a process that reports to be a running job, and leave it to the test to end it."""
+    command = [sys.executable, "-c", CLEANING_UP]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        folder.report(report(number, process.pid))
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def report(number, pid, host=HERE):
+    return JobReport(number, f"{number}_job", [], "running", 10, began=1.0, pid=pid, host=host)
+
+
+def test_jobs_on_this_machine_are_asked_once_and_waited_for(tmp_path):
+    folder = SweepFolder(tmp_path)
+    folder.report(report(7, os.getpid()))  # in this process: not by a signal
     folder.report(report(8, 1, "another machine"))
-    sleeping = "print('ready', flush=True); import time; time.sleep(60)"
-    with job(folder, 0, cleaning_up) as process, job(folder, 1, sleeping) as other:
-        over = report(1, other.pid, socket.gethostname())
-        folder.report(replace(over, status="completed"))  # its worker may have another sweep's job
+    with job(folder, 0) as process, job(folder, 1) as other:
+        over = replace(report(1, other.pid), status="completed")
+        folder.report(over)  # its worker may have another sweep's job
         began = time.monotonic()
         end_jobs(folder)
         assert 0.3 <= time.monotonic() - began < 10.0
-        assert process.wait(timeout=1.0) == 1
+        assert process.wait(timeout=1.0) == 1  # signal
         assert other.poll() is None
 
 
-def test_a_job_ends_when_its_launcher_process_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_ends_when_its_launcher_process_was_killed(tmp_path, monkeypatch):
     folder = SweepFolder(tmp_path)
     folder.inner.mkdir()
     monkeypatch.setattr(shutdown, "_POLL_SECONDS", 0.01)
-    signals: list[int] = []
+    signals = []
     monkeypatch.setattr(os, "kill", lambda pid, number: signals.append(number))
     ended = threading.Event()
-    monkeypatch.setenv(shutdown.MARK, f"{socket.gethostname()}:{os.getpid()}")
+    monkeypatch.setenv(shutdown.MARK, f"{HERE}:{os.getpid()}")
     threading.Timer(0.1, ended.set).start()
     end_with_launcher(folder, ended)  # it returns with the job, since the launcher lives
     assert not folder.is_stopping()
@@ -83,16 +78,14 @@ def test_a_job_ends_when_its_launcher_process_was_killed(
         pass
     monkeypatch.setenv(shutdown.MARK, f"another machine:{launcher.pid}")
     assert not launcher_is_gone()
-    monkeypatch.setenv(shutdown.MARK, f"{socket.gethostname()}:{launcher.pid}")
+    monkeypatch.setenv(shutdown.MARK, f"{HERE}:{launcher.pid}")
     end_with_launcher(folder, threading.Event())
     assert signals == [signal.SIGTERM]
     assert folder.is_stopping()
 
 
 @pytest.mark.parametrize(("kind", "expected"), [(SLURM, "12 13\n"), ("x.LocalLauncher", "")])
-def test_slurm_forgets_the_jobs_of_the_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, expected: str
-) -> None:
+def test_slurm_forgets_the_jobs_of_the_sweep(tmp_path, monkeypatch, kind, expected):
     for name in ("12_0", "12_1", "13", "%j", "4x"):
         (tmp_path / "sweep" / ".submitit" / name).mkdir(parents=True)
     called = tmp_path / "called"

@@ -12,6 +12,19 @@ from tests.tasks.generated import write_texts
 COLOURS = {"blue": (40, 40, 200), "green": (40, 200, 40), "red": (200, 40, 40)}
 
 
+@pytest.fixture
+def refused(capsys):
+    """Return a function that runs a command and returns why it failed, in one line."""
+
+    def reason(main, *words):
+        with pytest.raises(SystemExit) as ended:
+            main([str(word) for word in words])
+        assert ended.value.code == 1
+        return " ".join(capsys.readouterr().err.split())
+
+    return reason
+
+
 @pytest.fixture(scope="session")
 def fedavg_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("fedavg")
@@ -26,25 +39,21 @@ def fedper_run(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="session")
-def write_images():
-    def write(folder, count, colours, seed=0):
-        """Write train/ and test/ with images of nearly one colour per class."""
-        random = np.random.default_rng(seed)
-        for split in ("train", "test"):
-            for name, colour in colours.items():
-                place = folder / split / name
-                place.mkdir(parents=True)
-                for number in range(count):
-                    pixels = colour + random.integers(-25, 26, (8, 8, 3))
-                    Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number}.png")
-        return folder
-
-    return write
+def write_images(folder, count, colours, seed=0):
+    """Write train/ and test/ with images of nearly one colour per class."""
+    random = np.random.default_rng(seed)
+    for split in ("train", "test"):
+        for name, colour in colours.items():
+            place = folder / split / name
+            place.mkdir(parents=True)
+            for number in range(count):
+                pixels = colour + random.integers(-25, 26, (8, 8, 3))
+                Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number}.png")
+    return folder
 
 
 @pytest.fixture(scope="session")
-def image_run(tmp_path_factory, write_images):
+def image_run(tmp_path_factory):
     """Return a run on an image folder, and where the folder has been moved since."""
     folder = tmp_path_factory.mktemp("images")
     data = write_images(folder / "data", 12, COLOURS)
