@@ -62,7 +62,6 @@ def names_seen_by(
 
 
 def image_entrypoint() -> list[str]:
-    """Return the ENTRYPOINT of the Dockerfile."""
     (line,) = re.findall(r"^ENTRYPOINT (.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     return json.loads(line)
 

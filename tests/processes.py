@@ -16,7 +16,6 @@ SECONDS = 600  # the longest wait for what takes half a minute on an idle machin
 
 
 def start(cwd: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    """Start `fedhet` with these words."""
     return subprocess.Popen(
         [str(Path(sys.executable).with_name("fedhet")), *words],
         cwd=cwd,
@@ -48,7 +47,6 @@ def read_until(launch: subprocess.Popen[str], words: str) -> str:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    """Return the summary.json of a results directory."""
     found = json.loads((folder / "summary.json").read_text())
     assert isinstance(found, dict)
     return found

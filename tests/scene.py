@@ -39,8 +39,6 @@ Rows = list[dict]
 
 
 class Scene:
-    """A federation with an app that fails as it is told to."""
-
     def __init__(self, federation: Deployment) -> None:
         self.federation = federation
         self.server = federation.folder / "server"
@@ -53,11 +51,9 @@ class Scene:
         (self.state(site) / "faults.json").write_text(json.dumps(faults))
 
     def state(self, site: int) -> Path:
-        """Return the folder of a site's client state."""
         return self.federation.folder / f"site-{site}" / "state" / "clients"
 
     def log(self, name: str) -> str:
-        """Return what a container has printed since its last start."""
         return self.federation.log_path(name).read_text(errors="replace")
 
     def begin(self, name: str, *words: str) -> Submitted:
@@ -87,8 +83,6 @@ class Scene:
 
 
 class Submitted:
-    """A run of the federation."""
-
     def __init__(self, scene: Scene, name: str, run_id: int, words: Sequence[str]) -> None:
         self.scene, self.run_id, self._words = scene, run_id, words
         self.folder = scene.server / "results" / name
@@ -104,7 +98,6 @@ class Submitted:
         return self.rows()[-1]
 
     def wait_for_round(self, round: int) -> dict:
-        """Wait for a round's row, and return it."""
         self.wait_for(f"round {round}", lambda rows: len(rows) >= round)
         return self.rows()[round - 1]
 
@@ -117,7 +110,6 @@ class Submitted:
         )
 
     def summary(self) -> dict:
-        """Wait for the end; return summary.json."""
         path = self.folder / "summary.json"
         self._wait("the end", path.exists, ended=True)
         return json.loads(path.read_text())
@@ -131,7 +123,6 @@ class Submitted:
             time.sleep(0.5)
 
     def flwr(self, *words: str) -> str:
-        """Return the output of a `flwr` command at the server."""
         done = self.scene.federation.execute("superlink", "flwr", *words)
         assert done.returncode == 0, done.stdout
         return done.stdout
@@ -238,5 +229,4 @@ def attended(
 def run_alone(
     folder: Path, words: Sequence[str], grid: InProcessGrid, last: Path | None = None
 ) -> None:
-    """Run a recipe in this process, from a checkpoint if one is given."""
     Run(compose(overrides(*words, f"results_dir={folder}")), folder, last).start(grid)

@@ -21,12 +21,10 @@ class Tunnel:
         self._ends: list[socket.socket] = []
 
     def __enter__(self) -> Tunnel:
-        """Begin."""
         self._listen()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End."""
         self.cut()
 
     def cut(self) -> None:
