@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,7 @@ import pytest
 from common.files import last_lines
 from fedhet.runtimes.run_config import run_config_toml
 from tests.compose import DOCKER, Service, names_seen_by, services
-from tests.processes import SECONDS
+from tests.processes import SECONDS, kill_all, marked
 
 ROOT = DOCKER.parent
 BIN = Path(sys.executable).parent
@@ -127,22 +128,13 @@ class Deployment:
         with contextlib.suppress(subprocess.TimeoutExpired):
             for process in self._running.values():
                 process.wait(timeout=5)
-        while left := self.left():
-            for process in left:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            psutil.wait_procs(left, timeout=5)
+        kill_all(self.left)
         for process in self._running.values():
             process.wait()
         self.network.close()
 
     def left(self) -> list[psutil.Process]:
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # another user's, or gone meanwhile
-                if process.environ().get(MARK) == self._mark:
-                    found.append(process)
-        return found
+        return marked(MARK, self._mark)
 
     # ---- the operator's commands -----------------------------------------------------------------
 
@@ -172,11 +164,7 @@ class Deployment:
     def kill(self, *names: str) -> None:
         """Kill containers, that is all processes in them (docker kill)."""
         for name in names:
-            while inside := self.processes(name):
-                for process in inside:
-                    with contextlib.suppress(psutil.Error):
-                        process.kill()
-                psutil.wait_procs(inside, timeout=5)
+            kill_all(partial(self.processes, name))
             self._running.pop(name).wait()
 
     def signal(self, number: int, *names: str) -> None:

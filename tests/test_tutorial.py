@@ -12,6 +12,7 @@ import subprocess
 import sys
 import uuid
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ import pytest
 
 from common.results import read_rows
 from conf import PACKAGES
+from tests.processes import kill_all, marked
 from tests.tutorial import blocks, gist, printed_by_block, script_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,8 +36,7 @@ COMMANDS = [block for block in BLOCKS if block.language == "bash" and not block.
 
 
 def test_every_block_is_run_written_or_compared():
-    for block in BLOCKS:
-        assert block.title or block.language in ("bash", "text"), f"line {block.line}"
+    assert [b.line for b in BLOCKS if not (b.title or b.language in ("bash", "text"))] == []
     for before, block in pairwise(BLOCKS):
         if block.language == "text":
             assert before in COMMANDS, f"line {block.line}: no commands print this"
@@ -62,14 +63,10 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     before, mark, log = contents(clone), uuid.uuid4().hex, home / "printed.txt"
     try:
         code = run_to_the_end(script_of(BLOCKS), home, environment(home, clone, mark), log)
-        left = marked(mark)
+        left = marked(MARK, mark)
         _, left = psutil.wait_procs(left, timeout=20)  # what is about to end may do so
     finally:
-        while processes := marked(mark):  # again: one may have started another meanwhile
-            for process in processes:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            psutil.wait_procs(processes, timeout=5)
+        kill_all(partial(marked, MARK, mark))
     after = contents(clone)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     printed = printed_by_block(log.read_text(encoding="utf-8", errors="replace"), home)
@@ -134,15 +131,6 @@ def run_to_the_end(text: str, home: Path, variables: dict[str, str], log: Path) 
             return None
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
-
-
 @pytest.mark.flower
 def test_every_command_succeeds_and_nothing_is_left_running(walk):
     logs = [walk.work / name / "log.txt" for name in ("server", "north", "south")]
@@ -169,16 +157,12 @@ def test_it_prints_what_the_text_says(walk):
 
 
 @pytest.mark.flower
-def test_the_runs_learn_and_weight_zero_is_fedavg(walk):
+def test_the_runs_learn_weight_zero_is_fedavg_and_the_sweep_has_two_methods_and_seeds(walk):
     first, zero = walk.summary("first"), walk.summary("weight0")
     assert first["accuracy"] > 0.7
     assert (first["strategy"], zero["strategy"]) == ("fedavg", "fedntd")
     assert first["parameters_sha256"] == zero["parameters_sha256"]
     assert (walk.work / "first" / "plot.png").stat().st_size > 10_000
-
-
-@pytest.mark.flower
-def test_the_sweep_compares_two_methods_with_two_seeds(walk):
     runs = [path.parent for path in (walk.work / "sweep").glob("*/summary.json")]
     summaries = [walk.summary(f"sweep/{run.name}") for run in runs]
     assert {(s["strategy"], s["seed"]) for s in summaries} == {
