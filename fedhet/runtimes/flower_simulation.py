@@ -44,11 +44,7 @@ _MAX_FOLDER = 17  # characters; Ray puts Unix sockets 75 below, and Linux allows
 
 
 class Simulation:
-    """A SuperLink and the one run on it; a context manager that leaves no process behind.
-
-    Args:
-        log_path: file for the run's log.
-    """
+    """A SuperLink and the one run on it; a context manager that leaves no process behind."""
 
     def __init__(self, log_path: Path) -> None:
         self.log_path = log_path
@@ -57,7 +53,9 @@ class Simulation:
     def __enter__(self) -> Self:
         """Start the SuperLink."""
         adopt_orphans()
-        folder = tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=_temporary_folder())
+        usual = tempfile.gettempdir()
+        short = len(usual) <= _MAX_FOLDER or not os.access("/tmp", os.W_OK)
+        folder = tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=usual if short else "/tmp")
         self._folder = Path(folder).resolve()
         home = self._folder / "home"
         (self._folder / "empty").mkdir()
@@ -91,11 +89,7 @@ class Simulation:
         return self._client.poll() is None
 
     def failure(self) -> str:
-        """Return why the run ended, in Flower's words.
-
-        Raises:
-            LaunchError: if the SuperLink did not accept the run.
-        """
+        """Return why the run ended, in Flower's words; raise if it was not accepted."""
         try:
             status = self._control.last_status()
         except LaunchError as error:
@@ -152,11 +146,6 @@ def _environment(folder: Path) -> dict[str, str]:
         # Flower and Ray find each other's programs by PATH, which must name this environment.
         "PATH": os.pathsep.join([str(PROGRAMS), os.environ.get("PATH", os.defpath)]),
     }
-
-
-def _temporary_folder() -> str:
-    usual = tempfile.gettempdir()
-    return usual if len(usual) <= _MAX_FOLDER or not os.access("/tmp", os.W_OK) else "/tmp"
 
 
 def _free_port() -> int:

@@ -57,8 +57,7 @@ class Watchdog:
 
     Args:
         folder: the launch's temporary folder.
-        variable: as for :class:`ProcessTree`.
-        value: as for :class:`ProcessTree`.
+        variable, value: as for :class:`ProcessTree`.
     """
 
     def __init__(self, folder: Path, variable: str, value: str) -> None:
@@ -144,11 +143,7 @@ def _signal_all(
             action(process)
 
 
-def _watch(folder: str, variable: str, value: str) -> None:
+if __name__ == "__main__":  # the watchdog
     sys.stdin.buffer.read()
-    ProcessTree(variable, value).end()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    _watch(*sys.argv[1:])
+    ProcessTree(*sys.argv[2:]).end()
+    shutil.rmtree(sys.argv[1], ignore_errors=True)

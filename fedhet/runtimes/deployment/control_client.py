@@ -30,14 +30,12 @@ class Unreachable(LaunchError):
 class RunStatus:
     """The status of a run.
 
-    Attributes:
-        status: Flower's word: pending, starting, running, finished:completed, finished:failed,
-            finished:stopped.
-        details: why it failed; "" otherwise.
+    Flower's words: pending, starting, running, finished:completed, finished:failed,
+    finished:stopped.
     """
 
     status: str
-    details: str = ""
+    details: str = ""  # why it failed
 
     @property
     def is_over(self) -> bool:
@@ -154,13 +152,7 @@ class Control:
 
 
 def flower_environment(home: Path, host: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for Flower's programs.
-
-    Args:
-        home: FLWR_HOME.
-        host: of the SuperLink, which no proxy is asked for.
-        environment: to start from.
-    """
+    """Return an environment for Flower's programs; no proxy is asked for the SuperLink's host."""
     hosts = ",".join(filter(None, [host, environment.get("NO_PROXY")]))
     return {
         **environment,
