@@ -20,9 +20,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 START, ROW, SUMMARY = "start", "row", "summary"
-RECORD_FILE = (
-    "deployment.json"  # in results_dir; its token tells the ServerApp whose folder that is
-)
+RECORD_FILE = "deployment.json"  # in results_dir; its token tells whose folder that is
 _MARK = "fedhet-event"
 
 
@@ -45,11 +43,9 @@ def encode(event: Event) -> str:
 
 
 def decode(line: str, key: str = "") -> Event | None:
-    """Return the event in a line, None if there is none.
+    """Return the event in a line, which other output may precede; None if there is none.
 
-    Args:
-        line: of the log; other output may precede the event.
-        key: of the run's events; "" before the first.
+    ``key`` is that of the run's events, "" before the first.
     """
     found = re.search(rf"{_MARK} ({key or '[0-9a-f]{32}'}) (.*)", line)
     try:

@@ -62,11 +62,7 @@ def end_process(died: threading.ExceptHookArgs) -> None:
 
 
 def fill_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the words with every ${NAME} replaced.
-
-    Raises:
-        Refused: if a variable is missing or empty.
-    """
+    """Return the words with every ${NAME} replaced; none may be missing or empty."""
     known = {name: value for name, value in environment.items() if value}
     try:
         return [Template(word).substitute(known) for word in words]
@@ -75,11 +71,7 @@ def fill_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 
 
 def check(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Check the program, its Flower release, and what it would open to others.
-
-    Raises:
-        Refused: names the value, what is allowed, and what to change.
-    """
+    """Check the program, its Flower release, and what it would open to others."""
     if not command or command[0] not in PROGRAMS:
         raise Refused(f"{' '.join(command)!r} is unknown; allowed: {', '.join(PROGRAMS)}")
     check_release(importlib.metadata.version("flwr"))

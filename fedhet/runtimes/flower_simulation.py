@@ -11,13 +11,11 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -33,8 +31,8 @@ from fedhet.runtimes.processes import (
     ProcessTree,
     Watchdog,
     adopt_orphans,
-    end_with_parent,
     ray_environment,
+    start_program,
 )
 from fedhet.runtimes.run_config import federation_config
 
@@ -109,20 +107,10 @@ class Simulation:
         for _ in range(3):  # another process may take the port first
             port = _free_port()
             with (self._folder / "superlink.log").open("wb") as log:
-                superlink = subprocess.Popen(
-                    [
-                        flower_program("flower-superlink"),
-                        *("--insecure", "--simulation", "--isolation", "subprocess"),
-                        *("--host", _HOST, "--port", str(port)),
-                    ],
-                    env=self._environment,
-                    cwd=self._folder / "empty",
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # the launcher handles the terminal's Ctrl-C
-                    preexec_fn=partial(end_with_parent, signal.SIGKILL),
-                )
+                words = [flower_program("flower-superlink"), "--insecure", "--simulation"]
+                words += ["--isolation", "subprocess", "--host", _HOST, "--port", str(port)]
+                empty = self._folder / "empty"
+                superlink = start_program(words, self._environment, empty, log, subprocess.STDOUT)
             deadline = time.monotonic() + _START_SECONDS
             while superlink.poll() is None and time.monotonic() < deadline:
                 if _listens(superlink.pid, port) and _is_healthy(port):

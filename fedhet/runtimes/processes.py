@@ -15,8 +15,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -39,6 +41,26 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+def start_program(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+) -> subprocess.Popen[bytes]:
+    """Start a program in a folder; it ends with this process and does not see Ctrl-C."""
+    return subprocess.Popen(
+        words,
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,  # the launcher handles the terminal's Ctrl-C
+        preexec_fn=partial(end_with_parent, signal.SIGKILL),
+    )
 
 
 def ray_environment(folder: Path) -> dict[str, str]:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from fedhet.runtimes.deployment.connection import Connection
 from fedhet.runtimes.flower_install import LaunchError, flower_program, stage_app
-from fedhet.runtimes.processes import end_with_parent
+from fedhet.runtimes.processes import start_program
 from fedhet.runtimes.run_config import run_config_toml
 
 _NAME = "fedhet"
@@ -83,7 +81,7 @@ class Control:
     ) -> subprocess.Popen[bytes]:
         """Submit a run to a SuperLink for simulations; the process writes its log to ``output``."""
         words = [*self._run(overrides), "--stream", "--federation-config", federation]
-        return self._popen(words, stdout=output, stderr=subprocess.STDOUT)
+        return self._popen(words, output, subprocess.STDOUT)
 
     def status(self, run_id: int) -> RunStatus | None:
         """Return a run's status, None if the SuperLink does not know the run."""
@@ -109,7 +107,7 @@ class Control:
     def stream_log(self, run_id: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """Write a run's log from its beginning to ``output``; the process ends with the run."""
         words = ["log", str(run_id), _NAME, "--stream"]
-        return self._popen(words, stdout=output, stderr=subprocess.DEVNULL)
+        return self._popen(words, output, subprocess.DEVNULL)
 
     def _run(self, overrides: Sequence[str]) -> list[str]:
         run_file = self._folder / "run.toml"
@@ -119,16 +117,8 @@ class Control:
     def _popen(
         self, words: Sequence[str], stdout: int | IO[bytes], stderr: int
     ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [flower_program("flwr"), *words],
-            env=self._environment,
-            cwd=self._empty,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,  # the launcher handles the terminal's Ctrl-C
-            preexec_fn=partial(end_with_parent, signal.SIGKILL),
-        )
+        words = [flower_program("flwr"), *words]
+        return start_program(words, self._environment, self._empty, stdout, stderr)
 
     def _ask(self, *words: str) -> dict[str, Any]:
         process = self._popen([*words, "--format", "json"], subprocess.PIPE, subprocess.PIPE)
