@@ -88,12 +88,7 @@ class Loopback:
 
 
 class Deployment:
-    """A running federation; a context manager that leaves no process behind.
-
-    Args:
-        folder: FEDHET_DIR; created if missing.
-        network: makes the network of the services.
-    """
+    """A running federation below FEDHET_DIR; a context manager that leaves no process behind."""
 
     def __init__(
         self, folder: Path, network: Callable[[Mapping[str, Service]], Loopback] = Loopback

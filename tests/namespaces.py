@@ -19,10 +19,10 @@ from pathlib import Path
 
 from tests.compose import DOCKER, Service, names_seen_by
 from tests.deployed import SITES, Deployment, Loopback
+from tests.stranger.theirs import MARK
 
 STRANGER = "stranger"
 APP = "/app/tests/stranger"
-MARK = "stranger-was-here"
 UNAVAILABLE = "Connection to the SuperLink is unavailable"
 NAMES = Path("/etc/netns")  # `ip netns exec` takes a namespace's /etc/hosts from here
 
@@ -106,12 +106,7 @@ def _ip(*words: str) -> None:
 
 
 class Stranger:
-    """A process on the server's network that has the CA's certificate and a clone.
-
-    Args:
-        deployment: in namespaces.
-        folder: of the stranger's own.
-    """
+    """A process on the server's network that has the CA's certificate and a clone."""
 
     def __init__(self, deployment: Deployment, folder: Path) -> None:
         assert isinstance(deployment.network, Namespaces)

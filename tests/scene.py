@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,21 +20,14 @@ from common.results import read_rows
 from conf import PACKAGES, compose
 from server_app.run import Run
 from strategies.round.records import CONFIG
+from tests.deployed import RECIPE as DEPLOYED
 from tests.deployed import ROOT, SITES, Deployment
 from tests.faulty.faulty import GO, WAITING
 from tests.federation import InProcessGrid
 from tests.processes import SECONDS
 from tests.recipes import grid_of, overrides
 
-RECIPE = [
-    "task=digits",
-    "strategy=scaffold",
-    "clients=3",
-    "local.epochs=1",
-    "local.lr=0.2",
-    "local.batch_size=64",
-    "runtime.channels_last=false",
-]
+RECIPE = [*DEPLOYED, "strategy=scaffold", "local.epochs=1"]
 ROUND_SECONDS = int(os.environ.get("FEDHET_ROUND_SECONDS", "90"))  # more than a good round takes
 Rows = list[dict]
 
@@ -134,13 +128,9 @@ class Submitted:
 
     def ended(self) -> tuple[str, str]:
         """Wait until Flower has ended the run; return its status and why."""
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            status, why = self.scene.federation.run_status(self.run_id)
-            if status.startswith("finished"):
-                return status, why
-            time.sleep(5)
-        raise AssertionError(f"{status}: not ended\n{self.scene.federation.said()}")
+        status = partial(self.scene.federation.run_status, self.run_id)
+        self._wait("the end", lambda: status()[0].startswith("finished"), ended=True)
+        return status()
 
     def bits(self) -> str:
         """Compare the last checkpoint and the client states with those of one machine alone.
@@ -204,11 +194,8 @@ def attended(
 ) -> InProcessGrid:
     """Return three clients in this process, of which only some take part in a round.
 
-    Args:
-        words: the recipe.
-        took_part: by round, the clients that get messages; all of them in other rounds.
-        node_config: of each client, besides its partition.
-        before: by round, what is called before the clients train.
+    ``took_part`` has the clients that get messages by round, all of them in other rounds;
+    ``before`` what is called before the clients train.
     """
     grid = grid_of(words, len(SITES), node_config=node_config)
     ask = grid.send_and_receive
