@@ -180,23 +180,15 @@ def on(host: str) -> list[str]:
     return changed("--host=127.0.0.1", f"--host={host}")
 
 
-def test_the_commands_of_the_compose_files_are_accepted():
+def test_a_closed_or_knowingly_opened_control_and_the_files_own_commands_are_accepted():
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        start.check(on(host), {})
+    start.check(on("0.0.0.0"), {start.OPEN_CONTROL: "yes"})
+    start.check([*SUPERLINK, "--control-api-address=127.0.0.1:9093"], GRPC)
     for file in FILES:
         for service in services(DOCKER / file, SITE).values():
             if service.words[:2] == ("python", "/app/start.py"):
                 start.check(start.fill_in(service.words[2:], service.environment), {})
-
-
-@pytest.mark.parametrize(
-    ("words", "environment"),
-    [
-        *((on(host), {}) for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost")),
-        (on("0.0.0.0"), {start.OPEN_CONTROL: "yes"}),
-        ([*SUPERLINK, "--control-api-address=127.0.0.1:9093"], GRPC),
-    ],
-)
-def test_a_closed_or_knowingly_opened_control_is_accepted(words, environment):
-    start.check(words, environment)
 
 
 @pytest.mark.parametrize(
@@ -238,14 +230,11 @@ def test_only_the_projects_line_of_flower_is_accepted():
             start.check_release(release)
 
 
-@pytest.mark.parametrize("environment", [{}, {"PARTITION_ID": ""}])
-def test_a_missing_variable_is_named(environment):
-    with pytest.raises(start.Refused, match="PARTITION_ID is not set"):
-        start.fill_in(["--node-config=partition-id=${PARTITION_ID}"], environment)
-
-
 @pytest.mark.slow
-def test_a_refusal_is_printed_and_ends_the_container():
+def test_a_missing_variable_is_named_and_a_refusal_is_printed_and_ends_the_container():
+    for environment in ({}, {"PARTITION_ID": ""}):
+        with pytest.raises(start.Refused, match="PARTITION_ID is not set"):
+            start.fill_in(["--node-config=partition-id=${PARTITION_ID}"], environment)
     command = [sys.executable, str(DOCKER / "start.py"), *on("::")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1

@@ -1,9 +1,7 @@
 """One run in Flower's simulation, with a SuperLink of its own.
 
-`flwr run` starts one SuperLink for all runs of a user and leaves it running: it keeps the working
-directory of its first caller, uses a fixed port, and its exit code is 0 for a failed run. This
-runtime starts a SuperLink per run, on a free port, with a FLWR_HOME and an empty working directory
-in a temporary folder, and removes everything afterwards.
+The SuperLink of a plain `flwr run` serves all runs of a user, on a fixed port, and stays. This one
+has a free port, a FLWR_HOME and an empty working directory in a temporary folder, and is removed.
 """
 
 from __future__ import annotations
@@ -113,7 +111,7 @@ class Simulation:
                 superlink = start_program(words, self._environment, empty, log, subprocess.STDOUT)
             deadline = time.monotonic() + _START_SECONDS
             while superlink.poll() is None and time.monotonic() < deadline:
-                if _listens(superlink.pid, port) and _is_healthy(port):
+                if _is_healthy(superlink.pid, port):
                     return port
                 time.sleep(0.05)
         raise LaunchError(f"Flower's SuperLink does not start: {self._superlink_log()}")
@@ -142,20 +140,16 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _listens(pid: int, port: int) -> bool:
-    try:
-        connections = psutil.Process(pid).net_connections(kind="tcp")
-    except psutil.Error:
-        return False
-    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
-
-
-def _is_healthy(port: int) -> bool:
+def _is_healthy(pid: int, port: int) -> bool:
+    """Return whether this process, and no other, serves SuperLink's health at the port."""
     connection = http.client.HTTPConnection(_HOST, port, timeout=2)
     try:
+        there = psutil.Process(pid).net_connections(kind="tcp")
+        if not any(o.status == psutil.CONN_LISTEN and o.laddr.port == port for o in there):
+            return False
         connection.request("GET", "/health")
         return connection.getresponse().status == http.client.OK
-    except OSError:
+    except (OSError, psutil.Error):
         return False
     finally:
         connection.close()

@@ -101,9 +101,7 @@ class Watchdog:
 class ProcessTree:
     """All processes of a launch, known by descent and by an environment variable.
 
-    Args:
-        variable: an environment variable that all processes of the launch inherit.
-        value: its value, unique to the launch.
+    All processes of the launch inherit the variable, and its value is unique to the launch.
     """
 
     def __init__(self, variable: str, value: str) -> None:

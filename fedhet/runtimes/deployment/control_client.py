@@ -49,10 +49,8 @@ class RunStatus:
 class Control:
     """Submits, lists and stops runs of a SuperLink.
 
-    Args:
-        connection: address of Control.
-        folder: an empty folder of this object's own, or one with the subfolders home and empty.
-        environment: of the `flwr` processes; by default this process's.
+    The `flwr` processes keep their files in ``folder``, and have ``environment``, by default this
+    process's.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """One run without a SuperLink: a server process, forked from the launcher, and its workers.
 
 The launcher imports everything that the apps need and starts no threads that compute. The server is
-forked from it and the workers from the server, so modules and data are loaded once and shared. The
-launcher reads the run's progress from its results directory, as with Flower's simulation.
+forked from it and the workers from the server, so modules and data are loaded once and shared.
 """
 
 from __future__ import annotations

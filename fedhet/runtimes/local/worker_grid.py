@@ -143,11 +143,8 @@ class WorkerGrid(Grid):
             raise ValueError(f"node {node_id} is not one of 1..{self._federation.num_clients}")
         message.metadata.__dict__["_message_id"] = str(next(self._numbers))  # as Flower's grids do
         content = message.content
-        placed = {
-            name: places[id(record)]
-            for name, record in content.array_records.items()
-            if id(record) in places
-        }
+        arrays = content.array_records.items()
+        placed = {name: places[id(one)] for name, one in arrays if id(one) in places}
         rest = RecordDict({name: content[name] for name in content if name not in placed})
         bare = Message(metadata=message.metadata, content=rest)  # type: ignore[call-overload]
         state = self._states.get(node_id, RecordDict())
@@ -204,9 +201,7 @@ class WorkerGrid(Grid):
 
 def _examples(reply: Message) -> float | None:
     """Return the number of examples that a reply reports in a metric or config record."""
-    if not reply.has_content():
-        return None
-    content = reply.content
-    counts: list[object] = [record.get(_COUNT) for record in content.metric_records.values()]
-    counts += [record.get(_COUNT) for record in content.config_records.values()]
+    content = reply.content if reply.has_content() else RecordDict()
+    records = [*content.metric_records.values(), *content.config_records.values()]
+    counts = [record.get(_COUNT) for record in records]
     return next((float(count) for count in counts if isinstance(count, int | float)), None)

@@ -59,7 +59,7 @@ def test_an_invalid_connection_is_refused(values, message, flower_config):
 
 @pytest.fixture
 def flower_config(monkeypatch, tmp_path) -> Path:
-    """Write a config.toml of Flower's with one connection, lab; return its certificate."""
+    """Write Flower's config.toml with the connection lab; return its certificate."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     (tmp_path / "ca.crt").touch()
     (tmp_path / "config.toml").write_text(
