@@ -11,15 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from tests.deployed import Deployment
 
 # The files that take longest, first: a worker left with one of them at the end works alone.
-LONG = [
-    "every_strategy",
-    "tutorial",
-    "deployment",
-    "runtimes",
-    "namespaces",
-    "sweep_runs",
-    "golden",
-]
+LONG = "every_strategy tutorial deployment runtimes namespaces sweep_runs golden".split()
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)

@@ -1,21 +1,28 @@
-"""docs/tutorial.md as a reader does it: every command and file, and the output that it shows."""
+"""docs/tutorial.md as a reader does it: every command and file, and the output that it shows.
+
+A fenced block is a file, which has a title="path"; commands, which are bash without a title; or
+text, which the commands above it print, shortened. All of it is one script, since a reader has one
+terminal, too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -23,7 +30,6 @@ import pytest
 from common.results import read_rows
 from conf import PACKAGES
 from tests.processes import kill_all, marked
-from tests.tutorial import blocks, gist, printed_by_block, script_of
 
 ROOT = Path(__file__).resolve().parents[1]
 NEW_FILES = {"conf/task/my_images.yaml", "conf/strategy/fedntd.yaml", "strategies/fedntd.py"}
@@ -31,6 +37,58 @@ SECONDS = 420  # of the whole script; it takes about a minute and a half on 2 id
 MARK = "FEDHET_TUTORIAL_TEST"  # in the environment of all that the script starts
 
 pytestmark = pytest.mark.timeout(SECONDS + 80)
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+MARKER = "@@@ block at line "
+
+
+class Block(NamedTuple):
+    """A fenced block: its line in the file, language, title and content."""
+
+    line: int
+    language: str
+    title: str | None
+    content: str
+
+
+def blocks() -> list[Block]:
+    text = TUTORIAL.read_text(encoding="utf-8")
+    found = [
+        Block(text.count("\n", 0, one.start()) + 1, *one.groups()) for one in FENCE.finditer(text)
+    ]
+    assert len(re.findall("^```", text, re.MULTILINE)) == 2 * len(found), (
+        "a fence is something else"
+    )
+    return found
+
+
+def script_of(blocks: Sequence[Block]) -> str:
+    """Return the reader's doing as one script that stops at the first command that fails."""
+    parts = ["set -eo pipefail\n"]
+    for block in blocks:
+        if block.title:
+            end = f"END_OF_{block.line}"
+            parts.append(f"cat > \"{block.title}\" <<'{end}'\n{block.content}{end}\n")
+        elif block.language == "bash":
+            parts.append(f"echo; echo '{MARKER}{block.line}'\n{block.content}")
+    return "".join(parts)
+
+
+def printed_by_block(printed: str, home: Path) -> dict[int, str]:
+    """Return what the script printed by the line of the block; 0: before the first."""
+    text = printed.replace(str(home), "~")
+    first, *rest = text.split(f"\n{MARKER}")
+    parts = [part.partition("\n") for part in rest]
+    return {0: first} | {int(line): printed for line, _, printed in parts}
+
+
+def gist(line: str) -> str:
+    """Return a line without what differs from run to run: numbers, hashes, colours, widths."""
+    line = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    line = re.sub(r"\b[0-9a-f]{32,}\b|\d[\d.,:]*", "#", line)
+    return re.sub(r"\s+", " ", re.sub(r"[─━│╭╮╰╯┃]+", " ", line)).strip()
+
+
 BLOCKS = blocks()
 COMMANDS = [block for block in BLOCKS if block.language == "bash" and not block.title]
 
