@@ -6,9 +6,8 @@ Flower's Control API, which registers nodes and sends code to them, has no login
 that it listens on keeps others out, so that address is checked before anything listens. A ${NAME}
 in a word is replaced by the environment variable.
 
-A SuperNode ends when one of its threads dies, and Docker restarts it. Flower 1.39's own SuperNode
-continues without its heartbeat after an error of the SuperLink (such as a full disk there), and the
-server never sees it again.
+A SuperNode ends when one of its threads dies, and Docker restarts it: Flower 1.39's own continues
+without its heartbeat after an error of the SuperLink, and the server never sees it again.
 """
 
 from __future__ import annotations

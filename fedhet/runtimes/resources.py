@@ -60,14 +60,10 @@ def cohort_size(recipe: DictConfig) -> int:
 
 def cpus_for(recipe: DictConfig) -> int:
     """Return the number of CPUs to use: at most what a cohort can use."""
-    available = int(recipe.runtime.num_cpus or all_cpus())
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    available = int(recipe.runtime.num_cpus or usable or 1)
     least = int(recipe.runtime.client_cpus)
     return max(least, min(available, cohort_size(recipe) * least))
-
-
-def all_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpu_share(recipe: DictConfig) -> float:

@@ -43,9 +43,9 @@ class RayWorkers:
         address: str | None = None,
         num_cpus: int | None = None,
     ) -> None:
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
         own = {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
-        where: dict[str, Any] = {"address": address} if address else own
-        ray.init(**where, log_to_driver=False, logging_level="error")
+        ray.init(**({"address": address} if address else own), **quiet)
         self._folder = shared_folder
         fit, gpus = _capacity(client_cpus, client_gpus)
         self._make = ray.remote(RayWorker).options(

@@ -202,6 +202,6 @@ class WorkerGrid(Grid):
 def _examples(reply: Message) -> float | None:
     """Return the number of examples that a reply reports in a metric or config record."""
     content = reply.content if reply.has_content() else RecordDict()
-    records = [*content.metric_records.values(), *content.config_records.values()]
-    counts = [record.get(_COUNT) for record in records]
+    counts: list[object] = [record.get(_COUNT) for record in content.metric_records.values()]
+    counts += [record.get(_COUNT) for record in content.config_records.values()]
     return next((float(count) for count in counts if isinstance(count, int | float)), None)
