@@ -29,6 +29,8 @@ MODULES = {
     "strategies.chains": "strategies.fusion.layer_chain",
     "strategies.class_counts": "strategies.statistics.class_counts",
     "strategies.differential_privacy": "strategies.privacy.differential_privacy",
+    "strategies.differential_privacy.AdaptiveNorm": "strategies.privacy.clipping.AdaptiveNorm",
+    "strategies.differential_privacy.FixedNorm": "strategies.privacy.clipping.FixedNorm",
     "strategies.dense.Distillation": "strategies.fusion.distillation.Distillation",
     "strategies.dense.Generation": "strategies.fusion.distillation.Generation",
     "strategies.masked_mean": "strategies.average",
@@ -47,7 +49,13 @@ MODULES = {
     "strategies.solvers": "strategies.components.local_optimizers",
 }
 _LEVEL = "\0"  # between the keys of a path; a key may itself have dots
-_TARGET = re.compile("|".join(rf"{re.escape(old)}(?=\.|\Z)" for old in MODULES))
+_TARGET = re.compile(
+    "|".join(
+        rf"{re.escape(old)}(?=\.|\Z)"
+        for old in sorted(MODULES, key=len, reverse=True)  # the most specific first
+    )
+)
+_DENSE = re.compile(r"\Astrategy[.\0].*[.\0]dense\Z")  # projections sent as P: gone
 _SIDE = re.compile(r"strategy[.\0]client_sides[.\0](\w+)")
 _SLOTS = re.compile(r"strategy[.\0]methods[.\0]")
 
@@ -68,6 +76,8 @@ def upgrade_config(config: Mapping[str, Any]) -> dict[str, Any]:
     methods = {found[1] for path, _ in values if (found := _SIDE.match(path))}
     upgraded: dict[str, Any] = {}
     for path, value in values:
+        if _DENSE.search(path) and isinstance(value, bool):
+            continue
         for new in _paths_of_today(path, methods):
             *parents, name = new.split(_LEVEL)
             node = upgraded

@@ -84,12 +84,9 @@ def make_federation(sites: int) -> None:
 
 
 def make_server(authority: Path, server: Path, hosts: Sequence[str]) -> None:
-    """Make a server's folder.
+    """Make a server's folder, whose certificate is for ``hosts``.
 
-    Args:
-        authority: for ca.key, which no container needs, so that it may be kept elsewhere.
-        server: for keys/, state/, results/, data/, nodes/.
-        hosts: the names and addresses that sites use.
+    ca.key lies in ``authority``: no container needs it, so that it may be kept elsewhere.
     """
     for name in ("state/flwr", "results", "data", "nodes"):
         (server / name).mkdir(parents=True, exist_ok=True)
@@ -142,15 +139,7 @@ def make_certificate(authority_key: Path, keys: Path, hosts: Sequence[str]) -> N
 def new_certificate(
     key: ec.EllipticCurvePrivateKey, days: int, *, subject: x509.Name, issuer: x509.Name, ca: bool
 ) -> x509.CertificateBuilder:
-    """Return a certificate to be signed, valid from an hour ago.
-
-    Args:
-        key: whose public key it certifies.
-        days: how long it is valid.
-        subject: the owner.
-        issuer: the signer.
-        ca: whether the key signs certificates; otherwise it proves an identity.
-    """
+    """Return a certificate of a key, to be signed by the issuer; ``ca``: the key signs others."""
     now = datetime.datetime.now(datetime.UTC)
     others = ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement")
     usage = x509.KeyUsage(

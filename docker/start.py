@@ -6,9 +6,8 @@ Flower's Control API, which registers nodes and sends code to them, has no login
 that it listens on keeps others out, so that address is checked before anything listens. A ${NAME}
 in a word is replaced by the environment variable.
 
-A SuperNode ends when one of its threads dies, and Docker restarts it. Flower 1.39's own SuperNode
-continues without its heartbeat after an error of the SuperLink (such as a full disk there), and the
-server never sees it again.
+A SuperNode ends when one of its threads dies, and Docker restarts it: Flower 1.39's own continues
+without its heartbeat after an error of the SuperLink, and the server never sees it again.
 """
 
 from __future__ import annotations
@@ -62,11 +61,7 @@ def end_process(died: threading.ExceptHookArgs) -> None:
 
 
 def fill_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """Return the words with every ${NAME} replaced.
-
-    Raises:
-        Refused: if a variable is missing or empty.
-    """
+    """Return the words with every ${NAME} replaced; none may be missing or empty."""
     known = {name: value for name, value in environment.items() if value}
     try:
         return [Template(word).substitute(known) for word in words]
@@ -75,11 +70,7 @@ def fill_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 
 
 def check(command: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Check the program, its Flower release, and what it would open to others.
-
-    Raises:
-        Refused: names the value, what is allowed, and what to change.
-    """
+    """Check the program, its Flower release, and what it would open to others."""
     if not command or command[0] not in PROGRAMS:
         raise Refused(f"{' '.join(command)!r} is unknown; allowed: {', '.join(PROGRAMS)}")
     check_release(importlib.metadata.version("flwr"))

@@ -22,29 +22,17 @@ _REPLACED = {"command", "entrypoint", "test"}  # by the later; other lists are p
 
 @dataclass(frozen=True)
 class Service:
-    """One container.
-
-    Attributes:
-        name: of the service.
-        words: the command line: entry point (the service's or else the image's), then command.
-        environment: as the service sets it.
-        mounts: by path in the container, where it lies on the host; None: on a tmpfs.
-        networks: names of the networks it is on, each with its further names there.
-        shares_network_of: the service whose network namespace it shares.
-        health: the health check's words.
-        depends_on: by service, what is waited for.
-        settings: everything, as in the file.
-    """
+    """One container."""
 
     name: str
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # entry point (the service's or else the image's), then command
     environment: Mapping[str, str]
-    mounts: Mapping[str, Path | None]
-    networks: Mapping[str, tuple[str, ...]]
-    shares_network_of: str | None
+    mounts: Mapping[str, Path | None]  # by path in the container, where it lies; None: on a tmpfs
+    networks: Mapping[str, tuple[str, ...]]  # with the service's further names on each
+    shares_network_of: str | None  # the service whose network namespace it shares
     health: tuple[str, ...]
-    depends_on: Mapping[str, str]
-    settings: Mapping[str, Any]
+    depends_on: Mapping[str, str]  # by service, what is waited for
+    settings: Mapping[str, Any]  # everything, as in the file
 
 
 def names_seen_by(
@@ -62,18 +50,12 @@ def names_seen_by(
 
 
 def image_entrypoint() -> list[str]:
-    """Return the ENTRYPOINT of the Dockerfile."""
     (line,) = re.findall(r"^ENTRYPOINT (.*)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
     return json.loads(line)
 
 
 def services(path: Path, variables: Mapping[str, str]) -> dict[str, Service]:
-    """Return the services of a compose file.
-
-    Args:
-        path: of the file.
-        variables: what the operator sets.
-    """
+    """Return the services of a compose file; the operator sets the variables."""
     model = _load(path, variables)
     return {
         name: _service(name, settings, model["secrets"], path.parent)

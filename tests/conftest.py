@@ -11,18 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from tests.deployed import Deployment
 
 # The files that take longest, first: a worker left with one of them at the end works alone.
-LONG = [
-    f"test_{name}.py"
-    for name in (
-        "every_strategy",
-        "tutorial",
-        "deployment",
-        "runtimes",
-        "namespaces",
-        "sweep_runs",
-        "golden",
-    )
-]
+LONG = "every_strategy tutorial deployment runtimes namespaces sweep_runs golden".split()
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)
@@ -30,7 +19,7 @@ torch.set_num_threads(1)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the long files first, the longest before the others."""
-    order = {name: number for number, name in enumerate(LONG)}
+    order = {f"test_{name}.py": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
 
 

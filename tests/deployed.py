@@ -18,6 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -26,7 +27,7 @@ import pytest
 from common.files import last_lines
 from fedhet.runtimes.run_config import run_config_toml
 from tests.compose import DOCKER, Service, names_seen_by, services
-from tests.processes import SECONDS
+from tests.processes import SECONDS, kill_all, marked
 
 ROOT = DOCKER.parent
 BIN = Path(sys.executable).parent
@@ -64,19 +65,16 @@ class Loopback:
         }
 
     def open(self) -> None:
-        """Check that nothing listens at the server's address."""
         with socket.socket() as probe:
             probe.bind((self.address("network"), 9092))
 
     def close(self) -> None:
-        """Undo what ``open`` did."""
+        """There is nothing to undo."""
 
     def address(self, service: str, network: str = "default") -> str:
-        """Return the address of a service with a namespace of its own, on a network."""
         return self._addresses[service]
 
     def prefix(self, service: Service) -> list[str]:
-        """Return the words that start a command in a service's namespace."""
         return []
 
     def translated(self, text: str, service: Service) -> str:
@@ -90,12 +88,7 @@ class Loopback:
 
 
 class Deployment:
-    """A running federation; a context manager that leaves no process behind.
-
-    Args:
-        folder: FEDHET_DIR; created if missing.
-        network: makes the network of the services.
-    """
+    """A running federation below FEDHET_DIR; a context manager that leaves no process behind."""
 
     def __init__(
         self, folder: Path, network: Callable[[Mapping[str, Service]], Loopback] = Loopback
@@ -125,29 +118,18 @@ class Deployment:
         self.close()
 
     def close(self) -> None:
-        """End all processes of the federation."""
         for process in self._running.values():
             process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             for process in self._running.values():
                 process.wait(timeout=5)
-        while left := self.left():
-            for process in left:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            psutil.wait_procs(left, timeout=5)
+        kill_all(self.left)
         for process in self._running.values():
             process.wait()
         self.network.close()
 
     def left(self) -> list[psutil.Process]:
-        """Return the processes of this deployment that are alive."""
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # another user's, or gone meanwhile
-                if process.environ().get(MARK) == self._mark:
-                    found.append(process)
-        return found
+        return marked(MARK, self._mark)
 
     # ---- the operator's commands -----------------------------------------------------------------
 
@@ -167,37 +149,18 @@ class Deployment:
             self._running[name] = self.process(service, service.words, self.log_path(name))
 
     def start_and_wait(self, *names: str) -> None:
-        """Start services and wait until they are healthy."""
         self.start(*names)
         self.wait_until_healthy(*names)
 
     def stop(self, name: str) -> int:
-        """Stop a service politely; return its exit code."""
         self._running[name].terminate()
         return self._running.pop(name).wait(timeout=30)
 
     def kill(self, *names: str) -> None:
         """Kill containers, that is all processes in them (docker kill)."""
         for name in names:
-            while inside := self.processes(name):
-                for process in inside:
-                    with contextlib.suppress(psutil.Error):
-                        process.kill()
-                psutil.wait_procs(inside, timeout=5)
+            kill_all(partial(self.processes, name))
             self._running.pop(name).wait()
-
-    def restart_ended(self, seconds: float) -> list[str]:
-        """Restart ended services, as Docker does; wait so long for the first; return the names."""
-        end, names = time.monotonic() + seconds, list[str]()
-        while not names and time.monotonic() < end:
-            time.sleep(0.5)
-            names = [name for name, process in self._running.items() if process.poll() is not None]
-        for name in names:
-            if name.startswith("supernode"):
-                self.restart_supernode(name)
-            else:
-                self.start_and_wait(name)
-        return names
 
     def signal(self, number: int, *names: str) -> None:
         """Send a signal to all processes in containers: SIGSTOP is docker pause."""
@@ -206,7 +169,6 @@ class Deployment:
                 process.send_signal(number)
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """Return the processes in a container."""
         return [process for process in self.left() if process.environ().get(CONTAINER) == name]
 
     def restart_supernode(self, name: str) -> tuple[float, int]:
@@ -230,7 +192,6 @@ class Deployment:
         return self.execute(name, *(entrypoint + list(words) if words else service.words))
 
     def checked(self, name: str, *words: str) -> str:
-        """Run a service that ends with 0; return its output."""
         done = self.run(name, *words)
         assert done.returncode == 0, done.stdout
         return done.stdout
@@ -263,16 +224,13 @@ class Deployment:
         return self.execute("superlink", *command)
 
     def run_status(self, run_id: int) -> tuple[str, str]:
-        """Return a run's status and its details."""
         (run,) = self.listed("list", "fedhet", "--run-id", str(run_id))["runs"]
         return run["status"], run["status-details"]
 
     def nodes(self) -> list[dict]:
-        """Return the registered SuperNodes."""
         return self.listed("supernode", "list", "fedhet")["nodes"]
 
     def listed(self, *words: str) -> dict:
-        """Return the JSON answer of a `flwr` command."""
         done = self.execute("superlink", "flwr", *words, "--format", "json")
         assert done.returncode == 0, done.stdout
         return json.loads(done.stdout[done.stdout.index("{") :])
@@ -280,14 +238,12 @@ class Deployment:
     # ---- health and logs -------------------------------------------------------------------------
 
     def is_healthy(self, name: str) -> bool:
-        """Return whether a service's health check succeeds."""
         service = self.services[name]
         kind, *words = service.health
         assert kind == "CMD"
         return self.execute(name, *words).returncode == 0
 
     def wait_until_healthy(self, *names: str, seconds: float = SECONDS) -> None:
-        """Wait for health checks; raise if a service ends or stays unhealthy."""
         deadline = time.monotonic() + seconds
         for name in names:
             while not self.is_healthy(name):
@@ -297,18 +253,15 @@ class Deployment:
                 time.sleep(2.0)
 
     def log_path(self, name: str) -> Path:
-        """Return the file of a service's output."""
         return self.folder / f"{name}.log"
 
     def said(self) -> str:
-        """Return the ends of all logs."""
         paths = sorted(self.folder.glob("*.log"))
         return "\n".join(f"--- {path.name}\n{last_lines(path, 12)}" for path in paths)
 
     # ---- a container as a process ----------------------------------------------------------------
 
     def process(self, service: Service, words: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a command in what is a service's container here."""
         command = [self.translated(word, service) for word in words]
         if command[0] == "python":
             command[0] = sys.executable
@@ -344,7 +297,6 @@ class Deployment:
         return re.sub(pattern, lambda found: str(sources[found[1]]), text)
 
     def _sources(self, service: Service) -> dict[str, Path]:
-        """Return the paths of this machine by the container's paths."""
         mounts: dict[str, Path | None] = {"/tmp": None, **service.mounts}
         if service.name.startswith("supernode-"):  # the node config's paths are its executor's
             executor = self.services[service.name.replace("supernode", "clientapp")]

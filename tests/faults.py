@@ -2,27 +2,21 @@
 
     python -m tests.faults [NAME ...]      all drills, or these; prints what was seen
 
-docs/deployment.md has the table. Drills with a small disk mount one, as root only.
+docs/deployment.md has the table; tests/test_small_disks.py fills the disks of a run.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.deployed import ACTIVATED, SITES, Deployment
 from tests.faulty.faulty import GO, WAITING
-from tests.scene import RECIPE, ROUND_SECONDS, Scene
+from tests.scene import ROUND_SECONDS, Scene
 
 ENDLESS = "rounds=1000"  # for runs that the drill stops
 HEARTBEATS = 60  # seconds after which Flower misses a node: two heartbeats
@@ -79,7 +73,6 @@ def client_dies_and_hangs(scene: Scene) -> list[str]:
 
 
 def in_short(row: Mapping[str, object]) -> str:
-    """Return a round's row as a line."""
     return ", ".join(f"{key} {row.get(key)}" for key in ("round", "seconds", "clients", "failures"))
 
 
@@ -162,127 +155,25 @@ def superlink_down_for_long(scene: Scene) -> list[str]:
     return superlink_killed(scene, 2.0 * HEARTBEATS)
 
 
-# ---- full disks ----------------------------------------------------------------------------------
-
-
-@contextmanager
-def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
-    """Mount an empty disk of that size over a folder; yield a file that may fill it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    words = ["-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
-    subprocess.run(["mount", *words], check=True)
-    try:
-        yield folder / "ballast"
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(ballast: Path) -> None:
-    """Write until the disk is full."""
-    with ballast.open("wb", buffering=0) as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-        except OSError:
-            return
-
-
-def site_disk_full(scene: Scene) -> list[str]:
-    """No room for site 1's control variate, and then there is."""
-    with small_disk(scene.state(1), 4) as ballast:
-        fill(ballast)
-        run = scene.begin("site_disk", ENDLESS)
-        first = run.wait_for_round(1)
-        assert first["clients"] == [0, 2]
-        assert "No space left on device" in first["failures"][0]
-        ballast.unlink()
-        back = run.wait_for("client 1", lambda rows: 1 in rows[-1]["clients"])
-        return [in_short(first), f"after room was made: {in_short(back)}", run.stop_and_compare()]
-
-
-def results_disk_full(scene: Scene) -> list[str]:
-    """No room for what round 2 has measured."""
-    with small_disk(scene.server / "results" / "disk", 8) as ballast:
-        run = scene.begin_and_wait_at_site_1("disk")
-        fill(ballast)
-        (scene.state(1) / GO).touch()
-        status, why = run.ended()
-        assert status == "finished:failed"
-        assert "No space left on device" in run.flwr("log", str(run.run_id), "fedhet", "--show")
-        assert len(run.rows()) >= 1
-        ballast.unlink()
-        return [f"run {status}: {why}", *scene.resume("disk", 3)]
-
-
-def superlink_disk_full(scene: Scene) -> list[str]:
-    """No room for the SuperLink's messages, and then there is."""
-    federation, state = scene.federation, scene.server / "state"
-    federation.stop("superlink")
-    with tempfile.TemporaryDirectory() as kept:
-        shutil.copytree(state, kept, dirs_exist_ok=True)
-        with small_disk(state, 64) as ballast:
-            shutil.copytree(kept, state, dirs_exist_ok=True)
-            federation.start_and_wait("superlink")
-            federation.wait_until_healthy(*(f"supernode-{site}" for site in SITES))
-            fill(ballast)
-            os.truncate(ballast, ballast.stat().st_size - 8192)  # for the run config
-            done = federation.flwr_run([*RECIPE, "rounds=1"], "no_room", "/state/app")
-            said = " ".join(f"{done.stdout} {done.stderr}".split())[-300:]
-            seen = [f"`flwr run` while full: exit code {done.returncode}: {said}"]
-            ballast.unlink()
-            seen += [f"ended and were restarted: {federation.restart_ended(15)}"]
-            run = scene.begin("superlink_disk", "rounds=4")
-            run.wait_for_round(1)
-            fill(ballast)
-            time.sleep(HEARTBEATS + 15)
-            seen += [f"healthy while full: {federation.is_healthy('superlink')}"]
-            ballast.unlink()
-            status, why = run.ended()
-            seen += [f"run {status}: {why}", *map(in_short, run.rows())]
-            seen += [f"ended and were restarted: {federation.restart_ended(15)}"]
-            completed = status == "finished:completed"
-            seen += [run.bits()] if completed else scene.resume("superlink_disk", 4)
-            federation.stop("superlink")
-            shutil.copytree(state, kept, dirs_exist_ok=True)
-        shutil.copytree(kept, state, dirs_exist_ok=True)
-    federation.start_and_wait("superlink")
-    return seen
-
-
 DRILLS: dict[str, Callable[[Scene], list[str]]] = {
     drill.__name__: drill
     for drill in (
         *(replies, client_dies_and_hangs, comings_and_goings),
         *(serverapp_killed, superlink_killed, superlink_down_for_long),
-        *(site_disk_full, results_disk_full, superlink_disk_full),
     )
 }
 
 
-def main() -> int:
-    """Run drills, one after another; return 0 if all went as they must."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(DRILLS)}")
-    wrong = 0
-    with ExitStack() as stack:
-        scene = None
-        for name in parser.parse_args().names or list(DRILLS):
-            print(f"\n{name}: {DRILLS[name].__doc__}", flush=True)
-            began = time.monotonic()
-            if scene is None:
-                folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="fedhet-"))
-                scene = Scene(stack.enter_context(Deployment(Path(folder, "federation"))))
+def main() -> None:
+    """Run the drills, one after another, up to the first that goes wrong."""
+    with tempfile.TemporaryDirectory(prefix="fedhet-") as folder, Deployment(Path(folder)) as there:
+        scene = Scene(there)
+        for name in sys.argv[1:] or DRILLS:
             for site in SITES:
                 scene.plan(site, {})
-            try:
-                seen = DRILLS[name](scene)
-            except Exception:
-                seen, wrong, scene = [f"WRONG: {traceback.format_exc()[:5000]}"], wrong + 1, None
-                stack.close()  # the next drill gets a fresh federation
-            print("\n".join(f"  {line}" for line in seen), flush=True)
-            print(f"  ({time.monotonic() - began:.0f} s)", flush=True)
-    return 1 if wrong else 0
+            print(f"\n{name}: {DRILLS[name].__doc__}", flush=True)
+            print("", *DRILLS[name](scene), sep="\n  ", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from tests.compose import DOCKER, Service, names_seen_by
 from tests.deployed import SITES, Deployment, Loopback
+from tests.stranger.theirs import MARK
 
 STRANGER = "stranger"
 APP = "/app/tests/stranger"
-MARK = "stranger-was-here"
 UNAVAILABLE = "Connection to the SuperLink is unavailable"
 NAMES = Path("/etc/netns")  # `ip netns exec` takes a namespace's /etc/hosts from here
 
@@ -56,7 +56,6 @@ class Namespaces(Loopback):
         }
 
     def open(self) -> None:
-        """Make namespaces, bridges and names."""
         _ip("netns", "add", self._switch)
         for number in range(len(self._networks)):
             self._in(self._switch, "link", "add", f"br{number}", "type", "bridge")
@@ -74,7 +73,6 @@ class Namespaces(Loopback):
             self._plug_in(f"{self._prefix}{owner}", network, self._places[owner, network], number)
 
     def close(self) -> None:
-        """Remove all of it."""
         for name in (self._switch, *(f"{self._prefix}{owner.name}" for owner in self._owners)):
             subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
             shutil.rmtree(NAMES / name, ignore_errors=True)
@@ -82,16 +80,13 @@ class Namespaces(Loopback):
             NAMES.rmdir()  # if it is empty
 
     def address(self, service: str, network: str = "default") -> str:
-        """Return a service's address on a network."""
         return self._places[service, network]
 
     def prefix(self, service: Service) -> list[str]:
-        """Return the words that start a command in a service's namespace."""
         owner = service.shares_network_of or service.name
         return ["ip", "netns", "exec", f"{self._prefix}{owner}"]
 
     def translated(self, text: str, service: Service) -> str:
-        """Return the word of the file."""
         return text
 
     def _in(self, namespace: str, *words: str) -> None:
@@ -111,12 +106,7 @@ def _ip(*words: str) -> None:
 
 
 class Stranger:
-    """A process on the server's network that has the CA's certificate and a clone.
-
-    Args:
-        deployment: in namespaces.
-        folder: of the stranger's own.
-    """
+    """A process on the server's network that has the CA's certificate and a clone."""
 
     def __init__(self, deployment: Deployment, folder: Path) -> None:
         assert isinstance(deployment.network, Namespaces)
@@ -154,7 +144,6 @@ class Stranger:
         return self._probe("grpc", f"{self.server}:9092", "/stranger/ca.crt")
 
     def open_ports(self, host: str) -> list[int]:
-        """Return the open ones of Flower's ports."""
         return self._probe("ports", host, "8000", *map(str, range(9090, 9100)))
 
     def marks(self) -> int:
@@ -172,7 +161,6 @@ class Stranger:
 
 
 def make_keys(folder: Path, *words: str) -> None:
-    """Run docker/keys.py in a folder."""
     command = [sys.executable, str(DOCKER / "keys.py"), *words]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)
 

@@ -1,12 +1,13 @@
-"""Launches of `fedhet` as processes, and which processes are still alive."""
+"""Launches of `fedhet` as processes; finding and ending processes."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ SECONDS = 600  # the longest wait for what takes half a minute on an idle machin
 
 
 def start(cwd: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
-    """Start `fedhet` with these words."""
     return subprocess.Popen(
         [str(Path(sys.executable).with_name("fedhet")), *words],
         cwd=cwd,
@@ -48,10 +48,28 @@ def read_until(launch: subprocess.Popen[str], words: str) -> str:
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
-    """Return the summary.json of a results directory."""
     found = json.loads((folder / "summary.json").read_text())
     assert isinstance(found, dict)
     return found
+
+
+def marked(variable: str, value: str) -> list[psutil.Process]:
+    """Return the processes with this value of an environment variable."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # another user's, or gone meanwhile
+            if process.environ().get(variable) == value:
+                found.append(process)
+    return found
+
+
+def kill_all(find: Callable[[], list[psutil.Process]]) -> None:
+    """Kill processes until none is found: one may have started another meanwhile."""
+    while processes := find():
+        for process in processes:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(processes, timeout=5)
 
 
 def alive(processes: Iterable[psutil.Process]) -> list[str]:

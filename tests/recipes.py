@@ -18,7 +18,6 @@ TINY = [*RECIPE, "task.train_size=600", "task.test_size=120"]
 
 
 def overrides(*words: str) -> dict[str, str]:
-    """Return a run config with these Hydra overrides."""
     return {"overrides": json.dumps(list(words))}
 
 

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,28 +20,19 @@ from common.results import read_rows
 from conf import PACKAGES, compose
 from server_app.run import Run
 from strategies.round.records import CONFIG
+from tests.deployed import RECIPE as DEPLOYED
 from tests.deployed import ROOT, SITES, Deployment
 from tests.faulty.faulty import GO, WAITING
 from tests.federation import InProcessGrid
 from tests.processes import SECONDS
 from tests.recipes import grid_of, overrides
 
-RECIPE = [
-    "task=digits",
-    "strategy=scaffold",
-    "clients=3",
-    "local.epochs=1",
-    "local.lr=0.2",
-    "local.batch_size=64",
-    "runtime.channels_last=false",
-]
+RECIPE = [*DEPLOYED, "strategy=scaffold", "local.epochs=1"]
 ROUND_SECONDS = int(os.environ.get("FEDHET_ROUND_SECONDS", "90"))  # more than a good round takes
 Rows = list[dict]
 
 
 class Scene:
-    """A federation with an app that fails as it is told to."""
-
     def __init__(self, federation: Deployment) -> None:
         self.federation = federation
         self.server = federation.folder / "server"
@@ -53,11 +45,9 @@ class Scene:
         (self.state(site) / "faults.json").write_text(json.dumps(faults))
 
     def state(self, site: int) -> Path:
-        """Return the folder of a site's client state."""
         return self.federation.folder / f"site-{site}" / "state" / "clients"
 
     def log(self, name: str) -> str:
-        """Return what a container has printed since its last start."""
         return self.federation.log_path(name).read_text(errors="replace")
 
     def begin(self, name: str, *words: str) -> Submitted:
@@ -87,8 +77,6 @@ class Scene:
 
 
 class Submitted:
-    """A run of the federation."""
-
     def __init__(self, scene: Scene, name: str, run_id: int, words: Sequence[str]) -> None:
         self.scene, self.run_id, self._words = scene, run_id, words
         self.folder = scene.server / "results" / name
@@ -104,7 +92,6 @@ class Submitted:
         return self.rows()[-1]
 
     def wait_for_round(self, round: int) -> dict:
-        """Wait for a round's row, and return it."""
         self.wait_for(f"round {round}", lambda rows: len(rows) >= round)
         return self.rows()[round - 1]
 
@@ -117,7 +104,6 @@ class Submitted:
         )
 
     def summary(self) -> dict:
-        """Wait for the end; return summary.json."""
         path = self.folder / "summary.json"
         self._wait("the end", path.exists, ended=True)
         return json.loads(path.read_text())
@@ -131,7 +117,6 @@ class Submitted:
             time.sleep(0.5)
 
     def flwr(self, *words: str) -> str:
-        """Return the output of a `flwr` command at the server."""
         done = self.scene.federation.execute("superlink", "flwr", *words)
         assert done.returncode == 0, done.stdout
         return done.stdout
@@ -143,13 +128,9 @@ class Submitted:
 
     def ended(self) -> tuple[str, str]:
         """Wait until Flower has ended the run; return its status and why."""
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
-            status, why = self.scene.federation.run_status(self.run_id)
-            if status.startswith("finished"):
-                return status, why
-            time.sleep(5)
-        raise AssertionError(f"{status}: not ended\n{self.scene.federation.said()}")
+        status = partial(self.scene.federation.run_status, self.run_id)
+        self._wait("the end", lambda: status()[0].startswith("finished"), ended=True)
+        return status()
 
     def bits(self) -> str:
         """Compare the last checkpoint and the client states with those of one machine alone.
@@ -213,11 +194,8 @@ def attended(
 ) -> InProcessGrid:
     """Return three clients in this process, of which only some take part in a round.
 
-    Args:
-        words: the recipe.
-        took_part: by round, the clients that get messages; all of them in other rounds.
-        node_config: of each client, besides its partition.
-        before: by round, what is called before the clients train.
+    ``took_part`` has the clients that get messages by round, all of them in other rounds;
+    ``before`` what is called before the clients train.
     """
     grid = grid_of(words, len(SITES), node_config=node_config)
     ask = grid.send_and_receive
@@ -238,5 +216,4 @@ def attended(
 def run_alone(
     folder: Path, words: Sequence[str], grid: InProcessGrid, last: Path | None = None
 ) -> None:
-    """Run a recipe in this process, from a checkpoint if one is given."""
     Run(compose(overrides(*words, f"results_dir={folder}")), folder, last).start(grid)

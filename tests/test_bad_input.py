@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
 from hydra.errors import HydraException
 
 from conf import compose
 from server_app.app import results_folder
-from strategies.round.records import METRICS, UPDATE, to_record, to_tensors
 from tests.recipes import TINY, overrides, run_recipe
 
 BEFORE_ROUND_1 = [
@@ -33,16 +31,10 @@ BEFORE_ROUND_1 = [
     (["strategy=scaffold", "local.momentum=0.9"], r"local\.momentum=0"),
     (["strategy=scaffold", "local.optimizer=adam"], r"local\.optimizer=sgd"),
     (["strategy=per_fedavg", "local.optimizer=adam"], r"needs local\.optimizer=per_fedavg"),
-    (
-        ["strategy=fedmrur", "local.optimizer=sgd"],
-        r"local\.optimizer=sgd.*needs local\.optimizer=sam",
-    ),
+    (["strategy=fedmrur", "local.optimizer=sgd"], r"=sgd.*needs local\.optimizer=sam"),
     (["strategy=scaffold", "strategy.scaffold.option=III"], r"strategy\.scaffold\.option='III'"),
     (["strategy=[maecho,aggregator/masked_mean]"], r"strategy/aggregator=OTHER replaces it"),
-    (
-        ["strategy=fedpvr", "strategy.fedpvr.layers=fc9*"],
-        r"none of .*head\.weight.*strategy\.fedpvr\.layers",
-    ),
+    (["strategy=fedpvr", "strategy.fedpvr.layers=fc9*"], r"none of .*head\.weight.*fedpvr\.layers"),
     (["strategy=fedpvr", "strategy.fedpvr.layers=last:99"], r"last:99"),
     (["strategy=[fedpvr,scaffold]"], r"control_variate"),
     (["strategy=[fedadam,fedyogi]"], r"both replace the server_optimizer"),
@@ -59,10 +51,7 @@ BEFORE_ROUND_1 = [
     (["calibration.alphas=[0.1,2]"], r"calibration\.alphas=\[0\.1, 2\] .*\(0, 1\)"),
     (["partition=pathological", "partition.classes=1.5"], r"partition\.classes=1\.5 .*whole"),
     (["strategy/aggregator=maecho"], r"strategy\.aggregator refers to keys .*strategy=fedavg"),
-    (
-        ["strategy=[fedpvr,fedper]"],
-        r"corrects \['head\.weight'\].*strategy\.personal",
-    ),
+    (["strategy=[fedpvr,fedper]"], r"corrects \['head\.weight'\].*strategy\.personal"),
     (["strategy=[fedala,fedper]"], r"strategy\.fedala\.layers='head\.\*' selects none of"),
     (["strategy=fedcm", "local.initial=own"], r"needs local\.initial=received"),
     (["task.model=mpl"], r"task\.model.*mlp"),
@@ -117,17 +106,3 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_another_recipe(tmp_path):
         with pytest.raises(ValueError, match=message):
             run_recipe(tmp_path / "run", *TINY, *words)
     assert json.loads((tmp_path / "run" / "summary.json").read_text()) == first
-
-
-@pytest.mark.slow
-def test_an_update_that_is_not_finite_is_refused_and_the_round_goes_on(tmp_path):
-    def diverge(reply):
-        if UPDATE in reply.content and reply.content[METRICS]["partition-id"] == 1:
-            update = to_tensors(reply.content[UPDATE])
-            next(iter(update.values()))[0] = torch.nan
-            reply.content[UPDATE] = to_record(update)
-        return reply
-
-    summary = run_recipe(tmp_path / "run", *TINY, tamper=diverge)
-    assert summary["status"] == "completed"
-    assert summary["failures"] == 2

@@ -28,12 +28,10 @@ from fedhet.runtimes.flower_install import FLOWER
 from tests.compose import DOCKER, names_seen_by, services
 
 FILES = ["server.yaml", "site.yaml", "federation.yaml"]
-OVERRIDES = [["site.yaml", "site.gpu.yaml"], ["federation.yaml", "federation.gpu.yaml"]]
 SITE = {"SUPERLINK": "fl.example.org:9092", "PARTITION_ID": "1", "NUM_PARTITIONS": "2"}
 
 
 def module(name: str) -> ModuleType:
-    """Return a file of docker/ as a module."""
     spec = importlib.util.spec_from_file_location(f"docker_{name}", DOCKER / f"{name}.py")
     assert spec
     assert spec.loader
@@ -100,16 +98,13 @@ def mounts_of(theirs: dict, secrets: dict) -> dict[str, str | None]:
     return found
 
 
-@pytest.mark.parametrize("files", [*([one] for one in FILES), *OVERRIDES], ids="+".join)
-def test_compose_accepts_the_files(files):
-    words = [word for file in files for word in ("-f", file)]
-    run_tool("docker-compose", *words, "config", "--quiet")
-
-
-def test_schema_and_linter_accept_the_files():
+def test_compose_its_schema_and_the_linter_accept_the_files():
     files = sorted(map(str, DOCKER.glob("*.yaml")))
     run_tool("check-jsonschema", "--builtin-schema", "vendor.compose-spec", *files)
     assert run_tool("hadolint", "Dockerfile") == ""
+    for name in ("site", "federation"):
+        words = ["-f", f"{name}.yaml", "-f", f"{name}.gpu.yaml", "config", "--quiet"]
+        run_tool("docker-compose", *words)
 
 
 # ---- what the files promise ----------------------------------------------------------------------
@@ -158,17 +153,6 @@ def test_a_sites_code_has_its_data_but_no_key_and_no_way_out(file, number, insid
     assert supernode.mounts["/run/secrets/node.key"] == DOCKER / f"site{number}" / "keys/node.key"
 
 
-def test_sites_differ_only_in_their_number():
-    federation = services(DOCKER / "federation.yaml", {})
-    for kind in ("supernode", "clientapp"):
-        blocks = [federation[f"{kind}-{number}"] for number in range(3)]
-        texts = [json.dumps(one.settings, sort_keys=True) for one in blocks]
-        for number, text in enumerate(texts):
-            numbers = re.findall(r'-(\d)\b|"PARTITION_ID": "(\d)"', text)
-            assert {one for pair in numbers for one in pair if one} == {str(number)}
-        assert len({re.sub(r'-\d\b|(?<="PARTITION_ID": ")\d', "-N", text) for text in texts}) == 1
-
-
 def test_the_image_has_all_packages_of_the_project():
     text = (DOCKER / "Dockerfile").read_text()
     ignored = (DOCKER.parent / ".dockerignore").read_text().splitlines()
@@ -196,24 +180,15 @@ def on(host: str) -> list[str]:
     return changed("--host=127.0.0.1", f"--host={host}")
 
 
-def test_the_commands_of_the_compose_files_are_accepted():
-    assert not start.is_loopback("runtime")
+def test_a_closed_or_knowingly_opened_control_and_the_files_own_commands_are_accepted():
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        start.check(on(host), {})
+    start.check(on("0.0.0.0"), {start.OPEN_CONTROL: "yes"})
+    start.check([*SUPERLINK, "--control-api-address=127.0.0.1:9093"], GRPC)
     for file in FILES:
         for service in services(DOCKER / file, SITE).values():
             if service.words[:2] == ("python", "/app/start.py"):
                 start.check(start.fill_in(service.words[2:], service.environment), {})
-
-
-@pytest.mark.parametrize(
-    ("words", "environment"),
-    [
-        *((on(host), {}) for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost")),
-        (on("0.0.0.0"), {start.OPEN_CONTROL: "yes"}),
-        ([*SUPERLINK, "--control-api-address=127.0.0.1:9093"], GRPC),
-    ],
-)
-def test_a_closed_or_knowingly_opened_control_is_accepted(words, environment):
-    start.check(words, environment)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +215,8 @@ def test_a_command_that_opens_the_server_is_refused(words, environment, said):
         start.check(words, environment)
 
 
-def test_a_name_with_another_address_beside_loopback_is_refused(monkeypatch):
+def test_a_name_is_loopback_if_all_of_its_addresses_are(monkeypatch):
+    assert not start.is_loopback("runtime")
     both = [(2, 1, 6, "", (address, 0)) for address in ("127.0.0.1", "10.77.0.1")]
     monkeypatch.setattr(start.socket, "getaddrinfo", lambda *_: both)
     assert not start.is_loopback("both.example.org")
@@ -254,14 +230,11 @@ def test_only_the_projects_line_of_flower_is_accepted():
             start.check_release(release)
 
 
-@pytest.mark.parametrize("environment", [{}, {"PARTITION_ID": ""}])
-def test_a_missing_variable_is_named(environment):
-    with pytest.raises(start.Refused, match="PARTITION_ID is not set"):
-        start.fill_in(["--node-config=partition-id=${PARTITION_ID}"], environment)
-
-
 @pytest.mark.slow
-def test_a_refusal_is_printed_and_ends_the_container():
+def test_a_missing_variable_is_named_and_a_refusal_is_printed_and_ends_the_container():
+    for environment in ({}, {"PARTITION_ID": ""}):
+        with pytest.raises(start.Refused, match="PARTITION_ID is not set"):
+            start.fill_in(["--node-config=partition-id=${PARTITION_ID}"], environment)
     command = [sys.executable, str(DOCKER / "start.py"), *on("::")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1

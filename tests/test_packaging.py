@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from conf import PACKAGES, compose
+from fedhet.report.run_data import flat
 from fedhet.runtimes.flower_install import FLOWER
 from tests.test_imports import imported
 
@@ -30,22 +32,18 @@ HOSTS = ["pypi" + ".org", "python" + "hosted", "download.py" + "torch", "registr
 
 
 def requirements(*extras: str) -> list[Requirement]:
-    project = PROJECT["project"]
-    words = [*project["dependencies"]]
-    for extra in extras or project["optional-dependencies"]:
-        words += project["optional-dependencies"][extra]
-    return [Requirement(word) for word in words]
+    groups = PROJECT["project"]["optional-dependencies"]
+    chosen = [groups[extra] for extra in extras or groups]
+    return [Requirement(word) for word in chain(PROJECT["project"]["dependencies"], *chosen)]
 
 
 def sources() -> dict[str, Path]:
     """Return what a clone holds that Flower could bundle, by path."""
-    found = {}
+    found = []
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [name for name in folders if name not in {".venv", ".git", "__pycache__"}]
-        for name in files:
-            path = Path(folder) / name
-            found[path.relative_to(ROOT).as_posix()] = path
-    return found
+        found += [Path(folder, name) for name in files]
+    return {path.relative_to(ROOT).as_posix(): path for path in found}
 
 
 @pytest.mark.flower  # a process of uv's, seconds
@@ -108,21 +106,13 @@ def test_the_bundle_holds_the_code_and_the_recipes_and_nothing_else():
 
 @pytest.mark.slow
 def test_every_key_of_the_run_config_is_a_key_of_the_recipe():
-    keys = leaves(PROJECT["tool"]["flwr"]["app"]["config"])
+    keys = flat(PROJECT["tool"]["flwr"]["app"]["config"]).keys()
     partitions = {"partition.alpha": "dirichlet", "partition.classes": "pathological"}
     for key in keys - {"overrides"}:
         recipe = compose({"partition": partitions[key]} if key in partitions else {})
         parent, _, name = key.rpartition(".")
         node = OmegaConf.select(recipe, parent) if parent else recipe
         assert name in node, f"{key} is in pyproject.toml, and the recipe has no such key"
-
-
-def leaves(table: dict, prefix: str = "") -> set[str]:
-    found = set()
-    for name, value in table.items():
-        key = f"{prefix}{name}"
-        found |= leaves(value, f"{key}.") if isinstance(value, dict) else {key}
-    return found
 
 
 def test_no_file_names_a_package_registry():

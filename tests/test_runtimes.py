@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -25,7 +26,7 @@ from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation, Workers
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from server_app import app as server
-from tests.processes import alive, finish, read_until, start, summary_of
+from tests.processes import alive, finish, kill_all, marked, read_until, start, summary_of
 from tests.recipes import TINY, overrides, run_recipe
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
@@ -197,13 +198,7 @@ def flower_home(tmp_path: Path) -> Iterator[dict[str, str]]:
         "HOME": str(tmp_path),
         "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
     }
-    for process in psutil.process_iter():
-        try:
-            mine = process.environ().get("FLWR_HOME") == str(home)
-        except psutil.Error:
-            continue
-        if mine:
-            process.kill()
+    kill_all(partial(marked, "FLWR_HOME", str(home)))
 
 
 def test_plain_flwr_run(flower_home, tmp_path):

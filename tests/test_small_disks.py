@@ -1,11 +1,13 @@
-"""Runs in this process on disks that are full: what tests/faults.py does to a federation."""
+"""Runs in this process whose disks are full: the server's and a client's."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ import pytest
 from common.results import read_rows
 from conf import compose
 from server_app.app import last_checkpoint
-from tests.faults import fill, small_disk
 from tests.recipes import overrides
 from tests.scene import RECIPE, attended, equal_tensors, run_alone
 
@@ -26,6 +27,28 @@ pytestmark = [
 ]
 NUM_TENSORS = 8  # of a checkpoint: model and control variate
 LAST = "checkpoints/round-000003.safetensors"
+
+
+@contextmanager
+def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
+    """Mount an empty disk of that size over a folder; yield a file that may fill it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ["-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+    subprocess.run(["mount", *words], check=True)
+    try:
+        yield folder / "ballast"
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(ballast: Path) -> None:
+    """Write until the disk is full."""
+    with ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return
 
 
 def run(

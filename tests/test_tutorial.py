@@ -1,27 +1,35 @@
-"""docs/tutorial.md as a reader does it: every command and file, and the output that it shows."""
+"""docs/tutorial.md as a reader does it: every command and file, and the output that it shows.
+
+A fenced block is a file, which has a title="path"; commands, which are bash without a title; or
+text, which the commands above it print, shortened. All of it is one script, since a reader has one
+terminal, too.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
 
 from common.results import read_rows
 from conf import PACKAGES
-from tests.tutorial import blocks, gist, printed_by_block, script_of
+from tests.processes import kill_all, marked
 
 ROOT = Path(__file__).resolve().parents[1]
 NEW_FILES = {"conf/task/my_images.yaml", "conf/strategy/fedntd.yaml", "strategies/fedntd.py"}
@@ -29,13 +37,64 @@ SECONDS = 420  # of the whole script; it takes about a minute and a half on 2 id
 MARK = "FEDHET_TUTORIAL_TEST"  # in the environment of all that the script starts
 
 pytestmark = pytest.mark.timeout(SECONDS + 80)
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+MARKER = "@@@ block at line "
+
+
+class Block(NamedTuple):
+    """A fenced block: its line in the file, language, title and content."""
+
+    line: int
+    language: str
+    title: str | None
+    content: str
+
+
+def blocks() -> list[Block]:
+    text = TUTORIAL.read_text(encoding="utf-8")
+    found = [
+        Block(text.count("\n", 0, one.start()) + 1, *one.groups()) for one in FENCE.finditer(text)
+    ]
+    assert len(re.findall("^```", text, re.MULTILINE)) == 2 * len(found), (
+        "a fence is something else"
+    )
+    return found
+
+
+def script_of(blocks: Sequence[Block]) -> str:
+    """Return the reader's doing as one script that stops at the first command that fails."""
+    parts = ["set -eo pipefail\n"]
+    for block in blocks:
+        if block.title:
+            end = f"END_OF_{block.line}"
+            parts.append(f"cat > \"{block.title}\" <<'{end}'\n{block.content}{end}\n")
+        elif block.language == "bash":
+            parts.append(f"echo; echo '{MARKER}{block.line}'\n{block.content}")
+    return "".join(parts)
+
+
+def printed_by_block(printed: str, home: Path) -> dict[int, str]:
+    """Return what the script printed by the line of the block; 0: before the first."""
+    text = printed.replace(str(home), "~")
+    first, *rest = text.split(f"\n{MARKER}")
+    parts = [part.partition("\n") for part in rest]
+    return {0: first} | {int(line): printed for line, _, printed in parts}
+
+
+def gist(line: str) -> str:
+    """Return a line without what differs from run to run: numbers, hashes, colours, widths."""
+    line = re.sub(r"\x1b\[[0-9;]*m", "", line)
+    line = re.sub(r"\b[0-9a-f]{32,}\b|\d[\d.,:]*", "#", line)
+    return re.sub(r"\s+", " ", re.sub(r"[─━│╭╮╰╯┃]+", " ", line)).strip()
+
+
 BLOCKS = blocks()
 COMMANDS = [block for block in BLOCKS if block.language == "bash" and not block.title]
 
 
 def test_every_block_is_run_written_or_compared():
-    for block in BLOCKS:
-        assert block.title or block.language in ("bash", "text"), f"line {block.line}"
+    assert [b.line for b in BLOCKS if not (b.title or b.language in ("bash", "text"))] == []
     for before, block in pairwise(BLOCKS):
         if block.language == "text":
             assert before in COMMANDS, f"line {block.line}: no commands print this"
@@ -62,14 +121,10 @@ def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     before, mark, log = contents(clone), uuid.uuid4().hex, home / "printed.txt"
     try:
         code = run_to_the_end(script_of(BLOCKS), home, environment(home, clone, mark), log)
-        left = marked(mark)
+        left = marked(MARK, mark)
         _, left = psutil.wait_procs(left, timeout=20)  # what is about to end may do so
     finally:
-        while processes := marked(mark):  # again: one may have started another meanwhile
-            for process in processes:
-                with contextlib.suppress(psutil.Error):
-                    process.kill()
-            psutil.wait_procs(processes, timeout=5)
+        kill_all(partial(marked, MARK, mark))
     after = contents(clone)
     changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     printed = printed_by_block(log.read_text(encoding="utf-8", errors="replace"), home)
@@ -134,15 +189,6 @@ def run_to_the_end(text: str, home: Path, variables: dict[str, str], log: Path) 
             return None
 
 
-def marked(mark: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get(MARK) == mark:
-                found.append(process)
-    return found
-
-
 @pytest.mark.flower
 def test_every_command_succeeds_and_nothing_is_left_running(walk):
     logs = [walk.work / name / "log.txt" for name in ("server", "north", "south")]
@@ -169,16 +215,12 @@ def test_it_prints_what_the_text_says(walk):
 
 
 @pytest.mark.flower
-def test_the_runs_learn_and_weight_zero_is_fedavg(walk):
+def test_the_runs_learn_weight_zero_is_fedavg_and_the_sweep_has_two_methods_and_seeds(walk):
     first, zero = walk.summary("first"), walk.summary("weight0")
     assert first["accuracy"] > 0.7
     assert (first["strategy"], zero["strategy"]) == ("fedavg", "fedntd")
     assert first["parameters_sha256"] == zero["parameters_sha256"]
     assert (walk.work / "first" / "plot.png").stat().st_size > 10_000
-
-
-@pytest.mark.flower
-def test_the_sweep_compares_two_methods_with_two_seeds(walk):
     runs = [path.parent for path in (walk.work / "sweep").glob("*/summary.json")]
     summaries = [walk.summary(f"sweep/{run.name}") for run in runs]
     assert {(s["strategy"], s["seed"]) for s in summaries} == {

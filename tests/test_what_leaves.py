@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from flwr.app import Message
-from omegaconf import DictConfig
 
 from conf import build_part, compose
 from strategies.round.records import METRICS, UPDATE
@@ -42,12 +41,6 @@ MESSAGES = {row[0].partition(",")[0]: names(row[1]) for row in tables()["message
 NUMBERS = {name for row in tables()["name"][1:] for name in names(row[0])}
 
 
-def sent_by(recipe: DictConfig) -> set[str]:
-    """Return the payloads that a recipe's client halves say they send."""
-    sides = build_part(recipe, "strategy.client_sides", 1).values()
-    return {name for side in sides for name in side.sends}
-
-
 def replies_of(folder: Path, *words: str) -> list[Message]:
     """Return the replies of three clients in a run of one round; three are to registration."""
     replies: list[Message] = []
@@ -65,9 +58,10 @@ def test_the_page_names_only_methods_that_exist():
 def test_personal_models_and_held_out_data_send_only_listed_numbers(tmp_path):
     words = ["strategy=fedrep", "evaluation.model=both", "partition.holdout=0.2"]
     trained = replies_of(tmp_path, *words)[3:]
+    sides = build_part(compose(overrides(*words)), "strategy.client_sides", 1).values()
     assert len(trained) == 3
     for reply in trained:
-        assert set(reply.content) - {UPDATE, METRICS} == sent_by(compose(overrides(*words)))
+        assert set(reply.content) - {UPDATE, METRICS} == {name for s in sides for name in s.sends}
         assert set(reply.content[METRICS]) <= NUMBERS
 
 

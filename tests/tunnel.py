@@ -8,11 +8,7 @@ import threading
 
 
 class Tunnel:
-    """Listens on a port of 127.0.0.1 and passes on what comes; a context manager.
-
-    Args:
-        target: host and port.
-    """
+    """Listens on a port of 127.0.0.1 and passes on what comes to a host and port."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self._target = target
@@ -21,12 +17,10 @@ class Tunnel:
         self._ends: list[socket.socket] = []
 
     def __enter__(self) -> Tunnel:
-        """Begin."""
         self._listen()
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End."""
         self.cut()
 
     def cut(self) -> None:

@@ -40,11 +40,7 @@ class LaunchError(RuntimeError):
 
 
 def check_flower() -> None:
-    """Refuse to start with an unsupported release of Flower.
-
-    Raises:
-        LaunchError: if another line than 1.39 is installed.
-    """
+    """Raise LaunchError unless the installed Flower is of line 1.39."""
     installed = importlib.metadata.version("flwr")
     if installed.split(".")[:2] != FLOWER.split("."):
         raise LaunchError(
@@ -54,11 +50,7 @@ def check_flower() -> None:
 
 
 def flower_program(name: str) -> str:
-    """Return the path of one of Flower's programs in this environment.
-
-    Raises:
-        LaunchError: if it is missing.
-    """
+    """Return the path of one of Flower's programs in this environment."""
     found = PROGRAMS / name
     if not found.exists():
         raise LaunchError(f"{found} is missing: `pip install -e .` installs it with Flower")
@@ -66,11 +58,7 @@ def flower_program(name: str) -> str:
 
 
 def stage_app(folder: Path) -> Path:
-    """Return the app as a folder below ``folder``; an existing one is reused.
-
-    Raises:
-        LaunchError: if a package of fedhet is not installed.
-    """
+    """Return the app as a folder below ``folder``; an existing one is reused."""
     app = folder / "fedhet"
     if app.exists():
         return app

@@ -1,9 +1,7 @@
 """One run in Flower's simulation, with a SuperLink of its own.
 
-`flwr run` starts one SuperLink for all runs of a user and leaves it running: it keeps the working
-directory of its first caller, uses a fixed port, and its exit code is 0 for a failed run. This
-runtime starts a SuperLink per run, on a free port, with a FLWR_HOME and an empty working directory
-in a temporary folder, and removes everything afterwards.
+The SuperLink of a plain `flwr run` serves all runs of a user, on a fixed port, and stays. This one
+has a free port, a FLWR_HOME and an empty working directory in a temporary folder, and is removed.
 """
 
 from __future__ import annotations
@@ -11,13 +9,11 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -33,8 +29,8 @@ from fedhet.runtimes.processes import (
     ProcessTree,
     Watchdog,
     adopt_orphans,
-    end_with_parent,
     ray_environment,
+    start_program,
 )
 from fedhet.runtimes.run_config import federation_config
 
@@ -44,11 +40,7 @@ _MAX_FOLDER = 17  # characters; Ray puts Unix sockets 75 below, and Linux allows
 
 
 class Simulation:
-    """A SuperLink and the one run on it; a context manager that leaves no process behind.
-
-    Args:
-        log_path: file for the run's log.
-    """
+    """A SuperLink and the one run on it; a context manager that leaves no process behind."""
 
     def __init__(self, log_path: Path) -> None:
         self.log_path = log_path
@@ -57,7 +49,9 @@ class Simulation:
     def __enter__(self) -> Self:
         """Start the SuperLink."""
         adopt_orphans()
-        folder = tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=_temporary_folder())
+        usual = tempfile.gettempdir()
+        short = len(usual) <= _MAX_FOLDER or not os.access("/tmp", os.W_OK)
+        folder = tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=usual if short else "/tmp")
         self._folder = Path(folder).resolve()
         home = self._folder / "home"
         (self._folder / "empty").mkdir()
@@ -91,11 +85,7 @@ class Simulation:
         return self._client.poll() is None
 
     def failure(self) -> str:
-        """Return why the run ended, in Flower's words.
-
-        Raises:
-            LaunchError: if the SuperLink did not accept the run.
-        """
+        """Return why the run ended, in Flower's words; raise if it was not accepted."""
         try:
             status = self._control.last_status()
         except LaunchError as error:
@@ -115,23 +105,13 @@ class Simulation:
         for _ in range(3):  # another process may take the port first
             port = _free_port()
             with (self._folder / "superlink.log").open("wb") as log:
-                superlink = subprocess.Popen(
-                    [
-                        flower_program("flower-superlink"),
-                        *("--insecure", "--simulation", "--isolation", "subprocess"),
-                        *("--host", _HOST, "--port", str(port)),
-                    ],
-                    env=self._environment,
-                    cwd=self._folder / "empty",
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # the launcher handles the terminal's Ctrl-C
-                    preexec_fn=partial(end_with_parent, signal.SIGKILL),
-                )
+                words = [flower_program("flower-superlink"), "--insecure", "--simulation"]
+                words += ["--isolation", "subprocess", "--host", _HOST, "--port", str(port)]
+                empty = self._folder / "empty"
+                superlink = start_program(words, self._environment, empty, log, subprocess.STDOUT)
             deadline = time.monotonic() + _START_SECONDS
             while superlink.poll() is None and time.monotonic() < deadline:
-                if _listens(superlink.pid, port) and _is_healthy(port):
+                if _is_healthy(superlink.pid, port):
                     return port
                 time.sleep(0.05)
         raise LaunchError(f"Flower's SuperLink does not start: {self._superlink_log()}")
@@ -154,31 +134,22 @@ def _environment(folder: Path) -> dict[str, str]:
     }
 
 
-def _temporary_folder() -> str:
-    usual = tempfile.gettempdir()
-    return usual if len(usual) <= _MAX_FOLDER or not os.access("/tmp", os.W_OK) else "/tmp"
-
-
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         return int(probe.getsockname()[1])
 
 
-def _listens(pid: int, port: int) -> bool:
-    try:
-        connections = psutil.Process(pid).net_connections(kind="tcp")
-    except psutil.Error:
-        return False
-    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in connections)
-
-
-def _is_healthy(port: int) -> bool:
+def _is_healthy(pid: int, port: int) -> bool:
+    """Return whether this process, and no other, serves SuperLink's health at the port."""
     connection = http.client.HTTPConnection(_HOST, port, timeout=2)
     try:
+        there = psutil.Process(pid).net_connections(kind="tcp")
+        if not any(o.status == psutil.CONN_LISTEN and o.laddr.port == port for o in there):
+            return False
         connection.request("GET", "/health")
         return connection.getresponse().status == http.client.OK
-    except OSError:
+    except (OSError, psutil.Error):
         return False
     finally:
         connection.close()

@@ -15,8 +15,10 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -41,6 +43,26 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
+def start_program(
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    folder: Path,
+    stdout: int | IO[bytes],
+    stderr: int | IO[bytes],
+) -> subprocess.Popen[bytes]:
+    """Start a program in a folder; it ends with this process and does not see Ctrl-C."""
+    return subprocess.Popen(
+        words,
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        start_new_session=True,  # the launcher handles the terminal's Ctrl-C
+        preexec_fn=partial(end_with_parent, signal.SIGKILL),
+    )
+
+
 def ray_environment(folder: Path) -> dict[str, str]:
     """Return the environment of a Ray of our own, which keeps its files in ``folder``."""
     return {
@@ -57,8 +79,7 @@ class Watchdog:
 
     Args:
         folder: the launch's temporary folder.
-        variable: as for :class:`ProcessTree`.
-        value: as for :class:`ProcessTree`.
+        variable, value: as for :class:`ProcessTree`.
     """
 
     def __init__(self, folder: Path, variable: str, value: str) -> None:
@@ -80,9 +101,7 @@ class Watchdog:
 class ProcessTree:
     """All processes of a launch, known by descent and by an environment variable.
 
-    Args:
-        variable: an environment variable that all processes of the launch inherit.
-        value: its value, unique to the launch.
+    All processes of the launch inherit the variable, and its value is unique to the launch.
     """
 
     def __init__(self, variable: str, value: str) -> None:
@@ -144,11 +163,7 @@ def _signal_all(
             action(process)
 
 
-def _watch(folder: str, variable: str, value: str) -> None:
+if __name__ == "__main__":  # the watchdog
     sys.stdin.buffer.read()
-    ProcessTree(variable, value).end()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    _watch(*sys.argv[1:])
+    ProcessTree(*sys.argv[2:]).end()
+    shutil.rmtree(sys.argv[1], ignore_errors=True)

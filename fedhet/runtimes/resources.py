@@ -15,25 +15,15 @@ MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides 
 
 @dataclass(frozen=True)
 class Share:
-    """What a run may use.
+    """What a run may use."""
 
-    Attributes:
-        workers: number of clients that train at once.
-        client_cpus: CPUs of each.
-        gpus: values of CUDA_VISIBLE_DEVICES for the workers, in turn; empty without a GPU.
-    """
-
-    workers: int
+    workers: int  # clients that train at once
     client_cpus: int
-    gpus: tuple[str, ...] = ()
+    gpus: tuple[str, ...] = ()  # values of CUDA_VISIBLE_DEVICES for the workers, in turn
 
 
 def share_of_machine(recipe: DictConfig) -> Share:
-    """Return a run's share: no more workers than its CPUs, its GPUs and a cohort allow.
-
-    Raises:
-        ConfigError: if a size cannot be simulated.
-    """
+    """Return a run's share: no more workers than its CPUs, its GPUs and a cohort allow."""
     check_sizes(recipe)
     share = gpu_share(recipe)
     client_cpus = int(recipe.runtime.client_cpus)
@@ -45,11 +35,7 @@ def share_of_machine(recipe: DictConfig) -> Share:
 
 
 def check_sizes(recipe: DictConfig) -> None:
-    """Refuse a size that cannot be simulated.
-
-    Raises:
-        ConfigError: names the key.
-    """
+    """Refuse a size that cannot be simulated with a ConfigError."""
     runtime = recipe.runtime
     # clients=0 in a deployment: as many as there are SuperNodes
     require_whole("clients", recipe.clients, low=0 if runtime.name == "deployment" else 1)
@@ -74,14 +60,10 @@ def cohort_size(recipe: DictConfig) -> int:
 
 def cpus_for(recipe: DictConfig) -> int:
     """Return the number of CPUs to use: at most what a cohort can use."""
-    available = int(recipe.runtime.num_cpus or all_cpus())
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    available = int(recipe.runtime.num_cpus or usable or 1)
     least = int(recipe.runtime.client_cpus)
     return max(least, min(available, cohort_size(recipe) * least))
-
-
-def all_cpus() -> int:
-    """Return the number of CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def gpu_share(recipe: DictConfig) -> float:

@@ -18,12 +18,10 @@ _PATH_KEYS = (*FOLDER_KEYS, "task.vocabulary_file")
 def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:
     """Return overrides that give the apps this recipe in any working directory.
 
-    Args:
-        typed: the user's overrides.
-        recipe: what they compose to.
-        results_dir: the run's results directory, absolute.
+    ``recipe`` is what the user's overrides, ``typed``, compose to; ``results_dir`` is absolute.
     """
-    overrides = [word for word in typed if _key(word) != "results_dir"]
+    typed_keys = [word.split("=", 1)[0].lstrip("+~").split("@", 1)[0] for word in typed]
+    overrides = [w for w, key in zip(typed, typed_keys, strict=True) if key != "results_dir"]
     overrides.append(f"results_dir={quoted(str(results_dir))}")
     for key in _PATH_KEYS:
         value = OmegaConf.select(recipe, key)
@@ -39,11 +37,7 @@ def run_config_toml(overrides: Sequence[str]) -> str:
 
 
 def federation_config(recipe: DictConfig) -> str:
-    """Return the simulation's size as `flwr run --federation-config` reads it.
-
-    Raises:
-        ConfigError: if Flower's simulation cannot have that size.
-    """
+    """Return the simulation's size as `flwr run --federation-config` reads it."""
     check_sizes(recipe)
     runtime, cpus = recipe.runtime, cpus_for(recipe)
     words = [
@@ -56,7 +50,3 @@ def federation_config(recipe: DictConfig) -> str:
     if runtime.num_cpus is not None or cpus < (os.cpu_count() or 1):
         words.append(f"init-args-num-cpus={cpus}")
     return " ".join(words)
-
-
-def _key(override: str) -> str:
-    return override.split("=", 1)[0].lstrip("+~").split("@", 1)[0]

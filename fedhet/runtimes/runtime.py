@@ -39,18 +39,11 @@ class Runtime(Protocol):
 
 
 def runtime_for(recipe: DictConfig, log_path: Path) -> Runtime:
-    """Return the runtime that ``runtime`` names; its log goes to ``log_path``.
-
-    Raises:
-        LaunchError: if the name is unknown.
-    """
+    """Return the runtime that ``runtime`` names; its log goes to ``log_path``."""
     name = recipe.runtime.name
+    if name not in RUNTIMES:
+        raise LaunchError(f"unknown runtime={name}; allowed: {', '.join(RUNTIMES)}")
     if name in ("local", "ray"):
         return LocalRun(log_path)
-    if name == "flower":
-        check_flower()
-        return Simulation(log_path)
-    if name == "deployment":
-        check_flower()
-        return DeploymentRun(recipe.runtime, log_path)
-    raise LaunchError(f"unknown runtime={name}; allowed: {', '.join(RUNTIMES)}")
+    check_flower()
+    return Simulation(log_path) if name == "flower" else DeploymentRun(recipe.runtime, log_path)

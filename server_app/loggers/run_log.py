@@ -5,10 +5,10 @@ The launcher adds it to the loggers of such a run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from common.run_events import RECORD_FILE, ROW, START, SUMMARY, Event, encode, new_key
@@ -23,8 +23,11 @@ class RunLog:
 
     def start(self, run: LoggedRun) -> None:
         """Print the recipe, the finished rounds, and the token of the results directory."""
-        token, rows = _token(run.folder), list(run.rows)
-        self._print(START, {"token": token, "config": run.config, "rows": rows})
+        token: str | None = None
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            record = json.loads((run.folder / RECORD_FILE).read_text(encoding="utf-8"))
+            token = str(record["token"])
+        self._print(START, {"token": token, "config": run.config, "rows": list(run.rows)})
 
     def log(self, row: Row) -> None:
         """Print a round's row."""
@@ -37,10 +40,3 @@ class RunLog:
     def _print(self, kind: str, content: Mapping[str, Any]) -> None:
         sys.stdout.write(encode(Event(self._key, kind, content)))  # one write: threads write, too
         sys.stdout.flush()
-
-
-def _token(folder: Path) -> str | None:
-    try:
-        return str(json.loads((folder / RECORD_FILE).read_text(encoding="utf-8"))["token"])
-    except (OSError, ValueError, KeyError):
-        return None

@@ -49,10 +49,6 @@ def raise_error(folder: Path) -> None:
     raise RuntimeError("the scanner is out of order")
 
 
-def die(folder: Path) -> None:
-    os._exit(9)
-
-
 def hang(folder: Path) -> None:
     """Never come back from training."""
 
@@ -80,18 +76,14 @@ def change(reply: Message, name: str, edit: Callable[[torch.Tensor], torch.Tenso
     reply.content[name] = to_record(tensors)
 
 
-def nan(reply: Message) -> None:
-    change(reply, UPDATE, lambda value: torch.full_like(value, float("nan")))
-
-
-def too_few(reply: Message) -> None:
-    del reply.content[DELTA]
-
-
-def huge(reply: Message) -> None:
-    """Send 200 MB that no two of are alike, in the place of a control variate."""
-    change(reply, DELTA, lambda value: torch.rand(50_000_000))
-
-
-BEFORE = {"raise": raise_error, "die": die, "hang": hang, "wait": wait}
-AFTER = {"nan": nan, "too_few": too_few, "huge": huge}
+BEFORE: dict[str, Callable[[Path], object]] = {
+    "raise": raise_error,
+    "die": lambda folder: os._exit(9),
+    "hang": hang,
+    "wait": wait,
+}
+AFTER: dict[str, Callable[[Message], object]] = {
+    "nan": lambda reply: change(reply, UPDATE, lambda x: torch.full_like(x, float("nan"))),
+    "too_few": lambda reply: reply.content.pop(DELTA),
+    "huge": lambda reply: change(reply, DELTA, lambda x: torch.rand(50_000_000)),  # 200 MB
+}

@@ -21,19 +21,12 @@ _TITLE = "SuperLink API"
 
 @dataclass(frozen=True)
 class Connection:
-    """Address and certificate of a Control API.
+    """Address and certificate of a Control API."""
 
-    Attributes:
-        address: host:port.
-        root_certificates: the CA's certificate; "" for those of the system.
-        insecure: without TLS.
-        federation: Flower's id of one; "" for the SuperLink's default.
-    """
-
-    address: str
-    root_certificates: str = ""
-    insecure: bool = False
-    federation: str = ""
+    address: str  # host:port
+    root_certificates: str = ""  # the CA's certificate; "" for those of the system
+    insecure: bool = False  # without TLS
+    federation: str = ""  # Flower's id of one; "" for the SuperLink's default
 
     @property
     def host(self) -> str:
@@ -47,11 +40,7 @@ class Connection:
 
 
 def connection_of(runtime: DictConfig) -> Connection:
-    """Return the connection that the recipe's runtime names.
-
-    Raises:
-        LaunchError: if the name, the address or the certificate's file is invalid.
-    """
+    """Return the connection that the recipe's runtime names; LaunchError if it is invalid."""
     ca = runtime.root_certificates
     found = (
         _from_flower_config(str(runtime.connection))
@@ -101,24 +90,15 @@ def _from_flower_config(name: str) -> Connection:
 
 
 def check_reachable(connection: Connection) -> None:
-    """Ask a Control API for its release of Flower.
-
-    Raises:
-        LaunchError: if nothing listens there, the certificate is wrong, something other than
-            Control answers, or the release is of another line.
-    """
+    """Ask a Control API for its release of Flower; raise LaunchError if it is not usable."""
     where = f"runtime.address={connection.address}"
     with_tls = not connection.insecure
-    client = (
-        http.client.HTTPSConnection(
-            connection.host,
-            connection.port,
-            timeout=_SECONDS,
-            context=ssl.create_default_context(cafile=connection.root_certificates or None),
+    client = http.client.HTTPConnection(connection.host, connection.port, timeout=_SECONDS)
+    if with_tls:
+        context = ssl.create_default_context(cafile=connection.root_certificates or None)
+        client = http.client.HTTPSConnection(
+            connection.host, connection.port, timeout=_SECONDS, context=context
         )
-        if with_tls
-        else http.client.HTTPConnection(connection.host, connection.port, timeout=_SECONDS)
-    )
     try:
         client.connect()
     except ssl.SSLCertVerificationError as error:

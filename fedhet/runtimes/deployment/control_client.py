@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from fedhet.runtimes.deployment.connection import Connection
 from fedhet.runtimes.flower_install import LaunchError, flower_program, stage_app
-from fedhet.runtimes.processes import end_with_parent
+from fedhet.runtimes.processes import start_program
 from fedhet.runtimes.run_config import run_config_toml
 
 _NAME = "fedhet"
@@ -30,14 +28,12 @@ class Unreachable(LaunchError):
 class RunStatus:
     """The status of a run.
 
-    Attributes:
-        status: Flower's word: pending, starting, running, finished:completed, finished:failed,
-            finished:stopped.
-        details: why it failed; "" otherwise.
+    Flower's words: pending, starting, running, finished:completed, finished:failed,
+    finished:stopped.
     """
 
     status: str
-    details: str = ""
+    details: str = ""  # why it failed
 
     @property
     def is_over(self) -> bool:
@@ -53,10 +49,8 @@ class RunStatus:
 class Control:
     """Submits, lists and stops runs of a SuperLink.
 
-    Args:
-        connection: address of Control.
-        folder: an empty folder of this object's own, or one with the subfolders home and empty.
-        environment: of the `flwr` processes; by default this process's.
+    The `flwr` processes keep their files in ``folder``, and have ``environment``, by default this
+    process's.
     """
 
     def __init__(
@@ -85,7 +79,7 @@ class Control:
     ) -> subprocess.Popen[bytes]:
         """Submit a run to a SuperLink for simulations; the process writes its log to ``output``."""
         words = [*self._run(overrides), "--stream", "--federation-config", federation]
-        return self._popen(words, stdout=output, stderr=subprocess.STDOUT)
+        return self._popen(words, output, subprocess.STDOUT)
 
     def status(self, run_id: int) -> RunStatus | None:
         """Return a run's status, None if the SuperLink does not know the run."""
@@ -111,7 +105,7 @@ class Control:
     def stream_log(self, run_id: int, output: IO[bytes]) -> subprocess.Popen[bytes]:
         """Write a run's log from its beginning to ``output``; the process ends with the run."""
         words = ["log", str(run_id), _NAME, "--stream"]
-        return self._popen(words, stdout=output, stderr=subprocess.DEVNULL)
+        return self._popen(words, output, subprocess.DEVNULL)
 
     def _run(self, overrides: Sequence[str]) -> list[str]:
         run_file = self._folder / "run.toml"
@@ -121,16 +115,8 @@ class Control:
     def _popen(
         self, words: Sequence[str], stdout: int | IO[bytes], stderr: int
     ) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [flower_program("flwr"), *words],
-            env=self._environment,
-            cwd=self._empty,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,  # the launcher handles the terminal's Ctrl-C
-            preexec_fn=partial(end_with_parent, signal.SIGKILL),
-        )
+        words = [flower_program("flwr"), *words]
+        return start_program(words, self._environment, self._empty, stdout, stderr)
 
     def _ask(self, *words: str) -> dict[str, Any]:
         process = self._popen([*words, "--format", "json"], subprocess.PIPE, subprocess.PIPE)
@@ -154,13 +140,7 @@ class Control:
 
 
 def flower_environment(home: Path, host: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment for Flower's programs.
-
-    Args:
-        home: FLWR_HOME.
-        host: of the SuperLink, which no proxy is asked for.
-        environment: to start from.
-    """
+    """Return an environment for Flower's programs; no proxy is asked for the SuperLink's host."""
     hosts = ",".join(filter(None, [host, environment.get("NO_PROXY")]))
     return {
         **environment,

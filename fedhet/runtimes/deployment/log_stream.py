@@ -17,17 +17,11 @@ _SILENT_SECONDS = 120.0  # after so long without a word the connection may be de
 
 
 class RunEvents:
-    """The events of a run since its log was read from the beginning.
-
-    Attributes:
-        start: token and config, as the ServerApp sees them; empty before round 0.
-        rows: of all rounds, in order.
-        summary: empty before the end.
-    """
+    """The events of a run since its log was read from the beginning."""
 
     def __init__(self) -> None:
-        self.start: Mapping[str, Any] = {}
-        self.rows: list[Row] = []
+        self.start: Mapping[str, Any] = {}  # token and config, as the ServerApp sees them
+        self.rows: list[Row] = []  # of all rounds, in order
         self.summary: Mapping[str, Any] = {}
         self._key = ""  # of the first event (common/run_events.py)
 
@@ -51,8 +45,7 @@ class LogStream:
     """Reads a run's log, again from its beginning after every break of the connection.
 
     Args:
-        control: of the SuperLink.
-        run_id: the run's.
+        control, run_id: the run to follow.
         raw: file for what this connection brings.
         log_path: file for the log without its events.
         log_begins: where the run's log begins in that file, in bytes.
@@ -112,11 +105,7 @@ class LogStream:
         self.read(to_the_end=True)
 
     def read(self, *, to_the_end: bool = False) -> bool:
-        """Take in the complete new lines; return whether there were any.
-
-        Args:
-            to_the_end: nothing follows, so the last line is complete, too.
-        """
+        """Take in the complete new lines (``to_the_end``: all); return whether there were any."""
         with self._raw.open("rb") as raw:
             raw.seek(self._position)
             new = raw.read()

@@ -40,12 +40,7 @@ _LOGGER = "+logger.run_log._target_=server_app.loggers.run_log.RunLog"
 class DeploymentRun:
     """A run on another machine's SuperLink; a context manager that leaves no process here.
 
-    Args:
-        runtime: the recipe's.
-        log_path: file for the run's log; its folder is the results directory.
-
-    Raises:
-        LaunchError: if the recipe names no SuperLink.
+    The folder of ``log_path`` is the results directory.
     """
 
     def __init__(self, runtime: DictConfig, log_path: Path) -> None:
@@ -59,11 +54,7 @@ class DeploymentRun:
         self._broken_since: float | None = None
 
     def __enter__(self) -> Self:
-        """Check that the SuperLink can be reached.
-
-        Raises:
-            LaunchError: if it cannot.
-        """
+        """Check that the SuperLink can be reached."""
         check_reachable(self._connection)
         self._temporary = Path(tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-"))
         self._control = Control(self._connection, self._temporary)
@@ -82,12 +73,7 @@ class DeploymentRun:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
     def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
-        """Submit the run, or follow this results directory's run if it has not ended.
-
-        Raises:
-            LaunchError: if there are too few SuperNodes, the SuperLink refuses the run, or the
-                directory's run has another recipe.
-        """
+        """Submit the run, or follow this results directory's run if it has not ended."""
         before = read_record(self._folder)
         if before is not None and self._may_follow(before, recipe):
             self._follow(before)
@@ -96,11 +82,7 @@ class DeploymentRun:
         self._follow(self._start(recipe, overrides, before))
 
     def running(self) -> bool:
-        """Read the log, and return whether the run has not ended yet.
-
-        Raises:
-            LaunchError: if the connection is broken for too long, or fetching the results fails.
-        """
+        """Read the log, and return whether the run has not ended yet; fetch its results then."""
         record, log = self._followed()
         if log.read():
             self._broken_since = None
@@ -304,11 +286,7 @@ class DeploymentRun:
 
 
 def _fetch_command(text: object) -> list[str]:
-    """Return the words of runtime.fetch.
-
-    Raises:
-        LaunchError: if {server} or {here} is missing.
-    """
+    """Return the words of runtime.fetch; {server} and {here} must be among them."""
     words = shlex.split(str(text)) if text else []
     for place in ("{server}", "{here}"):
         if words and not any(place in word for word in words):

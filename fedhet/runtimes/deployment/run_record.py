@@ -13,25 +13,15 @@ from fedhet.runtimes.flower_install import LaunchError
 
 @dataclass(frozen=True)
 class RunRecord:
-    """What the launcher needs to follow or resume a run.
+    """What the launcher needs to follow or resume a run."""
 
-    Attributes:
-        token: of the results directory; a ServerApp that finds it there writes to it itself.
-        run_id: the newest run's.
-        server_folder: the results directory as the ServerApp sees it.
-        address: of the SuperLink's Control.
-        recipe: hash of what a resumed run must share.
-        rounds: the last round.
-        log_begins: where this run begins in log.txt, in bytes.
-    """
-
-    token: str
-    run_id: int
-    server_folder: str
-    address: str
-    recipe: str
+    token: str  # of the results directory; a ServerApp that finds it there writes to it itself
+    run_id: int  # the newest run's
+    server_folder: str  # the results directory as the ServerApp sees it
+    address: str  # of the SuperLink's Control
+    recipe: str  # hash of what a resumed run must share
     rounds: int
-    log_begins: int
+    log_begins: int  # where this run begins in log.txt, in bytes
 
     def write(self, folder: Path) -> None:
         """Write it to a results directory."""
@@ -39,11 +29,7 @@ class RunRecord:
 
 
 def read_record(folder: Path) -> RunRecord | None:
-    """Return the record of a results directory, None if it has none.
-
-    Raises:
-        LaunchError: if the file is invalid.
-    """
+    """Return the record of a results directory, None if it has none."""
     path = folder / RECORD_FILE
     if not path.exists():
         return None

@@ -13,36 +13,22 @@ Place = object  # address of a placed record; only the workers that returned it 
 
 @dataclass(frozen=True)
 class Federation:
-    """What a worker needs to act as any client of a run.
+    """What a worker needs to act as any client of a run."""
 
-    Attributes:
-        app: the ClientApp, as "module:attribute".
-        run_config: Flower's run config, from which the ClientApp composes the recipe.
-        num_clients: N; client i is node i + 1.
-    """
-
-    app: str
-    run_config: Mapping[str, bool | float | int | str]
-    num_clients: int
+    app: str  # the ClientApp, as "module:attribute"
+    run_config: Mapping[str, bool | float | int | str]  # Flower's, with the recipe's overrides
+    num_clients: int  # N; client i is node i + 1
 
 
 @dataclass(frozen=True)
 class Task:
-    """A message to one client.
+    """A message to one client."""
 
-    Attributes:
-        federation: the client's; workers may serve several, one after the other.
-        message: without the placed records.
-        placed: the placed records, by name.
-        names: of all records, in the message's order.
-        state: of the client's ``Context``.
-    """
-
-    federation: Federation
-    message: Message
-    placed: Mapping[str, Place]
-    names: Sequence[str]
-    state: RecordDict
+    federation: Federation  # the client's; workers may serve several, one after the other
+    message: Message  # without the placed records
+    placed: Mapping[str, Place]  # the placed records, by name
+    names: Sequence[str]  # of all records, in the message's order
+    state: RecordDict  # of the client's Context
 
 
 @dataclass(frozen=True)
@@ -55,15 +41,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Lost:
-    """In place of an answer: the worker died with its tasks.
-
-    Attributes:
-        reason: why.
-        replaced: whether a new worker has its number; if not, the number is out of use.
-    """
+    """In place of an answer: the worker died with its tasks."""
 
     reason: str
-    replaced: bool = True
+    replaced: bool = True  # whether a new worker has its number; else that is out of use
 
 
 class Workers(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
@@ -21,19 +20,6 @@ _START_SECONDS = 120.0  # for the first actor: a node may import torch from a co
 _STRAGGLER_SECONDS = 20.0  # for the others: a busy cluster may lack room for them
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What Ray reserves for one client.
-
-    Attributes:
-        cpus: CPUs.
-        gpus: share of a GPU; None: the share that keeps all CPUs busy, if the cluster has GPUs.
-    """
-
-    cpus: int = 1
-    gpus: float | None = 0.0
-
-
 class RayWorkers:
     """Warm actors, as many as fit the cluster and a cohort can use.
 
@@ -41,28 +27,29 @@ class RayWorkers:
 
     Args:
         most: the largest number of actors.
-        needs: of each actor.
+        client_cpus: what Ray reserves for each.
+        client_gpus: its share of a GPU; None: what keeps all CPUs busy, if there are GPUs.
         shared_folder: with the clients' state, which every actor must see; None: no such folder.
         address: of the cluster; None starts a Ray of our own, which ends with this process.
         num_cpus: of a Ray of our own; None: all of this machine.
-
-    Raises:
-        RuntimeError: if no actor fits, or one does not see the folder.
     """
 
     def __init__(
         self,
         most: int,
-        needs: Needs,
+        client_cpus: int,
+        client_gpus: float | None,
         shared_folder: Path | None = None,
         address: str | None = None,
         num_cpus: int | None = None,
     ) -> None:
-        _connect(address, num_cpus)
+        quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+        own = {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
+        ray.init(**({"address": address} if address else own), **quiet)
         self._folder = shared_folder
-        fit, gpus = _capacity(needs)
+        fit, gpus = _capacity(client_cpus, client_gpus)
         self._make = ray.remote(RayWorker).options(
-            num_cpus=needs.cpus, num_gpus=gpus, scheduling_strategy="SPREAD"
+            num_cpus=client_cpus, num_gpus=gpus, scheduling_strategy="SPREAD"
         )
         self._pending: dict[Any, int] = {}
         self._actors, self.nodes = self._start(min(most, fit))
@@ -156,25 +143,18 @@ class RayWorker(ClientWorker):
         return node, folder is None or folder.is_dir()
 
 
-def _connect(address: str | None, num_cpus: int | None) -> None:
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
-    own: dict[str, Any] = {"address": "local", "num_cpus": num_cpus, "include_dashboard": False}
-    ray.init(**({"address": address} if address else own), **quiet)
-
-
-def _capacity(needs: Needs) -> tuple[int, float]:
+def _capacity(cpus: int, gpus: float | None) -> tuple[int, float]:
     """Return the number of actors that fit the cluster, and each one's share of a GPU."""
     alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     nodes = [node["Resources"] for node in alive]
-    by_cpus = [int(node.get("CPU", 0) // needs.cpus) for node in nodes]
-    gpus = [node.get("GPU", 0.0) for node in nodes]
-    share = even_share(sum(gpus), sum(by_cpus)) if needs.gpus is None else needs.gpus
-    fit = by_cpus
+    fit = [int(node.get("CPU", 0) // cpus) for node in nodes]
+    there = [node.get("GPU", 0.0) for node in nodes]
+    share = even_share(sum(there), sum(fit)) if gpus is None else gpus
     if share > 0:
-        fit = [min(cpus, int(gpu / share)) for cpus, gpu in zip(by_cpus, gpus, strict=True)]
+        fit = [min(one, int(gpu / share)) for one, gpu in zip(fit, there, strict=True)]
     if sum(fit) == 0:
         raise RuntimeError(
-            f"no client fits the Ray cluster: each needs {needs.cpus} CPUs and {share} of a GPU "
+            f"no client fits the Ray cluster: each needs {cpus} CPUs and {share} of a GPU "
             f"(runtime.client_cpus, runtime.client_gpus), and the nodes have {nodes}"
         )
     return sum(fit), share

@@ -1,8 +1,7 @@
 """One run without a SuperLink: a server process, forked from the launcher, and its workers.
 
 The launcher imports everything that the apps need and starts no threads that compute. The server is
-forked from it and the workers from the server, so modules and data are loaded once and shared. The
-launcher reads the run's progress from its results directory, as with Flower's simulation.
+forked from it and the workers from the server, so modules and data are loaded once and shared.
 """
 
 from __future__ import annotations
@@ -54,11 +53,7 @@ _CLEANUP_SECONDS = 10  # for a server that was told to stop
 
 
 class LocalRun:
-    """A server process and its workers; a context manager that leaves no process behind.
-
-    Args:
-        log_path: file for the run's log.
-    """
+    """A server process and its workers; a context manager that leaves no process behind."""
 
     def __init__(self, log_path: Path) -> None:
         self.log_path = log_path
@@ -152,26 +147,23 @@ def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
 
 
 def _start_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack) -> Workers:
-    if recipe.runtime.name == "ray":
-        stack.callback(Watchdog(folder, MARK, str(folder)).dismiss)  # ends Ray if this is killed
-        return _start_ray_workers(recipe, folder, stack)
-    from fedhet.runtimes.local.forked_workers import ForkedWorkers
+    if recipe.runtime.name == "local":
+        from fedhet.runtimes.local.forked_workers import ForkedWorkers
 
-    share = share_of_machine(recipe)
-    return ForkedWorkers(share.workers, folder, share.gpus)
-
-
-def _start_ray_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack) -> Workers:
+        share = share_of_machine(recipe)
+        return ForkedWorkers(share.workers, folder, share.gpus)
+    stack.callback(Watchdog(folder, MARK, str(folder)).dismiss)  # ends Ray if this is killed
     os.environ.update({MARK: str(folder), **ray_environment(folder)})
     import ray
 
     stack.callback(ray.shutdown)  # before the watchdog ends Ray, even if no worker has started
-    from fedhet.runtimes.local.ray_workers import Needs, RayWorkers
+    from fedhet.runtimes.local.ray_workers import RayWorkers
 
     runtime = recipe.runtime
     workers = RayWorkers(
         cohort_size(recipe),
-        Needs(int(runtime.client_cpus), 0.0 if recipe.device == "cpu" else runtime.client_gpus),
+        int(runtime.client_cpus),
+        0.0 if recipe.device == "cpu" else runtime.client_gpus,
         shared_folder=Path(recipe.results_dir) if runtime.simulation else None,
         address=runtime.address,
         num_cpus=cpus_for(recipe),

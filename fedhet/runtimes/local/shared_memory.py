@@ -18,17 +18,11 @@ _BUFFERS = 2
 
 @dataclass(frozen=True)
 class Written:
-    """Address of a pickled object: the first bytes of a file.
-
-    Attributes:
-        path: of the file.
-        size: in bytes.
-        number: distinguishes successive objects of one file.
-    """
+    """Address of a pickled object: the first ``size`` bytes of a file."""
 
     path: str
     size: int
-    number: int = 0
+    number: int = 0  # distinguishes successive objects of one file
 
 
 class WritableFile:
@@ -69,11 +63,8 @@ class ReadableFiles:
 class Channel:
     """One end of a pipe that sends large objects through shared memory.
 
-    At most two objects may be under way in one direction: the third overwrites the first.
-
-    Args:
-        pipe: this end.
-        outgoing: path of the files for outgoing objects; a number is appended.
+    At most two objects may be under way in one direction: the third overwrites the first. A number
+    is appended to ``outgoing``, the path of the files for outgoing objects.
     """
 
     def __init__(self, pipe: Connection, outgoing: str) -> None:
@@ -82,11 +73,7 @@ class Channel:
         self._incoming = ReadableFiles()
 
     def send(self, content: object) -> None:
-        """Send an object.
-
-        Raises:
-            OSError: if the other end is closed.
-        """
+        """Send an object; OSError if the other end is closed."""
         data = pickle.dumps(content, protocol=5)
         if len(data) > _INLINE_BYTES:
             self._files.reverse()
@@ -94,11 +81,7 @@ class Channel:
         self._pipe.send_bytes(data)
 
     def receive(self) -> Any:
-        """Wait for an object and return it.
-
-        Raises:
-            EOFError: if the other end is closed.
-        """
+        """Wait for an object and return it; EOFError if the other end is closed."""
         content = pickle.loads(self._pipe.recv_bytes())
         return self._incoming.read(content) if isinstance(content, Written) else content
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import traceback
 from collections.abc import Callable
-from functools import lru_cache
 from logging import ERROR
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
@@ -18,11 +17,7 @@ from fedhet.runtimes.local.protocol import Answer, Place, Task
 
 
 class ClientWorker:
-    """Runs the ClientApp on a task's message, as a SuperNode would.
-
-    Args:
-        fetch: reads a placed record.
-    """
+    """Runs the ClientApp on a task's message, as a SuperNode would; ``fetch`` reads a record."""
 
     def __init__(self, fetch: Callable[[Place], ArrayRecord]) -> None:
         self._fetch = fetch
@@ -35,25 +30,21 @@ class ClientWorker:
             place: self._records.get(place) or self._fetch(place) for place in task.placed.values()
         }
         message, placed = task.message, task.placed
-        message.content = RecordDict(
-            {
-                name: self._records[placed[name]] if name in placed else message.content[name]
-                for name in task.names
-            }
-        )
-        node_id = message.metadata.dst_node_id
+        content = {
+            name: self._records[placed[name]] if name in placed else message.content[name]
+            for name in task.names
+        }
+        message.content = RecordDict(content)
+        node_id, federation = message.metadata.dst_node_id, task.federation
         context = Context(
             run_id=message.metadata.run_id,
             node_id=node_id,
-            node_config={
-                "partition-id": node_id - 1,
-                "num-partitions": task.federation.num_clients,
-            },
+            node_config={"partition-id": node_id - 1, "num-partitions": federation.num_clients},
             state=task.state,
-            run_config=dict(task.federation.run_config),
+            run_config=dict(federation.run_config),
         )
         try:
-            reply = load_app(task.federation.app)(message, context)
+            reply = load_app(federation.app)(message, context)
         except Exception as error:
             log(ERROR, "client %s: %s", node_id - 1, traceback.format_exc())
             reason = f"{type(error).__name__}: {error}"
@@ -62,7 +53,6 @@ class ClientWorker:
         return Answer(reply, context.state)
 
 
-@lru_cache(maxsize=8)
 def load_app(reference: str) -> ClientApp:
     """Return the ClientApp that "module:attribute" names."""
     module, _, attribute = reference.partition(":")

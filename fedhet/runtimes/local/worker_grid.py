@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, Error, Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -41,10 +42,6 @@ class WorkerGrid(Grid):
     A record that several messages share, such as the global model, is placed once for all workers.
     Clients with more examples go first, so that no long task is left for the end. The grid keeps
     each client's ``Context.state`` and sends it with the client's next message.
-
-    Args:
-        workers: act as the clients.
-        federation: the clients.
     """
 
     def __init__(self, workers: Workers, federation: Federation) -> None:
@@ -118,8 +115,6 @@ class WorkerGrid(Grid):
         """End the workers."""
         self._workers.close()
 
-    # ---- pieces ----------------------------------------------------------------------------------
-
     def _receive(self, message_ids: set[str], deadline: float | None) -> Iterator[Message]:
         while message_ids:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -134,16 +129,12 @@ class WorkerGrid(Grid):
 
     def _place_records(self, messages: Sequence[Message]) -> dict[int, Place]:
         """Place all records that are shared or large; return their places by ``id``."""
-        records: dict[int, ArrayRecord] = {}
-        uses: dict[int, int] = {}
-        for message in messages:
-            for record in message.content.array_records.values():
-                records[id(record)] = record
-                uses[id(record)] = uses.get(id(record), 0) + 1
+        sent = [record for one in messages for record in one.content.array_records.values()]
+        records, uses = {id(record): record for record in sent}, Counter(map(id, sent))
         return {
             key: self._workers.place(record)
             for key, record in records.items()
-            if uses[key] > 1 or _num_bytes(record) >= _INLINE_BYTES
+            if uses[key] > 1 or sum(len(a.data) for a in record.values()) >= _INLINE_BYTES
         }
 
     def _waiting(self, message: Message, places: dict[int, Place]) -> _Waiting:
@@ -152,11 +143,8 @@ class WorkerGrid(Grid):
             raise ValueError(f"node {node_id} is not one of 1..{self._federation.num_clients}")
         message.metadata.__dict__["_message_id"] = str(next(self._numbers))  # as Flower's grids do
         content = message.content
-        placed = {
-            name: places[id(record)]
-            for name, record in content.array_records.items()
-            if id(record) in places
-        }
+        arrays = content.array_records.items()
+        placed = {name: places[id(one)] for name, one in arrays if id(one) in places}
         rest = RecordDict({name: content[name] for name in content if name not in placed})
         bare = Message(metadata=message.metadata, content=rest)  # type: ignore[call-overload]
         state = self._states.get(node_id, RecordDict())
@@ -211,15 +199,9 @@ class WorkerGrid(Grid):
         self._queue = [w for w in self._queue if w.message_id not in message_ids]
 
 
-def _num_bytes(record: ArrayRecord) -> int:
-    return sum(len(array.data) for array in record.values())
-
-
 def _examples(reply: Message) -> float | None:
     """Return the number of examples that a reply reports in a metric or config record."""
-    if not reply.has_content():
-        return None
-    content = reply.content
+    content = reply.content if reply.has_content() else RecordDict()
     counts: list[object] = [record.get(_COUNT) for record in content.metric_records.values()]
     counts += [record.get(_COUNT) for record in content.config_records.values()]
     return next((float(count) for count in counts if isinstance(count, int | float)), None)

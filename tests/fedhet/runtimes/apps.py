@@ -15,7 +15,6 @@ app = ClientApp()
 
 @app.query()
 def count(message: Message, context: Context) -> Message:
-    """Return the number of examples: 10 x (id + 1)."""
     client = int(context.node_config["partition-id"])
     node_info = ConfigRecord({"num-examples": 10 * (client + 1)})
     return Message(RecordDict({"client": node_info}), reply_to=message)
@@ -32,19 +31,14 @@ def train(message: Message, context: Context) -> Message:
         os.kill(os.getpid(), signal.SIGKILL)
     if asked == "sleep":
         time.sleep(60)
-    seen = context.state.config_records.get("visits", ConfigRecord({"count": 0}))
-    context.state["visits"] = ConfigRecord({"count": int(str(seen["count"])) + 1})
+    visits = int(context.state.metric_records.get("visits", {"count": 0})["count"]) + 1
+    context.state["visits"] = MetricRecord({"count": visits})
     values = message.content.array_records["params"]["x"].numpy() + client
-    content = {
-        "update": ArrayRecord({"x": Array(values)}),
-        "metrics": MetricRecord(
-            {
-                "pid": os.getpid(),
-                "visits": int(str(context.state.config_records["visits"]["count"])),
-                "own": float(np.sum(message.content.array_records["own"]["y"].numpy())),
-                "num-partitions": int(context.node_config["num-partitions"]),
-                "began": time.monotonic(),
-            }
-        ),
+    numbers = {
+        "pid": os.getpid(),
+        "visits": visits,
+        "own": float(np.sum(message.content.array_records["own"]["y"].numpy())),
+        "num-partitions": int(context.node_config["num-partitions"]),
     }
+    content = {"update": ArrayRecord({"x": Array(values)}), "metrics": MetricRecord(numbers)}
     return Message(RecordDict(content), reply_to=message)

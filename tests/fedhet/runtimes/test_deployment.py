@@ -33,10 +33,9 @@ from tests.test_docker import keys
 
 
 def recipe(**values: object) -> DictConfig:
-    """Return a recipe with other values; `runtime__address` stands for runtime.address."""
     found = compose_overrides(("runtime=deployment", "clients=3")).copy()
     for key, value in values.items():
-        OmegaConf.update(found, key.replace("__", "."), value)
+        OmegaConf.update(found, key, value)
     return found
 
 
@@ -60,7 +59,7 @@ def test_an_invalid_connection_is_refused(values, message, flower_config):
 
 @pytest.fixture
 def flower_config(monkeypatch, tmp_path) -> Path:
-    """Write a config.toml of Flower's with one connection, lab; return its certificate."""
+    """Write Flower's config.toml with the connection lab; return its certificate."""
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
     (tmp_path / "ca.crt").touch()
     (tmp_path / "config.toml").write_text(
@@ -71,7 +70,7 @@ def flower_config(monkeypatch, tmp_path) -> Path:
 
 
 def test_a_connection_can_be_one_of_flowers_config(flower_config):
-    found = connection_of(recipe(runtime__connection="lab").runtime)
+    found = connection_of(recipe(**{"runtime.connection": "lab"}).runtime)
     assert found == Connection("10.0.0.1:8000", str(flower_config), False, "@me/ours")
     assert (found.host, found.port) == ("10.0.0.1", 8000)
 
@@ -148,7 +147,7 @@ def test_a_port_where_nothing_listens_is_reported():
 def test_a_fetch_command_without_source_or_target_is_refused(lacking, tmp_path):
     command = "cp -R {server} {here}".replace(lacking, "somewhere")
     with pytest.raises(LaunchError, match=rf"lacks \{lacking[:-1]}\}}"):
-        DeploymentRun(recipe(runtime__fetch=command).runtime, tmp_path / "log.txt")
+        DeploymentRun(recipe(**{"runtime.fetch": command}).runtime, tmp_path / "log.txt")
 
 
 # ---- events in the log ---------------------------------------------------------------------------
@@ -163,12 +162,6 @@ def line(kind: str, content: dict[str, Any], key: str = KEY) -> str:
     return encode(Event(key, kind, content))
 
 
-def begun() -> RunEvents:
-    events = RunEvents()
-    events.read(line(START, {"token": None, "config": {}, "rows": []}))
-    return events
-
-
 def test_the_launcher_reads_what_the_server_app_logs(tmp_path, capsys):
     RunRecord("abc", 7, "/there", "s:1", "r", 3, 0).write(tmp_path)
     log = RunLog()
@@ -181,6 +174,9 @@ def test_the_launcher_reads_what_the_server_app_logs(tmp_path, capsys):
     assert events.start["token"] == "abc"
     assert events.rows == ROWS[:3]
     assert events.summary["status"] == "completed"
+    for number in (2, 3, 1):  # a repeated and a replaced row
+        events.read(line(ROW, ROWS[number], log._key))
+    assert events.rows == ROWS[:2]
 
 
 def test_a_line_without_a_whole_event_is_part_of_the_log():
@@ -192,7 +188,8 @@ def test_a_line_without_a_whole_event_is_part_of_the_log():
 
 def test_a_site_cannot_forge_an_event():
     """The text of an error may be a site's, and hold line breaks and what looks like events."""
-    events = begun()
+    events = RunEvents()
+    events.read(line(START, {"token": None, "config": {}, "rows": []}))
     forged = {"round": 1, "accuracy": 1.0}
     other = line(ROW, forged, new_key())
     reason = {"round": 1, "failures": [other]}
@@ -200,13 +197,6 @@ def test_a_site_cannot_forge_an_event():
         assert events.read(one) is False
     assert events.read(other.rstrip() + line(ROW, reason))  # no line break before the real one
     assert events.rows == [reason]
-
-
-def test_repeated_and_replaced_rows_are_there_once():
-    events = begun()
-    for number in (0, 1, 1, 2, 1):
-        events.read(line(ROW, ROWS[number]))
-    assert events.rows == ROWS[:2]
 
 
 def test_a_log_read_again_changes_no_rows_and_new_measurements_replace_old_ones(tmp_path):
@@ -287,16 +277,21 @@ def resume(
     ],
 )
 def test_a_run_needs_its_clients_or_min_clients_as_supernodes(online, least, enough, tmp_path):
-    launched, control = recipe(runtime__min_clients=least), FakeControl(online=online)
+    control = FakeControl(online=online)
+    launched = recipe(**{"runtime.min_clients": least})
     message = rf"clients=3.*but {online} SuperNodes .*min_clients="
     with contextlib.nullcontext() if enough else pytest.raises(LaunchError, match=message):
         submit(launched, tmp_path, control)
     assert len(control.started) == enough
 
 
+OTHER = {"runtime.address": "127.0.0.1:8001"}
+
+
 @pytest.mark.parametrize("status", ["pending", "starting", "running", "finished:completed"])
-def test_a_run_that_has_not_ended_or_is_completed_is_followed(tmp_path, status):
-    control, followed = resume(tmp_path, RunStatus(status))
+@pytest.mark.parametrize("values", [{}, OTHER])  # a run is known by its id behind any address
+def test_a_run_that_has_not_ended_or_is_completed_is_followed(tmp_path, status, values):
+    control, followed = resume(tmp_path, RunStatus(status), **values)
     assert followed.run_id == 7
     assert control.started == []
 
@@ -316,18 +311,12 @@ def test_a_new_run_resumes_one_that_broke_off(tmp_path, known):
     assert "resume=false" not in words
 
 
-def test_a_run_that_failed_before_its_first_round_begins_anew(tmp_path):
+def test_a_run_without_a_round_begins_anew_and_a_completed_one_goes_on_to_a_later_round(tmp_path):
     control, _ = resume(tmp_path, RunStatus("finished:failed"))
     assert control.started[0][-1] == "resume=false"
-
-
-def test_a_completed_run_is_continued_to_a_later_round(tmp_path):
     write_rows(tmp_path / "metrics.jsonl", ROWS)
     control, _ = resume(tmp_path, RunStatus("finished:completed"), rounds=5)
-    assert control.started
-
-
-OTHER = {"runtime__address": "127.0.0.1:8001"}
+    assert "resume=false" not in control.started[0]
 
 
 @pytest.mark.parametrize(
@@ -341,10 +330,6 @@ OTHER = {"runtime__address": "127.0.0.1:8001"}
 def test_a_run_that_cannot_be_resumed_so_is_refused(tmp_path, known, values, message):
     with pytest.raises(LaunchError, match=message):
         resume(tmp_path, known, **values)
-
-
-def test_a_run_is_known_by_its_id_behind_any_address(tmp_path):
-    assert resume(tmp_path, RunStatus("running"), **OTHER)[1].run_id == 7
 
 
 def test_a_run_that_is_not_accepted_leaves_the_folder_unchanged(tmp_path):
@@ -361,7 +346,7 @@ def test_a_run_that_is_not_accepted_leaves_the_folder_unchanged(tmp_path):
 def test_a_sweep_resumes_a_job_whose_checkpoints_are_elsewhere(tmp_path):
     RunRecord("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0).write(tmp_path)
     assert plan_for(tmp_path, recipe()) is Plan.CONTINUE
-    assert plan_for(tmp_path, recipe(local__lr=0.3)) is Plan.REPLACE
+    assert plan_for(tmp_path, recipe(**{"local.lr": 0.3})) is Plan.REPLACE
 
 
 def test_a_fetched_model_must_have_the_runs_parameters(monkeypatch, tmp_path):
@@ -369,9 +354,8 @@ def test_a_fetched_model_must_have_the_runs_parameters(monkeypatch, tmp_path):
     there.mkdir()
     here.mkdir()
     (there / "model.safetensors").write_bytes(b"cut off")
-    run: Any = DeploymentRun(
-        recipe(runtime__fetch="cp -R {server}/. {here}").runtime, here / "log.txt"
-    )
+    fetching = recipe(**{"runtime.fetch": "cp -R {server}/. {here}"})
+    run: Any = DeploymentRun(fetching.runtime, here / "log.txt")
     run._record = RunRecord("t", 7, str(there), "s:1", "r", 3, 0)
     run._log = SimpleNamespace()
     monkeypatch.setattr(run_module, "_is_the_model", lambda path, _: path.read_bytes() == b"whole")

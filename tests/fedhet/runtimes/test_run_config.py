@@ -62,28 +62,25 @@ def test_the_apps_compose_the_users_recipe_with_absolute_paths(tmp_path, monkeyp
     assert f"local.reuse_training='{tmp_path}/a run'" in words
 
 
-def test_the_simulation_has_the_size_of_the_recipe():
-    assert as_flower_reads(federation_config(recipe())) == {
-        "num_supernodes": 10,
-        "client_resources_num_cpus": 1,
-        "client_resources_num_gpus": 0.0,
-        "init_args_num_cpus": 2,
-        "init_args_logging_level": "error",
-    }
-
-
 @pytest.mark.parametrize(
     ("clients", "participation", "client_cpus", "num_cpus", "expected"),
-    [(2, 1.0, 1, 16, 2), (100, 0.1, 1, 64, 10), (100, 0.001, 4, 16, 4), (8, 1.0, 2, 6, 6)],
+    [
+        *((10, 1.0, 1, 2, 2), (2, 1.0, 1, 16, 2), (100, 0.1, 1, 64, 10)),
+        *((100, 0.001, 4, 16, 4), (8, 1.0, 2, 6, 6)),
+    ],
 )
-def test_no_more_cpus_than_a_cohort_can_use(
+def test_the_simulation_has_the_recipes_size_and_no_more_cpus_than_a_cohort_can_use(
     clients, participation, client_cpus, num_cpus, expected
 ):
     runtime = {"client_cpus": client_cpus, "num_cpus": num_cpus}
-    config = federation_config(
-        recipe(clients=clients, participation=participation, runtime=runtime)
-    )
-    assert as_flower_reads(config)["init_args_num_cpus"] == expected
+    sizes = {"clients": clients, "participation": participation, "runtime": runtime}
+    assert as_flower_reads(federation_config(recipe(**sizes))) == {
+        "num_supernodes": clients,
+        "client_resources_num_cpus": client_cpus,
+        "client_resources_num_gpus": 0.0,
+        "init_args_num_cpus": expected,
+        "init_args_logging_level": "error",
+    }
 
 
 @pytest.mark.parametrize(

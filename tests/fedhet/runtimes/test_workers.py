@@ -39,20 +39,12 @@ def grid(tmp_path: Path) -> Iterator[WorkerGrid]:
 def messages(params: np.ndarray, clients: list[int], **asked: str) -> list[Message]:
     shared = ArrayRecord({"x": Array(params)})
     config = ConfigRecord({name.replace("_", "-"): value for name, value in asked.items()})
-    return [
-        Message(
-            RecordDict(
-                {
-                    "params": shared,
-                    "own": ArrayRecord({"y": Array(np.full(3, client, np.float32))}),
-                    "config": config,
-                }
-            ),
-            message_type=MessageType.TRAIN,
-            dst_node_id=client + 1,
-        )
-        for client in clients
-    ]
+    found = []
+    for client in clients:
+        own = ArrayRecord({"y": Array(np.full(3, client, np.float32))})
+        content = RecordDict({"params": shared, "own": own, "config": config})
+        found.append(Message(content, client + 1, MessageType.TRAIN))
+    return found
 
 
 def by_client(replies) -> dict[int, Message]:
@@ -78,37 +70,27 @@ def test_every_client_gets_its_own_and_the_shared_records_and_its_state(grid, si
     assert len(list((tmp_path / "shared").iterdir())) <= 1 + 2 * 2
 
 
-def test_a_shared_record_is_placed_once(grid, monkeypatch):
-    placed = []
-    place = grid._workers.place
-    monkeypatch.setattr(grid._workers, "place", lambda r: (placed.append(r), place(r))[1])
-    list(grid.send_and_receive(messages(np.zeros(2, np.float32), [0, 1, 2])))
+def test_a_shared_record_is_placed_once_and_clients_with_more_examples_go_first(grid, monkeypatch):
+    questions = [Message(RecordDict(), node, MessageType.QUERY) for node in range(1, 6)]
+    assert len(list(grid.send_and_receive(questions))) == 5
+    placed, sent, workers = [], [], grid._workers
+    place, send = workers.place, workers.send
+    monkeypatch.setattr(workers, "place", lambda r: (placed.append(r), place(r))[1])
+    monkeypatch.setattr(workers, "send", lambda w, task: (sent.append(task), send(w, task))[1])
+    list(grid.send_and_receive(messages(np.zeros(2, np.float32), [1, 4, 0, 3, 2])))
+    assert [task.message.metadata.dst_node_id - 1 for task in sent] == [4, 3, 2, 1, 0]
     assert len(placed) == 1  # "params"; a small record of one client is in its message
 
 
-def test_clients_with_more_examples_go_first(grid):
-    questions = [
-        Message(RecordDict(), message_type=MessageType.QUERY, dst_node_id=client + 1)
-        for client in range(5)
-    ]
-    assert len(list(grid.send_and_receive(questions))) == 5
-    sent = []
-    send = grid._workers.send
-    grid._workers.send = lambda worker, task: (
-        sent.append(task.message.metadata.dst_node_id - 1),
-        send(worker, task),
-    )
-    list(grid.send_and_receive(messages(np.zeros(2, np.float32), [1, 4, 0, 3, 2])))
-    assert sent == [4, 3, 2, 1, 0]
-
-
-def test_a_client_that_raises_gives_an_error_reply(grid):
+def test_a_client_that_raises_gives_an_error_reply_and_an_unknown_node_is_refused(grid):
     asked = messages(np.zeros(2, np.float32), [0, 1, 2], client_1="fail")
     replies = by_client(grid.send_and_receive(asked))
     assert replies[1].error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert replies[1].error.reason == "ValueError: this client cannot"
     assert replies[0].has_content()
     assert replies[2].has_content()
+    with pytest.raises(ValueError, match=r"node 9 is not one of 1\.\.5"):
+        grid.push_messages(messages(np.zeros(2, np.float32), [8]))
 
 
 @pytest.mark.flower  # a fresh interpreter imports torch: seconds
@@ -142,11 +124,6 @@ def test_pushed_messages_can_be_pulled_once(grid):
         replies += grid.pull_messages(ids)
     assert sorted(r.metadata.reply_to_message_id for r in replies) == sorted(ids)
     assert grid.pull_messages(ids) == []
-
-
-def test_an_unknown_node_is_refused(grid):
-    with pytest.raises(ValueError, match=r"node 9 is not one of 1\.\.5"):
-        grid.push_messages(messages(np.zeros(2, np.float32), [8]))
 
 
 @pytest.mark.flower  # in an interpreter of its own: nothing may have run before the fork
