@@ -36,7 +36,7 @@ def test_jobs_at_once_fail_and_resume_like_one_after_the_other(tmp_path, launche
     done = run_in(tmp_path, FEDHET, "-m", *words, *launcher)
     assert (done.returncode, done.stderr) == (1, "")
     assert statuses(tmp_path) == ["failed"] * 2 + ["completed"] * 2
-    assert "option II of SCAFFOLD" in done.stdout
+    assert "strategy.scaffold.option=II" in done.stdout
     folder = sweep_folder(tmp_path)
     assert read_json(folder / FIRST / "summary.json")["status"] == "failed"
     assert not (folder / ".sweep").exists()
