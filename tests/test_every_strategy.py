@@ -22,14 +22,14 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.results import read_rows
-from conf import FOLDER, compose, plain_part
+from conf import FOLDER, build_part, compose, plain_part
 from server_app.checkpoint import checkpoints
 from strategies.privacy.secure_aggregation import SecAggPlus
 from strategies.round.records import CLIENT, METRICS, UPDATE
 from tasks import build_task
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
-from tests.test_what_leaves import MESSAGES, NUMBERS, PAYLOADS, sent_by
+from tests.test_what_leaves import MESSAGES, NUMBERS, PAYLOADS
 
 SIZES = {"epochs": 2, "steps": 2, "images": 16, "width": 4}
 SHORT_DENSE = [f"strategy.dense.{key}={value}" for key, value in SIZES.items()]
@@ -264,7 +264,8 @@ def test_the_stored_model_is_the_evaluated_one(run):
 def test_replies_hold_what_the_page_lists(run):
     """docs/what-leaves.md; evaluation rides along, so there is no second exchange."""
     registration, *_ = MESSAGES.values()
-    payloads, trained = sent_by(run.recipe), 0
+    sides = build_part(run.recipe, "strategy.client_sides", 1).values()
+    payloads, trained = {name for side in sides for name in side.sends}, 0
     for names, numbers in run.replies:
         if CLIENT in names:
             assert (names, numbers) == ({CLIENT}, set(registration))
