@@ -231,7 +231,9 @@ def _ask(grid: Grid, node_ids: list[int], timeout_seconds: float) -> dict[int, C
     if not node_ids:
         return {}
     infos: dict[int, ConfigRecord] = {}
-    for answer in grid.send_and_receive(map(_question, node_ids), timeout=timeout_seconds):
+    for answer in grid.send_and_receive(
+        [_question(node) for node in node_ids], timeout=timeout_seconds
+    ):
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
             continue  # the SuperLink notices a killed node only after a minute
         node = answer.metadata.src_node_id
