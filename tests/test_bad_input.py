@@ -31,10 +31,16 @@ BEFORE_ROUND_1 = [
     (["strategy=scaffold", "local.momentum=0.9"], r"local\.momentum=0"),
     (["strategy=scaffold", "local.optimizer=adam"], r"local\.optimizer=sgd"),
     (["strategy=per_fedavg", "local.optimizer=adam"], r"needs local\.optimizer=per_fedavg"),
-    (["strategy=fedmrur", "local.optimizer=sgd"], r"=sgd.*needs local\.optimizer=sam"),
+    (
+        ["strategy=fedmrur", "local.optimizer=sgd"],
+        r"local\.optimizer=sgd.*needs local\.optimizer=sam",
+    ),
     (["strategy=scaffold", "strategy.scaffold.option=III"], r"strategy\.scaffold\.option='III'"),
     (["strategy=[maecho,aggregator/masked_mean]"], r"strategy/aggregator=OTHER replaces it"),
-    (["strategy=fedpvr", "strategy.fedpvr.layers=fc9*"], r"none of .*head\.weight.*fedpvr\.layers"),
+    (
+        ["strategy=fedpvr", "strategy.fedpvr.layers=fc9*"],
+        r"none of .*head\.weight.*strategy\.fedpvr\.layers",
+    ),
     (["strategy=fedpvr", "strategy.fedpvr.layers=last:99"], r"last:99"),
     (["strategy=[fedpvr,scaffold]"], r"control_variate"),
     (["strategy=[fedadam,fedyogi]"], r"both replace the server_optimizer"),

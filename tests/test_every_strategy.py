@@ -318,9 +318,7 @@ def test_a_secure_round_equals_the_plain_one_or_is_refused(run):
     # of x a step over the mean weight; adaptive server optimisers divide by tau and multiply by lr
     step = SecAggPlus().step(3) * 3
     gain = 40.0 if any(word in words[0] for word in ("adagrad", "adam", "yogi")) else 2.0
-    jumps = int(
-        "yogi" in text
-    )  # where Delta^2 is v up to quantisation, its sign(v - Delta^2) flips
+    jumps = int("yogi" in text)  # where Delta^2 is v up to quantisation, sign(v - Delta^2) flips
     assert summed.keys() == plain.keys()
     for name, value in plain.items():
         # of what is kept beside: sums over step sizes of .4, and means of soft labels by class
