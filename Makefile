@@ -6,6 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# The tests start hundreds of Pythons; without bytecode each would compile the same files anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install run test check lint docs bench clean
 
@@ -18,14 +21,14 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "fedhet needs Python 3.11 or newer, and $(PYTHON) is older: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,plots,sweep]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev,plots,sweep]"
 	@touch $@
 
 run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist strategy=scaffold' for another)
 	$(BIN)/fedhet $(ARGS)
 
 test: $(STAMP) ## the whole test suite, real Flower runs included
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=30 $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=30 $(ARGS)
 
 check: lint ## lint, types and the unit tests, for every commit; half a minute
 	$(BIN)/python -m mypy

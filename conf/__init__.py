@@ -74,7 +74,7 @@ def compose(run_config: RunConfig) -> DictConfig:
     return compose_overrides(tuple(overrides_of(run_config))).copy()
 
 
-@lru_cache(maxsize=8)  # a simulation's worker composes once, not once a message
+@lru_cache(maxsize=64)  # a simulation's worker composes once, not once a message
 def compose_overrides(overrides: tuple[str, ...]) -> DictConfig:
     """Compose the recipe of these Hydra overrides; shared by all callers, so not to be edited."""
     refuse_old_keys(overrides)

@@ -1,17 +1,13 @@
 """Fixtures of all tests: Flower's task identity, one thread, a cache folder of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest
 import torch
 from flwr.supercore.task_identity import TaskIdentity
 
-from tests.deployed import Deployment
-
 # The files that take longest, first: a worker left with one of them at the end works alone.
-LONG = "every_strategy tutorial deployment runtimes namespaces sweep_runs golden".split()
+LONG = "deployment every_strategy runtimes tutorial runs golden generator experiment_files".split()
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)
@@ -21,14 +17,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the long files first, the longest before the others."""
     order = {f"test_{name}.py": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
-
-
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Start docker/federation.yaml as processes, for the tests of one file."""
-    with Deployment(tmp_path_factory.mktemp("federation")) as deployment:
-        yield deployment
-    assert deployment.left() == []
 
 
 @pytest.fixture(scope="session", autouse=True)

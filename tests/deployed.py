@@ -188,7 +188,7 @@ class Deployment:
     def run(self, name: str, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a service that ends (docker compose run), with these words as its command."""
         service = self.services[name]
-        entrypoint = service.settings.get("entrypoint", [])
+        entrypoint = service.settings["entrypoint"] or []
         return self.execute(name, *(entrypoint + list(words) if words else service.words))
 
     def checked(self, name: str, *words: str) -> str:

@@ -5,8 +5,6 @@
 docs/deployment.md has the table; tests/test_small_disks.py fills the disks of a run.
 """
 
-from __future__ import annotations
-
 import signal
 import sys
 import tempfile

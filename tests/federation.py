@@ -1,7 +1,5 @@
 """An in-process federation: Flower's messages and our strategy, with no Ray and no process."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Fixtures that write results directories of finished runs by hand, without training."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Sequence

@@ -1,13 +1,11 @@
 """Launches of `fedhet` as processes; finding and ending processes."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +14,11 @@ import psutil
 SECONDS = 600  # the longest wait for what takes half a minute on an idle machine
 
 
-def start(cwd: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+def start(
+    cwd: Path, *words: str, prefix: Sequence[str] = (), **environment: str
+) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [str(Path(sys.executable).with_name("fedhet")), *words],
+        [*prefix, str(Path(sys.executable).with_name("fedhet")), *words],
         cwd=cwd,
         env=os.environ | {"PYTHONUNBUFFERED": "1"} | environment,
         stdout=subprocess.PIPE,

@@ -1,7 +1,5 @@
 """Runs a recipe through both apps in this process: Flower's messages, no Ray."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What bad input gets: an error before round 1 that names value, allowed values and key."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,20 +1,18 @@
 """docker/federation.yaml as processes: TLS, node keys, three sites, `fedhet runtime=deployment`.
 
-tests/deployed.py starts the services of the compose file.
+tests/deployed.py starts the services of the compose file, in network namespaces where that can be.
 """
 
-from __future__ import annotations
-
-import http.client
 import json
 import signal
-import socket
-import ssl
 import subprocess
+import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,31 +22,26 @@ from safetensors.torch import load_file
 from common.results import read_rows
 from common.run_events import RECORD_FILE
 from strategies.round.tensor_files import parameters_sha256
-from tests.deployed import MARKS, RECIPE, SITES, Deployment
-from tests.namespaces import make_keys
+from tests.deployed import MARKS, RECIPE, ROOT, SITES, Deployment, Loopback
+from tests.faults import replies
+from tests.namespaces import STRANGER, Namespaces, make_keys, why_not
 from tests.processes import finish, read_until, start, summary_of
-from tests.stranger.probe import status_by_method
-from tests.tunnel import Tunnel
+from tests.scene import Scene
 
+PROBLEM = why_not()
 pytestmark = MARKS
-# Payloads both ways, statistics, state at the sites, calibration after the last round.
-WORDS = ["strategy=[feddw,fedpvr]", "partition.holdout=0.2", "calibration.alphas=[0.1]"]
-SAME = ("parameters_sha256", "accuracy", "bytes_up", "bytes_down", "prediction_sets", "failures")
+needs_namespaces = pytest.mark.skipif(PROBLEM is not None, reason=f"network namespaces: {PROBLEM}")
+# Payloads both ways, statistics, state at the sites; rounds enough to be followed while it runs.
+WORDS = [*RECIPE, "strategy=[feddw,fedpvr]", "rounds=4", "local.epochs=1"]
+SAME = ("parameters_sha256", "accuracy", "bytes_up", "bytes_down", "failures")
 
 
 @pytest.fixture(scope="module")
-def fleet(federation: Deployment) -> tuple[str, int]:
-    """Return the address that sites call."""
-    return federation.network.address("network"), 9092
-
-
-@pytest.fixture(scope="module")
-def ca(federation: Deployment) -> Path:
-    return federation.folder / "server" / "keys" / "ca.crt"
-
-
-def launch(folder: Path, *words: str) -> subprocess.Popen[str]:
-    return start(folder.parent, *RECIPE, *words, f"results_dir={folder}")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    network = Loopback if PROBLEM else Namespaces
+    with Deployment(tmp_path_factory.mktemp("federation"), network) as deployment:
+        yield deployment
+    assert deployment.left() == []
 
 
 def status(federation: Deployment, folder: Path) -> str:
@@ -58,38 +51,69 @@ def status(federation: Deployment, folder: Path) -> str:
 # ---- runs ----------------------------------------------------------------------------------------
 
 
-def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_is_followed_again(
-    federation, fleet, ca, tmp_path
+def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_resumed(
+    federation, tmp_path
 ):
-    """The server writes to a folder of its own, from which everything is fetched."""
+    """It ends with the bits of one machine; the launcher fetches all from the server's folder."""
     here, there, alone = tmp_path / "here", tmp_path / "there", tmp_path / "alone"
-    with Tunnel((fleet[0], 8000)) as tunnel:
-        words = [
-            *WORDS,
-            "runtime=deployment",
-            f"runtime.address=127.0.0.1:{tunnel.port}",
-            f"runtime.root_certificates={ca}",
-            f"runtime.server_results={there}",
-            "runtime.fetch='cp -R {server}/. {here}'",
-        ]
-        launched = launch(here, *words)
-        said = read_until(launched, "round   0/2")
-        tunnel.cut()
+    server = federation.services["superlink"]
+    host, _, port = federation.network.translated("127.0.0.1:8000", server).partition(":")
+    inside = federation.network.prefix(server)
+    tunnel = subprocess.Popen(
+        [*inside, sys.executable, "-m", "tests.tunnel", host, port],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    assert tunnel.stdin
+    assert tunnel.stdout
+    words = [
+        *WORDS,
+        "runtime=deployment",
+        f"runtime.address=127.0.0.1:{tunnel.stdout.readline().strip()}",
+        f"runtime.root_certificates={federation.folder / 'server' / 'keys' / 'ca.crt'}",
+        f"runtime.server_results={there}",
+        "runtime.fetch='cp -R {server}/. {here}'",
+        f"results_dir={here}",
+    ]
+
+    def launch(*more: str) -> subprocess.Popen[str]:
+        return start(tmp_path, *words, *more, prefix=inside)
+
+    try:
+        launched = launch()
+        said = read_until(launched, "round   0/4")
+        tunnel.stdin.write("cut\n")
         time.sleep(3)
-        tunnel.mend()
-        said += read_until(launched, "round   1/2")
+        tunnel.stdin.write("mend\n")
+        said += read_until(launched, "round   1/4")
         launched.send_signal(signal.SIGINT)
         code, rest = finish(launched)
         assert code == 130, said + rest
         assert "continues. Follow it again" in rest
-        assert (said + rest).count("round   0/2") == 1
+        assert (said + rest).count("round   0/4") == 1
         run_id = json.loads((here / RECORD_FILE).read_text())["run_id"]
-        assert status(federation, here) in ("running", "finished:completed")
-        code, said = finish(launch(here, *words, "resume=true"))
-    assert code == 0, said + federation.said()
-    assert "round   2/2" in said
-    assert json.loads((here / RECORD_FILE).read_text())["run_id"] == run_id
-    code, output = finish(launch(alone, *WORDS, "runtime=local"))
+        assert status(federation, here) == "running"
+
+        launched = launch("resume=true", "runtime.stop_on_interrupt=true")
+        said = read_until(launched, "round   2/4")
+        assert json.loads((here / RECORD_FILE).read_text())["run_id"] == run_id
+        launched.send_signal(signal.SIGINT)
+        code, rest = finish(launched)
+        assert code == 130, said + rest
+        assert "stopped, and run" in rest
+        assert status(federation, here) == "finished:stopped"
+        done = [row["round"] for row in read_rows(here / "metrics.jsonl")]
+        assert done == list(range(len(done)))
+
+        code, said = finish(launch("resume=true"))
+        assert code == 0, said + federation.said()
+        assert f"round   {done[-1]}/4" not in said
+    finally:
+        tunnel.kill()
+    code, output = finish(start(tmp_path, *WORDS, "runtime=local", f"results_dir={alone}"))
     assert code == 0, output
     found, expected = summary_of(here), summary_of(alone)
     assert found["strategy"] == "feddw+fedpvr"
@@ -97,41 +121,17 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_is_followed_again(
     assert found["accuracy"] > 0.3
     stored = load_file(here / "model.safetensors")
     assert parameters_sha256(stored) == expected["parameters_sha256"]
-    assert (here / "checkpoints" / "round-000002.safetensors").exists()
-    [server] = there.iterdir()
-    assert read_rows(here / "metrics.jsonl") == read_rows(server / "metrics.jsonl")
+    assert (here / "checkpoints" / "round-000004.safetensors").exists()
+    [written] = there.iterdir()
+    assert read_rows(here / "metrics.jsonl") == read_rows(written / "metrics.jsonl")
     log = (here / "log.txt").read_text()
     assert "fedhet-event" not in log
-    assert log.count("Registered 3 clients with") == 1
+    assert "Registered 3 clients with" in log
     for site in SITES:  # FedPVR's control variates lie at their sites
         state = federation.folder / f"site-{site}" / "state" / "clients"
-        assert list(state.glob(f"*/client-{site:05}/round-000002.safetensors"))
+        assert list(state.glob(f"*/client-{site:05}/round-000004.safetensors"))
         assert not list(state.glob(f"*/client-0000[!{site}]"))
-    assert not (server / "client_state").exists()
-
-
-def test_a_run_that_ctrl_c_stops_is_resumed_from_its_checkpoint(federation, fleet, ca, tmp_path):
-    """The server writes to a folder of its own, and nothing is fetched."""
-    folder, there, alone = tmp_path / "run", tmp_path / "there", tmp_path / "alone"
-    words = ["strategy=fedpvr", "runtime=deployment", f"runtime.address={fleet[0]}:8000"]
-    words += [f"runtime.root_certificates={ca}", f"runtime.server_results={there}"]
-    launched = launch(folder, *words, "runtime.stop_on_interrupt=true")
-    said = read_until(launched, "round   1/2")
-    launched.send_signal(signal.SIGINT)
-    code, rest = finish(launched)
-    assert code == 130, said + rest
-    assert "stopped, and run" in rest
-    assert status(federation, folder) == "finished:stopped"
-    assert [row["round"] for row in read_rows(folder / "metrics.jsonl")] == [0, 1]
-    code, said = finish(launch(folder, *words, "resume=true"))
-    assert code == 0, said + federation.said()
-    assert "round   1/2" not in said
-    [server] = there.iterdir()
-    assert f"model    {server} at the server" in said
-    assert finish(launch(alone, "strategy=fedpvr", "runtime=local"))[0] == 0
-    assert summary_of(folder)["parameters_sha256"] == summary_of(alone)["parameters_sha256"]
-    assert not (folder / "model.safetensors").exists()
-    assert read_rows(folder / "metrics.jsonl") == read_rows(server / "metrics.jsonl")
+    assert not (written / "client_state").exists()
 
 
 IMAGES = {0: 3, 1: 5, 2: 9}  # by site; no other three of these numbers have this sum
@@ -227,50 +227,58 @@ def test_strangers_are_refused_as_nodes_and_every_key_is_registered_once(federat
     assert len(before) == len(SITES)
 
 
-# ---- the one port --------------------------------------------------------------------------------
+# ---- bad replies ---------------------------------------------------------------------------------
 
 
-def connect(ca: Path, address: tuple[str, int], *protocols: str) -> ssl.SSLSocket:
-    context = ssl.create_default_context(cafile=ca)
-    context.set_alpn_protocols(list(protocols))
-    plain = socket.create_connection(address, timeout=20)
-    return context.wrap_socket(plain, server_hostname=address[0])
+def test_bad_replies_are_refused_and_a_restarted_site_keeps_its_state(federation):
+    """The drill has the assertions; its last line compares with an undisturbed run."""
+    seen = replies(Scene(federation))
+    assert seen[-1].startswith("site 2 restarted: rounds 1 to 3 have the bits of one machine")
 
 
-def talk_http1(connected: socket.socket) -> None:
-    client = http.client.HTTPConnection("server")
-    client.sock = connected
-    client.request("GET", "/health")
-    client.getresponse()
+# ---- what the networks let through ---------------------------------------------------------------
 
 
-def test_the_sites_port_speaks_only_http2_over_tls(ca, fleet):
-    no_answer = (OSError, http.client.HTTPException)
-    with connect(ca, fleet, "http/1.1", "h2") as secure:
-        assert secure.version() == "TLSv1.3"
-        assert secure.selected_alpn_protocol() == "h2"
-    with connect(ca, fleet, "http/1.1") as secure:
-        assert secure.selected_alpn_protocol() is None
-        with pytest.raises(no_answer):
-            talk_http1(secure)
-    with socket.create_connection(fleet, timeout=20) as plain, pytest.raises(no_answer):
-        talk_http1(plain)
-    with connect(ca, (fleet[0], 8000), "http/1.1", "h2") as secure:  # Control answers the same
-        assert secure.selected_alpn_protocol() is None
-        talk_http1(secure)
+@needs_namespaces
+def test_the_code_at_a_site_reaches_only_its_own_supernode(federation):
+    network = federation.network
+    program = """
+import socket, sys
+for host, port in zip(sys.argv[1::2], sys.argv[2::2]):
+    try:
+        socket.create_connection((host, int(port)), 3)
+    except OSError:
+        continue
+    print(host)
+"""
+    targets = {
+        "10.77.9.9": "9092",  # nowhere
+        network.address("network"): "9092",
+        network.address("supernode-1", "site-1"): "9094",
+        network.address("supernode-0"): "9094",
+        "runtime": "9094",
+    }
+    words = [word for target in targets.items() for word in target]
+    done = federation.execute("clientapp-0", "python", "-c", program, *words)
+    assert done.stdout.split() == ["runtime"]
 
 
-def test_the_sites_port_has_no_control_and_fleet_only_for_registered_keys(ca, fleet):
-    """Every method of both, called with the CA's certificate and without a key."""
-    answers = status_by_method("{}:{}".format(*fleet), str(ca))
-    for service, wanted, some in (
-        ("Control", "UNIMPLEMENTED", {"RegisterNode", "ListNodes", "StartRun", "StreamLogs"}),
-        ("Fleet", "UNAUTHENTICATED", {"RegisterNode", "ActivateNode", "PullMessages", "GetFab"}),
-    ):
-        codes = {
-            name.partition("/")[2]: code
-            for name, code in answers.items()
-            if name.startswith(f"{service}/")
-        }
-        assert some <= codes.keys()
-        assert set(codes.values()) == {wanted}, codes
+@needs_namespaces
+def test_a_stranger_with_the_certificate_is_refused_everywhere(federation):
+    network, keys = federation.network, federation.folder / "server" / "keys"
+    stranger = replace(network.services[STRANGER], mounts={"/keys": keys})
+    server = network.address("network")
+
+    def probe(*words: str) -> Any:
+        done = federation.execute_as(stranger, "python", "/app/tests/probe.py", *words)
+        assert done.returncode == 0, done.stdout
+        return json.loads(done.stdout.splitlines()[-1])
+
+    ports = ["8000", *map(str, range(9090, 9100))]
+    assert probe("ports", server, *ports) == [9092]
+    assert probe("ports", network.address("supernode-0"), *ports) == []
+    codes: dict[str, set[str]] = {}
+    for method, code in probe("grpc", f"{server}:9092", "/keys/ca.crt").items():
+        codes.setdefault(method.partition("/")[0], set()).add(code)
+    assert codes == {"Control": {"UNIMPLEMENTED"}, "Fleet": {"UNAUTHENTICATED"}}
+    assert len(federation.nodes()) == len(SITES)

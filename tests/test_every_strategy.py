@@ -3,8 +3,6 @@
 A new method adds one line to RECIPES, and one to REFUSED if it needs every reply by itself.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
@@ -22,13 +20,13 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from common.results import read_rows
-from conf import FOLDER, build_part, compose, plain_part
+from conf import FOLDER, build_part
+from fedhet.load_run import recipe_of, task_of
 from server_app.checkpoint import checkpoints
 from strategies.privacy.secure_aggregation import SecAggPlus
 from strategies.round.records import CLIENT, METRICS, UPDATE
-from tasks import build_task
 from tasks.evaluation import evaluate_model
-from tests.recipes import TINY, overrides, run_recipe
+from tests.recipes import TINY, run_recipe
 from tests.test_what_leaves import MESSAGES, NUMBERS, PAYLOADS
 
 SIZES = {"epochs": 2, "steps": 2, "images": 16, "width": 4}
@@ -171,7 +169,7 @@ class Run:
 
     @cached_property
     def recipe(self) -> DictConfig:
-        return compose(overrides(*WHOLE, *self.words))
+        return recipe_of(self.folder)  # to compose it takes longer than a round
 
     @property
     def cut(self) -> Path:
@@ -247,15 +245,13 @@ def test_resumed_after_a_kill_it_equals_the_uninterrupted_run(run):
 
 def test_the_stored_model_is_the_evaluated_one(run):
     """Loaded into a fresh network it gives the summary's figures."""
-    parts = plain_part(run.recipe, "task"), plain_part(run.recipe, "partition")
-    task = build_task(*parts, seed=0, num_clients=int(run.recipe.clients))
-    model = task.build_model(5)
-    stored = load_file(run.folder / "model.safetensors")
     if run.recipe.evaluation.model == "clients" or any(
         word in run.words[0] for word in OWN_NETWORK
     ):
         pytest.skip("no single model of the task's is evaluated")
-    model.load_state_dict(stored)
+    task = task_of(run.recipe)
+    model = task.build_model(5)
+    model.load_state_dict(load_file(run.folder / "model.safetensors"))
     loss, accuracy = evaluate_model(model, task.test_data(torch.device("cpu")), task.loss)
     assert loss == pytest.approx(run.summary["loss"], rel=1e-5)
     assert accuracy == pytest.approx(run.summary["accuracy"], abs=1e-6)

@@ -1,8 +1,5 @@
 """Every file of conf/experiment: it composes, says what it is, and its sweep makes its table."""
 
-from __future__ import annotations
-
-import re
 from functools import lru_cache
 from pathlib import Path
 
@@ -99,21 +96,3 @@ def test_the_papers_node_arrives_in_config_yaml_with_its_columns_in_order(name):
         assert list(written[part]) == list(node["paper"][part])
     for label, row in paper_of(name).rows.items():  # a row that is not run has no recipe
         assert (row.runs or {}).get("strategy") not in METHODS if row.not_run else row.runs, label
-
-
-def test_the_first_comment_is_the_command_and_the_second_the_papers_numbers(name):
-    lines = path_of(name).read_text().splitlines()
-    assert lines[0] == "# @package _global_"
-    assert re.fullmatch(rf"# (nice )?fedhet -m \+experiment={name}", lines[1])
-    assert lines[2].startswith("# Paper (")
-    comment = " ".join(line.lstrip("# ") for line in lines[2:] if line.startswith("# "))
-    second = comment.split(" #")[0]
-    paper = paper_of(name)
-    kind = re.search(r"(Table|Figure) (\d+|[IVX]+)", paper.source)
-    assert kind
-    assert kind[0] in second
-    numbers = {float(number) for number in re.findall(r"(?<![\d.])\d*\.?\d+", second)}
-    for label, row in paper.rows.items():
-        for published in filter(None, row.published):
-            found = published.text in second if published.text else published.mean in numbers
-            assert found, f"{label}: {published} is not among the comment's numbers"

@@ -1,7 +1,5 @@
 """The arrows of the design: who may import whom."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

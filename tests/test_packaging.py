@@ -1,7 +1,5 @@
 """What is installed, what Flower bundles, and the dependencies that pyproject.toml declares."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import io
 import os

@@ -1,7 +1,5 @@
 """Keys of before: refused on the command line with today's name, and converted in old configs."""
 
-from __future__ import annotations
-
 import pytest
 
 from common.errors import ConfigError

@@ -1,7 +1,5 @@
 """Runs in this process whose disks are full: the server's and a client's."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

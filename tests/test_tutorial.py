@@ -5,8 +5,6 @@ text, which the commands above it print, shortened. All of it is one script, sin
 terminal, too.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

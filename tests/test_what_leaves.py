@@ -1,7 +1,5 @@
 """docs/what-leaves.md lists all that a site sends; the recipe matrix compares every reply."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

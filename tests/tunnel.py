@@ -1,9 +1,11 @@
-"""A tunnel to a port, such as ssh's, that can break."""
+"""A tunnel to a port, such as ssh's, that can break.
 
-from __future__ import annotations
+python -m tests.tunnel HOST PORT    prints its own port; "cut" and "mend" come from its input
+"""
 
 import contextlib
 import socket
+import sys
 import threading
 
 
@@ -15,13 +17,7 @@ class Tunnel:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
         self._ends: list[socket.socket] = []
-
-    def __enter__(self) -> Tunnel:
         self._listen()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.cut()
 
     def cut(self) -> None:
         """Break all connections, and take no new ones."""
@@ -54,3 +50,10 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
         while data := source.recv(65536):
             sink.sendall(data)
         sink.shutdown(socket.SHUT_WR)
+
+
+if __name__ == "__main__":
+    tunnel = Tunnel((sys.argv[1], int(sys.argv[2])))
+    print(tunnel.port, flush=True)
+    for command in sys.stdin:
+        getattr(tunnel, command.strip())()

@@ -1,7 +1,5 @@
 """Scores of the clients' own models by a direct count; fine-tuning leaves nothing behind."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -20,7 +18,7 @@ from strategies.components.tensor_selection import TensorSelector
 from strategies.fedbabu import FedBABU
 from tests.federation import TensorBatches
 from tests.recipes import TINY, run_recipe
-from tests.strategies.test_reductions import Classifier, blobs
+from tests.strategies.labelled import Classifier, assert_same, blobs
 
 CONFIG = {"round": 1, "lr": 0.1, "evaluate-trained": True}
 
@@ -40,7 +38,6 @@ def client(model: nn.Module, data: TensorBatches | None = None, **how) -> Federa
 
 
 def scores_of(**how) -> tuple[dict, nn.Module]:
-    """Return what a client measures after training, and its model."""
     model = Classifier()
     one = client(model, **how)
     metrics = one.fit(one.get_parameters({}), dict(CONFIG))[2]
@@ -48,7 +45,6 @@ def scores_of(**how) -> tuple[dict, nn.Module]:
 
 
 def hits(model: nn.Module, data: TensorBatches, label: int | None = None) -> list[bool]:
-    """Return which examples (of a class) the model classifies right."""
     with torch.no_grad():
         guesses = model(data.inputs)[1].argmax(1).tolist()
     pairs = zip(guesses, data.labels.tolist(), strict=True)
@@ -57,7 +53,6 @@ def hits(model: nn.Module, data: TensorBatches, label: int | None = None) -> lis
 
 @pytest.mark.parametrize("personal", ["none", "head.*"])
 def test_scores_by_a_direct_count(personal):
-    """The trained model, its personal tensors with it, in eval mode (the network has dropout)."""
     held_out, test = examples(40, seed=1), examples(600)  # more than one batch of the evaluation
     kept = TensorSelector(personal)
     scores, model = scores_of(held_out=held_out, test_data=test, personal=kept)
@@ -75,10 +70,7 @@ def test_scores_by_a_direct_count(personal):
 
 @pytest.mark.parametrize("classes", [3, 2])
 def test_with_the_classes_weighted_as_the_clients_own(classes):
-    """By brute force: for every training example, all test examples of its class vote.
-
-    A class that the test set lacks does not count.
-    """
+    """Brute force: for every training example, all test examples of its class vote, if any."""
     test = examples(60, classes)
     scores, model = scores_of(test_data=test)
     right = {label: hits(model, test, label) for label in range(classes)}
@@ -93,44 +85,34 @@ def test_with_the_classes_weighted_as_the_clients_own(classes):
     assert scores.keys() == {"personal-test-accuracy", "personal-test-loss"}
 
 
-def evaluated(epochs: int | None, optimizer=SGD, **how) -> tuple[float, FederatedClient]:
-    """Return the accuracy of Classifier() at a client, fine-tuned so long."""
-    one = client(Classifier(), optimizer=optimizer(), **how)
-    config = {"round": 3, "lr": 0.1}
-    if epochs is not None:
-        config["finetune-epochs"] = epochs
-    return one.evaluate(one.get_parameters({}), config)[2]["accuracy"], one
-
-
 @pytest.mark.parametrize("optimizer", [SGD, Adam])
 def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(optimizer):
-    """Also those that local training leaves alone, as FedBABU's head."""
-    before, _ = evaluated(0)
-    expected = sum(hits(Classifier().eval(), blobs(1)[0])) / 17
-    assert before == evaluated(None)[0] == pytest.approx(expected)
     body_alone = LocalTrainingConfig(batch_size=8, epochs=2, phases=FedBABU.phases)
-    after, one = evaluated(30, optimizer, options=body_alone)
-    assert after > before + 0.2
-    start = Classifier().state_dict()
-    assert all(not torch.equal(value, start[n]) for n, value in one.model.named_parameters())
+    start, scores = Classifier().state_dict(), []
+    for config in ({}, {"finetune-epochs": 0}, {"finetune-epochs": 30}):
+        one = client(Classifier(), optimizer=optimizer(), options=body_alone)
+        config |= {"round": 3, "lr": 0.1}
+        scores.append(one.evaluate(one.get_parameters({}), config)[2]["accuracy"])
+        for name, value in one.model.named_parameters():
+            assert torch.equal(value, start[name]) == (config.get("finetune-epochs") != 30)
+    expected = sum(hits(Classifier().eval(), blobs(1)[0])) / 17
+    assert scores[0] == scores[1] == pytest.approx(expected)
+    assert scores[2] > expected + 0.2
 
 
 @pytest.mark.parametrize("trained", [True, False])
 def test_fine_tuning_leaves_the_state_and_the_next_round_alone(trained):
-    """Of a client that has a state, and of one that has none yet."""
     stores = [ContextStateStore(RecordDict()) for _ in range(2)]
     head = TensorSelector("head.*")
-    one, untouched = (client(Classifier(), store=store, personal=head) for store in stores)
+    both = one, _ = [client(Classifier(), store=store, personal=head) for store in stores]
     x, config = one.get_parameters({}), {**CONFIG, "experiment": "run"}
     if trained:
-        for each in (one, untouched):
+        for each in both:
             each.fit(x, dict(config))
         config |= {"round": 2, "state-round": 1}
     one.evaluate(x, {**config, "finetune-epochs": 5})
-    left, right = (store.load("run", 1).get("personal", {}) for store in stores)
-    assert left.keys() == right.keys()
-    assert all(torch.equal(value, right[name]) for name, value in left.items())
-    left, right = one.fit(x, dict(config))[0], untouched.fit(x, dict(config))[0]
+    assert_same(*(store.load("run", 1).get("personal", {}) for store in stores))
+    left, right = (each.fit(x, dict(config))[0] for each in both)
     assert all((a == b).all() for a, b in zip(left, right, strict=True))
 
 
@@ -139,7 +121,7 @@ def run(folder, *words, **how) -> tuple[dict, list[dict]]:
     return run_recipe(folder, *words, **how), read_rows(folder / "metrics.jsonl")
 
 
-HALF = ["strategy=fedper", "participation=0.67", "rounds=3"]  # two of three clients a round
+HALF = ["strategy=fedper", "participation=0.67"]  # two of three clients a round
 SHOWN = {"personal-test-accuracy": "accuracy", "personal-test-loss": "loss"}
 SHOWN |= {"personal-accuracy": "personal_accuracy"}
 NAMES = [f"body.{layer}.weight" for layer in (1, 3, 5)]  # what travels
@@ -147,7 +129,6 @@ NAMES = [f"body.{layer}.weight" for layer in (1, 3, 5)]  # what travels
 
 @pytest.mark.slow
 def test_the_mean_is_over_all_clients_that_have_trained_so_far_also_after_a_resume(tmp_path):
-    """Each with the score of its last reply, and equal weight."""
     replies: list[dict] = []
 
     def listen(reply: Message) -> Message:
@@ -156,8 +137,8 @@ def test_the_mean_is_over_all_clients_that_have_trained_so_far_also_after_a_resu
             replies.append(found)
         return reply
 
-    _, rows = run(tmp_path / "whole", *HALF, tamper=listen)
-    kept = load_checkpoint(checkpoints(tmp_path / "whole" / "checkpoints")[-1], NAMES).state
+    run(tmp_path, *HALF, "rounds=2", tamper=listen)
+    _, rows = run(tmp_path, *HALF, "rounds=3", "resume=true", tamper=listen)
     last: dict[int, dict] = {}
     for number, row in enumerate(rows[1:]):
         now = {int(reply["partition-id"]): reply for reply in replies[2 * number : 2 * number + 2]}
@@ -166,35 +147,24 @@ def test_the_mean_is_over_all_clients_that_have_trained_so_far_also_after_a_resu
         for name, shown in SHOWN.items():
             mean = sum(reply[name] for reply in last.values()) / len(last)
             assert row[shown] == pytest.approx(mean), shown
-    assert len(last) == 3
-    assert kept.personal == {
+    assert len(last) == 3 > len(rows[-1]["clients"])
+    kept = load_checkpoint(checkpoints(tmp_path / "checkpoints")[-1], NAMES).state.personal
+    assert kept == {
         client_id: {name: value for name, value in reply.items() if name.startswith("personal")}
         for client_id, reply in last.items()
     }
-    run(tmp_path / "cut", *HALF, "rounds=2")
-    _, resumed = run(tmp_path / "cut", *HALF, "resume=true")
-    assert len(rows[-1]["clients"]) < 3
-    for name in SHOWN.values():
-        assert resumed[-1][name] == rows[-1][name], name
 
 
 @pytest.mark.slow
-def test_both_reports_the_servers_accuracy_and_the_clients_own(tmp_path):
-    both, plain = (
-        run(tmp_path / kind, "rounds=1", f"evaluation.model={kind}")[1][-1]
-        for kind in ("both", "global")
-    )
-    assert both["accuracy"] == plain["accuracy"] != both["personal_test_accuracy"]
-    assert not [name for name in plain if name.startswith("personal")]
-    assert both["train_loss"] == plain["train_loss"]
-
-
-@pytest.mark.slow
-def test_fine_tuning_in_a_run_changes_nothing_but_its_own_figure(tmp_path):
+def test_fine_tuning_and_scores_of_both_models_change_nothing_but_their_own_figures(tmp_path):
     words = ["strategy=fedbabu", "evaluation.clients=true"]
     plain, before = run(tmp_path / "plain", *words)
-    tuned, after = run(tmp_path / "tuned", *words, "evaluation.finetune_epochs=5")
+    more = ("evaluation.finetune_epochs=5", "evaluation.model=both")
+    tuned, after = run(tmp_path / "tuned", *words, *more)
     assert tuned["parameters_sha256"] == plain["parameters_sha256"]
-    assert after[-1]["accuracy"] == before[-1]["accuracy"]
+    for name in ("accuracy", "train_loss"):
+        assert after[-1][name] == before[-1][name]
+    assert after[-1]["accuracy"] != after[-1]["personal_test_accuracy"]
+    assert not [name for name in before[-1] if name.startswith("personal")]
     assert after[-1]["client_accuracy"] > before[-1]["client_accuracy"] + 0.1
     assert math.isfinite(after[-1]["client_loss"])

@@ -1,13 +1,10 @@
 """A client ends its process when the server no longer waits for it, unless others share it."""
 
-from __future__ import annotations
-
 import faulthandler
 import json
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from client_app.app import app
 
@@ -24,12 +21,11 @@ DEPLOYED = ["runtime.simulation=false"]
 )
 def test_the_timer_is_set_and_cancelled(kind, config, words, timers, monkeypatch):
     found: list[object] = []
-    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # messages carry them
-    monkeypatch.setattr(
-        faulthandler,
-        "dump_traceback_later",
-        lambda seconds, exit, file: found.append((seconds, exit)),
-    )
+
+    def later(seconds: float, exit: bool, file: object) -> None:
+        found.append((seconds, exit))
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", later)
     monkeypatch.setattr(faulthandler, "cancel_dump_traceback_later", lambda: found.append(None))
     run_config = {"overrides": json.dumps(words)}
     context = Context(1, 1, node_config={}, state=RecordDict(), run_config=run_config)

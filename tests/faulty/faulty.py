@@ -3,8 +3,6 @@
 Which and when is in faults.json of the node's state folder: {"3": "nan"} spoils what round 3 sends.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,17 +1,25 @@
 """MA-Echo's Figures 5 and 6: a replayed fusion, its plane, its path and its neurons."""
 
 import dataclasses
+import io
+import json
+import runpy
+import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 import reproductions.maecho as package
-from fedhet.report.blocks import Heading, Picture, Table
+from fedhet.report.blocks import Picture
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
+from fedhet.report.subprocess_call import CallError
 from reproductions.maecho import neuron_matching as matching
 from reproductions.maecho import replay_fusion as replay
+from reproductions.maecho.flat_model import unflat
 from reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
 from reproductions.maecho.fusion_path_plot import fusion
 from reproductions.maecho.neuron_matching import local_optima, matched
@@ -22,30 +30,18 @@ from strategies.maecho import HarmonizedOptima, Released
 from strategies.round.client_snapshots import FILE
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, run_recipe
+from tests.reproductions.blocks import by_type, texts_of
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A small run of MA-Echo that has kept its clients' models."""
+    """A small run of MA-Echo on aligned models that has kept its clients' models."""
+    pytest.importorskip("ot")
     folder = tmp_path_factory.mktemp("replay") / "run"
-    words = ["strategy=maecho", "checkpoint.client_models=true", "local.initial=own", "rounds=1"]
-    words += ["strategy.maecho.iterations=9", "strategy.projections.rank=20"]
+    words = ["strategy=[maecho,alignment]", "checkpoint.client_models=true", "local.initial=own"]
+    words += ["rounds=1", "strategy.maecho.iterations=9", "strategy.projections.rank=20"]
     run_recipe(folder, *TINY, *words)
     return folder
-
-
-@pytest.fixture
-def copied(folder, tmp_path):
-    """Return a function that copies the run with another text in its config.yaml."""
-
-    def copy(old, new):
-        text = (folder / "config.yaml").read_text()
-        assert text.count(old) == 1
-        (tmp_path / "config.yaml").write_text(text.replace(old, new))
-        (tmp_path / FILE).write_bytes((folder / FILE).read_bytes())
-        return tmp_path
-
-    return copy
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +67,7 @@ def test_a_plane_by_hand():
 
 
 def test_the_path_ends_at_the_runs_own_model(folder, read, path):
+    """Which it does not unless the replies are aligned before, as in the run."""
     run = read_run(folder, "run", 0)
     assert path.iterations == [0, 1, 2, 3, 4, 5, 6, 7, 9]
     assert path.accuracy[-1] == pytest.approx(run.summary["accuracy"], abs=1e-4)
@@ -92,78 +89,78 @@ def test_the_first_steps_span_the_plane_whose_loss_the_surface_is(read, path):
     torch.testing.assert_close(plane.point(*path.path[2]), rows[2], atol=1e-3, rtol=1e-3)
     assert path.path[-1] == pytest.approx(plane.coordinates(rows[3][None])[0].tolist(), rel=1e-4)
     data, model = read.task.test_data(), read.task.build_model(0)
-    sizes = [value.numel() for value in read.params.values()]
-    for y, line in zip(path.y, path.surface, strict=True):
-        for x, loss in zip(path.x, line, strict=True):
-            parts = zip(read.params.items(), plane.point(x, y).split(sizes), strict=True)
-            model.load_state_dict({name: part.view_as(like) for (name, like), part in parts})
-            assert loss == pytest.approx(evaluate_model(model, data, read.task.loss)[0], rel=1e-2)
     assert path.examples == len(data)
+    for x, y in ((0, 0), (3, 0), (1, 2), (2, 3)):
+        point = plane.point(path.x[x], path.y[y])
+        model.load_state_dict(unflat(point, read.params))
+        loss, _ = evaluate_model(model, data, read.task.loss)
+        assert path.surface[y][x] == pytest.approx(loss, rel=1e-2)
     grid, points = np.array([path.x, path.y]), np.array(path.path)
-    assert grid.shape == (2, 4)
     assert np.all((grid[:, 0] < points.min(0)) & (points.max(0) < grid[:, -1]))
-    assert np.allclose(np.diff(grid), grid[0, 1] - grid[0, 0], rtol=1e-3)
+    assert np.allclose(np.diff(grid), [3 * [grid[0, 1] - grid[0, 0]]], rtol=1e-3)
+
+
+@pytest.fixture
+def not_embedded(monkeypatch):
+    monkeypatch.setattr(matching, "embedded", lambda rows: [[0.0, 0.0]] * len(rows))  # seconds each
 
 
 @pytest.mark.slow
-def test_transforms_of_the_recipe_come_before_the_fusion(folder, copied):
-    pytest.importorskip("ot")
-    bare = "  transforms: {}\n"
-    aligned = (
-        "  transforms:\n    align:\n      _target_: strategies.fusion.neuron_alignment.Alignment\n"
-    )
-    found = replay.read_fusion(copied(bare, aligned))
-    name = "body.1.weight"
-    same, moved = (
-        torch.equal(got.update[name], sent.update[name])
-        for got, sent in zip(found.replies[:2], found.sent, strict=False)
-    )
-    assert same
-    assert not moved
+@pytest.mark.usefixtures("not_embedded")
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_what_a_process_prints_of_the_fusion_is_collected_or_why_it_failed(
+    folder, tmp_path, monkeypatch, capsys
+):
+    """The process runs here: what calls it is tested in tests/fedhet/report."""
 
+    def run(module, question, timeout):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps(question)))
+        runpy.run_module(module, run_name="__main__")
+        return json.loads(capsys.readouterr().out)
 
-def test_a_fusion_that_does_not_iterate_is_none(folder, copied):
-    text = (folder / "config.yaml").read_text()
-    start = text.index("  aggregator:\n")
-    end = text.index("\n  ", text.index("    device:", start)) + 1
-    plain = "  aggregator:\n    _target_: strategies.components.aggregators.UniformMean\n"
-    assert replay.read_fusion(copied(text[start:end], plain)) is None
-
-
-@pytest.mark.flower  # a process of its own
-def test_a_process_replays_the_fusion_or_says_why_not(folder, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    settings = read_run(folder, "run", 0).settings
-    said = []
+    settings, said = read_run(folder, "run", 0).settings, []
+    for other in ({"task.model": "cvae"}, {"strategy.aggregator._target_": "strategies.regmean.A"}):
+        assert package.collect(folder, settings | other, said.append) is None
+    assert package.collect(tmp_path, settings, said.append) is None  # without clients' models
+    monkeypatch.setattr(package, "call", run)
     found = package.collect(folder, settings, said.append)
     assert found["fusion"]["iterations"][-1] == 9
     assert found["neurons"]["stages"][-1]["title"] == "MA-Echo, 9 iterations"
     assert said == ["replaying the fusion of the clients' models of run"]
-    (tmp_path / "config.yaml").write_text("strategy: {}\n")
-    (tmp_path / FILE).write_bytes(b"")
-    error = package.collect(tmp_path, settings, said.append)["fusion"]["error"]
-    assert error.startswith("the fusion could not be replayed")
+    (tmp_path / FILE).write_bytes((folder / FILE).read_bytes())
+    found = package.collect(tmp_path, settings, said.append)
+    assert found["fusion"]["error"].endswith("it has no config.yaml")
+    recipe = OmegaConf.load(folder / "config.yaml")
+    recipe.strategy.aggregator = {"_target_": "strategies.components.aggregators.UniformMean"}
+    OmegaConf.save(recipe, tmp_path / "config.yaml")
+    assert package.collect(tmp_path, settings, said.append) is None  # it does not iterate
+    monkeypatch.setattr(package, "call", Mock(side_effect=CallError("it took longer")))
+    error = "the fusion could not be replayed: it took longer"
+    assert package.collect(folder, settings, said.append) == {"fusion": {"error": error}}
 
 
 @pytest.mark.parametrize(("normalise", "step"), [(False, 1.2), (True, 0.05)])
 @pytest.mark.parametrize("initial", ["average", "first"])
-@pytest.mark.parametrize("iterations", [1, 7])
 def test_the_mean_of_the_local_optima_is_what_the_aggregator_returns(
-    normalise, step, initial, iterations, read
+    normalise, step, initial, read
 ):
     """Which holds them in other coordinates (strategies/maecho.py)."""
     loop = Released(step, normalise)
-    aggregator = HarmonizedOptima(loop, iterations, initial=initial, tolerance=0.0, device="cpu")
+    aggregator = HarmonizedOptima(loop, 7, initial=initial, tolerance=0.0, device="cpu")
     local = [local_model(read.params, reply) for reply in read.replies]
     layers = projected_layers(read.replies)
-    optima = local_optima(aggregator, read.replies, local, layers, iterations)
+    optima = local_optima(aggregator, read.replies, local, layers, 7)
     fused = aggregator(read.params, read.replies)
     for name in layers:
         mean = torch.stack([model[name] for model in optima]).mean(0)
         torch.testing.assert_close(mean, read.params[name] + fused[name], atol=2e-5, rtol=1e-4)
     assert torch.equal(optima[1]["head.weight"], local[1]["head.weight"])
-    start = local_optima(aggregator, read.replies, local, layers, 0)
-    torch.testing.assert_close(start, local)
+
+
+def test_equal_rows_have_equal_places():
+    rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
+    assert np.shape(matching.embedded(rows)) == (4, 2)
+    assert matching.embedded(rows) == matching.embedded(rows)
 
 
 def test_matched_counts_the_neurons_whose_nearest_has_their_number():
@@ -175,8 +172,8 @@ def test_matched_counts_the_neurons_whose_nearest_has_their_number():
 
 
 @pytest.mark.slow
-def test_stages_have_the_accuracy_on_the_clients_own_examples(read, monkeypatch):
-    monkeypatch.setattr(matching, "embedded", lambda rows: [[0.0, 0.0]] * len(rows))  # seconds each
+@pytest.mark.usefixtures("not_embedded")
+def test_stages_have_the_accuracy_on_the_clients_own_examples(read):
     found = matching.neurons(read)
     scores = []
     for reply in read.sent:
@@ -213,23 +210,14 @@ def a_path(accuracy=(0.2, 0.5, 0.6)):
 
 
 @pytest.fixture
-def layout_of(write_run):
+def layout_of(finished_run):
     """Return a function that lays out a run with these figures."""
 
     def layout(**figures):
         found = {"maecho": {name: dataclasses.asdict(each) for name, each in figures.items()}}
-        run = read_run(write_run("maecho"), "run", 0)
-        return automatic_layout([dataclasses.replace(run, figures=found)])
+        return automatic_layout([dataclasses.replace(finished_run("maecho"), figures=found)])
 
     return layout
-
-
-def blocks_by_type(blocks):
-    return {type(block): block for block in blocks}
-
-
-def texts_of(found):
-    return [[entry.text for entry in row] for row in found[Table].rows]
 
 
 @pytest.mark.slow
@@ -237,12 +225,11 @@ def test_the_sections_of_the_path_and_of_the_neurons(layout_of, tmp_path):
     points = np.eye(6, 2).tolist()
     stages = [Stage("as trained", points, 0.5, 0.9), Stage("later", points, 0.5, None)]
     layout = layout_of(fusion=a_path(), neurons=Neurons("body.5.weight", 2, 3, stages))
-    found = blocks_by_type(fusion(layout, tmp_path / "report"))
-    assert found[Heading].text == "Path of the fusion"
+    found = by_type(fusion(layout, tmp_path / "report"))
     assert "loss · maecho" in found[Picture].svg
     assert texts_of(found) == [["maecho", "20.00", "60.00", "1", "25"]]
     assert (tmp_path / "report_fusion.png").stat().st_size > 10_000
-    found = blocks_by_type(neurons(layout, tmp_path / "report"))
+    found = by_type(neurons(layout, tmp_path / "report"))
     for text in ("as trained (90.0 %) · maecho", "later · maecho", "client 0", "client 1"):
         assert text in found[Picture].svg
     rows = [row[1:] for row in texts_of(found)]
@@ -254,15 +241,5 @@ def test_a_missing_path_has_its_reason_and_without_accuracy_the_loss_is_shown(la
     *_, listing = fusion(layout_of(fusion=FusionPath(error="no test set")), tmp_path)
     assert listing.items == ["maecho: no test set"]
     assert fusion(layout_of(), tmp_path) == neurons(layout_of(), tmp_path) == []
-    found = blocks_by_type(fusion(layout_of(fusion=a_path(accuracy=())), tmp_path))
+    found = by_type(fusion(layout_of(fusion=a_path(accuracy=())), tmp_path))
     assert texts_of(found)[0][1:4] == ["2.00", "0.80", "1"]
-
-
-def test_only_classifiers_with_an_iterated_fusion_are_replayed(tmp_path):
-    (tmp_path / FILE).write_bytes(b"")
-    key = "strategy.aggregator._target_"
-    iterated = {key: "strategies.maecho.HarmonizedOptima"}
-    assert package.can_replay(tmp_path, iterated)
-    assert not package.can_replay(tmp_path, {**iterated, "task.model": "cvae"})
-    assert not package.can_replay(tmp_path, {key: "strategies.regmean.RegressionMean"})
-    assert not package.can_replay(tmp_path / "elsewhere", iterated)

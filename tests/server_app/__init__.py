@@ -1,1 +1,0 @@
-"""Tests of server_app."""

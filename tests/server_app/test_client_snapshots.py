@@ -1,11 +1,13 @@
-"""The stored replies of the last round; and tasks without accuracy."""
+"""The stored replies of the last round, runs that reuse them, and tasks without accuracy."""
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from common.errors import ConfigError
 from common.results import read_rows
 from strategies.base import Reply
 from strategies.round.client_snapshots import FILE, ClientSnapshots, load_replies
@@ -17,36 +19,32 @@ CVAE = ["task.model=cvae", "task.mean=[0.0]", "task.std=[1.0]", "local.lr=0.01",
 
 
 def replies_of(params):
-    replies = []
     for client in (2, 10):
         update = {name: torch.randn(x.shape) for name, x in params.items()}
         sums = {"body.weight": torch.full((2,), float(client)), "z": torch.ones(())}
-        replies.append(Reply(client, 10 + client, 3, 0.3, update, {"sums": sums}))
-    return replies
+        yield Reply(client, 10 + client, 3, 0.3, update, {"sums": sums})
 
 
 def test_the_replies_of_the_last_round_are_read_as_they_were_written(tmp_path):
     names = ("body.weight", "body.10.weight", "body.2.weight", "body.2.bias")
     params = {name: torch.randn(3, 2) for name in names}
-    sent, path = replies_of(params), tmp_path / "run" / FILE
+    sent, path = list(replies_of(params)), tmp_path / "run" / FILE
     ClientSnapshots(path)(params, [replace(sent[0], client_id=99), *sent[1:]])
     assert ClientSnapshots(path)(params, sent) is sent
     received, found = load_replies(path)
     torch.testing.assert_close(received, params)
     assert list(received) == list(params)  # the order of the layers
-    assert [reply.client_id for reply in found] == [2, 10]
     for one, other in zip(sent, found, strict=True):
-        counts = ("num_examples", "num_steps", "lr_sum")
-        assert [getattr(one, key) for key in counts] == [getattr(other, key) for key in counts]
+        for key in ("client_id", "num_examples", "num_steps", "lr_sum"):
+            assert getattr(other, key) == getattr(one, key)
         torch.testing.assert_close(dict(other.update), dict(one.update))
         torch.testing.assert_close(other.payloads, one.payloads)
         model = load_file(path)[f"{one.client_id}/model/body.weight"]
         assert torch.equal(model, params["body.weight"] + one.update["body.weight"])
 
 
-@pytest.mark.parametrize("strategy", ["fedavg", "maecho"])
-def test_a_task_without_accuracy_reports_its_loss(strategy, tmp_path):
-    words = [*TINY, *CVAE, f"strategy={strategy}", "evaluation.model=both", "local.optimizer=adam"]
+def test_a_task_without_accuracy_reports_its_loss(tmp_path):
+    words = [*TINY, *CVAE, "strategy=maecho", "evaluation.model=both", "local.optimizer=adam"]
     words += ["local.momentum=0", "evaluation.clients=true", "local.epochs=3"]
     summary = run_recipe(tmp_path, *words)
     rows = read_rows(tmp_path / "metrics.jsonl")
@@ -58,7 +56,6 @@ def test_a_task_without_accuracy_reports_its_loss(strategy, tmp_path):
 
 
 def test_personal_tensors_are_neither_sent_nor_fused(tmp_path):
-    """MA-Echo's Figure 4: decoders are fused, encoders stay with their clients."""
     words = [*TINY, *CVAE, "strategy=maecho", "strategy.personal=encoder.*", "local.momentum=0"]
     words += ["evaluation.model=clients", "evaluation.clients=true", "local.epochs=1"]
     run_recipe(tmp_path, *words, "checkpoint.client_models=true")
@@ -69,3 +66,40 @@ def test_personal_tensors_are_neither_sent_nor_fused(tmp_path):
         assert sent == {"decoder.0.weight", "decoder.2.weight", "decoder.4.weight"}
     assert set(load_file(tmp_path / "model.safetensors")) == set(params)
     assert read_rows(tmp_path / "metrics.jsonl")[1]["client_loss"] > 0
+
+
+ONE = [*TINY, "rounds=1", "local.epochs=1", "local.momentum=0.5", "local.initial=own"]
+TRAINED = [*ONE, "strategy=ensemble"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    run_recipe(folder, *TRAINED, "checkpoint.client_models=true")
+    return folder
+
+
+def test_nothing_is_trained_and_the_result_is_the_same(trained, tmp_path, monkeypatch):
+    words = [*ONE, "strategy=maecho"]
+    plain = run_recipe(tmp_path / "plain", *words)
+    monkeypatch.delattr("client_app.client.train_locally")
+    again = run_recipe(tmp_path / "again", *words, f"local.reuse_training={trained}")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "again"))
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
+    assert plain["accuracy"] == pytest.approx(again["accuracy"], abs=0.003)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["seed=1"], "seed=0 there and 1 here"),
+        (["local.epochs=2"], "local.epochs=1 there and 2 here"),
+        (["partition.alpha=3.0"], "3.0 here"),
+        (["strategy=[ensemble,fedprox]"], "strategy.client_sides.fedprox"),
+        (["rounds=2"], "set rounds=1"),
+        (["local.reuse_training=/no/run"], "checkpoint.client_models=true"),
+    ],
+)
+def test_a_run_that_trained_differently_is_refused(words, said, trained, tmp_path):
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        run_recipe(tmp_path, *TRAINED, f"local.reuse_training={trained}", *words)

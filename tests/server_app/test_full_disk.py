@@ -1,8 +1,7 @@
 """A full disk: the error names the file, and the old file stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -35,11 +34,7 @@ def test_tensors_that_do_not_fit_name_their_file_and_leave_the_old_one(
     path = tmp_path / "round-000001.safetensors"
     save_tensors(path, {"a": torch.ones(2)})
     before = path.read_bytes()
-
-    def fail(*args: object) -> None:
-        raise error
-
-    monkeypatch.setattr(strategies.round.tensor_files, "save_file", fail)
+    monkeypatch.setattr(strategies.round.tensor_files, "save_file", Mock(side_effect=error))
     with pytest.raises(OSError, match=r"round-000001\.safetensors could not be written: .*28"):
         save_tensors(path, {"a": torch.zeros(2)})
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
@@ -50,10 +45,7 @@ def test_a_summary_that_does_not_fit_does_not_hide_why_the_run_ended(tmp_path, m
     results, first = ResultsFolder(tmp_path), RuntimeError("3 rounds in a row")
     write_failure(results, {"seed": 0}, first)
     assert read_summary(tmp_path)["error"] == f"RuntimeError: {first}"
-
-    def full(path: Path, text: str) -> None:
-        raise OSError(f"{path} could not be written: No space left on device")
-
-    monkeypatch.setattr("common.results.save_text", full)
+    full = OSError("summary.json could not be written: No space left on device")
+    monkeypatch.setattr("common.results.save_text", Mock(side_effect=full))
     with log_write_errors(tmp_path):
         write_failure(results, {}, first)

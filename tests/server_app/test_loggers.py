@@ -1,14 +1,14 @@
 """What loggers leave behind of a run that ends, is killed and resumed, or whose logger fails."""
 
-from __future__ import annotations
-
 import csv
 import logging
+import math
 import struct
 import sys
 from pathlib import Path
 
 import pytest
+from flwr.app import Message
 
 from common.errors import ConfigError
 from common.results import read_rows
@@ -53,7 +53,7 @@ def killed_and_resumed(folder: Path, *words: str) -> list[dict]:
 
 
 def read_events(folder: Path) -> list:
-    """Return the events of all files, which are lengths and bytes with checksums (TFRecord)."""
+    """Return the events of all files: lengths and bytes with checksums (TFRecord)."""
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
     events = []
     for path in sorted((folder / "tensorboard").iterdir()):
@@ -66,17 +66,14 @@ def read_events(folder: Path) -> list:
 
 
 def scalars_of(folder: Path) -> list[tuple[int, str, float]]:
+    found = ((event.step, value) for event in read_events(folder) for value in event.summary.value)
     return [
-        (event.step, value.tag, value.simple_value)
-        for event in read_events(folder)
-        for value in event.summary.value
-        if value.WhichOneof("value") == "simple_value"
+        (step, one.tag, one.simple_value) for step, one in found if one.HasField("simple_value")
     ]
 
 
 @pytest.mark.slow
 def test_a_resumed_run_has_every_figure_of_every_round_once(tmp_path):
-    """A list is written as its length; a figure that a round lacks is an empty cell."""
     rows = killed_and_resumed(tmp_path, "logger=[csv,tensorboard]")
     lines = csv.DictReader((tmp_path / "metrics.csv").read_text().splitlines())
     for row, line in zip(rows, lines, strict=True):
@@ -94,70 +91,52 @@ def test_csv_adds_columns_that_come_late_and_is_whole_after_every_row(tmp_path):
     logger.start(logged_run(tmp_path))
     for row in ROWS:
         logger.log(row)
-    assert (tmp_path / "metrics.csv").read_text() == (
-        "round,accuracy,elapsed_seconds,num_clients,num_failures\n"
-        "0,0.1,1.0,,\n"
-        "1,0.5,3.0,2,0\n"
-        "2,,4.0,1,1\n"
-        "3,0.75,6.0,0,0\n"
-    )
+    head, *lines = (tmp_path / "metrics.csv").read_text().splitlines()
+    assert head == "round,accuracy,elapsed_seconds,num_clients,num_failures"
+    assert lines == ["0,0.1,1.0,,", "1,0.5,3.0,2,0", "2,,4.0,1,1", "3,0.75,6.0,0,0"]
 
 
 def test_tensorboard_has_a_row_as_soon_as_it_is_logged(tmp_path):
     logger = TensorBoard()
     logger.start(logged_run(tmp_path))
-    for done, row in enumerate(ROWS, start=1):
-        logger.log(row)
-        assert sum(tag == "elapsed_seconds" for _, tag, _ in scalars_of(tmp_path)) == done
-    found = scalars_of(tmp_path)
-    accuracies = [(step, pytest.approx(value)) for step, tag, value in found if tag == "accuracy"]
-    assert accuracies == [(0, 0.1), (1, 0.5), (3, 0.75)]
-    assert (2, "num_failures", 1.0) in found
+    logger.log(ROWS[2])
+    assert (2, "num_failures", 1.0) in scalars_of(tmp_path)
     [recipe] = [e for e in read_events(tmp_path) if "recipe/text_summary" in str(e)]
     assert b"lr: 0.1" in recipe.summary.value[0].tensor.string_val[0]
     logger.finish({})
 
 
 class Recorder:
-    """Records its calls, and fails in one of them."""
-
-    def __init__(self, fails_at: object = None) -> None:
+    def __init__(self, fails_at: object) -> None:
         self.fails_at, self.calls = fails_at, []
 
-    def start(self, run):
-        self._record([row["round"] for row in run.rows])
+    def start(self, run: LoggedRun) -> None:
+        self.log({"round": [row["round"] for row in run.rows]})
 
-    def log(self, row):
-        self._record(row["round"])
-
-    def finish(self, summary):
-        self._record(summary["status"])
-
-    def _record(self, value):
-        self.calls.append(value)
-        if value == self.fails_at:
+    def log(self, row: dict) -> None:
+        self.calls.append(row["round"])
+        if row["round"] == self.fails_at:
             raise OSError("the disk is full")
+
+    def finish(self, summary: dict) -> None:
+        self.log({"round": summary["status"]})
+
+
+CALLS = [[0], 1, 2, 3, "completed"]
 
 
 @pytest.mark.parametrize(
-    ("fails_at", "calls", "when"),
-    [
-        (1, [[0], 1], "in round 1"),
-        ("completed", [[0], 1, 2, 3, "completed"], "at the end"),
-    ],
+    ("calls", "when"), [(CALLS[:2], "in round 1"), (CALLS, "at the end")], ids=str
 )
-def test_a_logger_that_fails_is_dropped_and_the_others_continue(
-    fails_at, calls, when, tmp_path, caplog
-):
-    failing, sound = Recorder(fails_at), Recorder()
+def test_a_logger_that_fails_is_dropped_and_the_others_continue(calls, when, tmp_path, caplog):
+    failing, sound = Recorder(fails_at=calls[-1]), Recorder(fails_at=None)
     loggers = Loggers({"failing": failing, "sound": sound})
     loggers.start(logged_run(tmp_path, ROWS[:1]))
     with caplog.at_level(logging.WARNING, logger="flwr"):
         for row in ROWS[1:]:
             loggers.log(row)
         loggers.finish({"status": "completed"})
-    assert failing.calls == calls
-    assert sound.calls == [[0], 1, 2, 3, "completed"]
+    assert (failing.calls, sound.calls) == (calls, CALLS)
     [warning] = [record.getMessage() for record in caplog.records]
     assert f"logger.failing failed {when}" in warning
     assert "OSError: the disk is full" in warning
@@ -183,14 +162,15 @@ def test_a_missing_package_is_an_error_that_names_the_extra(extra, package, tmp_
         run_recipe(tmp_path / "run", *SHORT, f"logger={extra}")
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["logger=[csv,tensorboard]", "local.reuse_training=/a/folder", "calibration.alphas=[0.1]"],
-)
-def test_nodes_and_resumed_runs_do_not_compare(words):
-    none, one = compose(overrides("logger=none")), compose(overrides(words))
-    assert fingerprint(none) == fingerprint(one)
-    assert resume_fingerprint(none) == resume_fingerprint(one)
+def test_what_nodes_and_resumed_runs_do_not_compare():
+    words = [
+        "logger=[csv,tensorboard]",
+        "local.reuse_training=/a/folder",
+        "calibration.alphas=[0.1]",
+    ]
+    plain, other = compose(overrides("logger=none")), compose(overrides(*words))
+    assert fingerprint(plain) == fingerprint(other)
+    assert resume_fingerprint(plain) == resume_fingerprint(other)
 
 
 @pytest.mark.slow
@@ -198,9 +178,14 @@ def test_loggers_finish_before_the_summary_of_a_completed_run_and_with_a_failed_
     tmp_path, monkeypatch
 ):
     ends = []
-    monkeypatch.setattr(
-        CSV, "finish", lambda _, summary: ends.append((summary, list(tmp_path.glob("*/summary*"))))
-    )
+
+    def finish(self: CSV, summary: dict) -> None:
+        ends.append((summary, list(tmp_path.glob("*/summary*"))))
+
+    def lose_training(reply: Message) -> Message | None:
+        return None if reply.metadata.message_type == "train" else reply
+
+    monkeypatch.setattr(CSV, "finish", finish)
     run_recipe(tmp_path / "run", *SHORT)
     with pytest.raises(RuntimeError, match="3 rounds in a row"):
         run_recipe(tmp_path / "failed", *SHORT, "rounds=4", tamper=lose_training)
@@ -210,5 +195,53 @@ def test_loggers_finish_before_the_summary_of_a_completed_run_and_with_a_failed_
     assert "3 rounds in a row" in failed["error"]
 
 
-def lose_training(reply):
-    return None if reply.metadata.message_type == "train" else reply
+class StepsTaken:
+    """A W&B run; as wandb resumes it online, it begins after its last step, and offline at 0."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.logged = step, []
+
+    def log(self, figures, step, commit):
+        assert commit
+        self.logged.append(step)
+        self.step = step + 1
+
+
+@pytest.mark.parametrize(("step", "logged"), [(0, [0, 1, 2, 3]), (2, [2, 3])])
+def test_wandb_gets_only_the_rounds_it_lacks(step, logged, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
+    from server_app.loggers.wandb import WandB
+
+    run = StepsTaken(step)
+    monkeypatch.setattr(wandb, "init", lambda **words: run)
+    logger = WandB()
+    logger.start(logged_run(tmp_path, ROWS[:1]))
+    for row in ROWS[1:]:
+        logger.log(row)
+    assert run.logged == logged
+
+
+def test_mlflow_of_a_resumed_run_has_every_round_once(tmp_path, monkeypatch):
+    tracking = pytest.importorskip("mlflow.tracking", reason="the extra `mlflow` is not installed")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    rows = killed_and_resumed(tmp_path / "run", "logger=mlflow")
+    folder = tmp_path / "run" / "mlflow"
+    store = tracking.MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    [run] = store.search_runs([store.get_experiment_by_name("fedhet").experiment_id])
+    assert (run.info.run_id, run.info.status) == ((folder / "run_id").read_text(), "FINISHED")
+    history = store.get_metric_history(run.info.run_id, "accuracy")
+    found = [(point.step, point.value) for point in history]
+    assert found == [(row["round"], row["accuracy"]) for row in rows]
+    assert (run.data.params["local.lr"], run.data.tags["strategy"]) == ("0.2", "fedavg")
+    assert run.data.metrics["summary/rounds"] == 5
+
+
+def test_mlflow_takes_figures_that_are_no_numbers(tmp_path):
+    pytest.importorskip("mlflow.tracking", reason="the extra `mlflow` is not installed")
+    from server_app.loggers.mlflow import MLflow
+
+    logger = MLflow(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
+    logger.start(logged_run(tmp_path))
+    logger.log({"round": 1, "loss": math.nan, "train_loss": math.inf, "elapsed_seconds": 1.0})
+    run = logger._client.get_run(logger._run_id)
+    assert math.isnan(run.data.metrics["loss"])

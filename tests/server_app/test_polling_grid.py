@@ -1,20 +1,17 @@
 """How soon a reply is noticed, by a clock of our own."""
 
-from __future__ import annotations
-
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 
 from server_app import polling_grid
 from server_app.polling_grid import with_fast_polling
 from tests.federation import InProcessGrid
 
 
-class Clock:
-    """Time that passes only in sleep."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
+class SlowGrid(InProcessGrid):
+    def __init__(self, seconds: dict[int, float]) -> None:
+        super().__init__(dict.fromkeys(seconds, lambda m: Message(RecordDict(), reply_to=m)))
+        self.seconds, self.pulls, self.now = seconds, [], 0.0
 
     def monotonic(self) -> float:
         return self.now
@@ -23,19 +20,10 @@ class Clock:
         assert seconds > 0
         self.now += seconds
 
-
-class SlowGrid(InProcessGrid):
-    """A grid of Flower's whose node n replies after ``seconds[n]``."""
-
-    def __init__(self, clock: Clock, seconds: dict[int, float]) -> None:
-        super().__init__(dict.fromkeys(seconds, lambda m: Message(RecordDict(), reply_to=m)))
-        self.clock, self.seconds = clock, seconds
-        self.pulls: list[set[int]] = []
-
     def pull_messages(self, message_ids):
         nodes = {one: self.asked[one].metadata.dst_node_id for one in message_ids}
         self.pulls.append(set(nodes.values()))
-        ready = [one for one in sorted(nodes) if self.clock.now >= self.seconds[nodes[one]]]
+        ready = [one for one in sorted(nodes) if self.now >= self.seconds[nodes[one]]]
         return super().pull_messages(ready)
 
 
@@ -43,17 +31,14 @@ SlowGrid.__module__ = "flwr.superlink.grid.http_grid"
 
 
 def ask(monkeypatch, seconds: dict[int, float], timeout: float | None = None):
-    """Return which nodes' replies came, when, and which nodes were waited for in each pull."""
-    clock = Clock()
-    monkeypatch.setattr(polling_grid, "time", clock)
-    slow = SlowGrid(clock, seconds)
-    content = RecordDict({"config": ConfigRecord()})
-    messages = [Message(content, node, "train") for node in seconds]
+    slow = SlowGrid(seconds)
+    monkeypatch.setattr(polling_grid, "time", slow)
+    messages = [Message(RecordDict(), node, "train") for node in seconds]
     replies = with_fast_polling(slow).send_and_receive(messages, timeout=timeout)
-    return [reply.metadata.src_node_id for reply in replies], clock.now, slow.pulls
+    return [reply.metadata.src_node_id for reply in replies], slow.now, slow.pulls
 
 
-@pytest.mark.parametrize("seconds", [0.05, 1.0, 7.3, 50.0, 3600.0])
+@pytest.mark.parametrize("seconds", [0.05, 7.3, 3600.0])
 def test_a_reply_is_noticed_soon_and_a_node_that_has_replied_is_not_asked_again(
     monkeypatch, seconds
 ):

@@ -1,7 +1,5 @@
 """Clients, replies and small networks for classification with three classes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,14 +13,9 @@ from strategies.round.round_report import RoundReport
 from strategies.statistics.class_means import COUNTS, SUMS
 from strategies.statistics.soft_labels import SOFT_LABEL_SUMS
 from tests.federation import TensorBatches, federate
-from tests.recipes import TINY
-
-QUICK = [*TINY, "local.epochs=1", "task.train_size=150", "task.test_size=20"]
 
 
 class Classifier(nn.Module):
-    """A small network with a hidden layer and dropout."""
-
     def __init__(self, bias: bool = True) -> None:
         super().__init__()
         with torch.random.fork_rng():
@@ -36,23 +29,17 @@ class Classifier(nn.Module):
 
 
 class WithoutDropout(Classifier):
-    """The small network without dropout."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body[2] = nn.Identity()
 
 
 class Biasless(Classifier):
-    """The small network with a head without bias, as FedDW wants it."""
-
     def __init__(self) -> None:
         super().__init__(bias=False)
 
 
 class PassThrough(nn.Module):
-    """Its logits are its inputs."""
-
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         return inputs, inputs
 
@@ -94,7 +81,6 @@ def context_of(
 
 
 def upload(client: int, sums: list[list[float]], counts: list[float]) -> Reply:
-    """Return a reply with these soft-label sums and counts."""
     sent = {SUMS: torch.tensor(sums), COUNTS: torch.tensor(counts)}
     return Reply(client, 1, 1, 0.1, {}, payloads={SOFT_LABEL_SUMS: sent})
 

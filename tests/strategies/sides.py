@@ -1,7 +1,5 @@
 """What tests of client sides share."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import nn

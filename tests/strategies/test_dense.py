@@ -1,6 +1,4 @@
-"""DENSE: its losses by hand, its images and views, and a student that beats the average."""
-
-from __future__ import annotations
+"""DENSE: its losses by hand, its images and views, and its epochs."""
 
 import itertools
 import math
@@ -16,7 +14,7 @@ from strategies import dense
 from strategies.base import Reply
 from strategies.components.local_optimizers import SGD
 from strategies.dense import DENSE, Distilled
-from strategies.ensemble import MeanLogits, mean_logits
+from strategies.ensemble import AllClients, Ensemble, MeanLogits, mean_logits
 from strategies.fusion.distillation import (
     Distillation,
     Generation,
@@ -29,7 +27,6 @@ from strategies.fusion.distillation import (
 from strategies.fusion.image_generator import Generator, Views
 from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
-from tests.recipes import TINY, run_recipe
 
 SHAPE = (1, 8, 8)
 SMALL = Generation(steps=3, images=12, latent=5, width=4, lr=0.01)
@@ -73,8 +70,6 @@ def test_the_adversarial_loss_counts_rows_whose_classes_differ():
 
 
 class Normed(nn.Module):
-    """A network on images (1, 8, 8) with BatchNorm before anything else, and behind a layer."""
-
     def __init__(self, dropout: float = 0.0) -> None:
         super().__init__()
         self.first = nn.BatchNorm2d(1, affine=False)
@@ -106,22 +101,17 @@ def test_statistics_gaps_by_hand():
     assert len(gaps) == 2  # the hooks are gone
 
 
-def test_the_generator_has_the_paper_s_layers_and_makes_images_of_the_shape():
+def test_the_generator_has_the_paper_s_layers_and_a_reset_draws_them_anew():
     """For 28 x 28: 256 numbers to 128 x 7 x 7, then 128, 64 and 1 channels."""
     for shape in [(1, 8, 8), (2, 9, 14)]:
         images = Generator(7, 3, shape)(torch.randn(4, 7, generator=seeded(1)))
         assert images.shape == (4, *shape)
         assert 0 < images.min() < images.max() < 1
+    maker, drawn = Generator(256, 64, (1, 28, 28)), []
     linear = 256 * 128 * 49 + 128 * 49
     convolutions = 9 * (128 * 128 + 128 * 64 + 64 * 1) + 1
     normalisations = 2 * (128 + 128 + 64)
-    parameters = Generator(256, 64, (1, 28, 28)).parameters()
-    assert sum(p.numel() for p in parameters) == linear + convolutions + normalisations
-
-
-def test_a_reset_draws_anew_from_the_generator():
-    maker = Generator(50, 20, SHAPE)
-    drawn = []
+    assert sum(p.numel() for p in maker.parameters()) == linear + convolutions + normalisations
     for seed in (3, 3, 4):
         maker.reset(seeded(seed))
         drawn.append(torch.nn.utils.parameters_to_vector(maker.parameters()))
@@ -136,10 +126,12 @@ def test_a_reset_draws_anew_from_the_generator():
     ("padding", "flip", "kinds"), [(1, True, 18), (1, False, 9), (0, True, 2), (0, False, 1)]
 )
 def test_a_view_is_a_cut_or_a_mirrored_cut(padding, flip, kinds):
-    """Of the image with a black border; corners and mirroring are drawn for each image."""
+    """Of the image with a black border, drawn for each image; a pixel p becomes -2 + 5 p."""
     images = torch.rand(60, 2, 3, 4, generator=seeded(0)) + 0.1
-    views = Views(torch.zeros(()), torch.ones(()), padding, flip, seeded(1))
-    bordered, seen, chosen = F.pad(images, (padding,) * 4), views.cropped(images), set()
+    views = Views(torch.tensor(-2.0), torch.tensor(3.0), padding, flip, seeded(1))
+    bordered, chosen = -2 + 5 * F.pad(images, (padding,) * 4), set()
+    seen = views(images.requires_grad_())
+    assert seen.requires_grad
     for image, view in zip(bordered, seen, strict=True):
         cuts = {
             (top, left, flipped): cut.flip(2) if flipped else cut
@@ -152,19 +144,7 @@ def test_a_view_is_a_cut_or_a_mirrored_cut(padding, flip, kinds):
     assert 2 / 3 * kinds < len(chosen) <= kinds
 
 
-def test_views_are_normalised_and_the_border_is_black():
-    """Pixels p become -2 + 5 p; what is cut from outside is -2."""
-    views = Views(torch.tensor(-2.0), torch.tensor(3.0), 2, False, seeded(0))
-    images = torch.full((20, 1, 3, 3), 0.4, requires_grad=True)
-    inputs = views(images)
-    assert inputs.unique().tolist() == pytest.approx([-2.0, 0.0])
-    inputs.sum().backward()
-    kept = (inputs.detach() == 0).sum()
-    assert float(images.grad.sum()) == pytest.approx(5.0 * float(kept))
-
-
 def replies_of(network: ServerModel) -> list[Reply]:
-    """Return three clients whose models are the network's and random numbers, statistics too."""
     x, generator = network.model.state_dict(), seeded(11)
     own = {name for name, _ in network.model.named_buffers()}
     replies = []
@@ -220,7 +200,7 @@ def test_the_images_are_those_of_the_lowest_loss(weights):
         assert len(gaps) == 2 * 3  # layers, clients
         against = disagreement(student(inputs)[1], wanted)
         parts = F.cross_entropy(wanted, labels), sum(gaps), against
-        totals.append(sum(w * float(part) for w, part in zip(weights, parts, strict=True)))
+        totals.append(sum(w * part.item() for w, part in zip(weights, parts, strict=True)))
     best = min(range(10), key=totals.__getitem__)
     torch.testing.assert_close(-1 + 3 * images, shown[best])
     total = sum(w * losses[name] for w, name in zip(weights, names, strict=True))
@@ -231,7 +211,6 @@ def test_the_images_are_those_of_the_lowest_loss(weights):
 
 
 def distilled(student: nn.Module, network: ServerModel, pool: torch.Tensor, how: Distillation):
-    """Train the student for a pass over the pool; return the figures."""
     optimizer = SGD(how.momentum)
     optimizer.start(dict(student.named_parameters()), how.lr)
     return distil(student, teacher_of(network), pool, views_of(network), optimizer, how)
@@ -262,7 +241,6 @@ def test_distillation_by_hand():
 
 
 def aggregate(network: ServerModel, replies: list[Reply], **options) -> dict[str, torch.Tensor]:
-    """Return x + Delta by name, buffers included."""
     options = {"generation": SMALL, "epochs": 3, "crop_padding": 1, **options}
     aggregator = Distilled(**options)
     aggregator.bind(network)
@@ -335,47 +313,17 @@ def test_inputs_that_are_no_images_and_networks_without_logits_are_refused():
         Distilled().bind(ServerModel(Normed(), (200,), 2))
     network = normed()
     network.model.classifies = False
-    with pytest.raises(ConfigError, match="strategy=dense averages logits, and Normed has none"):
-        Distilled().bind(network)
+    for part, key in ((Distilled(), "dense"), (AllClients(), "ensemble")):
+        with pytest.raises(ConfigError, match=f"strategy={key} averages logits, and Normed has"):
+            part.bind(network)
 
 
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [
-        (lambda: Distilled(epochs=-1), "epochs"),
-        (lambda: Distilled(initial="mean"), "initial"),
-        (lambda: Distilled(crop_padding=-1), "crop_padding"),
-        (lambda: Generation(images=0), "images"),
-        (lambda: Generation(lr=0.0), "generator_lr"),
-        (lambda: Generation(bn=-1.0), "bn"),
-        (lambda: Distillation(batch_size=1), "batch_size"),
-        (lambda: Distillation(temperature=0.0), "temperature"),
-    ],
-)
-def test_values_out_of_range_are_refused_by_their_key(make, key):
-    with pytest.raises(ConfigError, match=rf"strategy\.dense\.{key}="):
-        make()
-
-
-def test_the_flower_strategy_sends_class_counts_only_if_masked():
-    with pytest.raises(ConfigError, match="aggregator Distilled runs the model"):
-        DENSE()
+def test_the_flower_strategies_send_class_counts_only_if_masked():
+    network = normed()
     for masked, sends in ((True, {CLASS_COUNTS}), (False, set())):
-        strategy = DENSE(epochs=2, masked_teacher=masked, server_model=normed())
-        assert strategy.client_sides["class_counts"].sends == sends
-        assert strategy.server_step.aggregator.epochs == 2
-
-
-@pytest.mark.slow
-def test_the_student_beats_the_average(tmp_path):
-    """Two clients of five classes each; the student starts at their average."""
-    words = [*TINY, "task.train_size=null", "strategy=dense", "rounds=1", "clients=2", "seed=2"]
-    words += ["local.epochs=10", "local.initial=own", "evaluation.received=false"]
-    words += ["partition=pathological", "partition.classes=5"]
-    quick = ["masked_teacher=true", "epochs=16", "steps=5", "images=64", "width=8", "lr=0.05"]
-    quick += ["crop_padding=0", "batch_size=16"]
-    words += [f"strategy.dense.{word}" for word in quick]
-    average = run_recipe(tmp_path / "average", *words, "strategy.dense.epochs=0", clients=2)
-    student = run_recipe(tmp_path / "student", *words, clients=2)
-    assert student["accuracy"] > average["accuracy"] + 0.1
-    assert student["loss"] < average["loss"]
+        student = DENSE(2, masked, server_model=network)
+        clients = Ensemble(masked, server_model=network)
+        assert student.client_sides["class_counts"].sends == sends
+        assert clients.client_sides["class_counts"].sends == sends
+        assert student.server_step.aggregator.masked_teacher == masked
+        assert clients.server_step.output.masked == masked

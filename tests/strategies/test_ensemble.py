@@ -1,56 +1,31 @@
-"""Ensemble: mean logits by hand and by brute force, and that a run gives out the ensemble."""
-
-from __future__ import annotations
+"""Ensemble: mean logits by brute force."""
 
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from common.errors import ConfigError
-from common.results import read_rows
-from conf import compose, plain_part
 from strategies.base import RefusedReplyError, Reply
-from strategies.ensemble import AllClients, Ensemble, ensemble_of, mean_logits
-from strategies.round.records import to_tensors
+from strategies.ensemble import AllClients, ensemble_of, mean_logits
 from strategies.round.server_model import ServerModel
 from strategies.statistics.class_counts import (
     CLASS_COUNTS,
     COUNTS,
     ClassCountsServer,
-    holder_shares,
 )
-from tasks import Task, build_task
-from tasks.evaluation import evaluate_model
-from tests.recipes import TINY, overrides, run_recipe
 
 
 class Layers(nn.Module):
-    """Two inputs, a normalised hidden layer, three classes with biases."""
-
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU())
         self.head = nn.Linear(4, 3)
 
     def forward(self, inputs):
-        """Return (features, logits)."""
         features = self.body(inputs)
         return features, self.head(features)
-
-
-class Head(nn.Module):
-    """A head alone: its logits are its inputs times its weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.head = nn.Linear(1, 3, bias=False)
-        nn.init.zeros_(self.head.weight)
-
-    def forward(self, inputs):
-        return inputs, self.head(inputs)
 
 
 def reply(client: int, update: dict, counts: list[float], buffers: dict | None = None) -> Reply:
@@ -58,33 +33,7 @@ def reply(client: int, update: dict, counts: list[float], buffers: dict | None =
     return Reply(client, int(sum(counts)), 1, 0.1, update, payloads, buffers=buffers or {})
 
 
-def heads() -> list[Reply]:
-    """Three clients: the first holds classes 0 and 1, the second 1, the third only one example."""
-    logits = ([1.0, 2.0, 30.0], [40.0, 4.0, 50.0], [60.0, 70.0, 80.0])
-    counts = ([5.0, 2.0, 0.0], [1.0, 9.0, 0.0], [0.0, 1.0, 0.0])
-    return [
-        reply(client, {"head.weight": torch.tensor(own)[:, None]}, held)
-        for client, (own, held) in enumerate(zip(logits, counts, strict=True))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("masked", "wanted"),
-    [(True, [1.0, 3.0, 0.0]), (False, [101 / 3, 76 / 3, 160 / 3])],
-    ids=["masked", "plain"],
-)
-def test_logits_by_hand(masked, wanted):
-    """Masked: 1, (2 + 4) / 2, 0. Plain: (1 + 40 + 60) / 3 and so on."""
-    shares = [[1.0, 0.5, 0.0], [0.0, 0.5, 0.0], [0.0, 0.0, 0.0]]  # one example is not enough
-    assert holder_shares(heads()).tolist() == shares
-    network = ServerModel(Head(), (1,), 3)
-    features, logits = mean_logits(network, heads(), masked=masked)(torch.tensor([[1.0], [2.0]]))
-    torch.testing.assert_close(logits, torch.tensor([wanted, [2 * value for value in wanted]]))
-    assert features.shape == (2, 3, 1)
-
-
 def trained(count: int = 3) -> tuple[ServerModel, list[Reply], list[nn.Module]]:
-    """Return x, replies and the clients' models themselves, BatchNorm statistics and all."""
     with torch.random.fork_rng():
         torch.manual_seed(7)
         sent, models = Layers().eval(), [Layers().eval() for _ in range(count)]
@@ -111,7 +60,9 @@ def test_plain_is_the_mean_of_logits_and_masked_of_zeroed_rows_over_the_holders(
     network, replies, models = trained(count)
     before = {name: value.clone() for name, value in network.model.state_dict().items()}
     wanted = torch.stack([model(INPUTS)[1] for model in models]).mean(0)
-    torch.testing.assert_close(mean_logits(network, replies, masked=False)(INPUTS)[1], wanted)
+    features, logits = mean_logits(network, replies, masked=False)(INPUTS)
+    assert features.shape == (6, count, 4)
+    torch.testing.assert_close(logits, wanted)
     total, holders = torch.zeros(6, 3), torch.zeros(3)
     for model, answer in zip(models, replies, strict=True):
         unseen = answer.payloads[CLASS_COUNTS][COUNTS] <= 1
@@ -157,64 +108,9 @@ def test_counts_that_cannot_be_and_a_personal_classifier_are_refused():
         ClassCountsServer().init({"body.weight": torch.zeros(1)})
 
 
-def test_networks_without_logits_and_replies_without_class_counts_are_refused():
+def test_replies_without_class_counts_are_refused():
     network, replies, _ = trained()
     bare = [replace(answer, payloads={}) for answer in replies]
     mean_logits(network, bare, masked=False)
     with pytest.raises(ConfigError, match="needs the clients' class counts"):
         mean_logits(network, bare, masked=True)
-    network.model.classifies = False
-    with pytest.raises(ConfigError, match="strategy=ensemble averages logits, and Layers has none"):
-        AllClients().bind(network)
-
-
-def task_of(*words: str) -> Task:
-    recipe = compose(overrides(*words))
-    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
-    return build_task(*parts, seed=0, num_clients=3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("masked", [True, False], ids=["masked", "plain"])
-def test_a_run_evaluates_and_stores_the_ensemble(masked, tmp_path):
-    """The same from the clients' messages, model by model, and from model.safetensors."""
-    sent: list = []
-
-    def listen(message):
-        if message.has_content() and "update" in message.content.array_records:
-            records = message.content.array_records
-            sent.append((to_tensors(records["update"]), records.get(CLASS_COUNTS)))
-        return message
-
-    words = [*TINY, "strategy=ensemble", "rounds=1"]
-    words += [f"strategy.ensemble.masked={str(masked).lower()}"]
-    summary = run_recipe(tmp_path, *words, tamper=listen)
-    task = task_of(*words)
-    x, test = task.build_model(0).state_dict(), task.test_data(torch.device("cpu"))
-    model = task.build_model(3)
-    inputs, labels = next(test.batches(len(test), generator=None, train=False))
-    total, holders = 0.0, 0.0
-    for update, counts in sent:
-        model.load_state_dict({name: x[name] + change for name, change in update.items()})
-        held = to_tensors(counts)[COUNTS] > 1 if masked else torch.ones(10)
-        total = total + model(inputs)[1].detach() * held
-        holders = holders + held
-        assert (counts is None) != masked
-    logits = total / holders
-    accuracy = float((logits.argmax(1) == labels).float().mean())
-    assert summary["accuracy"] == pytest.approx(accuracy, abs=1e-6)
-    assert summary["loss"] == pytest.approx(float(task.loss(logits, labels)), rel=1e-5)
-    assert read_rows(tmp_path / "metrics.jsonl")[-1]["accuracy"] == summary["accuracy"]
-    stored = load_file(tmp_path / "model.safetensors")
-    assert len(stored) == 1 + 3 * len(x)
-    found = evaluate_model(ensemble_of(stored, task.build_model(8)), test, task.loss)
-    assert found == pytest.approx((summary["loss"], summary["accuracy"]), rel=1e-5)
-
-
-def test_the_flower_strategy_sends_class_counts_only_if_masked():
-    with pytest.raises(ConfigError, match="output AllClients runs the model"):
-        Ensemble()
-    for masked, sends in ((True, {CLASS_COUNTS}), (False, set())):
-        strategy = Ensemble(masked, server_model=ServerModel(Layers(), (2,), 3))
-        assert strategy.client_sides["class_counts"].sends == sends
-        assert strategy.server_step.output.masked == masked

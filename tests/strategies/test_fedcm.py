@@ -1,19 +1,14 @@
 """FedCM against a plain loop of its algorithm."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import nn
 
-from common.errors import ConfigError
 from strategies.components.aggregators import NormMean, UniformMean
-from strategies.components.local_optimizers import SGD, Adam
+from strategies.components.local_optimizers import SGD
 from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.components.schedules import ExponentialDecay
-from strategies.fedcm import ClientMomentum, FedCM
+from strategies.fedcm import FedCM
 from tests.federation import Regression, TensorBatches, federate
-from tests.strategies.sides import check_side
 from tests.strategies.test_closed_forms import clients, gradient
 
 ROUNDS, EPOCHS, ALPHA, LR, DECAY = 4, 3, 0.3, 0.05, 0.9
@@ -66,10 +61,3 @@ def test_clients_of_unequal_length_count_by_their_mean_lr_sum():
     params, _ = federate(strategy, datasets, model=lambda: Regression(2), rounds=1, options=options)
     sent = strategy.server_step.broadcast(0)["momentum"]["head.weight"]
     torch.testing.assert_close(sent, -params["head.weight"] / 0.4)
-
-
-@pytest.mark.parametrize("optimizer", [SGD(momentum=0.9), Adam()])
-def test_other_steps_than_plain_ones_are_refused(optimizer):
-    with pytest.raises(ConfigError, match=r"local\.momentum=0"):
-        check_side(ClientMomentum(), nn.Linear(2, 1), optimizer)
-    check_side(ClientMomentum(), nn.Linear(2, 1), SGD(weight_decay=0.1))

@@ -1,15 +1,12 @@
 """SAM's steps on functions whose gradients are known."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest
 import torch
 
-from strategies.components.local_optimizers import SGD
 from strategies.fedsam import SAM
-from tests.strategies.test_per_fedavg import ONES, drive, quadratic, quadratics
+from tests.strategies.test_per_fedavg import ONES, drive, quadratics
 
 
 def test_a_step_by_hand():
@@ -69,19 +66,3 @@ def test_weight_decay_does_not_perturb_and_a_zero_gradient_leaves_the_model():
     torch.testing.assert_close(decayed, plain - 0.1 * 0.2 * ONES)
     flat = (torch.zeros_like(batch[0]), batch[1])
     assert torch.equal(drive(SAM(rho=0.5), itertools.repeat(flat), ONES, lr=0.1)[0], ONES)
-
-
-def test_rho_zero_is_sgd_with_one_pass():
-    passes = []
-
-    def counted(param, batch):
-        passes.append(1)
-        return quadratic(param, batch)
-
-    [batch] = quadratics(1)
-    ends = [
-        drive(optimizer, itertools.repeat(batch), ONES, lr=0.1, steps=3, loss_of=counted)[0]
-        for optimizer in (SAM(rho=0.0, momentum=0.5), SGD(momentum=0.5))
-    ]
-    assert torch.equal(*ends)
-    assert len(passes) == 6

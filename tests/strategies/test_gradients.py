@@ -1,7 +1,5 @@
 """Every penalty's gradient against finite differences, in float64."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -76,10 +74,3 @@ def test_penalty_gradients(side, monkeypatch):
     penalty(*params)  # FedDW takes its reference here
     context.first_pass = False
     assert torch.autograd.gradcheck(penalty, params)
-
-
-def test_fedprox_by_hand():
-    """mu / 2 (1^2 + 2^2) = 3.5 for mu 1.4."""
-    context = SimpleNamespace(anchor={"w": torch.zeros(2)})
-    step = Step({"w": torch.tensor([1.0, 2.0])}, None, None, None, None, context)
-    assert FedProxClient(1.4).penalty(step).item() == pytest.approx(3.5)

@@ -1,13 +1,8 @@
 """MA-Echo's loops against dense ones that follow the equations literally."""
 
-from __future__ import annotations
-
-import re
-
 import pytest
 import torch
 
-from common.errors import ConfigError
 from strategies.base import Reply
 from strategies.fusion.projected_layers import masked_classifier
 from strategies.fusion.quadratic_program import min_norm_weights
@@ -16,7 +11,6 @@ from tests.strategies.fusion.test_projections import draw
 
 
 def problem(clients: int = 4, out: int = 5, width: int = 12, rank: int = 6, seed: int = 0):
-    """Random models, and projections with eigenvalues in (0, 1)."""
     local = draw(clients, out, width, seed=seed).double()
     bases = torch.linalg.qr(draw(clients, width, rank, seed=seed + 1).double()).Q
     values = torch.rand(clients, rank, generator=torch.manual_seed(seed + 2)).double()
@@ -112,14 +106,13 @@ def test_float32_is_within_a_hundred_thousandth():
     torch.testing.assert_close(narrow.double(), wide, atol=1e-5, rtol=0)
 
 
-def test_a_layer_that_has_settled_stops(caplog):
-    local, factors = problem()
-    with caplog.at_level("INFO", logger="flwr"):
-        fuse(HarmonizedOptima(iterations=5000, tolerance=1e-6), local, factors)
-    [iterations] = re.findall(r"(\d+) iterations", caplog.text)
-    assert 27 < int(iterations) < 2000  # .6 to the 27th is 1e-6
-    whole = fuse(HarmonizedOptima(iterations=5000, tolerance=0), local, factors)
-    early = fuse(HarmonizedOptima(iterations=5000, tolerance=1e-7), local, factors)
+def test_a_layer_that_has_settled_stops():
+    early, later, whole = (
+        fuse(HarmonizedOptima(iterations=count, tolerance=tolerance), *problem())
+        for count, tolerance in ((500, 1e-7), (1000, 1e-7), (1000, 0))
+    )
+    assert torch.equal(early, later)
+    assert not torch.equal(early, whole)
     torch.testing.assert_close(early, whole, atol=1e-4, rtol=0)
 
 
@@ -132,18 +125,6 @@ def test_identical_clients_return_their_model_and_zero_projections_the_mean(loop
     if loop != "norm":
         found = fuse(aggregator, local, torch.zeros_like(factors))
         torch.testing.assert_close(found, local.mean(0), atol=1e-12, rtol=0)
-
-
-def test_outputs_on_orthogonal_inputs_are_kept():
-    """Clients whose inputs are orthogonal have a common optimum, and it is found."""
-    basis = torch.linalg.qr(draw(12, 12).double()).Q
-    factors = torch.stack([basis[:, :5], basis[:, 5:10]])
-    local = draw(2, 4, 12, seed=3).double()
-    found = fuse(HarmonizedOptima(iterations=200), local, factors)
-    for weight, values in zip(local, factors, strict=True):
-        torch.testing.assert_close(found @ values, weight @ values, atol=1e-6, rtol=0)
-    away = local.mean(0)
-    assert (away @ factors[0] - local[0] @ factors[0]).abs().max() > 0.1
 
 
 @pytest.mark.parametrize("initial", ["first", "random", "regmean"])
@@ -170,23 +151,6 @@ def test_a_class_s_row_is_the_mean_over_its_holders_by_hand():
     assert found["head.bias"].tolist() == [2.0, 3.0, 0.0, 0.0]
     kept = masked_classifier(params, replies, absent="keep")
     assert kept["head.weight"].flatten().tolist() == [12.0, 13.0, 10.0, 10.0]
-
-
-@pytest.mark.parametrize(
-    ("make", "key"),
-    [
-        (lambda: HarmonizedOptima(iterations=-1), "iterations"),
-        (lambda: HarmonizedOptima(weights="best"), "weights"),
-        (lambda: HarmonizedOptima(initial="last"), "initial"),
-        (lambda: HarmonizedOptima(cap=0.0), "cap"),
-        (lambda: Released(2.5), "step"),
-        (lambda: Algorithm1(0.0), "eta"),
-        (lambda: Equation11(0.5, -1.0), "mu"),
-    ],
-)
-def test_values_out_of_range_name_their_key(make, key):
-    with pytest.raises(ConfigError, match=rf"strategy\.maecho\.{key}"):
-        make()
 
 
 def test_the_flower_strategy_has_the_recipe_s_parts():

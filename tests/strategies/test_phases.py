@@ -1,7 +1,5 @@
 """Phases of local training: what a phase moves, how long it is, and which are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -32,8 +30,7 @@ class Shift(ClientSide):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("clip", [None, 1.0])
-@pytest.mark.parametrize("sides", [{}, {"shift": Shift()}])
+@pytest.mark.parametrize(("sides", "clip"), [({}, None), ({"shift": Shift()}, 1.0)])
 @pytest.mark.parametrize(
     "optimizer", [SGD(0.9, 0.1), Adam(weight_decay=0.1), PerFedAvgOptimizer(0.1, "hessian_free")]
 )
@@ -63,8 +60,6 @@ def test_momentum_of_the_first_phase_moves_nothing_in_the_second(optimizer):
 
 
 class Broken(ClientSide):
-    """Fails at the first step."""
-
     def penalty(self, step):
         raise RuntimeError("broken")
 
@@ -95,11 +90,9 @@ def test_the_null_phase_gets_the_rest(lengths, filled):
     [
         ({"epochs": 5}, (2, 2), r"\[2, 2\] and local\.epochs=5"),
         ({"epochs": 5}, (5, None), r"leave something"),
-        ({"epochs": 2}, (3, None), r"leave something"),
         ({"epochs": 5}, (6,), r"must add up"),
         ({"epochs": 5}, (None, None), r"at most one null"),
         ({"epochs": 5}, (0, None), r"must be >= 1"),
-        ({"epochs": 5}, (-1, None), r"must be >= 1"),
         ({"epochs": 0}, (), "=0 is not allowed"),
         ({"epochs": None, "steps": 0}, (), "=0 is not allowed"),
         ({"epochs": None, "steps": 5}, (1, None), r"local\.steps=5 with 2 strategy\.phases"),

@@ -1,7 +1,5 @@
 """The reduction lattice: methods at their neutral setting equal their base, to the last bit."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
@@ -9,8 +7,10 @@ import torch
 
 from strategies.components.aggregators import UniformMean
 from strategies.components.local_optimizers import SGD
+from strategies.components.local_training_config import LocalTrainingConfig, Phase
 from strategies.components.model_outputs import Latest
 from strategies.components.samplers import FixedSizeSampler
+from strategies.components.tensor_selection import TensorSelector
 from strategies.fedala import FedALA
 from strategies.fedavg import FedAvg, FedAvgM
 from strategies.fedcm import FedCM
@@ -19,36 +19,45 @@ from strategies.feddw import FedDW
 from strategies.feddyn import FedDyn
 from strategies.fedexp import FedExP
 from strategies.fedmrur import FedMRUR
+from strategies.fedper import FedPer
 from strategies.fedproto import FedProto
 from strategies.fedprox import FedProx
 from strategies.fedpvr import FedPVR
+from strategies.fedrep import FedRep
 from strategies.fedsam import SAM, FedSAM, MoFedSAM
 from strategies.feduv import FedUV
 from strategies.moon import MOON
 from strategies.round.federated import FederatedStrategy
 from strategies.scaffold import SCAFFOLD
 from tests.strategies.labelled import Biasless, Classifier, assert_same, train
-from tests.strategies.labelled import blobs as blobs  # other tests take it from here
 
 
 def run(strategy: FederatedStrategy, model=Classifier, **how) -> dict[str, torch.Tensor]:
-    """Return the params after six rounds with half the clients."""
+    """Return the params after some rounds with half the clients."""
     strategy.sampler = FixedSizeSampler(0.5, seed=2)
-    return train(strategy, rounds=6, model=model, **how)[0]
+    return train(strategy, model=model, **{"rounds": 4, **how})[0]
 
 
 LR = {"local_lr": 0.1}
 PLAIN_MEAN = {"aggregator": UniformMean(), **LR}
 FLAT = {"optimizer": lambda: SAM(rho=0.0)}
 SHARP = {"optimizer": lambda: SAM(rho=0.2)}
+FIRST = {"rounds": 1}
+BFLOAT16 = {"options": LocalTrainingConfig(batch_size=8, epochs=2, autocast=True)}
 
 fedavg = cache(lambda: run(FedAvg(**LR)))
 biasless = cache(lambda: run(FedAvg(**LR), Biasless))
 plain_mean = cache(lambda: run(FedAvg(**PLAIN_MEAN)))
+first_round = cache(lambda: run(FedAvg(**LR), **FIRST))
 
 
 def heavy(layers: str) -> dict:
     return {"optimizer": lambda: SGD(0.9, momentum_layers=layers)}
+
+
+def two_phases(first: str) -> LocalTrainingConfig:
+    phases = Phase(TensorSelector(first), 1), Phase(TensorSelector("body.*,head.*"))
+    return LocalTrainingConfig(batch_size=8, epochs=2, phases=phases)
 
 
 # a strategy, what it runs with, and the base that it equals
@@ -58,9 +67,12 @@ SAME = {
     "feddistill coefficient=0": (FedDistill(0.0, **LR), {}, fedavg),
     "feddw mu=0": (FedDW(0.0, **LR), {"model": Biasless}, biasless),
     "fedproto coefficient=0": (FedProto(0.0, **LR), {}, fedavg),
+    "fedproto, round 1": (FedProto(1.0, **LR), FIRST, first_round),
     "fedala eta=0": (FedALA(eta=0.0, **LR), {}, fedavg),
+    "fedala, round 1": (FedALA(**LR), FIRST, first_round),
     "feduv both 0": (FedUV(0.0, 0.0, **LR), {}, fedavg),
     "moon mu=0": (MOON(0.0, **LR), {}, fedavg),
+    "moon, round 1": (MOON(**LR), FIRST, first_round),
     "fedsam rho=0": (FedSAM(**LR), FLAT, fedavg),
     "fedpvr none": (FedPVR("none", **LR), {}, plain_mean),
     "fedpvr all, I": (FedPVR("all", "I", **LR), {}, lambda: run(SCAFFOLD("I", **LR))),
@@ -75,13 +87,24 @@ SAME = {
     "fedmrur gamma=0": (FedMRUR(0.0, **PLAIN_MEAN), SHARP, lambda: run(MoFedSAM(**LR), **SHARP)),
     "fedmrur all 0": (FedMRUR(0.0, alpha=1.0, **PLAIN_MEAN), FLAT, plain_mean),
     "momentum on no tensor": (FedAvg(**PLAIN_MEAN), heavy("none"), plain_mean),
+    "fedper, personal=none": (FedPer(**LR), {"personal": "none"}, fedavg),
+    "fedrep, phases of all tensors": (FedRep(**LR), {"options": two_phases("all")}, fedavg),
     "one seed, replies in another order": (SCAFFOLD(**LR), {}, lambda: run(SCAFFOLD(**LR))),
 }
 DIFFERENT = {
     "fedprox": (FedProx(1.0, **LR), {}, fedavg),
     "feddistill": (FedDistill(1.0, **LR), {}, fedavg),
     "feddw": (FedDW(**LR), {"model": Biasless}, biasless),
+    "feddw, bfloat16": (
+        FedDW(10.0, **LR),
+        {"model": Biasless, **BFLOAT16},
+        lambda: run(FedAvg(**LR), Biasless, **BFLOAT16),
+    ),
+    "fedproto": (FedProto(1.0, **LR), {}, fedavg),
+    "fedala": (FedALA(**LR), {}, fedavg),
     "feduv, last batches of one": (FedUV(**LR), {}, fedavg),
+    "feduv, bfloat16": (FedUV(**LR), BFLOAT16, lambda: run(FedAvg(**LR), **BFLOAT16)),
+    "moon": (MOON(**LR), {}, fedavg),
     "fedcm": (FedCM(0.9, **LR), {}, plain_mean),
     "feddyn": (FedDyn(0.01, output=Latest(), **LR), {}, plain_mean),
     "mofedsam": (MoFedSAM(1.0, **LR), SHARP, plain_mean),
@@ -90,6 +113,8 @@ DIFFERENT = {
     "fedmrur rho": (FedMRUR(0.0, alpha=1.0, **PLAIN_MEAN), SHARP, plain_mean),
     "fedmrur norm mean": (FedMRUR(0.0, alpha=1.0, **LR), FLAT, plain_mean),
     "momentum on some tensors": (FedAvg(**PLAIN_MEAN), heavy("last:2"), plain_mean),
+    "fedrep": (FedRep(**LR), {"options": two_phases("head.*")}, fedavg),
+    "bfloat16": (FedAvg(**LR), BFLOAT16, fedavg),
     "another seed": (FedAvg(**LR), {"seed": 1}, fedavg),
 }
 

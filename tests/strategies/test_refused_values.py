@@ -1,15 +1,17 @@
 """A value out of its range is refused by the name of its key."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
+from torch import nn
 
 from common.errors import ConfigError
+from strategies.components.local_optimizers import SGD, Adam
 from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from strategies.components.schedules import MultiStep
 from strategies.components.tensor_selection import TensorSelector
+from strategies.dense import DENSE, Distilled
+from strategies.ensemble import Ensemble
 from strategies.fedala import FedALAClient
 from strategies.fedcm import ClientMomentum
 from strategies.feddistill import FedDistillClient
@@ -17,16 +19,27 @@ from strategies.feddw import FedDWClient
 from strategies.feddyn import FedDynClient, FedDynServer
 from strategies.fedexp import ExtrapolatedMean
 from strategies.fedmrur import ManifoldRegularizer
+from strategies.fednova import FedNovaClient
 from strategies.fedproto import PrototypeClient
 from strategies.fedprox import FedProxClient
 from strategies.fedsam import SAM
 from strategies.feduv import FedUVClient
+from strategies.fusion.distillation import Distillation, Generation
+from strategies.maecho import Algorithm1, Equation11, HarmonizedOptima, Released
 from strategies.moon import MOONClient
 from strategies.per_fedavg import PerFedAvgOptimizer
+from strategies.pfnm import PFNM, NeuralMatching
 from strategies.scaffold import ControlVariateClient
 from strategies.statistics.soft_labels import SoftLabelServer
+from tests.federation import Regression
+from tests.strategies.labelled import Biasless, Classifier
+from tests.strategies.sides import check_side
 
 WRONG = [
+    (Distilled, "strategy.dense", {"epochs": [-1], "initial": ["mean"], "crop_padding": [-1]}),
+    (Generation, "strategy.dense", {"images": [0], "bn": [-1.0]}),
+    (lambda generator_lr: Generation(lr=generator_lr), "strategy.dense", {"generator_lr": [0.0]}),
+    (Distillation, "strategy.dense", {"batch_size": [1], "temperature": [0.0]}),
     (FedALAClient, "strategy.fedala", {"eta": [-1.0], "data_share": [0.0, 1.5]}),
     (FedALAClient, "strategy.fedala", {"until_std": [0.0]}),
     (ClientMomentum, "strategy.client_momentum", {"alpha": [0.0, -0.1, 1.1]}),
@@ -42,9 +55,16 @@ WRONG = [
     (FedProxClient, "strategy.fedprox", {"mu": [-1.0]}),
     (SAM, "strategy.sam", {"rho": [-0.1]}),
     (FedUVClient, "strategy.feduv", {"variance": [-1.0], "uniformity": [-1.0]}),
+    (HarmonizedOptima, "strategy.maecho", {"iterations": [-1], "weights": ["best"]}),
+    (HarmonizedOptima, "strategy.maecho", {"initial": ["last"], "cap": [0.0]}),
+    (Released, "strategy.maecho", {"step": [2.5]}),
+    (Algorithm1, "strategy.maecho", {"eta": [0.0]}),
+    (Equation11, "strategy.maecho", {"mu": [-1.0]}),
     (MOONClient, "strategy.moon", {"mu": [-1.0], "tau": [0.0], "previous": [0]}),
     (PerFedAvgOptimizer, "strategy.per_fedavg", {"alpha": [-1.0], "order": ["second"]}),
     (PerFedAvgOptimizer, "strategy.per_fedavg", {"delta": [0.0]}),
+    (NeuralMatching, "strategy.pfnm", {"sigma": [0], "sigma0": [0], "gamma": [0]}),
+    (NeuralMatching, "strategy.pfnm", {"max_neurons": [0]}),
     (ControlVariateClient, "strategy.scaffold", {"option": ["III"]}),
     (SoftLabelServer, "strategy.soft_labels", {"history": ["every"], "absent": ["zero"]}),
     (SoftLabelServer, "strategy.soft_labels", {"smoothing": [1.5]}),
@@ -53,17 +73,16 @@ WRONG = [
     (MultiStep, "schedule", {"milestones": [[0.5, 1.0], [0.0]], "decay": [0.0, 1.5]}),
 ]
 CASES = [
-    (part, f"{prefix}.{key}".lstrip("."), {key: value})
+    pytest.param(part, {key: value}, f"{prefix}.{key}={value!r}".lstrip("."), id=f"{key}={value!r}")
     for part, prefix, wrong in WRONG
     for key, values in wrong.items()
     for value in values
 ]
 
 
-@pytest.mark.parametrize(("part", "key", "wrong"), CASES, ids=str)
-def test_a_value_out_of_range_names_its_key(part, key, wrong):
-    [value] = wrong.values()
-    with pytest.raises(ConfigError, match=re.escape(f"{key}={value!r}")):
+@pytest.mark.parametrize(("part", "wrong", "said"), CASES)
+def test_a_value_out_of_range_names_its_key(part, wrong, said):
+    with pytest.raises(ConfigError, match=re.escape(said)):
         part(**wrong)
 
 
@@ -71,3 +90,43 @@ def test_a_value_out_of_range_names_its_key(part, key, wrong):
 def test_a_malformed_selector_names_its_key_and_the_syntax(spec):
     with pytest.raises(ConfigError, match=rf"local\.x='{spec}'.*last:N"):
         TensorSelector(spec, "local.x")
+
+
+SMALL, HEAVY = Regression(1), SGD(momentum=0.9)
+NO_HEAD = nn.ModuleDict({"last": nn.Linear(2, 2, bias=False)})
+
+
+@pytest.mark.parametrize(
+    ("side", "model", "optimizer", "message"),
+    [
+        # option II reads the gradient off plain steps
+        (ControlVariateClient(), SMALL, HEAVY, r"scaffold\.option=II .*local\.optimizer=sgd"),
+        (ControlVariateClient("all", "II", "fedpvr"), SMALL, Adam(), r"fedpvr\.option=II .*=sgd"),
+        (ControlVariateClient("all", "II-momentum"), SMALL, Adam(), r"option=II-momentum .*=sgd"),
+        (FedNovaClient(), SMALL, Adam(), r"local\.optimizer=sgd"),
+        (ClientMomentum(), SMALL, HEAVY, r"local\.momentum=0"),
+        (ClientMomentum(), SMALL, Adam(), r"local\.momentum=0"),
+        (FedDWClient(), Classifier(), SGD(), r"task\.head_bias=false"),
+        (FedDWClient(), NO_HEAD, SGD(), "`head`, and that is NoneType"),
+        (FedDWClient(), nn.ModuleDict({"head": nn.Sequential()}), SGD(), "that is Sequential"),
+    ],
+)
+def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(
+    side, model, optimizer, message
+):
+    with pytest.raises(ConfigError, match=message):
+        check_side(side, model, optimizer)
+
+
+def test_a_side_takes_what_it_fits():
+    for layers, option in (("all", "II-momentum"), ("all", "I"), ("none", "II")):
+        check_side(ControlVariateClient(layers, option), SMALL, HEAVY)
+    check_side(ControlVariateClient(), SMALL, PerFedAvgOptimizer())  # its moves are plain
+    check_side(ClientMomentum(), SMALL, SGD(weight_decay=0.1))
+    check_side(FedDWClient(), Biasless(), SGD())
+
+
+@pytest.mark.parametrize("method", [DENSE, Ensemble, PFNM])
+def test_a_method_whose_server_runs_the_model_needs_it(method):
+    with pytest.raises(ConfigError, match=r"runs the model .*server_model=ServerModel"):
+        method()

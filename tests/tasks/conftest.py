@@ -1,14 +1,6 @@
-"""A cache folder of the tests' own, and no data folder unless a test asks for one."""
+"""An empty cache folder, and no data folder, for the tests that ask for them."""
 
 import pytest
-
-
-@pytest.fixture(scope="session", autouse=True)
-def cache_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("cache")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FEDHET_CACHE", str(folder))
-        yield folder
 
 
 @pytest.fixture

@@ -30,13 +30,6 @@ def make_task(name, partition="iid", *, seed=0, clients=3, options=None, **chang
     )
 
 
-def encode(pixels):
-    """Return an image (H, W) or (H, W, 3) as PNG."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format="PNG")
-    return buffer.getvalue()
-
-
 def random_images(count, size, channels, seed=0):
     """Return random pixels (n, H, W) or (n, H, W, 3)."""
     shape = (count, size, size) if channels == 1 else (count, size, size, channels)
@@ -45,10 +38,13 @@ def random_images(count, size, channels, seed=0):
 
 def write_parquet(path, images, columns, image_column="image"):
     """Write a split in the hub's schema."""
-    structs = [{"bytes": encode(pixels), "path": None} for pixels in images]
     path.parent.mkdir(parents=True, exist_ok=True)
-    table = pa.table({image_column: pa.array(structs), **columns})
-    parquet.write_table(table, path, row_group_size=16)
+    structs = []
+    for pixels in images:
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, format="PNG")
+        structs.append({"bytes": buffer.getvalue(), "path": None})
+    parquet.write_table(pa.table({image_column: structs, **columns}), path, row_group_size=16)
 
 
 def write_hub_set(root, name, count=40):
@@ -56,12 +52,9 @@ def write_hub_set(root, name, count=40):
     task = values("task", name)
     images = random_images(count, task["image_size"], task["channels"])
     labels = np.arange(count) % task["num_classes"]
-    columns = {task["label_column"]: labels}
+    columns = {task["label_column"]: labels, "another": labels}
     if "group_column" in task:
-        columns["hsf_id"] = np.zeros(count, dtype=np.int64)
         columns[task["group_column"]] = [f"f{row % 4:04d}_00" for row in range(count)]
-    if name == "cifar100":
-        columns["coarse_label"] = labels // 5
     for split, rows in (("train", count), (task.get("test_split", "test"), 8)):
         if split is not None:
             shown = {key: column[:rows] for key, column in columns.items()}

@@ -14,20 +14,15 @@ from tasks.evaluation import evaluate_model
 from tasks.models.cvae import CVAE
 from tests.tasks.generated import make_task
 
-PIXELS = {"model": "cvae", "mean": [0.0], "std": [1.0]}
-
-
-def linear_sizes(layers):
-    return [(layer.in_features, layer.out_features) for layer in layers[::2]]
-
 
 def test_the_decoder_is_the_papers_and_the_encoder_its_mirror_image():
     """MA-Echo, Section 7: 30 -> 256 -> 512 -> 784."""
     model = build_model("cvae", input_shape=(1, 28, 28), num_classes=10, seed=0)
-    assert linear_sizes(model.decoder) == [(30, 256), (256, 512), (512, 784)]
-    assert linear_sizes(model.encoder) == [(794, 512), (512, 256), (256, 40)]
-    last = list(model.parameters())[-model.classifier_tensors :]
-    assert [tuple(value.shape) for value in last] == [(784, 512), (784,)]
+    shapes = [tuple(value.shape) for value in model.parameters()]
+    sizes = [shape[::-1] for shape in shapes if len(shape) == 2]
+    assert sizes[:3] == [(794, 512), (512, 256), (256, 40)]
+    assert sizes[3:] == [(30, 256), (256, 512), (512, 784)]
+    assert shapes[-model.classifier_tensors :] == [(784, 512), (784,)]
 
 
 def test_the_outputs_are_the_two_parts_of_the_evidence_lower_bound():
@@ -52,27 +47,19 @@ def test_the_outputs_are_the_two_parts_of_the_evidence_lower_bound():
 
 
 def test_inputs_are_pixels_and_the_class_and_the_loss_is_the_mean_of_both_parts():
-    task, plain = make_task("digits", **PIXELS), make_task("digits", mean=[0.0], std=[1.0])
-    pair = (each.client_data(1)[0] for each in (task, plain))
+    pixels = {"mean": [0.0], "std": [1.0]}
+    task, plain = make_task("digits", model="cvae", **pixels), make_task("digits", **pixels)
     (inputs, labels), (images, same) = (
-        next(data.batches(50, generator=torch.Generator(), train=True)) for data in pair
+        next(each.test_data().batches(360, generator=None, train=False)) for each in (task, plain)
     )
     assert torch.equal(inputs, torch.cat([images.flatten(1), torch.eye(10)[labels]], dim=1))
     assert torch.equal(labels, same)
-    model, data = task.build_model(0), task.test_data()
-    loss, accuracy = evaluate_model(model, data, task.loss, batch_size=500)
-    [(inputs, labels)] = data.batches(500, generator=None, train=False)
+    model = task.build_model(0)
+    loss, accuracy = evaluate_model(model, task.test_data(), task.loss, batch_size=500)
     with torch.no_grad():
         parts = model.eval()(inputs)[1]
     assert loss == pytest.approx(float(parts.sum() / len(labels)), rel=1e-5)
     assert accuracy is None
-
-
-def test_inputs_that_a_cvae_cannot_take_are_refused_by_key():
-    with pytest.raises(ConfigError, match=r"task\.model=cvae takes pixels in \[0, 1\].*task\.mean"):
-        make_task("digits", model="cvae")
-    with pytest.raises(ConfigError, match=r"task\.model=cvae is for images"):
-        make_task("imdb", model="cvae").build_model(0)
 
 
 def build_frozen():

@@ -4,20 +4,31 @@ import pytest
 
 from fedhet.report import layer_plots, update_agreement
 from fedhet.report.blocks import Picture
+from fedhet.report.colors import keys_of
+from fedhet.report.layout import automatic_layout
 from tests.finished_runs import finished_run, no_pictures, write_run
 
 __all__ = ["finished_run", "no_pictures", "write_run"]
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """Return the panels that galleries would draw, by the picture's kind."""
-    found = {}
+def section_of(monkeypatch, tmp_path):
+    """Return a function: the blocks that a section has for runs, and the panels by kind.
 
-    def keep(panels, caption, stem, kind, abreast):
-        found[kind] = panels
-        return Picture("", caption, f"{stem.name}_{kind}")
+    Nothing is drawn.
+    """
 
-    monkeypatch.setattr(layer_plots, "gallery", keep)
-    monkeypatch.setattr(update_agreement, "gallery", keep)
-    return found
+    def blocks_and_panels(section, runs, *options):
+        drawn = {}
+
+        def gallery(panels, caption, stem, kind, abreast):
+            drawn[kind] = panels
+            return Picture("", caption, f"{stem.name}_{kind}")
+
+        for module in (layer_plots, update_agreement):
+            monkeypatch.setattr(module, "gallery", gallery)
+        layout = automatic_layout(runs)
+        keys = keys_of([(line.label, line.method) for line in layout.lines])
+        return section(layout, keys, *options, tmp_path / "report"), drawn
+
+    return blocks_and_panels

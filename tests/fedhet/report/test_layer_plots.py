@@ -1,15 +1,12 @@
 """Figures of the layers: from a run's files onto the page, and through the data file."""
 
-import json
-
 import pytest
 
+from common.results import write_rows
 from fedhet.report.blocks import Heading, Table
-from fedhet.report.colors import keys_of
 from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layer_data import LAYERS, MOST_ROUNDS, SIMILARITY, read_layers
 from fedhet.report.layer_plots import layers
-from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import Run
 
 SHAPES = {"a.weight": [4, 3], "a.bias": [4], "head.weight": [2, 4]}
@@ -23,20 +20,13 @@ def write(folder, rounds=3, factor=1.0):
         norms = dict.fromkeys(SHAPES, 0.5)
         rows.append({"round": t, "drift_diversity": diversity, "update_norm": norms})
     cka = {"a": [[1, 0.9, 0.6], [0.9, 1, None], [0.6, None, 1]], "head": [[1, 0.2]] * 3}
-    alike = [{"round": t, "clients": [0, 1, 2], "cka": cka} for t in (1, rounds)]
-    for name, lines in ((LAYERS, rows), (SIMILARITY, alike)):
-        (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_rows(folder / LAYERS, rows)
+    write_rows(folder / SIMILARITY, [{"round": t, "cka": cka} for t in (1, rounds)])
 
 
 def run(figures, method="fedavg", seed=0, alpha=0.1):
     settings = {"partition.alpha": alpha, "seed": seed}
     return Run("a run", 0, method, seed, "completed", settings=settings, layers=figures)
-
-
-def blocks_of(runs, path):
-    layout = automatic_layout(runs)
-    keys = keys_of([(line.label, line.method) for line in layout.lines])
-    return layers(layout, keys, path / "report")
 
 
 def test_figures_are_read_from_the_files(tmp_path):
@@ -56,13 +46,11 @@ def test_figures_are_read_from_the_files(tmp_path):
     write(tmp_path, rounds=100)  # some are kept, and the mean is of all late ones
     found = read_layers(tmp_path, late_rounds=10)
     assert len(found.rounds) <= MOST_ROUNDS
-    assert found.rounds[0] == 1
-    assert found.rounds[-1] == 100
-    assert found.late[0] == 95.5
+    assert (found.rounds[0], found.rounds[-1], found.late[0]) == (1, 100, 95.5)
 
 
 @pytest.mark.parametrize(
-    "text", ["", '{"round": 1}\n', "{", '{"round": 1, "drift_diversity": 3}\n']
+    "text", ["", '{"round": 1}\n', "{\n", '{"round": 1, "drift_diversity": 3}\n']
 )
 def test_files_that_are_missing_or_broken_are_no_figures(text, tmp_path):
     assert read_layers(tmp_path, 10) is None
@@ -70,29 +58,28 @@ def test_files_that_are_missing_or_broken_are_no_figures(text, tmp_path):
     assert read_layers(tmp_path, 10) is None
 
 
-def test_the_page_has_layers_rounds_and_similarity(tmp_path, drawn):
+def test_the_page_has_layers_rounds_and_similarity(tmp_path, section_of):
     write(tmp_path)
     found = read_layers(tmp_path, 10)
     runs = [run(found), run(found, "fedpvr"), run(found, alpha=100.0), run(None, "moon")]
-    blocks = blocks_of(runs, tmp_path)
+    blocks, drawn = section_of(layers, runs)
     assert blocks[0] == Heading(3, "Layers")
-    profile = drawn["layers"]
-    assert [panel.title for panel in profile] == ["alpha 0.1", "alpha 100"]
-    assert [line.key.label for line in profile[0].curves] == ["fedavg", "fedpvr"]
-    assert profile[0].curves[0].x == [0.0, 2.0]
-    assert profile[0].curves[0].mean == [2.0, 4.0]
-    assert profile[0].log
-    names = [panel.y_label for panel in drawn["layers_rounds"]]
-    assert names == ["a.weight"] * 2 + ["head.weight"] * 2
-    assert drawn["layers_rounds"][2].curves[0].mean == [2.0, 4.0, 6.0]
+    assert [panel.title for panel in drawn["layers"]] == ["alpha 0.1", "alpha 100"]
+    profile, _ = drawn["layers"]
+    assert [line.key.label for line in profile.curves] == ["fedavg", "fedpvr"]
+    assert (profile.curves[0].x, profile.curves[0].mean) == ([0.0, 2.0], [2.0, 4.0])
+    assert profile.log
+    rounds = drawn["layers_rounds"]
+    assert [panel.y_label for panel in rounds] == ["a.weight"] * 2 + ["head.weight"] * 2
+    assert rounds[2].curves[0].mean == [2.0, 4.0, 6.0]
     assert drawn["similarity"][0].curves[0].mean == [0.75, 0.2]
     diversity, norms, alike = [block for block in blocks if isinstance(block, Table)]
     row = next(row for row in diversity.rows if row[1].text == "fedpvr")
     assert [entry.text for entry in row[2:]] == ["2.000", "4.000"]
     assert norms.rows[0][2].text == "0.500"
     assert [entry.text for entry in alike.rows[0][2:]] == ["0.750", "0.200"]
-    assert blocks_of(runs[3:], tmp_path) == []
+    assert section_of(layers, runs[3:]) == ([], {})
     write(tmp_path, factor=3.0)  # seeds are averaged
-    blocks_of([run(found), run(read_layers(tmp_path, 10), seed=1)], tmp_path)
+    _, drawn = section_of(layers, [run(found), run(read_layers(tmp_path, 10), seed=1)])
     (line,) = drawn["layers"][0].curves
     assert (line.mean, line.low, line.high) == ([4.0, 8.0], [2.0, 4.0], [6.0, 12.0])

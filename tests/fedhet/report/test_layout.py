@@ -1,5 +1,7 @@
 """Rows and columns that follow from the runs' settings."""
 
+from itertools import product
+
 from fedhet.report.layout import automatic_layout, differing_settings
 
 
@@ -9,12 +11,8 @@ def shape(layout):
 
 
 def test_rows_are_methods_and_columns_the_keys_that_vary(finished_run):
-    runs = [
-        finished_run(method, seed, partition__alpha=alpha)
-        for method in ("fedavg", "scaffold")
-        for seed in (0, 1)
-        for alpha in (1.0, 0.1)
-    ]
+    every = product(("fedavg", "scaffold"), (0, 1), (1.0, 0.1))
+    runs = [finished_run(method, seed, partition__alpha=alpha) for method, seed, alpha in every]
     layout = automatic_layout(runs)
     assert layout.columns == ("alpha 0.1", "alpha 1")
     assert shape(layout) == {"fedavg": [[0, 1], [0, 1]], "scaffold": [[0, 1], [0, 1]]}
@@ -32,10 +30,8 @@ def test_a_key_that_an_older_run_lacks_makes_no_row_of_its_own(finished_run):
 
 def test_seeds_folders_and_keys_of_the_site_are_no_difference(finished_run):
     runs = [
-        finished_run(
-            "fedavg", seed, local__reuse_training=trained, task__path=f"/srv/{seed}", device=name
-        )
-        for seed, trained, name in ((0, None, "cpu"), (10, "/runs/s1", "cuda"), (2, "/s2", "cpu"))
+        finished_run("fedavg", seed, local__reuse_training=f"/s{seed}", device=f"cuda:{seed}")
+        for seed in (0, 10, 2)
     ]
     layout = automatic_layout([*runs, finished_run("fedadam", 0, server__lr=0.03)])
     assert layout.columns == ("all runs",)
@@ -50,29 +46,21 @@ def test_a_key_of_the_method_makes_rows_and_is_not_averaged_over(finished_run):
     key = "strategy__fedprox__mu"
     runs = [finished_run("fedprox", seed, **{key: mu}) for mu in (0.1, 0.01) for seed in (0, 1)]
     layout = automatic_layout([finished_run("fedavg", 0), *runs])
-    assert shape(layout) == {
-        "fedavg": [[0]],
-        "fedprox, mu 0.01": [[0, 1]],
-        "fedprox, mu 0.1": [[0, 1]],
-    }
+    rows = {"fedprox, mu 0.01": [[0, 1]], "fedprox, mu 0.1": [[0, 1]]}
+    assert shape(layout) == {"fedavg": [[0]], **rows}
     assert "strategy.fedprox.mu" in layout.notes[0]
 
 
-def test_labels_name_the_shortest_key_that_was_typed_and_leave_out_what_follows_from_it(
-    finished_run,
-):
-    other = finished_run(
-        "fedavg", 0, task__name="mnist", task__mean=[0.13], task__model="fedavg_cnn"
-    )
+def test_labels_have_the_shortest_key_that_was_typed_and_not_what_follows_from_it(finished_run):
+    mnist = {"task__name": "mnist", "task__mean": [0.13], "task__model": "fedavg_cnn"}
+    other = finished_run("fedavg", 0, **mnist)
     assert automatic_layout([finished_run("fedavg", 0), other]).columns == ("digits", "mnist")
     rates = [(lr, rate) for lr in (1.0, 0.1) for rate in (0.1, 0.5)]
     runs = [finished_run("fedavg", 0, server__lr=lr, local__lr=rate) for lr, rate in rates]
     assert automatic_layout(runs).columns[0] == "local.lr 0.1, server.lr 0.1"
     key, copy = "strategy__fedpvr__layers", "strategy__client_sides__fedpvr__layers"
-    runs = [
-        finished_run("fedpvr", 0, **{key: layers, copy: layers}) for layers in ("none", "last:2")
-    ]
-    layout = automatic_layout(runs)
+    both = [{key: layers, copy: layers} for layers in ("none", "last:2")]
+    layout = automatic_layout([finished_run("fedpvr", 0, **settings) for settings in both])
     assert [line.label for line in layout.lines] == ["fedpvr, layers last:2", "fedpvr, layers none"]
     assert "differ in strategy.fedpvr.layers." in layout.notes[0]
 
@@ -86,11 +74,8 @@ def test_a_search_over_many_values_makes_rows(finished_run):
 
 
 def test_by_chooses_the_columns_and_the_rest_becomes_rows(finished_run):
-    runs = [
-        finished_run("fedavg", 0, clients=n, partition__alpha=a)
-        for n in (5, 10)
-        for a in (0.1, 0.5)
-    ]
+    every = product((5, 10), (0.1, 0.5))
+    runs = [finished_run("fedavg", 0, clients=n, partition__alpha=alpha) for n, alpha in every]
     assert automatic_layout(runs).columns == tuple(
         f"alpha {alpha}, clients {clients}" for alpha in (0.1, 0.5) for clients in (5, 10)
     )
@@ -101,10 +86,9 @@ def test_by_chooses_the_columns_and_the_rest_becomes_rows(finished_run):
 
 def test_a_repeated_seed_counts_once_and_failed_runs_are_in_no_mean(finished_run):
     first, second = finished_run("fedavg", 0), finished_run("fedavg", 0)
-    failed = [
-        finished_run(method, 1, summary={"status": "failed"}) for method in ("fedavg", "scaffold")
-    ]
-    layout = automatic_layout([first, second, *failed])
+    failed = {"summary": {"status": "failed"}}
+    others = finished_run("fedavg", 1, **failed), finished_run("scaffold", 1, **failed)
+    layout = automatic_layout([first, second, *others])
     assert layout.lines[0].cells[0].runs == (second,)
     assert f"{first.name} is left out" in layout.notes[0]
     assert shape(layout) == {"fedavg": [[0]], "scaffold": [[]]}

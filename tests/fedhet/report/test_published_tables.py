@@ -25,6 +25,13 @@ def node(**changes):
     return {**NODE, **changes}
 
 
+def rows_of(**published):
+    return {
+        name: {"runs": {"strategy": name.lower()}, "published": numbers}
+        for name, numbers in published.items()
+    }
+
+
 @pytest.fixture
 def runs(finished_run):
     """FedAvg at alpha 0.1: finals 0.5, 0.6; SCAFFOLD one seed at each alpha."""
@@ -40,10 +47,14 @@ def texts(table):
     return {row[0].text: [(e.text, e.under) for e in row[1:]] for row in table.rows}
 
 
+def table_of(runs, node):
+    paper = read_paper(node)
+    return main_table(paper_layout(runs, paper), paper.figure)
+
+
 def test_ours_beside_the_papers_and_the_difference(runs):
     """FedAvg: mean 55, sample sd sqrt(2 * 5^2 / 1) = 7.07, difference 55 - 49 = 6."""
-    paper = read_paper(NODE)
-    table = main_table(paper_layout(runs, paper), paper.figure)
+    table = table_of(runs, NODE)
     assert table.head == ["", "alpha 0.1", "alpha 1"]
     assert texts(table) == {
         "FedAvg": [("55.00 ± 7.07 (n = 2)", "paper 49 (+6.0)"), ("not run", "paper 70")],
@@ -53,52 +64,41 @@ def test_ours_beside_the_papers_and_the_difference(runs):
     }
     assert table.rows[2][0].under == "not built"
     assert "ours minus it" in table.caption
-    paper = read_paper(node(rows={"S": {"runs": {"strategy": "scaffold"}, "published": [61, 95]}}))
-    table = main_table(paper_layout(runs[2:], paper), paper.figure)
-    assert texts(table)["S"] == [("60.50", "paper 61 (-0.5)"), ("90.00", "paper 95 (-5.0)")]
+    table = table_of(runs[2:], node(rows=rows_of(SCAFFOLD=[61, 95])))
+    assert texts(table)["SCAFFOLD"] == [("60.50", "paper 61 (-0.5)"), ("90.00", "paper 95 (-5.0)")]
     assert "n = 1" in table.caption
 
 
 def test_rounds_to_a_target_beside_the_papers(runs):
     """FedAvg reaches 0.55 in one of two runs: no difference to a bound."""
-    rows = {
-        "FedAvg": {"runs": {"strategy": "fedavg"}, "published": [15, "100+"]},
-        "SCAFFOLD": {"runs": {"strategy": "scaffold"}, "published": [9, None]},
-    }
-    paper = read_paper(node(metric="rounds_to", target=0.55, unit=None, rows=rows))
-    assert paper.targets == (0.55,)
-    layout = paper_layout(runs, paper)
-    assert texts(main_table(layout, paper.figure)) == {
+    rows = rows_of(FedAvg=[15, "100+"], SCAFFOLD=[9, None])
+    paper = node(metric="rounds_to", target=0.55, unit=None, rows=rows)
+    assert texts(table_of(runs, paper)) == {
         "FedAvg": [("> 1 (1 of 2 reached) (n = 2)", "paper 15"), ("not run", "paper 100+")],
         "SCAFFOLD": [("1 (n = 1)", "paper 9 (-8.0)"), ("1 (n = 1)", "")],
     }
-    tables = dict(target_tables(layout, paper.targets, None))
+    assert read_paper(paper).targets == (0.55,)
+    tables = dict(target_tables(paper_layout(runs, read_paper(paper)), [0.55], None))
     assert list(tables) == ["alpha 0.1", "alpha 1"]
     assert tables["alpha 0.1"].head == ["", "rounds to 55 %", "MB to 55 %"]
     assert texts(tables["alpha 1"]) == {"SCAFFOLD": [("1", ""), ("3", "")]}
 
 
 def test_numbers_to_another_target_have_no_difference(runs):
-    rows = {"FedAvg": {"runs": {"strategy": "fedavg"}, "published": [49, None]}}
-    keys = {"metric": "rounds_to", "target": 0.5, "published_target": 0.66, "rows": rows}
-    paper = read_paper({key: value for key, value in node(**keys).items() if key != "unit"})
-    table = main_table(paper_layout(runs[:2], paper), paper.figure)
+    keys = {"metric": "rounds_to", "target": 0.5, "published_target": 0.66, "unit": None}
+    keys["rows"] = rows_of(FedAvg=[49, None])
+    table = table_of(runs[:2], node(**keys))
     assert texts(table)["FedAvg"] == [("1.0 ± 0.0", "paper 49 to 66 %"), ("not run", "")]
     # with one target, ``targets`` are those of the page's other table
-    paper = read_paper({**NODE, **keys, "targets": [0.4, 0.5], "unit": None})
+    paper = read_paper(node(**keys, targets=[0.4, 0.5]))
     assert (paper.figure.target, paper.targets) == (0.5, (0.4, 0.5))
     assert paper.rows["FedAvg"].published[0].mean == 49
 
 
 def test_rounds_to_several_targets_beside_the_papers(runs):
     """FedAvg reaches 0.45 in round 1 with both seeds, and 0.55 with one; the paper never."""
-    rows = {
-        "FedAvg": {"runs": {"strategy": "fedavg"}, "published": [[15, "∞"], [4, None]]},
-        "FedX": {"runs": {"strategy": "fedx"}, "published": [None, [8, 9]]},
-    }
-    paper = read_paper(node(metric="rounds_to", targets=[0.45, 0.55], unit=None, rows=rows))
-    assert paper.targets == (0.45, 0.55)
-    table = main_table(paper_layout(runs[:2], paper), paper.figure)
+    rows = rows_of(FedAvg=[[15, "∞"], [4, None]], FedX=[None, [8, 9]])
+    table = table_of(runs[:2], node(metric="rounds_to", targets=[0.45, 0.55], unit=None, rows=rows))
     assert texts(table) == {
         "FedAvg to 45 %": [("1.0 ± 0.0", "paper 15 (-14.0)"), ("not run", "paper 4")],
         "FedX to 45 %": [("not run", ""), ("not run", "paper 8")],
@@ -128,12 +128,10 @@ def test_other_methods_get_rows_and_runs_outside_all_columns_are_named(runs, fin
 
 def test_a_cell_whose_runs_differ_is_split_not_averaged(finished_run):
     runs = [finished_run("fedavg", 0, (0.1, 0.5), local__lr=lr) for lr in (0.05, 0.1)]
-    paper = read_paper(NODE)
-    layout = paper_layout(runs, paper)
-    shown = texts(main_table(layout, paper.figure))
+    shown = texts(table_of(runs, NODE))
     assert list(shown)[:2] == ["FedAvg, lr 0.05", "FedAvg, lr 0.1"]
     assert shown["FedAvg, lr 0.1"][0] == ("50.00", "paper 49 (+1.0)")
-    assert "local.lr" in layout.notes[0]
+    assert "local.lr" in paper_layout(runs, read_paper(NODE)).notes[0]
 
 
 def test_runs_with_fewer_rounds_than_the_papers_are_said(runs):
@@ -141,6 +139,9 @@ def test_runs_with_fewer_rounds_than_the_papers_are_said(runs):
     assert paper_layout(runs, read_paper(node(round=1))).notes == ()
     few = paper_layout(runs, read_paper(node(round=80)))
     assert few.notes == ("The paper's numbers are after 80 rounds; the runs have 3.",)
+
+
+TARGETS = {"metric": "rounds_to", "targets": [0.4, 0.5]}
 
 
 @pytest.mark.parametrize(
@@ -152,14 +153,11 @@ def test_runs_with_fewer_rounds_than_the_papers_are_said(runs):
         ({"unit": "percent"}, "paper.unit=percent is unknown"),
         ({"round": 0}, "paper.round=0 must be"),
         ({"columns": {}}, "paper.columns={} must be a mapping"),
-        ({"rows": {"A": {"published": [1]}}}, "must list 2 numbers, one per column"),
-        ({"rows": {"A": {"published": [1, [2]]}}}, r"has \[2\]: a number, \[mean, spread\]"),
+        ({"rows": rows_of(A=[1])}, "must list 2 numbers, one per column"),
+        ({"rows": rows_of(A=[1, [2]])}, r"has \[2\]: a number, \[mean, spread\]"),
         ({"rows": {"A": {"run": {}, "published": [1, 2]}}}, "with runs, published, not_run"),
-        (
-            {"metric": "rounds_to", "targets": [0.4, 0.5], "rows": {"A": {"published": [1, 2]}}},
-            "has 1: a list of 2, one per target",
-        ),
-        ({"metric": "rounds_to", "target": 40, "targets": [0.4]}, "needs paper.target"),
+        ({**TARGETS, "rows": rows_of(A=[1, 2])}, "has 1: a list of 2, one per target"),
+        ({**TARGETS, "target": 40}, "needs paper.target"),
     ],
 )
 def test_what_is_wrong_with_a_description_is_said(changes, message):

@@ -1,17 +1,22 @@
-"""Reading results directories, whole and broken ones."""
+"""Reading results directories, whole and broken ones, and the report's data file."""
 
+import dataclasses
 import json
 
-from fedhet.report.run_data import find_runs, read_run
+import pytest
+
+from common.errors import ConfigError
+from common.results import read_rows, write_rows
+from fedhet.report import data_file
+from fedhet.report.data_file import Origin, Partition, ReportData, merged, parse, thinned, to_text
+from fedhet.report.run_data import Run, find_runs, read_run
 
 
 def test_a_whole_run(finished_run):
-    run = finished_run("scaffold", 3, (0.1, 0.5), columns={"train_loss": 1.25, "lr": float("nan")})
+    run = finished_run("scaffold", 3, (0.1, 0.5), columns={"lr": float("nan")})
     assert (run.method, run.seed, run.status, run.error) == ("scaffold", 3, "completed", "")
     assert run.settings["partition.alpha"] == 0.1
-    assert run.settings["strategy.methods.scaffold"] == []
     assert run.points("accuracy") == [(0, 0.1), (1, 0.5)]
-    assert run.points("train_loss") == [(1, 1.25)]
     assert run.points("lr") == run.points("unheard_of") == []
     assert run.points("clients") == [(1, 2)]  # how many ids there are
     assert "failures" not in run.columns
@@ -33,33 +38,31 @@ def test_an_incomplete_last_line_is_left_out_and_a_missing_summary_means_unfinis
 
 
 def test_files_that_cannot_be_read_are_named(write_run):
-    broken = write_run()
-    lines = (broken / "metrics.jsonl").read_text().splitlines()
-    (broken / "metrics.jsonl").write_text("\n".join([lines[0], "{oops", lines[2]]) + "\n")
-    run = read_run(broken, "a", 0)
-    assert run.status == "unfinished"
-    assert "its metrics.jsonl cannot be read" in run.error
-
-    (broken / "config.yaml").write_text("a: [1\n")
-    (broken / "summary.json").write_text('{"status": "compl')
-    run = read_run(broken, "a", 0)
+    folder = write_run()
+    rows = (folder / "metrics.jsonl").read_text().splitlines()
+    for text, error in (
+        ("\n".join([rows[0], "{oops", rows[2]]), "its metrics.jsonl cannot be read"),
+        ("\n".join(rows[:3]), "its metrics.jsonl has 2 rounds, and its summary.json says 3"),
+        ('{"accuracy": 0.5}', "lines without a round"),
+    ):
+        (folder / "metrics.jsonl").write_text(text + "\n")
+        run = read_run(folder, "a", 0)
+        assert run.status == "unfinished"
+        assert error in run.error
+    (folder / "config.yaml").write_text("a: [1\n")
+    (folder / "summary.json").write_text('{"status": "compl')
+    run = read_run(folder, "a", 0)
     assert run.method == "unknown"
     assert "config.yaml" in run.error
     assert "summary.json" in run.error
 
-    (broken / "metrics.jsonl").write_text('{"accuracy": 0.5}\n')
-    assert "lines without a round" in read_run(broken, "a", 0).error
 
-
-def test_a_copy_that_was_cut_short_is_unfinished_and_refused_replies_have_their_round(write_run):
+def test_refused_replies_have_their_round(write_run):
     folder = write_run()
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(folder / "metrics.jsonl")
     rows[2]["failures"] = ["client 7: update holds NaN"]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows[:3]))
-    run = read_run(folder, "a", 0)
-    assert run.status == "unfinished"
-    assert run.error == "its metrics.jsonl has 2 rounds, and its summary.json says 3"
-    assert run.refusals == ["round 2: client 7: update holds NaN"]
+    write_rows(folder / "metrics.jsonl", rows)
+    assert read_run(folder, "a", 0).refusals == ["round 2: client 7: update holds NaN"]
 
 
 def test_runs_are_found_in_the_order_of_their_numbers(write_run, tmp_path):
@@ -75,3 +78,76 @@ def test_runs_are_found_in_the_order_of_their_numbers(write_run, tmp_path):
     found = [folder.name for folder in find_runs(sweep)]
     assert found == ["0_fedavg", "2_fedavg", "3_fedavg", "9_fedavg", "10_fedavg"]
     assert list(find_runs(sweep / "2_fedavg")) == [sweep / "2_fedavg"]
+
+
+# ---- the data file -------------------------------------------------------------------------------
+
+
+def test_what_is_written_is_read_again_and_shared_settings_are_written_once(finished_run):
+    paper = {"source": "Table 1"}
+    failed = finished_run("scaffold", 0, summary={"status": "failed", "error": "no"})
+    runs = [finished_run("fedavg", seed, columns={"lr": 0.1}, paper=paper) for seed in (0, 1)]
+    partition = Partition("digits", {"clients": 2}, ["a", "b"], [[1, 2], [3, 4]], 2)
+    origin = Origin("s", "fedhet -m", ["7: no"])
+    runs += [failed, Run("bare", 0, "unknown", None, "unfinished")]
+    data = ReportData(runs, [origin], [partition], "T", [0.5], ["x"])
+    text = to_text(data)
+    read = parse(text, "it")
+    assert to_text(read) == text
+    assert read.runs == [dataclasses.replace(r, refusals=list(r.refusals)) for r in runs]
+    assert dataclasses.replace(read, runs=runs) == data
+    content = json.loads(text)
+    assert (content["common"]["clients"], len(content["papers"])) == (10, 1)
+    assert not {"clients", "figures"} & {*content["runs"][0], *content["runs"][0]["settings"]}
+    assert content["runs"][0]["columns"]["lr"] == {"first": None, "rest": 0.1, "count": 4}
+    both = merged([data, read])
+    assert [run.source for run in both.runs] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert (len(both.origins), both.title) == (2, "T")
+
+
+def test_many_rounds_are_thinned_but_not_accuracy_and_bytes():
+    rounds = list(range(1001))
+    columns = {"round": rounds}
+    for number, name in enumerate(["accuracy", "bytes_up", "train_loss", "norm_ratio"]):
+        columns[name] = [float(i + number) for i in rounds]
+    runs = [Run(str(i), 0, "m", i, "completed", columns=columns) for i in range(20)]
+    assert sum(len(c) for run in runs for c in run.columns.values()) > 2 * data_file.MOST_POINTS
+    found = thinned(ReportData(runs))
+    assert found.every == 3
+    one = found.runs[0]
+    assert one.points("accuracy") == runs[0].points("accuracy")
+    assert one.bytes_until(1000) == runs[0].bytes_until(1000)
+    assert [round for round, _ in one.points("train_loss")] == [*range(0, 1001, 3), 1000]
+    late = [round for round, _ in one.points("norm_ratio")]  # a table has the mean of the last ten
+    assert late == [*range(0, 991, 3), *range(991, 1001)]
+    assert to_text(thinned(parse(to_text(found), "it"))) == to_text(found)
+    assert thinned(ReportData(runs[:2])).every == 1
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"fedhet_report": 99}'])
+def test_another_file_is_refused(tmp_path, text):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"x\.json is not a data file of fedhet-report"):
+        data_file.read_data(path)
+
+
+def test_a_data_file_of_format_1_has_the_keys_of_today():
+    """Figures of papers were fields of a run, and keys and modules had other names."""
+    keys = {"strategy": "fedprox", "strategy.client_sides.fedprox.mu": 0.1}
+    rows = {"FedProx": {"runs": keys, "published": [1]}}
+    old = json.loads(to_text(ReportData([Run("a", 0, "fedprox", 0, "completed")])))
+    old["runs"][0] |= {
+        **{"paper": 0, "settings": {"strategy.client_sides.fedprox.mu": 0.1}},
+        **{"relations": {"head": [[1]]}, "neurons": {"layer": "x"}},
+    }
+    old |= {"fedhet_report": 1, "papers": [{"rows": rows}], "common": {"local.solver": "adam"}}
+    (run,) = parse(json.dumps(old), "it").runs
+    assert run.settings["local.optimizer"] == "adam"
+    assert run.settings["strategy.fedprox.mu"] == 0.1
+    selected = run.paper["rows"]["FedProx"]["runs"]
+    assert (selected["strategy"], selected["strategy.fedprox.mu"]) == ("fedprox", 0.1)
+    assert run.figures == {
+        "feddw": {"relations": {"head": [[1]]}},
+        "maecho": {"neurons": {"layer": "x"}},
+    }

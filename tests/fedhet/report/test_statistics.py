@@ -12,38 +12,34 @@ def runs(finished_run):
     return [finished_run(seed=seed, accuracies=curve) for seed, curve in enumerate(curves)]
 
 
-def test_final_accuracy_and_its_sample_standard_deviation(runs):
-    """Mean of .5, .6, .7 is .6; deviations -.1, 0, .1: sqrt(.02 / 2) = .1."""
-    found = estimate(Figure("accuracy"), runs)
-    assert (found.mean, found.spread, found.count) == (pytest.approx(0.6), pytest.approx(0.1), 3)
-    assert estimate(Figure("accuracy", percent=True), runs).text(2) == "60.00 ± 10.00"
+@pytest.mark.parametrize(
+    ("figure", "digits", "text"),
+    [  # mean of .5, .6, .7 is .6; deviations -.1, 0, .1: sqrt(.02 / 2) = .1
+        (Figure("accuracy"), 2, "0.60 ± 0.10"),
+        (Figure("accuracy", percent=True), 2, "60.00 ± 10.00"),
+        (Figure("best_accuracy"), 3, "0.633 ± 0.058"),  # .6, .6, .7: sqrt(.02 / 3 / 2)
+        (Figure("rounds_to", 0.6), 1, "2.0 ± 1.0"),  # 2, 3, 1
+        (Figure("bytes_to", 0.6), 1, "6.0 ± 3.0"),  # of 3 MB each
+        (Figure("rounds_to", 0.65), 1, "> 3 (1 of 3 reached)"),
+        (Figure("bytes_to", 0.65), 1, "> 9 (1 of 3 reached)"),
+        (Figure("rounds_to", 0.6, last_round=2), 1, "> 2 (2 of 3 reached)"),
+    ],
+)
+def test_figures_of_three_seeds(runs, figure, digits, text):
+    assert estimate(figure, runs).text(digits) == text
 
 
-def test_best_accuracy_and_the_mean_of_the_last_five(runs, finished_run):
-    assert estimate(Figure("best_accuracy"), runs).mean == pytest.approx((0.6 + 0.6 + 0.7) / 3)
+def test_the_mean_of_the_last_five_and_figures_of_one_seed(runs, finished_run):
     late = Figure("late_accuracy")
     one = estimate(late, runs[:1])
     assert one.mean == pytest.approx((0.3 + 0.6 + 0.5) / 3)  # three of five; not the untrained one
-    assert one.spread is None
-    assert one.text(3) == "0.467"
+    assert (one.spread, one.text(3)) == (None, "0.467")
     many = finished_run(accuracies=(0.0, 0.9, 0.1, 0.2, 0.3, 0.4, 0.5))
     assert estimate(late, [many]).mean == pytest.approx(0.3)
-
-
-def test_rounds_and_megabytes_to_a_target(runs):
-    """Rounds 2, 3, 1 of 3 MB each: mean 2 and 6 MB, deviations 1 and 3."""
-    rounds = estimate(Figure("rounds_to", 0.6), runs)
-    assert (rounds.mean, rounds.spread) == (2, 1)
-    assert rounds.text(1) == "2.0 ± 1.0"
-    assert estimate(Figure("bytes_to", 0.6), runs).text(1) == "6.0 ± 3.0"
     assert estimate(Figure("rounds_to", 0.6), runs[:1]).text(1) == "2"
 
 
-def test_a_target_that_not_all_runs_reach_is_the_bound_of_the_run_that_gave_up_first(
-    runs, finished_run
-):
-    assert estimate(Figure("rounds_to", 0.65), runs).text(1) == "> 3 (1 of 3 reached)"
-    assert estimate(Figure("bytes_to", 0.65), runs).text(1) == "> 9 (1 of 3 reached)"
+def test_a_target_that_no_run_reaches_is_the_bound_of_the_run_that_gave_up_first(finished_run):
     low = [finished_run(seed=seed, accuracies=[0.1] * length) for seed, length in ((0, 4), (1, 9))]
     assert estimate(Figure("rounds_to", 0.5), low).text(1) == "> 3 (0 of 2 reached)"
 
@@ -51,7 +47,6 @@ def test_a_target_that_not_all_runs_reach_is_the_bound_of_the_run_that_gave_up_f
 def test_rounds_after_the_last_one_and_runs_without_evaluation_are_left_out(runs):
     early = Figure("accuracy", last_round=2)
     assert [early.of(run).number for run in runs] == [0.6, 0.3, 0.6]
-    assert estimate(Figure("rounds_to", 0.6, last_round=2), runs).text(1) == "> 2 (2 of 3 reached)"
     assert estimate(Figure("client_loss"), runs) is None
 
 

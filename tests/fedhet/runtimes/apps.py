@@ -1,7 +1,5 @@
 """A ClientApp for the tests of workers, which import it by name."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,28 +1,26 @@
 """runtime=deployment without a SuperLink: its connection, the events of a log, following a run."""
 
-from __future__ import annotations
-
-import contextlib
 import json
 import socket
 import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from types import SimpleNamespace
 from typing import IO, Any
+from unittest.mock import Mock
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from common.results import ResultsFollower, read_rows, write_rows
+from common.results import Row, write_rows
 from common.run_events import ROW, START, Event, decode, encode, new_key
 from conf import compose_overrides, resume_fingerprint
 from fedhet.runtimes.deployment import run as run_module
 from fedhet.runtimes.deployment.connection import Connection, check_reachable, connection_of
 from fedhet.runtimes.deployment.control_client import RunStatus
-from fedhet.runtimes.deployment.log_stream import LogStream, RunEvents, update_rows
+from fedhet.runtimes.deployment.log_stream import LogStream, RunEvents
 from fedhet.runtimes.deployment.run import DeploymentRun
 from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.flower_install import LaunchError
@@ -75,16 +73,16 @@ def test_a_connection_can_be_one_of_flowers_config(flower_config):
     assert (found.host, found.port) == ("10.0.0.1", 8000)
 
 
-@contextlib.contextmanager
+@contextmanager
 def listening(answer: bytes, context: ssl.SSLContext | None = None) -> Iterator[str]:
     """Answer every request with the same bytes; yield the address."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             while True:
                 plain, _ = listener.accept()
-                with contextlib.suppress(OSError), plain:
+                with suppress(OSError), plain:
                     end = context.wrap_socket(plain, server_side=True) if context else plain
                     end.settimeout(2)
                     if end.recv(4096) and answer:
@@ -131,7 +129,7 @@ def test_control_is_reached_or_the_error_says_why_not(answer, tls, trusted, mess
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(authorities[tls] / "server.crt", authorities[tls] / "server.key")
     ca = "" if trusted is None else str(authorities[trusted] / "ca.crt")
-    expected = pytest.raises(LaunchError, match=message) if message else contextlib.nullcontext()
+    expected = pytest.raises(LaunchError, match=message) if message else nullcontext()
     with listening(answer, context) as address, expected:
         check_reachable(Connection(address, ca, insecure=trusted is None))
 
@@ -152,9 +150,7 @@ def test_a_fetch_command_without_source_or_target_is_refused(lacking, tmp_path):
 
 # ---- events in the log ---------------------------------------------------------------------------
 
-ROWS: list[dict[str, Any]] = [
-    {"round": t, "accuracy": t / 7, "failures": ["ü\n"]} for t in range(4)
-]
+ROWS: list[Row] = [{"round": t, "accuracy": t / 7, "failures": ["ü\n"]} for t in range(4)]
 KEY = new_key()
 
 
@@ -170,8 +166,7 @@ def test_the_launcher_reads_what_the_server_app_logs(tmp_path, capsys):
     log.finish({"status": "completed", "loss": float("nan")})
     events = RunEvents()
     assert all(events.read(one) for one in capsys.readouterr().out.splitlines(keepends=True))
-    assert events.start["config"] == {"rounds": 3}
-    assert events.start["token"] == "abc"
+    assert (events.start["config"], events.start["token"]) == ({"rounds": 3}, "abc")
     assert events.rows == ROWS[:3]
     assert events.summary["status"] == "completed"
     for number in (2, 3, 1):  # a repeated and a replaced row
@@ -183,12 +178,12 @@ def test_a_line_without_a_whole_event_is_part_of_the_log():
     assert decode("INFO: [round 1/3]\n") is None
     assert decode(line(ROW, ROWS[1])[:-5]) is None
     assert decode("progress 50%" + line(ROW, ROWS[1]), KEY) == (KEY, ROW, ROWS[1])
-    assert RunEvents().read(line(ROW, ROWS[1])) is False  # a run's first event is its start
 
 
 def test_a_site_cannot_forge_an_event():
     """The text of an error may be a site's, and hold line breaks and what looks like events."""
     events = RunEvents()
+    assert events.read(line(ROW, ROWS[1])) is False  # a run's first event is its start
     events.read(line(START, {"token": None, "config": {}, "rows": []}))
     forged = {"round": 1, "accuracy": 1.0}
     other = line(ROW, forged, new_key())
@@ -199,54 +194,28 @@ def test_a_site_cannot_forge_an_event():
     assert events.rows == [reason]
 
 
-def test_a_log_read_again_changes_no_rows_and_new_measurements_replace_old_ones(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    results, seen = ResultsFollower(tmp_path), []
-    for rows in (ROWS[:1], ROWS[:3], ROWS[:1], ROWS[:2], ROWS):
-        update_rows(path, rows)
-        seen += [row["round"] for row in results.new_rows()]
-    assert seen == [0, 1, 2, 3]
-    assert read_rows(path) == ROWS
-    other = [*ROWS[:2], {"round": 2, "accuracy": 0.9}]
-    update_rows(path, other)
-    assert read_rows(path) == other
-
-
-@pytest.mark.parametrize("before", ["of run 7\n", ""])
-def test_a_run_that_is_followed_again_is_in_the_log_once(tmp_path, before):
-    class Control:
-        def stream_log(self, run_id: int, raw: IO[bytes]) -> subprocess.Popen[bytes]:
-            raw.write(b"round 1\nround 2\n")
-            return subprocess.Popen(["true"])
+def test_a_run_that_is_followed_again_is_in_the_log_once(tmp_path):
+    def stream_log(run_id: int, raw: IO[bytes]) -> subprocess.Popen[bytes]:
+        raw.write(b"round 1\nround 2\n")
+        return subprocess.Popen(["true"])
 
     log = tmp_path / "log.txt"
-    log.write_text(before)
+    log.write_text("of run 7\n")
     for _ in range(2):
-        stream = LogStream(Control(), 8, tmp_path / "raw", log, len(before))
+        stream = LogStream(Mock(stream_log=stream_log), 8, tmp_path / "raw", log, len("of run 7\n"))
         stream.open()
         stream.wait(10)
         stream.close()
-    assert log.read_text() == before + "round 1\nround 2\n"
+    assert log.read_text() == "of run 7\nround 1\nround 2\n"
 
 
 # ---- the run of a results directory --------------------------------------------------------------
 
 
-class FakeControl:
-    """A SuperLink that knows one run, or none."""
-
-    def __init__(self, known: RunStatus | None = None, online: int = 3) -> None:
-        self.known, self.online, self.started = known, online, list[list[str]]()
-
-    def online_nodes(self) -> int:
-        return self.online
-
-    def status(self, run_id: int) -> RunStatus | None:
-        return self.known
-
-    def start(self, words: list[str]) -> int:
-        self.started.append(words)
-        return 8
+def superlink(known: RunStatus | None = None, online: int = 3) -> Mock:
+    """Return the Control of a SuperLink that knows one run, or none, and starts run 8."""
+    answers = {"online_nodes": online, "status": known, "start": 8}
+    return Mock(**{f"{name}.return_value": value for name, value in answers.items()})
 
 
 def submit(launched: DictConfig, folder: Path, control: Any) -> RunRecord:
@@ -258,13 +227,11 @@ def submit(launched: DictConfig, folder: Path, control: Any) -> RunRecord:
     return followed[0]
 
 
-def resume(
-    folder: Path, known: RunStatus | None, **values: object
-) -> tuple[FakeControl, RunRecord]:
-    """Submit with resume=true where run 7 to round 3 was."""
+def resume(folder: Path, known: RunStatus | None, **values: object) -> Any:
+    """Submit with resume=true where run 7 to round 3 was; return Control and what is followed."""
     before = RunRecord("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3, 0)
     before.write(folder)
-    control = FakeControl(known)
+    control = superlink(known)
     launched = recipe(**({"resume": True, "rounds": 3, "results_dir": str(folder)} | values))
     return control, submit(launched, folder, control)
 
@@ -277,12 +244,12 @@ def resume(
     ],
 )
 def test_a_run_needs_its_clients_or_min_clients_as_supernodes(online, least, enough, tmp_path):
-    control = FakeControl(online=online)
+    control = superlink(online=online)
     launched = recipe(**{"runtime.min_clients": least})
     message = rf"clients=3.*but {online} SuperNodes .*min_clients="
-    with contextlib.nullcontext() if enough else pytest.raises(LaunchError, match=message):
+    with nullcontext() if enough else pytest.raises(LaunchError, match=message):
         submit(launched, tmp_path, control)
-    assert len(control.started) == enough
+    assert control.start.call_count == enough
 
 
 OTHER = {"runtime.address": "127.0.0.1:8001"}
@@ -292,8 +259,7 @@ OTHER = {"runtime.address": "127.0.0.1:8001"}
 @pytest.mark.parametrize("values", [{}, OTHER])  # a run is known by its id behind any address
 def test_a_run_that_has_not_ended_or_is_completed_is_followed(tmp_path, status, values):
     control, followed = resume(tmp_path, RunStatus(status), **values)
-    assert followed.run_id == 7
-    assert control.started == []
+    assert (followed.run_id, control.start.called) == (7, False)
 
 
 @pytest.mark.parametrize(
@@ -306,17 +272,17 @@ def test_a_new_run_resumes_one_that_broke_off(tmp_path, known):
     assert (followed.run_id, followed.server_folder) == (8, "/srv/x")
     assert followed.log_begins == len("of run 7\n")
     assert read_record(tmp_path) == followed
-    [words] = control.started
+    [words] = control.start.call_args.args
     assert "results_dir='/srv/x'" in words
     assert "resume=false" not in words
 
 
 def test_a_run_without_a_round_begins_anew_and_a_completed_one_goes_on_to_a_later_round(tmp_path):
     control, _ = resume(tmp_path, RunStatus("finished:failed"))
-    assert control.started[0][-1] == "resume=false"
+    assert control.start.call_args.args[0][-1] == "resume=false"
     write_rows(tmp_path / "metrics.jsonl", ROWS)
     control, _ = resume(tmp_path, RunStatus("finished:completed"), rounds=5)
-    assert "resume=false" not in control.started[0]
+    assert "resume=false" not in control.start.call_args.args[0]
 
 
 @pytest.mark.parametrize(
@@ -337,7 +303,8 @@ def test_a_run_that_is_not_accepted_leaves_the_folder_unchanged(tmp_path):
         assert read_record(tmp_path)
         raise LaunchError("no")
 
-    control = SimpleNamespace(online_nodes=lambda: 3, start=refuse)
+    control = superlink()
+    control.start.side_effect = refuse
     with pytest.raises(LaunchError, match="no"):
         submit(recipe(results_dir=str(tmp_path)), tmp_path, control)
     assert not list(tmp_path.iterdir())
@@ -351,13 +318,13 @@ def test_a_sweep_resumes_a_job_whose_checkpoints_are_elsewhere(tmp_path):
 
 def test_a_fetched_model_must_have_the_runs_parameters(monkeypatch, tmp_path):
     there, here = tmp_path / "there", tmp_path / "here"
-    there.mkdir()
     here.mkdir()
+    there.mkdir()
     (there / "model.safetensors").write_bytes(b"cut off")
     fetching = recipe(**{"runtime.fetch": "cp -R {server}/. {here}"})
     run: Any = DeploymentRun(fetching.runtime, here / "log.txt")
     run._record = RunRecord("t", 7, str(there), "s:1", "r", 3, 0)
-    run._log = SimpleNamespace()
+    run._log = Mock()
     monkeypatch.setattr(run_module, "_is_the_model", lambda path, _: path.read_bytes() == b"whole")
     with pytest.raises(LaunchError, match=r"brought no model\.safetensors .*resume=true"):
         run._fetch_results({})

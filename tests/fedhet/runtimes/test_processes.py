@@ -1,13 +1,12 @@
-"""No process outlives a launch, even if it left its parent or the launcher was killed."""
+"""No process outlives a launch, even if it left its parent and nobody adopts it.
 
-from __future__ import annotations
+In tests/test_runtimes.py launchers adopt such processes, and are killed, so that their watchdog
+ends the rest.
+"""
 
-import ctypes
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -20,82 +19,43 @@ pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="orphans are adopted on Linux only"),
 ]
 MARK = "FEDHET_TEST_MARK"
-# Starts a process in a session of its own and leaves it behind; both ignore SIGTERM.
+# Leaves a process behind in a session of its own; both ignore SIGTERM.
 LEAVES_A_CHILD = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if os.fork() == 0:
     os.setsid()
-    open(sys.argv[1], "w").write(str(os.getpid()))
+    print(os.getpid(), flush=True)
     time.sleep(60)
 """
 # A server that continues after its worker's end, as if a client had failed.
 CONTINUES = """
-import signal, subprocess, sys
+import os, signal, subprocess, sys
 worker = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("started", flush=True)
+print(os.getpid(), flush=True)
 worker.wait()
-open(sys.argv[1], "w").write("a round with a failure")
-"""
-LAUNCHER = """
-import os, subprocess, sys, time
-from pathlib import Path
-from fedhet.runtimes.processes import Watchdog
-folder = Path(sys.argv[1])
-Watchdog(folder, "FEDHET_TEST_MARK", str(folder))
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"],
-                 env=os.environ | {"FEDHET_TEST_MARK": str(folder)}, start_new_session=True)
-print("started", flush=True)
-time.sleep(60)
+open("a round with a failure", "w")
 """
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 15) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
-
-
-def started(program: str, *words: str, **environment: str) -> subprocess.Popen[str]:
-    """Start a program; wait until it says that it has started."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *words],
-        env=os.environ | environment,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def started(program: str, folder: Path) -> tuple[subprocess.Popen[str], int]:
+    """Start a program with the folder as its mark; return it and the pid that it prints."""
+    words = [sys.executable, "-c", program]
+    marked = os.environ | {MARK: str(folder)}
+    process = subprocess.Popen(words, cwd=folder, env=marked, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    assert process.stdout.readline() == "started\n"
-    return process
+    return process, int(process.stdout.readline())
 
 
-@pytest.fixture(params=[0, 1], ids=["init_adopts", "this_process_adopts"])
-def adopting(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Leave orphans to init, or adopt them."""
-    libc = ctypes.CDLL(None)
-    before = ctypes.c_int()
-    libc.prctl(37, ctypes.byref(before), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
-    libc.prctl(36, request.param, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
-    yield
-    libc.prctl(36, before.value, 0, 0, 0)
-
-
-@pytest.mark.usefixtures("adopting")
 def test_an_orphan_is_ended_and_other_processes_are_not(tmp_path):
     tree = ProcessTree(MARK, str(tmp_path))
     stranger = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     other_launch = ProcessTree(MARK, "another launch")
-    note = tmp_path / "pid"
-    parent = subprocess.Popen(
-        [sys.executable, "-c", LEAVES_A_CHILD, str(note)],
-        env=os.environ | {MARK: str(tmp_path)},
-    )
     try:
+        parent, pid = started(LEAVES_A_CHILD, tmp_path)
         assert parent.wait(timeout=20) == 0
-        assert wait_for(lambda: note.exists() and note.read_text() != "")
-        orphan = psutil.Process(int(note.read_text()))
+        orphan = psutil.Process(pid)
         assert orphan in tree.members()
         assert orphan not in other_launch.members()
         other_launch.end()
@@ -112,21 +72,8 @@ def test_an_orphan_is_ended_and_other_processes_are_not(tmp_path):
 
 def test_no_process_sees_another_end(tmp_path):
     tree = ProcessTree(MARK, str(tmp_path))
-    written = tmp_path / "round"
-    server = started(CONTINUES, str(written), **{MARK: str(tmp_path)})
+    server, _ = started(CONTINUES, tmp_path)
     tree.end()
     server.wait()
-    assert not written.exists()
-    assert not tree.members()
-
-
-def test_the_watchdog_cleans_up_after_a_killed_launcher(tmp_path: Path) -> None:
-    folder = tmp_path / "launch"
-    folder.mkdir()
-    launcher = started(LAUNCHER, str(folder))
-    tree = ProcessTree(MARK, str(folder))
-    assert wait_for(lambda: bool(tree.members()))  # readable once exec is done
-    launcher.kill()
-    launcher.wait()
-    assert wait_for(lambda: not folder.exists())
+    assert not list(tmp_path.iterdir())
     assert not tree.members()

@@ -1,7 +1,5 @@
 """The arguments of `flwr run`, parsed by their readers; the share of CPUs and GPUs of a run."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 
@@ -29,13 +27,6 @@ def recipe(**changes: object) -> DictConfig:
         "runtime": {"name": "flower", "client_cpus": 1, "client_gpus": None, "num_cpus": 2},
     }
     return OmegaConf.merge(OmegaConf.create(base), OmegaConf.create(changes))  # type: ignore[return-value]
-
-
-def as_flower_reads(config: str) -> dict[str, object]:
-    connection = SuperLinkConnection(name="x", address="127.0.0.1:1", insecure=True)
-    parsed = _parse_federation_config_overrides([config], connection)
-    assert parsed is not None
-    return {field.name: value for field, value in parsed.ListFields()}
 
 
 @pytest.mark.parametrize("text", AWKWARD)
@@ -72,40 +63,39 @@ def test_the_apps_compose_the_users_recipe_with_absolute_paths(tmp_path, monkeyp
 def test_the_simulation_has_the_recipes_size_and_no_more_cpus_than_a_cohort_can_use(
     clients, participation, client_cpus, num_cpus, expected
 ):
-    runtime = {"client_cpus": client_cpus, "num_cpus": num_cpus}
+    runtime = {"client_cpus": client_cpus, "num_cpus": num_cpus, "client_gpus": 0.25}
     sizes = {"clients": clients, "participation": participation, "runtime": runtime}
-    assert as_flower_reads(federation_config(recipe(**sizes))) == {
+    connection = SuperLinkConnection(name="x", address="127.0.0.1:1", insecure=True)
+    words = [federation_config(recipe(**sizes))]
+    parsed = _parse_federation_config_overrides(words, connection)
+    assert {field.name: value for field, value in parsed.ListFields()} == {
         "num_supernodes": clients,
         "client_resources_num_cpus": client_cpus,
-        "client_resources_num_gpus": 0.0,
+        "client_resources_num_gpus": 0.25,
         "init_args_num_cpus": expected,
         "init_args_logging_level": "error",
     }
 
 
 @pytest.mark.parametrize(
-    ("gpus", "device", "runtime", "expected"),
+    ("gpus", "device", "runtime", "share", "workers"),
     [
-        ("0", "auto", {}, 0.5),  # two clients at once share it
-        ("0,1", "auto", {}, 1.0),
-        ("0,1", "cpu", {}, 0.0),
-        ("", "auto", {}, 0.0),
-        ("-1", "auto", {}, 0.0),
-        ("0", "auto", {"client_gpus": 0.25}, 0.25),
-        ("0", "auto", {"num_cpus": 64}, 0.125),  # at most eight clients share a GPU
+        ("0", "auto", {}, 0.5, 2),  # two clients at once share it
+        ("0,1", "auto", {}, 1.0, 2),
+        ("0,1", "cpu", {}, 0.0, 2),
+        ("", "auto", {}, 0.0, 2),
+        ("-1", "auto", {}, 0.0, 2),
+        ("0", "auto", {"client_gpus": 0.25}, 0.25, 2),
+        ("0", "auto", {"num_cpus": 64}, 0.125, 8),  # at most eight clients share a GPU
+        ("2,5", "auto", {"num_cpus": 8, "client_gpus": 0.5}, 0.5, 4),  # they have no room for more
     ],
 )
-def test_clients_share_the_gpus_that_cuda_sees(monkeypatch, gpus, device, runtime, expected):
+def test_clients_share_the_gpus_that_cuda_sees(monkeypatch, gpus, device, runtime, share, workers):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    config = federation_config(recipe(clients=64, device=device, runtime=runtime))
-    assert as_flower_reads(config)["client_resources_num_gpus"] == pytest.approx(expected)
-
-
-def test_no_more_workers_than_the_gpus_have_room_for(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    runtime = {"num_cpus": 8, "client_gpus": 0.5}
-    share = resources.share_of_machine(recipe(device="auto", runtime=runtime))
-    assert (share.workers, share.client_cpus, share.gpus) == (4, 1, ("2", "5"))
+    launched = recipe(clients=64, device=device, runtime=runtime)
+    assert resources.gpu_share(launched) == pytest.approx(share)
+    names = tuple(gpus.split(",")) if share else ()
+    assert resources.share_of_machine(launched) == resources.Share(workers, 1, names)
 
 
 @pytest.mark.parametrize(

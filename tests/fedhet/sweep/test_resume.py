@@ -1,7 +1,5 @@
 """`--resume`: what becomes of the command line, and of each job's folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

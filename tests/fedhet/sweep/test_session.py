@@ -1,84 +1,110 @@
-"""`fedhet -m` from start to end in a process of its own, with runs that only pretend."""
+"""`fedhet -m`: how many jobs a sweep has, and all of it with runs that only pretend."""
 
-from __future__ import annotations
-
-import importlib.util
+import json
+import os
 import re
 import signal
 import subprocess
-import sys
 import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from tests.fedhet.sweep.sweeps import read_json, run_in, statuses, sweep_folder, wait_for_rows
-
-pytestmark = pytest.mark.flower
-
-# `run` in the launcher process, as hydra/launcher=basic has it: a figure, an error, or a long wait.
-PRETENDING = """
-import json, sys, time
-from pathlib import Path
+from common.errors import ConfigError
+from common.results import write_rows
 from conf import fingerprint
-from fedhet import launch
 from fedhet.runtimes.flower_install import LaunchError
+from fedhet.sweep.plan import SweepPlan, plan_sweep
+from tests.fedhet.sweep.sweeps import fork, forked, read_json, statuses, sweep_folder, wait_for
 
-def run(recipe):
+BASIC = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}
+SEARCH = {"_target_": "hydra_plugins.a_search.Sweeper", "direction": "maximize"}
+SEARCH |= {"n_trials": 20, "n_jobs": 2}
+
+
+def test_a_grid_has_the_product_of_its_values_and_a_search_its_trials():
+    words = ["task=digits", "strategy=fedavg,scaffold", "seed=range(3)", "local.lr=0.1"]
+    assert plan_sweep(words, "accuracy", BASIC) == SweepPlan(6, 6, ["strategy", "seed"])
+    batches = {**BASIC, "max_batch_size": 2}
+    assert plan_sweep(["seed=0,1,2"], "accuracy", batches).batch_size == 2
+    # a typed word replaces that of the experiment file
+    sweeper = {**BASIC, "params": {"strategy": "fedavg,scaffold", "seed": "0,1,2"}}
+    assert plan_sweep(["seed=0"], "accuracy", sweeper) == SweepPlan(2, 2, ["strategy"])
+    found = plan_sweep(["seed=1", "local.lr=interval(0.01,1)"], "accuracy", SEARCH)
+    assert found == SweepPlan(20, 2, ["local.lr"])
+    assert plan_sweep([], "loss", {**SEARCH, "direction": "minimize"}).total == 20
+
+
+@pytest.mark.parametrize(
+    ("words", "objective", "changes", "message"),
+    [
+        (["+results_dir=x"], "accuracy", {}, "results_dir .* hydra.sweep.dir"),
+        (["resume=true"], "accuracy", {}, "fedhet -m --resume FOLDER"),
+        ([], "acuracy", {}, "objective=acuracy .* allowed: accuracy, best_accuracy, loss"),
+        ([], "loss", {}, "objective=loss is better when it is smaller.*direction=minimize"),
+        ([], "accuracy", {"storage": "sqlite://"}, "hydra.sweeper.storage=sqlite://.*--resume"),
+        ([], "accuracy", {"n_jobs": -1}, "hydra.sweeper.n_jobs=-1"),
+    ],
+)
+def test_bad_sweeps_are_refused(words, objective, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        plan_sweep(words, objective, {**SEARCH, **changes})
+
+
+# ---- from start to end ---------------------------------------------------------------------------
+
+
+def pretend(recipe):
+    """Be a run in the launcher process: have a figure, or an error, or take long."""
     folder = Path(recipe.results_dir)
-    print("the run says", recipe.seed)
-    rows = [{"round": 0, "accuracy": 0.1}, {"round": 1, "accuracy": recipe.local.lr}]
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
+    subprocess.run(["echo", "a child says", str(recipe.seed)], check=True)
+    accuracies = enumerate((0.1, recipe.local.lr))
+    write_rows(folder / "metrics.jsonl", [{"round": t, "accuracy": a} for t, a in accuracies])
     if recipe.seed == 13:
-        raise LaunchError("the run failed: an unlucky seed\\nits log: there")
+        raise LaunchError("the run failed: an unlucky seed\nits log: there")
+    if recipe.seed == 14:
+        raise OSError("disk full")
+    if recipe.seed == 15:  # as the ServerApp does
+        (folder / "summary.json").write_text('{"status": "failed", "error": "its own"}')
+        raise LaunchError("the run failed: its own")
     if recipe.seed == 99:
         time.sleep(60)
     figures = {"accuracy": recipe.local.lr, "rounds": 1, "fingerprint": fingerprint(recipe)}
     (folder / "summary.json").write_text(json.dumps({"status": "completed", **figures}))
 
-launch.run = run
-launch.main()
-"""
 
-needs_optuna = pytest.mark.skipif(
-    importlib.util.find_spec("optuna") is None, reason="the extra `sweep` is not installed"
-)
-
-
-def command(*words):
-    return [sys.executable, "-c", PRETENDING, *words]
-
-
-def fedhet(cwd, *words):
-    return run_in(cwd, *command(*words))
+fedhet, begun = partial(fork, run=pretend), partial(forked, run=pretend)
 
 
 def index_of(cwd):
     return read_json(sweep_folder(cwd) / "sweep.json")
 
 
-def test_a_failed_job_is_named_the_others_are_kept_and_resuming_runs_what_is_left(tmp_path):
-    words = ["-m", "seed=1,13", "strategy=fedavg,scaffold"]
+@pytest.mark.slow
+def test_failed_jobs_say_why_the_others_are_kept_and_resuming_runs_what_is_left(tmp_path):
+    words = ["-m", "seed=1,13,14,15"]
     done = fedhet(tmp_path, *words)
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
     assert [line[:5] for line in lines[:4]] == [f"[{number}/4]" for number in range(1, 5)]
-    names = "#2 seed=13 fedavg, #3 seed=13 scaffold"
-    assert f"failed   {names}: the run failed: an unlucky seed" in lines
-    assert "the run says" not in done.stdout
-    index, ended = index_of(tmp_path), ["completed"] * 2 + ["failed"] * 2
+    assert "failed   #1 seed=13: the run failed: an unlucky seed" in lines
+    assert "a child says" not in done.stdout
+    index, ended = index_of(tmp_path), ["completed"] + ["failed"] * 3
     assert statuses(tmp_path) == ended
-    assert (index["status"], index["total"]) == ("failed", 4)
-    assert index["overrides"] == words[1:]
-    folder = sweep_folder(tmp_path)
-    assert sorted(path.name for path in folder.iterdir()) == [
-        *("0_fedavg_digits_seed1", "1_scaffold_digits_seed1"),
-        *("2_fedavg_digits_seed13", "3_scaffold_digits_seed13"),
-        *("log.txt", "multirun.yaml", "sweep.json"),
-    ]
-    assert "the run says 13" in (folder / "2_fedavg_digits_seed13" / "log.txt").read_text()
+    assert (index["status"], index["total"], index["overrides"]) == ("failed", 4, words[1:])
+    folders = [sweep_folder(tmp_path) / f"{n}_fedavg_digits_seed{n + 12}" for n in (1, 2, 3)]
+    unlucky, full, own = (read_json(folder / "summary.json") for folder in folders)
+    about = {"strategy": "fedavg", "task": "digits", "seed": 13, "status": "failed"}
+    assert unlucky.items() >= {"error": "the run failed: an unlucky seed", **about}.items()
+    assert (full["error"], own) == ("OSError: disk full", {"status": "failed", "error": "its own"})
+    for folder, error in zip(folders, ("its log: there", "disk full", "its own"), strict=True):
+        log = (folder / "log.txt").read_text()
+        assert "a child says" in log
+        assert error in log
     again = fedhet(tmp_path, "-m", "--resume", *words[1:])
     assert again.returncode == 1
-    assert "[1/4] #0 seed=1 fedavg: 10.00 %, 1 rounds, earlier" in again.stdout
+    assert "[1/4] #0 seed=1: 10.00 %, 1 rounds, earlier" in again.stdout
     assert "the run failed: an unlucky seed" in again.stdout
     resumed = index_of(tmp_path)
     assert len(resumed["resumed"]) == 1
@@ -86,27 +112,26 @@ def test_a_failed_job_is_named_the_others_are_kept_and_resuming_runs_what_is_lef
     assert statuses(tmp_path) == ended
 
 
-@needs_optuna
+@pytest.mark.slow
 def test_a_search_proposes_again_what_it_proposed_and_goes_past_failed_trials(tmp_path):
-    words = ["hydra/sweeper=optuna", "local.lr=interval(0.01,1)", "hydra.sweeper.n_trials=3"]
-    first = fedhet(tmp_path, "-m", *words)
-    assert first.returncode == 0, first.stderr
-    rates = [job["figures"]["accuracy"] for job in index_of(tmp_path)["jobs"]]
-    assert len(set(rates)) == 3
-    best = f"best     #{rates.index(max(rates))} accuracy {max(rates):.6g}: local.lr={max(rates)}"
-    assert best in first.stdout
+    pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
+    words = ["hydra/sweeper=optuna", "local.lr=interval(0.01,1)", "seed=choice(1,13)"]
+    first = fedhet(tmp_path, "-m", *words, "hydra.sweeper.n_trials=5")
+    assert (first.returncode, first.stderr) == (1, "")
+    ended, jobs = statuses(tmp_path), index_of(tmp_path)["jobs"]
+    assert (ended[-1], {*ended}) == ("completed", {"completed", "failed"})
+    rates = {number: job["figures"].get("accuracy", 0) for number, job in enumerate(jobs)}
+    best = max(rates, key=rates.get)
+    assert f"best     #{best} accuracy {rates[best]:.6g}: local.lr={rates[best]} " in first.stdout
     folder = sweep_folder(tmp_path)
-    more = fedhet(tmp_path, "-m", f"--resume={folder}", "hydra.sweeper.n_trials=4")
-    assert more.returncode == 0, more.stderr
-    assert more.stdout.count("earlier") == 6  # three lines, and three in the table
-    assert [job["figures"]["accuracy"] for job in index_of(tmp_path)["jobs"]][:3] == rates
-    (tmp_path / "unlucky").mkdir()
-    failed = fedhet(tmp_path / "unlucky", "-m", *words, "seed=13")
-    assert (failed.returncode, failed.stderr) == (1, "")
-    assert statuses(tmp_path / "unlucky") == ["failed"] * 3
-    assert "best" not in failed.stdout.splitlines()[-1]
+    more = fedhet(tmp_path, "-m", f"--resume={folder}", "hydra.sweeper.n_trials=6")
+    assert more.stdout.count("earlier") == 2 * ended.count("completed")  # lines, and the table's
+    again = index_of(tmp_path)["jobs"]
+    assert [job["overrides"] for job in again[:5]] == [job["overrides"] for job in jobs]
+    assert len(again) == 6
 
 
+@pytest.mark.slow
 def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
@@ -119,38 +144,33 @@ def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(tm
     assert statuses(tmp_path) == []
 
 
-def test_a_stopped_sweep_keeps_what_was_measured(tmp_path):
-    with subprocess.Popen(
-        command("-m", "seed=1,99,2"), cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    ) as sweep:
-        _wait_for_the_second_job(tmp_path)
-        sweep.send_signal(signal.SIGINT)
-        output, _ = sweep.communicate(timeout=30)
-    assert sweep.returncode == 130
-    assert "[1/3] #0 seed=1: 10.00 %, 1 rounds" in output
-    assert "continue fedhet -m --resume " in output
+def in_the_second_job(cwd):
+    found = list((cwd / "results").glob("*/1_*99/metrics.jsonl"))
+    return found and statuses(cwd) == ["completed", "running"]
+
+
+@pytest.mark.slow
+def test_a_running_sweep_cannot_be_resumed_and_a_stopped_one_keeps_what_was_measured(tmp_path):
+    words = ["-m", "seed=1,99,2"]
+    with begun(tmp_path, *words) as sweep:
+        wait_for(lambda: in_the_second_job(tmp_path))
+        second = fedhet(tmp_path, *words, "--resume")
+        assert second.returncode == 1
+        assert "another process runs the sweep" in second.stderr
+        os.kill(sweep.pid, signal.SIGINT)
+        done = sweep.finish()
+    assert done.returncode == 130
+    assert "[1/3] #0 seed=1: 10.00 %, 1 rounds" in done.stdout
+    assert "continue fedhet -m --resume " in done.stdout
     assert index_of(tmp_path)["status"] == "stopped"
     assert statuses(tmp_path) == ["completed", "stopped"]
     assert not (sweep_folder(tmp_path) / ".sweep").exists()
 
 
-def test_a_sweep_that_was_killed_can_be_resumed_and_a_running_one_cannot(tmp_path):
-    with subprocess.Popen(
-        command("-m", "seed=1,99"), cwd=tmp_path, stdout=subprocess.DEVNULL
-    ) as sweep:
-        _wait_for_the_second_job(tmp_path)
-        second = fedhet(tmp_path, "-m", "--resume", "seed=1,99")
-        assert second.returncode == 1
-        assert "another process runs the sweep" in second.stderr
-        sweep.kill()
-    assert statuses(tmp_path)[0] == "completed"
-    third = fedhet(tmp_path, "-m", "--resume", "seed=1,99", "local.lr=0.5", "seed=1")
-    assert "no sweep" in third.stderr  # other words
+@pytest.mark.slow
+def test_a_sweep_that_was_killed_can_be_resumed(tmp_path):
+    with begun(tmp_path, "-m", "seed=1,99"):
+        wait_for(lambda: in_the_second_job(tmp_path))
     last = fedhet(tmp_path, "-m", f"--resume={sweep_folder(tmp_path)}", "seed=1")
     assert last.returncode == 0, last.stderr
     assert "earlier" in last.stdout
-
-
-def _wait_for_the_second_job(cwd):
-    wait_for_rows(cwd, "1_fedavg_digits_seed99")
-    time.sleep(0.5)  # the display has seen it, too

@@ -1,14 +1,11 @@
 """Ending jobs that run in other processes."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -33,10 +30,9 @@ SLURM = "hydra_plugins.hydra_submitit_launcher.submitit_launcher.SlurmLauncher"
 
 @contextmanager
 def job(folder, number):
-    """Have a process that reports to be a running job, and leave it to the test to end it."""
+    """Have a process that reports to be a running job."""
     command = [sys.executable, "-c", CLEANING_UP]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
         process.stdout.readline()
         folder.report(report(number, process.pid))
         try:
@@ -56,10 +52,8 @@ def test_jobs_on_this_machine_are_asked_once_and_waited_for(tmp_path):
     with job(folder, 0) as process, job(folder, 1) as other:
         over = replace(report(1, other.pid), status="completed")
         folder.report(over)  # its worker may have another sweep's job
-        began = time.monotonic()
         end_jobs(folder)
-        assert 0.3 <= time.monotonic() - began < 10.0
-        assert process.wait(timeout=1.0) == 1  # signal
+        assert process.poll() == 1  # it has ended, after one signal
         assert other.poll() is None
 
 

@@ -1,7 +1,5 @@
 """Finished runs that the tests of several tools read."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -1,7 +1,5 @@
 """fedhet-export: a finished run's model as a file that a process without fedhet reads."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -28,28 +26,21 @@ print(about["about.json"])
 """
 
 
-def read_without_fedhet(folder, raw):
-    """Return what a plain process makes of the raw examples, and the file's about.json."""
-    np.save(folder / "raw.npy", raw)
-    (folder / "reader.py").write_text(READER, encoding="utf-8")
-    command = [sys.executable, "-I", "reader.py"]
-    printed = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
-    assert printed.returncode == 0, printed.stderr
-    return np.load(folder / "probabilities.npy"), json.loads(printed.stdout)
-
-
 def test_another_process_gets_the_models_probabilities_from_raw_images(fedavg_run, tmp_path):
     export(fedavg_run, tmp_path / "model.pt2")
     task = task_of(recipe_of(fedavg_run))
     raw = task.test_data()._placed._pixels.numpy()  # uint8
-    found, about = read_without_fedhet(tmp_path, raw)
+    np.save(tmp_path / "raw.npy", raw)
+    command = [sys.executable, "-I", "-c", READER]
+    printed = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert printed.returncode == 0, printed.stderr
     [(inputs, _)] = task.test_data().batches(len(raw), generator=None, train=False)
-    with torch.no_grad():
-        expected = classifier_of(fedavg_run, task)(inputs)[1].softmax(dim=1)
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+    expected = classifier_of(fedavg_run, task)(inputs)[1].softmax(dim=1)
+    found = np.load(tmp_path / "probabilities.npy")
+    np.testing.assert_allclose(found, expected.detach(), rtol=1e-5, atol=1e-6)
     summary = json.loads((fedavg_run / "summary.json").read_text())
     figures = {key: summary[key] for key in ("accuracy", "parameters_sha256")}
-    assert about == {
+    assert json.loads(printed.stdout) == {
         "classes": [str(label) for label in range(10)],
         "input": {"shape": ["batch", 1, 8, 8], "dtype": "torch.uint8"},
         "run": {"method": "fedavg", "seed": 0, **figures},
@@ -60,10 +51,9 @@ def test_a_clients_own_model_is_exported(fedper_run, tmp_path):
     [state] = fedper_run.glob("client_state/*/client-00002/round-000001.safetensors")
     export(fedper_run, tmp_path / "model.pt2", state)
     task = task_of(recipe_of(fedper_run))
-    model = classifier_of(fedper_run, task, state)  # test_evaluate.py builds it by hand
     raw = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
-    with torch.no_grad():
-        expected = model(task.config.transform.module()(raw))[1].softmax(dim=1)
+    inputs = task.config.transform.module()(raw)
+    expected = classifier_of(fedper_run, task, state)(inputs)[1].softmax(dim=1)
     found = torch.export.load(str(tmp_path / "model.pt2")).module()(raw)
     torch.testing.assert_close(found, expected)
 
@@ -71,12 +61,12 @@ def test_a_clients_own_model_is_exported(fedper_run, tmp_path):
 def test_the_vocabulary_is_exported_with_a_text_model(text_run, tmp_path):
     folder, _ = text_run
     export(folder, tmp_path / "model.pt2")
-    tokens = np.array([[1, 4, 5, 0, 0, 0], [1, 3, 3, 2, 0, 0], [1, 2, 0, 0, 0, 0]])
-    found, about = read_without_fedhet(tmp_path, tokens)
-    with torch.no_grad():
-        model = classifier_of(folder, task_of(recipe_of(folder)))
-        expected = model(torch.from_numpy(tokens))[1].softmax(dim=1)
-    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-5, atol=1e-6)
+    file = {"about.json": ""}
+    program = torch.export.load(tmp_path / "model.pt2", extra_files=file).module()
+    tokens = torch.tensor([[1, 4, 5, 0, 0, 0], [1, 3, 3, 2, 0, 0], [1, 2, 0, 0, 0, 0]])
+    model = classifier_of(folder, task_of(recipe_of(folder)))
+    torch.testing.assert_close(program(tokens), model(tokens)[1].softmax(dim=1))
+    about = json.loads(file["about.json"])
     assert about["vocabulary"] == ["bad", "good", "film"]
     assert about["input"] == {"shape": ["batch", 6], "dtype": "torch.int64"}
 
@@ -97,10 +87,9 @@ def test_a_program_with_other_outputs_is_not_written(fedavg_run, tmp_path, monke
     old.write_bytes(b"an older model")
     other = torch.nn.Linear(3, 4)
     program = torch.export.export(other, (torch.ones(2, 3),))
-    monkeypatch.setattr("fedhet.tools.export._examples", lambda task, count: torch.ones(2, 3))
+    tool = "fedhet.tools.export"
+    monkeypatch.setattr(f"{tool}._examples", lambda task, count: torch.ones(2, 3))
     monkeypatch.setattr("torch.export.export", lambda *_, **__: program)
-    monkeypatch.setattr(
-        "fedhet.tools.export.InferenceModel.forward", lambda self, raw: other(raw) + 1
-    )
+    monkeypatch.setattr(f"{tool}.InferenceModel.forward", lambda self, raw: other(raw) + 1)
     assert "gives other probabilities" in refused(main, fedavg_run, "--out", old)
     assert old.read_bytes() == b"an older model"

@@ -1,7 +1,5 @@
 """fedhet-tune: the choice by the held-out score, and a run that says so."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -11,6 +9,7 @@ from conf import compose, fingerprint
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 from fedhet.tools import tune as module
 from fedhet.tools.tune import CHOICES, Candidate, Search, cell_name, chosen, expanded, main, tune
+from tests.recipes import TINY
 
 GRID = ["local.lr=0.1,0.2", "schedule=constant,cosine"]
 
@@ -40,21 +39,16 @@ def launched(monkeypatch, tmp_path):
 
     def launch(words):
         calls.append(words)
-        if words[0] == "-m":
+        if words[0] == "-m" and words[1] != "--resume":
             folder = SweepFolder(tmp_path / "search" / "0")
-            folder.path.mkdir(parents=True, exist_ok=True)
-            jobs = {
-                n: {
-                    "number": n,
-                    "status": "failed" if n == 3 else "completed",
-                    "overrides": ["task=digits", *point, "rounds=2"],
-                    "figures": {"accuracy": 1 - n / 10, "client_accuracy": 0.4 + n / 10},
-                }
-                for n, point in enumerate(expanded(GRID))
-            }
+            folder.path.mkdir(parents=True)
+            jobs = {}
+            for n, point in enumerate(expanded(GRID)):
+                figures = {"accuracy": 1 - n / 10, "client_accuracy": 0.4 + n / 10}
+                about = {"number": n, "overrides": ["task=digits", *point], "figures": figures}
+                jobs[n] = {"status": "failed" if n == 3 else "completed", **about}
             typed = [word for word in words[1:] if not word.startswith("hydra.sweep.dir")]
-            if words[1] != "--resume":
-                folder.write(Sweep(typed, began="now", total=4), jobs)
+            folder.write(Sweep(typed, began="now", total=4), jobs)
         return 0
 
     monkeypatch.setattr(module, "_launch", launch)
@@ -65,7 +59,15 @@ def tune_in(folder, cell=("task=digits",), grid=GRID, rounds=2, points=None):
     tune(list(cell), "0", points or expanded(grid), Search(grid, rounds, folder))
 
 
-def test_it_searches_chooses_logs_and_runs(tmp_path, launched):
+def completed(run, *words):
+    recipe = compose({"overrides": json.dumps(["task=digits", *words])})
+    run.mkdir(parents=True, exist_ok=True)
+    summary = {"status": "completed", "fingerprint": fingerprint(recipe)}
+    (run / "summary.json").write_text(json.dumps(summary))
+
+
+def test_it_searches_chooses_logs_and_runs_and_again_resumes_and_skips(tmp_path, launched):
+    completed(tmp_path / "runs" / "0", "local.lr=0.1", "schedule=constant")  # of another choice
     tune_in(tmp_path)
     search, run = launched
     assert search[:4] == ["-m", "task=digits", *GRID]
@@ -77,21 +79,6 @@ def test_it_searches_chooses_logs_and_runs(tmp_path, launched):
     assert logged["chosen"] == ["local.lr=0.2", "schedule=constant"]
     assert [one["accuracy"] for one in logged["candidates"]] == [0.4, 0.5, 0.4 + 2 / 10, None]
     assert logged["words"].endswith("the best of 3")
-
-
-def completed(run, *words):
-    recipe = compose({"overrides": json.dumps(["task=digits", *words])})
-    run.mkdir(parents=True, exist_ok=True)
-    summary = {"status": "completed", "fingerprint": fingerprint(recipe)}
-    (run / "summary.json").write_text(json.dumps(summary))
-
-
-def test_the_same_command_resumes_the_search_and_skips_a_run_with_the_same_choice(
-    tmp_path, launched
-):
-    completed(tmp_path / "runs" / "0", "local.lr=0.1", "schedule=constant")
-    tune_in(tmp_path)
-    assert launched[1][:3] == ["task=digits", "local.lr=0.2", "schedule=constant"]
     assert (tmp_path / "runs" / "replaced" / "0_1" / "summary.json").is_file()
     completed(tmp_path / "runs" / "0", "local.lr=0.2", "schedule=constant")
     tune_in(tmp_path)
@@ -99,18 +86,11 @@ def test_the_same_command_resumes_the_search_and_skips_a_run_with_the_same_choic
 
 
 def test_another_search_in_the_same_folder_is_refused(tmp_path, launched):
-    tune_in(tmp_path)
-    before = (tmp_path / CHOICES).read_text()
+    with pytest.raises(ValueError, match="no candidate of 0 has a score"):
+        tune_in(tmp_path, points=expanded(["local.lr=7,8"]))
     for other in ({"cell": ["task=mnist"]}, {"grid": ["local.lr=0.1,0.2"]}, {"rounds": 3}):
         with pytest.raises(ValueError, match=r"holds another search \(task=digits .*other folder"):
             tune_in(tmp_path, **other)
-    assert len(launched) == 2
-    assert (tmp_path / CHOICES).read_text() == before
-
-
-def test_without_a_score_nothing_is_run(tmp_path, launched):
-    with pytest.raises(ValueError, match="no candidate of 0 has a score"):
-        tune_in(tmp_path, points=expanded(["local.lr=7,8"]))
     assert len(launched) == 1
 
 
@@ -123,9 +103,8 @@ def test_what_cannot_be_chosen_is_refused_before_anything_runs(tmp_path, launche
 
 @pytest.mark.flower
 def test_with_real_runs_the_choice_is_in_config_yaml(tmp_path):
-    words = ["task=digits", "clients=3", "local.epochs=1", "partition.holdout=0.2", "runtime=local"]
-    grid = ["--grid", "local.lr=0.0001,0.2", "--rounds", "1", "--out", str(tmp_path)]
-    main([*words, "rounds=2", *grid])
+    words = [*TINY, "partition.holdout=0.2", "runtime=local", "rounds=2"]
+    main([*words, "--grid", "local.lr=0.0001,0.2", "--rounds", "1", "--out", str(tmp_path)])
     config = yaml.safe_load((tmp_path / "runs" / "0" / "config.yaml").read_text())
     assert config["local"]["lr"] == 0.2
     assert config["choice"].startswith("local.lr=0.2, by 0.")

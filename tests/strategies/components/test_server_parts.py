@@ -1,7 +1,5 @@
 """Aggregators, server optimisers, samplers, schedules and selectors, by hand."""
 
-from __future__ import annotations
-
 import copy
 import math
 
@@ -27,15 +25,17 @@ def test_means_by_hand():
     assert UniformMean()({}, replies)["w"].item() == 3.0
 
 
-def steps(optimizer, *deltas: float) -> list[float]:
-    params = {"w": torch.zeros(1, dtype=torch.float64)}
-    optimizer.init(params)
-    values = []
+def steps(optimizer, *deltas: float, start: float = 0.0) -> list[float]:
+    values = [start]
     for delta in deltas:
-        update = {"w": torch.tensor([delta], dtype=torch.float64)}
-        params = optimizer.step(params, update, COHORT)
-        values.append(params["w"].item())
-    return values
+        x, update = ({"w": torch.tensor([v], dtype=torch.float64)} for v in (values[-1], delta))
+        values.append(optimizer.step(x, update, COHORT)["w"].item())
+    return values[1:]
+
+
+def begun(optimizer):
+    optimizer.init({"w": torch.zeros(1, dtype=torch.float64)})
+    return optimizer
 
 
 def quotient(numerator: float, second_moment: float) -> float:
@@ -56,19 +56,15 @@ BY_HAND = {
 
 @pytest.mark.parametrize(("optimizer", "deltas", "moves"), BY_HAND.values(), ids=BY_HAND)
 def test_server_optimizers_by_hand(optimizer, deltas, moves):
-    assert steps(optimizer, *deltas) == pytest.approx([moves[0], sum(moves)], rel=1e-12)
+    assert steps(begun(optimizer), *deltas) == pytest.approx([moves[0], sum(moves)], rel=1e-12)
 
 
 @pytest.mark.parametrize("optimizer", [SGD(1.0, 0.9), Adagrad(), Adam(), Yogi()])
 def test_server_optimizer_state_goes_on(optimizer):
-    """Two steps, save, load into a new one, a third: equals three steps."""
-    fresh = copy.deepcopy(optimizer)
-    whole = steps(optimizer, 1.0, -2.0, 0.5)[-1]
-    params = {"w": torch.tensor(steps(optimizer, 1.0, -2.0)[-1:], dtype=torch.float64)}
-    fresh.init(params)
-    fresh.load_state_dict(optimizer.state_dict())
-    update = {"w": torch.tensor([0.5], dtype=torch.float64)}
-    assert fresh.step(params, update, COHORT)["w"].item() == whole
+    first, whole, fresh = (begun(copy.deepcopy(optimizer)) for _ in range(3))
+    x = steps(first, 1.0, -2.0)[-1]
+    fresh.load_state_dict(first.state_dict())
+    assert steps(fresh, 0.5, start=x) == steps(whole, 1.0, -2.0, 0.5)[2:]
 
 
 def test_fixed_size_sampler():
@@ -95,20 +91,17 @@ def test_schedules_by_hand():
     assert ExponentialDecay(0.5)(3, 10) == 0.25
     assert [Cosine()(t, 4) for t in (1, 3)] == pytest.approx([1.0, 0.5])
     assert Cosine(floor=0.2)(5, 4) == pytest.approx(0.2)
-    assert [MultiStep((0.5, 0.75), 0.1)(t, 8) for t in (4, 5, 6, 7)] == pytest.approx(
-        [1.0, 0.1, 0.1, 0.01]
-    )
+    stepped = [MultiStep((0.5, 0.75), 0.1)(t, 8) for t in (4, 5, 6, 7)]
+    assert stepped == pytest.approx([1.0, 0.1, 0.1, 0.01])
 
 
 NAMES = ["body.0.weight", "body.0.bias", "head.weight", "head.bias"]
 
 
 def test_layer_selectors():
-    assert TensorSelector("last:2").select(NAMES) == NAMES[2:]
-    assert TensorSelector("first:1").select(NAMES) == NAMES[:1]
-    assert TensorSelector("head.*,*.0.bias").select(NAMES) == NAMES[1:]
-    assert TensorSelector("all").select(NAMES) == NAMES
-    assert TensorSelector("none").select(NAMES) == []
+    selected = {"last:2": NAMES[2:], "first:1": NAMES[:1], "head.*,*.0.bias": NAMES[1:]}
+    for spec, names in {**selected, "all": NAMES, "none": []}.items():
+        assert TensorSelector(spec).select(NAMES) == names
     for spec in ("classifier", "fc*", "last:5"):
         with pytest.raises(ConfigError, match=r"head\.weight"):  # lists the tensors
             TensorSelector(spec).select(NAMES)

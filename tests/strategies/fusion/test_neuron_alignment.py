@@ -1,7 +1,5 @@
 """OT alignment: permuted clients are put back, and whatever aggregates gives what it gave."""
 
-from __future__ import annotations
-
 import math
 from importlib import util
 
@@ -24,12 +22,8 @@ from tests.strategies.fusion.test_layer_chain import any_orders, normalised, ten
 from tests.strategies.fusion.test_projections import draw, sent_by
 
 INPUTS = {"mlp": (1, 6, 6), "feddw_cnn": (3, 20, 20), "normalised": (3, 32, 32)}
-FUSIONS = [
-    pytest.param(MaskedMean(), id="OT"),
-    pytest.param(HarmonizedOptima(iterations=20), id="MA-Echo"),
-    pytest.param(HarmonizedOptima(Released(0.05, normalise=True), iterations=20), id="Norm"),
-    pytest.param(RegressionMean(), id="RegMean"),
-]
+FUSIONS = [MaskedMean(), HarmonizedOptima(iterations=20), RegressionMean()]
+FUSIONS += [HarmonizedOptima(Released(0.05, normalise=True), iterations=20)]
 
 
 def model_of(kind: str, seed: int) -> nn.Module:
@@ -41,14 +35,12 @@ def model_of(kind: str, seed: int) -> nn.Module:
 
 
 def permuted(model: nn.Module, seed: int) -> nn.Module:
-    """Put the model's neurons into another order, in place."""
     params = tensors(model)
     model.load_state_dict(reordered(read_chain(params), params, any_orders(params, seed)))
     return model
 
 
 def replies_of(kind: str, models: list[nn.Module], side: ProjectionClient) -> tuple[dict, list]:
-    """Clients with these models and examples of their own; x is drawn."""
     x = {n: 0.1 * draw(*v.shape, seed=5) for n, v in tensors(models[0]).items()}
     replies = []
     for i, model in enumerate(models):
@@ -68,13 +60,11 @@ def difference(left: dict, right: dict) -> float:
     return max(float((left[name] - right[name]).abs().max()) for name in left)
 
 
-@pytest.mark.parametrize(("count", "width"), [(5, 3), (600, 5)])
+@pytest.mark.parametrize(("count", "width"), [(5, 3), (600, 5)])  # POT's default stops too early
 def test_the_transport_is_the_best_assignment(count, width):
-    """Also for layers that take more iterations than POT's default."""
     for seed in range(3):
         rows, anchor = draw(count, width, seed=seed), draw(count, width, seed=seed + 50)
-        unit = [m.double() / m.double().norm(dim=1, keepdim=True) for m in (rows, anchor)]
-        distances = torch.cdist(*unit)
+        distances = torch.cdist(*(nn.functional.normalize(m.double()) for m in (rows, anchor)))
         left, right = linear_sum_assignment(distances.numpy())
         found = distances[transport(rows, anchor), torch.arange(count)].sum()
         assert float(found) == pytest.approx(float(distances[left, right].sum()))
@@ -93,13 +83,9 @@ def test_distances_are_between_directions_and_not_squared():
 
 def test_a_bias_tells_rows_apart():
     """All weights are alike, so only the biases say which neuron is which."""
-    params = {
-        "body.0.weight": torch.ones(4, 2),
-        "body.0.bias": torch.tensor([-2.0, -0.5, 0.5, 2.0]),
-        "head.weight": draw(3, 4),
-    }
-    order = torch.tensor([2, 0, 3, 1])
-    moved = reordered(read_chain(params), params, [order])
+    bias = torch.tensor([-2.0, -0.5, 0.5, 2.0])
+    params = {"body.0.weight": torch.ones(4, 2), "body.0.bias": bias, "head.weight": draw(3, 4)}
+    moved = reordered(read_chain(params), params, [torch.tensor([2, 0, 3, 1])])
     replies = [Reply(i, 1, 1, 0.1, update) for i, update in enumerate((params, moved))]
     zero = {name: torch.zeros_like(value) for name, value in params.items()}
     assert difference(Alignment()(zero, replies)[1].update, params) == 0
@@ -107,14 +93,12 @@ def test_a_bias_tells_rows_apart():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fusion", FUSIONS)
-@pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
-def test_permuting_a_client_s_neurons_changes_nothing(kind, fusion):
-    """A permuted client sends the projections of its permuted network."""
+def test_permuting_a_client_s_neurons_changes_nothing(fusion):
     side = ProjectionClient(rank=8)
-    x, replies = replies_of(kind, [model_of(kind, seed) for seed in (1, 2, 3)], side)
+    x, replies = replies_of("mlp", [model_of("mlp", seed) for seed in (1, 2, 3)], side)
     expected = fused(fusion, x, Alignment()(x, replies))
-    others = [permuted(model_of(kind, seed), seed) for seed in (2, 3)]
-    _, moved = replies_of(kind, [model_of(kind, 1), *others], side)
+    others = [permuted(model_of("mlp", seed), seed) for seed in (2, 3)]
+    _, moved = replies_of("mlp", [model_of("mlp", 1), *others], side)
     rounding = 2e-4 if isinstance(fusion, RegressionMean) else 1e-5  # it inverts small eigenvalues
     assert difference(fused(fusion, x, Alignment()(x, moved)), expected) < rounding
     assert difference(fused(fusion, x, moved), expected) > 1e-3  # but for the alignment it does
@@ -123,10 +107,8 @@ def test_permuting_a_client_s_neurons_changes_nothing(kind, fusion):
 @pytest.mark.slow
 @pytest.mark.parametrize("fusion", FUSIONS[:2])
 @pytest.mark.parametrize("kind", ["feddw_cnn", "normalised"])
-def test_permuting_the_first_client_permutes_the_result(kind, fusion):
-    """What comes out computes the same."""
-    side, inputs = ProjectionClient(rank=8), draw(4, *INPUTS[kind], seed=99)
-    answers = []
+def test_permuting_all_clients_gives_what_computes_the_same(kind, fusion):
+    side, inputs, answers = ProjectionClient(rank=8), draw(4, *INPUTS[kind], seed=99), []
     for seeds in ((), (7, 8, 9)):
         models = [model_of(kind, seed) for seed in (1, 2, 3)]
         for model, seed in zip(models, seeds, strict=False):
@@ -136,18 +118,6 @@ def test_permuting_the_first_client_permutes_the_result(kind, fusion):
         model.load_state_dict(fused(fusion, x, Alignment()(x, replies)))
         answers.append(model(inputs)[1])
     torch.testing.assert_close(*answers, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("fusion", FUSIONS[:2])
-def test_one_network_in_three_orders_comes_out_as_it_is(fusion):
-    """All clients hold all classes, so the classifier is the common one, too."""
-    models = [model_of("mlp", 1), *(permuted(model_of("mlp", 1), seed) for seed in (2, 3))]
-    x, replies = replies_of("mlp", models, ProjectionClient(rank=400))
-    for i, reply in enumerate(replies):
-        reply.payloads["class_counts"]["counts"] = torch.full((10,), 2.0 + i)
-    aligned = Alignment()(x, replies)
-    assert max(difference(reply.update, replies[0].update) for reply in aligned) < 1e-6
-    assert difference(fused(fusion, x, aligned), tensors(model_of("mlp", 1))) < 2e-4
 
 
 @pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
@@ -178,7 +148,7 @@ def test_payloads_by_parameter_are_refused_and_a_missing_pot_names_the_extra(mon
 
 
 def test_the_flower_strategy_is_the_recipe():
-    strategy = OTFusion(local_lr=0.01)
-    assert isinstance(strategy.server_step.aggregator, MaskedMean)
-    assert [type(part) for part in strategy.server_step.transforms] == [Alignment]
+    strategy = OTFusion()
+    step = strategy.server_step
+    assert (type(step.aggregator), *map(type, step.transforms)) == (MaskedMean, Alignment)
     assert set(strategy.client_sides) == {"chain", "class_counts"}

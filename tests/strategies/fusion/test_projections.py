@@ -1,7 +1,5 @@
 """Projections against their definitions, and what the server refuses."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -10,15 +8,9 @@ from torch.nn import functional as F
 from common.errors import ConfigError
 from strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
 from strategies.components.local_optimizers import SGD
-from strategies.fusion.input_statistics import (
-    DampedProjector,
-    SecondMoment,
-    SketchedMoment,
-    Spectrum,
-    mean_rows,
-    rows_of,
-)
+from strategies.fusion import input_statistics as statistics
 from strategies.fusion.projected_layers import ProjectionServer, spectrum_of
+from strategies.fusion.projection_steps import Inputs
 from strategies.fusion.projections import ProjectionClient
 from tests.federation import TensorBatches
 from tests.strategies.sides import check_side
@@ -31,16 +23,10 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 class Small(nn.Module):
-    """A convolution with bias, a linear layer without, and a head with."""
-
     def __init__(self, bias: bool = True) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=bias),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(27, 4, bias=False),
-        )
+        conv = nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=bias)
+        self.body = nn.Sequential(conv, nn.ReLU(), nn.Flatten(), nn.Linear(27, 4, bias=False))
         self.head = nn.Linear(4, 3)
 
     def forward(self, inputs):
@@ -49,7 +35,6 @@ class Small(nn.Module):
 
 
 def sent_by(side: ProjectionClient, model: nn.Module, inputs: torch.Tensor):
-    """Return what a client of these examples sends."""
     state = {name: value.clone() for name, value in model.state_dict().items()}
     labels = torch.arange(len(inputs)) % 3
     data = TensorBatches(inputs, labels, num_classes=3)
@@ -74,30 +59,25 @@ def test_rows_times_weight_is_the_layer(make, shape, bias):
         weight = torch.cat([weight, layer.bias[:, None]], dim=1)
     if expected.dim() == 4:
         expected = expected.flatten(2).transpose(1, 2)
-    torch.testing.assert_close(rows_of(layer, inputs) @ weight.T, expected.flatten(0, 1))
+    torch.testing.assert_close(statistics.rows_of(layer, inputs) @ weight.T, expected.flatten(0, 1))
 
 
-def test_mean_rows_are_patches_of_the_mean_image():
-    """Patches of the mean image at stride 2, unpadded, whatever the layer has; row by row."""
+def test_mean_rows_are_patches_of_the_mean_image_at_stride_2_without_padding():
     layer, inputs = nn.Conv2d(2, 3, 3, padding=1, bias=False), draw(4, 2, 6, 6)
-    mean = inputs.mean(0)
-    expected = [
-        mean[:, i : i + 3, j : j + 3].flatten() for i in range(0, 4, 2) for j in range(0, 4, 2)
-    ]
-    torch.testing.assert_close(mean_rows(layer, inputs), torch.stack(expected))
+    mean, starts = inputs.mean(0), (0, 2)
+    expected = [mean[:, i : i + 3, j : j + 3].flatten() for i in starts for j in starts]
+    torch.testing.assert_close(statistics.mean_rows(layer, inputs), torch.stack(expected))
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("z", [0.1, 1.0, 10.0])
+@pytest.mark.parametrize(("bias", "z"), [(True, 0.1), (False, 1.0), (True, 10.0)])
 def test_the_ridge_form_is_its_formula_in_every_layer(bias, z):
     """P = X^T (X X^T + n z m I)^-1 X, m the mean eigenvalue of X^T X / n."""
     model, inputs = Small(bias).eval(), draw(9, 2, 5, 5)
     found = sent_by(ProjectionClient(z=z), model, inputs)
-    hidden = model.body[:3](inputs)
     expected = {
-        "body.0.weight": rows_of(model.body[0], inputs),
-        "body.3.weight": hidden,
-        "head.weight": rows_of(model.head, model.body(inputs)),
+        "body.0.weight": statistics.rows_of(model.body[0], inputs),
+        "body.3.weight": model.body[:3](inputs),
+        "head.weight": statistics.rows_of(model.head, model.body(inputs)),
     }
     assert found["projections"].keys() == expected.keys()
     for name, rows in expected.items():
@@ -117,12 +97,12 @@ def test_the_damped_projector_without_damping_and_by_hand():
     x = (1, 0), zeta 1, so .5: k = x, N = I - x x^T / 4; then k = .75 x: less .5 .5625 / 1.75.
     """
     rows = draw(6, 10).double()
-    projector = DampedProjector(10, 1.0, 0.3, torch.device("cpu"))
+    projector = statistics.DampedProjector(10, 1.0, 0.3, torch.device("cpu"))
     projector.null = projector.null.double()
     projector.add(rows)
     expected = rows.T @ torch.linalg.inv(rows @ rows.T + 0.3 * torch.eye(6)) @ rows
     torch.testing.assert_close(torch.eye(10).double() - projector.null, expected)
-    projector = DampedProjector(2, 0.5, 1.0, torch.device("cpu"))
+    projector = statistics.DampedProjector(2, 0.5, 1.0, torch.device("cpu"))
     for first in (0.75, 0.75 - 0.5 * 0.5625 / 1.75):
         projector.add(torch.tensor([[1.0, 0.0]]))
         assert projector.null.diagonal().tolist() == pytest.approx([first, 1.0])
@@ -143,7 +123,7 @@ def test_the_damped_form_at_a_client():
 def test_rank_by_energy_by_hand():
     """Eigenvalues .9, .3, .1: squares .81, .09, .01 of .91; .989 of it are two."""
     vectors = torch.linalg.qr(draw(5, 3).double()).Q
-    found = Spectrum(vectors, torch.tensor([0.9, 0.3, 0.1]).double())
+    found = statistics.Spectrum(vectors, torch.tensor([0.9, 0.3, 0.1]).double())
     ranks = [found.factor(None, energy).shape[1] for energy in (0.5, 0.89, 0.98, 0.99, 1.0)]
     assert ranks == [1, 1, 2, 3, 3]
     assert found.factor(2, 1.0).norm(dim=0).square().tolist() == pytest.approx([0.9, 0.3])
@@ -153,8 +133,9 @@ def test_rank_by_energy_by_hand():
 def test_a_sketch_of_low_rank_rows_is_exact():
     """Rank 4 in 50 inputs, a sketch of 10: A and its trace come out."""
     rows = draw(200, 4) @ draw(4, 50, seed=1)
-    sketched = SketchedMoment(50, 10, torch.Generator().manual_seed(0), torch.device("cpu"))
-    exact = SecondMoment(50, torch.device("cpu"))
+    cpu, generator = torch.device("cpu"), torch.Generator().manual_seed(0)
+    sketched = statistics.SketchedMoment(50, 10, generator, cpu)
+    exact = statistics.SecondMoment(50, cpu)
     for part in rows.split(33):
         sketched.add(part)
         exact.add(part)
@@ -166,7 +147,7 @@ def test_a_sketch_of_low_rank_rows_is_exact():
     assert float(sketched.mean_eigenvalue()) == pytest.approx(float(exact.mean_eigenvalue()), 1e-5)
 
 
-def test_wide_layers_are_sketched():
+def test_wide_layers_are_sketched_and_each_layer_may_have_a_rank():
     model, inputs = Small(), draw(40, 2, 5, 5)
     sides = ProjectionClient(rank=8, sketch_above=20), ProjectionClient(rank=8)
     wide, exact = (sent_by(side, model, inputs)["projections"] for side in sides)
@@ -174,13 +155,9 @@ def test_wide_layers_are_sketched():
     sketched, whole = (f["body.3.weight"] @ f["body.3.weight"].T for f in (wide, exact))
     assert 0 < (sketched - whole).norm() < 0.5 * whole.norm()
     assert torch.equal(wide["body.0.weight"], exact["body.0.weight"])  # 19 wide: as it is
-
-
-def test_a_rank_for_each_layer():
-    """In the order of the model; null: by energy."""
-    sent = sent_by(ProjectionClient(rank=[2, None, 3]), Small(), draw(40, 2, 5, 5))
-    widths = {name: values.shape[1] for name, values in sent["projections"].items()}
-    assert widths.pop("body.3.weight") > 3
+    ranked = sent_by(ProjectionClient(rank=[2, None, 3]), model, inputs)["projections"]
+    widths = {name: values.shape[1] for name, values in ranked.items()}
+    assert widths.pop("body.3.weight") > 3  # null: by energy
     assert widths == {"body.0.weight": 2, "head.weight": 3}
 
 
@@ -249,10 +226,26 @@ def test_projections_of_wrong_layers_shape_or_eigenvalues_and_class_counts_are_r
 
 
 def test_the_spectrum_of_a_factor_is_that_of_its_product():
-    """With orthogonal columns and without, and with a zero column."""
     straight = torch.linalg.qr(draw(6, 3)).Q * torch.tensor([0.9, 0.5, 0.0]).sqrt()
     crossed = straight @ torch.linalg.qr(draw(3, 3, seed=1)).Q
     for found in (spectrum_of(straight), spectrum_of(crossed)):
         product = (found.vectors * found.values) @ found.vectors.T
         torch.testing.assert_close(product, straight @ straight.T, atol=1e-6, rtol=0)
         assert ((found.vectors.norm(dim=0) - 1).abs() < 1e-5)[found.values > 0].all()
+
+
+def test_equal_inputs_are_merged_by_hand_and_others_are_not():
+    """Columns 0 and 2 are equal, 1 is not: (3, 4) becomes sqrt(2) of it, and comes back halved."""
+    rows = torch.tensor([[3.0, 1.0, 3.0], [4.0, 1.0, 4.0]])
+    inputs = Inputs.of(rows)
+    folded = inputs.fold(rows)
+    torch.testing.assert_close(folded @ folded.T, rows @ rows.T)
+    assert sorted(folded.norm(dim=0).tolist()) == pytest.approx([2**0.5, 50**0.5])
+    back = inputs.unfold(inputs.fold(torch.tensor([[5.0, 2.0, 1.0]])))
+    torch.testing.assert_close(back, torch.tensor([[3.0, 2.0, 3.0]]))
+    rows = draw(5, 8)
+    rows[:, 3] = rows[:, 6] + 1e-4  # nearly equal
+    rows[:, 1], rows[:, 2] = rows[:, 4].flip(0), 0.0  # the same numbers in another order
+    inputs = Inputs.of(rows)
+    assert inputs.group is None
+    assert inputs.fold(rows) is inputs.unfold(rows) is rows

@@ -1,7 +1,5 @@
 """Eq. 6 of MA-Echo: optimality conditions and closed forms."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from cvxopt import solvers
@@ -11,7 +9,6 @@ from tests.strategies.fusion.test_projections import draw
 
 
 def gram_of(clients: int, seed: int) -> torch.Tensor:
-    """Of vectors with lengths from .1 to 1 and a common part."""
     scales = torch.linspace(0.1, 1.0, clients)[:, None]
     vectors = ((draw(clients, 3 * clients, seed=seed) + 0.5 * draw(1, 1, seed=9)) * scales).double()
     return vectors @ vectors.T
@@ -20,7 +17,6 @@ def gram_of(clients: int, seed: int) -> torch.Tensor:
 @pytest.mark.parametrize("clients", [2, 3, 5, 20, 50])
 @pytest.mark.parametrize("share", [1.2, 2.0, 10.0])
 def test_no_weight_can_be_moved_to_shorten_the_sum(clients, share):
-    """The conditions of the optimum, which suffice because the program is convex."""
     for seed in range(3):
         gram, cap = gram_of(clients, seed), min(1.0, share / clients)
         alpha = min_norm_weights(gram, cap)
@@ -34,10 +30,7 @@ def test_no_weight_can_be_moved_to_shorten_the_sum(clients, share):
 
 
 def test_orthogonal_and_equal_vectors_by_hand():
-    """Of lengths 1 and 2: (.8, .2); with C = .6, (.6, .4); whatever the unit and the dtype.
-
-    (1, 0) twice and (0, 1): a half for the last, and a quarter for each of the first.
-    """
+    """Of lengths 1 and 2: (.8, .2); with C = .6, (.6, .4). (1, 0) twice and (0, 1): .25 and .5."""
     gram = torch.tensor([[1.0, 0.0], [0.0, 4.0]])
     for scale, cap, expected in ((1, 1.0, [0.8, 0.2]), (1, 0.6, [0.6, 0.4]), (1e12, 1, [0.8, 0.2])):
         for scaled in (scale * gram, scale * gram.double()):

@@ -12,11 +12,8 @@ from strategies.base import Reply
 from strategies.components.aggregators import NormMean, UniformMean
 from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from strategies.fedavg import FedAvg
-from strategies.feddw import FedDWClient
 from strategies.privacy.clipping import NORM_BIT, AdaptiveNorm, FixedNorm, clip
 from strategies.privacy.differential_privacy import (
-    CLIPPING,
-    NORM,
     UNCLIPPED,
     CentralPrivacy,
     ClippingClient,
@@ -55,45 +52,32 @@ def test_update_and_payload_are_clipped_as_one_vector():
         assert clip(short, 5.0) == (short, False)
 
 
-def test_a_client_clips_to_the_norm_that_it_is_sent_and_tells_one_bit():
-    received = {CLIPPING: {NORM: torch.tensor(5.0)}}
-    side = ClippingClient(adaptive=True)
-    bits = []
-    for value, expected in ((6.0, 3.0), (1.0, 1.0)):
-        found = side.upload(reply(0, value, value / 0.75), received, SEED)
-        assert found.update["w"][0].item() == pytest.approx(expected)
-        bits.append(found.payloads[NORM_BIT][UNCLIPPED].item())
-    assert bits == [0.0, 1.0]
-    assert NORM_BIT not in ClippingClient().upload(reply(0, 6.0), received, SEED).payloads
-    far = reply(0, 60.0)
-    assert ClippingClient(clipping="server").upload(far, {}, SEED) is far
-
-
 @pytest.mark.parametrize("clipping", ["client", "server"])
-def test_the_mean_of_clipped_parts_stands_for_every_client(clipping):
-    """(3, 4) is halved at C = 2.5, (0, 1) stays: the mean is (.75, 1.5)."""
-    side = CentralPrivacy(0.0, FixedNorm(2.5), clipping)
-    replies = [reply(4, 3.0, 4.0), reply(9, 0.0, 1.0, counts=1.0)]
-    if clipping == "client":
-        received = side.broadcast(4)
-        replies = [ClippingClient().upload(r, received, SEED) for r in replies]
-    found = side.receive({}, replies)
-    assert [r.client_id for r in found] == [4, 9]
+def test_the_mean_of_clipped_parts_stands_for_every_client_and_moves_the_norm(clipping):
+    """(3, 4) is halved at C = 2.5, three (0, 2) stay, and C moves by their share: 3 / 4."""
+    side = CentralPrivacy(0.0, AdaptiveNorm(2.5, quantile=0.9, lr=0.5), clipping)
+    client, received = ClippingClient(clipping, adaptive=True), side.broadcast(4)
+    replies = [reply(4, 3.0, 4.0), *(reply(i, 0.0, 2.0, counts=1.0) for i in (9, 10, 11))]
+    sent = [client.upload(r, received, SEED) for r in replies]
+    bits = [r.payloads[NORM_BIT][UNCLIPPED].item() for r in sent if NORM_BIT in r.payloads]
+    assert bits == ([0.0, 1.0, 1.0, 1.0] if clipping == "client" else [])
+    assert (sent[0] is replies[0]) == (clipping == "server")
+    found = side.receive({}, sent)
+    assert [r.client_id for r in found] == [4, 9, 10, 11]
     for r in found:
-        assert r.update["w"].tolist() == [0.75, 1.5]
-        assert r.payloads["counts"]["c"].item() == 4.0
-    assert UniformMean()({}, found)["w"].tolist() == [0.75, 1.5]
+        assert r.update["w"].tolist() == [0.375, 2.0]
+        assert r.payloads["counts"]["c"].item() == 2.5
+    assert UniformMean()({}, found)["w"].tolist() == [0.375, 2.0]
+    assert side.norm.value == pytest.approx(2.5 * math.exp(-0.5 * (0.75 - 0.9)))
 
 
-def many(client: int, size: int = 40_000) -> Reply:
-    """Return a reply of ones, of which 30,000 are the update's."""
-    ones = torch.ones(size // 4)
-    return Reply(client, 1, 1, 0.1, {"w": torch.ones(3, size // 4)}, {"delta": {"w": ones}})
+def many(client: int) -> Reply:
+    update, delta = ({"w": torch.ones(size)} for size in (30_000, 10_000))
+    return Reply(client, 1, 1, 0.1, update, {"delta": delta})
 
 
 def noise_of(found: Reply, by: Reply) -> torch.Tensor:
-    parts = [found.update["w"] - by.update["w"], found.payloads["delta"]["w"] - 1.0]
-    return torch.cat([part.flatten() for part in parts])
+    return torch.cat([found.update["w"] - by.update["w"], found.payloads["delta"]["w"] - 1.0])
 
 
 @pytest.mark.parametrize("secret", [False, True])
@@ -108,10 +92,12 @@ def test_central_noise_has_the_standard_deviation_of_the_formula(secret):
     for part in drawn.split(10_000):  # the payload gets as much
         assert part.std().item() == pytest.approx(0.25, rel=0.05)
     assert torch.equal(found[0].update["w"], found[3].update["w"])
-    again = CentralPrivacy(2.0, FixedNorm(0.5), secret=secret).receive({}, replies)
-    assert torch.equal(again[0].update["w"], found[0].update["w"]) != secret
-    following = side.receive({}, replies)
-    assert not torch.equal(following[0].update["w"], found[0].update["w"])
+    again, following = (
+        one.receive({}, replies)[0].update["w"]
+        for one in (CentralPrivacy(2.0, FixedNorm(0.5), secret=secret), side)
+    )
+    assert torch.equal(again, found[0].update["w"]) != secret
+    assert not torch.equal(following, found[0].update["w"])
 
 
 def test_local_noise_has_the_standard_deviation_of_the_formula():
@@ -129,36 +115,6 @@ def test_local_noise_has_the_standard_deviation_of_the_formula():
     assert not torch.equal(other.update["w"], found.update["w"])
     quiet = LocalPrivacyClient().upload(reply(3, 1.0), {}, SEED)  # it keeps its losses
     assert set(quiet.metrics) == {"partition-id", "num-examples"}
-
-
-def test_the_norm_finds_the_quantile():
-    """Of norms 1 to 5, one fifth stays unclipped: C ends between 1 and 2.
-
-    With the clipped share instead, as in Flower's wrappers, C would run away.
-    """
-    norm = AdaptiveNorm(value=40.0, quantile=0.3, lr=0.3)
-    side = CentralPrivacy(0.0, norm, "server")
-    replies = [reply(client, float(client + 1)) for client in range(5)]
-    for _ in range(200):
-        side.receive({}, replies)
-    assert 0.9 < norm.value < 2.1
-    # one step by hand: two of four are short enough at C = 2, C <- 2 exp(-.5 (2 / 4 - .9))
-    norm = AdaptiveNorm(value=2.0, quantile=0.9, lr=0.5)
-    CentralPrivacy(0.0, norm, "server").receive({}, [reply(i, 0.9 * (i + 1)) for i in range(4)])
-    assert norm.value == pytest.approx(2.0 * math.exp(0.2))
-
-
-def test_client_and_server_clipping_move_the_norm_alike():
-    values = (0.5, 1.0, 3.0, 9.0)
-    norms = []
-    for clipping in ("client", "server"):
-        side = CentralPrivacy(0.1, AdaptiveNorm(value=2.0), clipping, seed=3)
-        client = ClippingClient(clipping, adaptive=True)
-        received = side.broadcast(0)
-        replies = [client.upload(reply(i, v), received, SEED) for i, v in enumerate(values)]
-        found = side.receive({}, replies)
-        norms.append((side.norm.value, found[0].update["w"].item()))
-    assert norms[0] == pytest.approx(norms[1])
 
 
 def test_mean_and_count_share_the_noise_multiplier():
@@ -188,7 +144,6 @@ def test_the_count_has_its_noise():
 
 @pytest.mark.slow
 def test_epsilon_is_of_the_client_that_was_asked_most_often():
-    """Whether it replied or not: requests are counted."""
     z = math.sqrt(2 * math.log(1.25e5)) / 1.2
     for side, multiplier, name in (
         (CentralPrivacy(4.0), 4.0, "dp-epsilon"),
@@ -233,7 +188,6 @@ def test_amplification_is_claimed_where_clients_are_drawn_one_by_one():
 
 
 def test_a_restart_changes_nothing():
-    """Two rounds, a restart, a third: as three rounds."""
     whole, cut, resumed = (
         CentralPrivacy(1.0, AdaptiveNorm(count_stddev=3.0), "server", seed=1) for _ in range(3)
     )
@@ -249,69 +203,56 @@ def test_a_restart_changes_nothing():
     assert resumed.uploads == {1: 2}
 
 
-def central(z: float, *, adaptive: bool = False, **slots) -> FederatedStrategy:
-    norm = AdaptiveNorm(0.3, count_stddev=3.0) if adaptive else FixedNorm(0.3)
+def central(z=1.0, norm=None, clipping="client", **slots) -> FederatedStrategy:
+    norm = norm or FixedNorm(0.3)
+    client, server = ClippingClient(clipping, norm.adaptive), CentralPrivacy(z, norm, clipping)
     return FederatedStrategy(
-        client_sides={"differential_privacy": ClippingClient(adaptive=adaptive)},
-        server_sides={"differential_privacy": CentralPrivacy(z, norm)},
-        aggregator=UniformMean(),
-        local_lr=0.1,
-        **slots,
+        client_sides={"differential_privacy": client, **slots.pop("clients", {})},
+        server_sides={"differential_privacy": server, **slots.pop("servers", {})},
+        **{"aggregator": UniformMean(), "local_lr": 0.1, **slots},
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_with_secure_aggregation_it_is_the_same_round(adaptive):
-    """Clipping at the clients, the norm bit among what is summed, the noise on the sum."""
-    expected, reports = train(central(0.5, adaptive=adaptive), rounds=1)
-    secure = SecAggPlus(max_examples=50)
-    found, secured = train(central(0.5, adaptive=adaptive, secure_aggregation=secure), rounds=1)
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    for name in ("clipping-norm", "dp-epsilon", "step_norm"):
-        assert secured[-1].metrics[name] == pytest.approx(reports[-1].metrics[name], rel=1e-4)
-    assert "update_norm" not in reports[-1].metrics
+    params, metrics = [], []
+    for secure in (None, SecAggPlus(max_examples=50)):
+        norm = AdaptiveNorm(0.3, count_stddev=3.0) if adaptive else FixedNorm(0.3)
+        found, [*_, report] = train(central(0.5, norm, secure_aggregation=secure), rounds=1)
+        params.append(found)
+        metrics.append([report.metrics[n] for n in ("clipping-norm", "dp-epsilon", "step_norm")])
+        assert "update_norm" not in report.metrics
+    torch.testing.assert_close(*params, rtol=0, atol=1e-6)
+    assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
 
 def test_a_norm_that_clips_nobody_and_no_noise_is_the_plain_round():
-    side = {"differential_privacy": CentralPrivacy(0.0, FixedNorm(1e6))}
-    clients = {"differential_privacy": ClippingClient()}
-    slots = {"aggregator": UniformMean(), "local_lr": 0.1}
-    found, _ = train(FederatedStrategy(client_sides=clients, server_sides=side, **slots), rounds=1)
-    expected, _ = train(FedAvg(**slots), rounds=1)
+    found, _ = train(central(0.0, FixedNorm(1e6)), rounds=1)
+    expected, _ = train(FedAvg(aggregator=UniformMean(), local_lr=0.1), rounds=1)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
 
 
-def private(aggregator, *, clipping="client", clients=None, servers=None, **slots):
-    sides = {
-        "client_sides": {"differential_privacy": ClippingClient(clipping), **(clients or {})},
-        "server_sides": {"differential_privacy": CentralPrivacy(clipping=clipping)},
-    }
-    sides["server_sides"] |= servers or {}
-    return FederatedStrategy(**sides, aggregator=aggregator, **slots)
+def soft_labels(z: float) -> dict:
+    client, server = SoftLabelClient(GaussianMechanism(z)), SoftLabelServer()
+    return {"clients": {"soft_labels": client}, "servers": {"soft_labels": server}}
 
 
 def test_what_it_cannot_cover_is_refused():
-    with pytest.raises(ConfigError, match="uniform_mean"):
-        private(None)
-    with pytest.raises(ConfigError, match="NormMean: it needs the norm"):
-        private(NormMean())
-    with pytest.raises(ConfigError, match=r"CentralPrivacy: it clips single replies.*=client"):
-        private(UniformMean(), clipping="server", secure_aggregation=SecAggPlus())
-    private(UniformMean(), clipping="server")
-    with pytest.raises(ConfigError, match=r"running statistics|running_mean"):
+    single = r"CentralPrivacy: it clips single replies.*=client"
+    for how, why in (
+        ({"aggregator": None}, "uniform_mean"),
+        ({"aggregator": NormMean()}, "NormMean: it needs the norm"),
+        ({"clipping": "server", "secure_aggregation": SecAggPlus()}, single),
+        (soft_labels(0.0), r"soft_label_sums.*soft_labels\.noise_multiplier"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            central(**how)
+    central(clipping="server")
+    central(**soft_labels(2.0))
+    with pytest.raises(ConfigError, match="running_mean"):
         check_side(ClippingClient(), nn.Sequential(nn.BatchNorm1d(3)), None)
     check_side(ClippingClient(), nn.Sequential(nn.GroupNorm(1, 3)), None)
-    bare, noised = (
-        {
-            "clients": {"feddw": FedDWClient(0.1), "soft_labels": SoftLabelClient(mechanism)},
-            "servers": {"soft_labels": SoftLabelServer(mechanism=mechanism)},
-        }
-        for mechanism in (GaussianMechanism(0.0), GaussianMechanism(2.0))
-    )
-    with pytest.raises(ConfigError, match=r"soft_label_sums.*soft_labels\.noise_multiplier"):
-        private(UniformMean(), **bare)
-    private(UniformMean(), **noised)
 
 
 def test_a_value_out_of_range_is_refused_by_its_key():

@@ -8,21 +8,14 @@ import torch
 from torch import Tensor
 
 from common.errors import ConfigError
-from strategies.base import Cohort, LocalSummary
-from strategies.feddw import FedDW
+from strategies.base import LocalSummary
 from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
-from strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_sums
-from strategies.statistics.soft_labels import (
-    SOFT_LABEL_SUMS,
-    SOFT_LABELS,
-    SoftLabelClient,
-    SoftLabelServer,
-)
+from strategies.statistics.class_means import COUNTS, SUMS, class_sums
+from strategies.statistics.soft_labels import SOFT_LABEL_SUMS, SoftLabelClient
 from tests.federation import TensorBatches
-from tests.strategies.labelled import Biasless, PassThrough, context_of, train, upload
-from tests.strategies.test_reductions import assert_same, blobs
+from tests.strategies.labelled import Biasless, PassThrough, assert_same, blobs, context_of, upload
+from tests.strategies.statistics.test_soft_labels import COHORT, matrix, server
 
-COHORT = Cohort(round=1, size=1, num_clients=1)
 DELTA = 1e-5
 
 
@@ -48,19 +41,8 @@ def exact_epsilon(noise_multiplier: float, uploads: int, delta: float = DELTA) -
     return high
 
 
-@pytest.mark.parametrize(("noise_multiplier", "uploads"), [(1.0, 1), (4.0, 50)])
-def test_the_exact_epsilon_gives_back_delta(noise_multiplier, uploads):
-    """By its definition: the integral of p - e^eps q where positive, p = N(mu, 1), q = N(0, 1)."""
-    mu = math.sqrt(uploads) / noise_multiplier
-    x = torch.linspace(-20, 20, 400_001, dtype=torch.float64)
-    p, q = (torch.exp(-0.5 * (x - mean) ** 2) / math.sqrt(2 * math.pi) for mean in (mu, 0.0))
-    excess = (p - math.exp(exact_epsilon(noise_multiplier, uploads)) * q).clamp_min(0)
-    assert torch.trapezoid(excess, x).item() == pytest.approx(DELTA, rel=1e-4)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("uploads", [1, 50, 500])
-@pytest.mark.parametrize("noise_multiplier", [1.0, 4.0, 60.0])
+@pytest.mark.parametrize(("noise_multiplier", "uploads"), [(1.0, 1), (4.0, 50), (1.0, 500)])
 def test_epsilon_is_never_below_the_exact_one_and_hardly_above(noise_multiplier, uploads):
     exact = exact_epsilon(noise_multiplier, uploads)
     found = GaussianMechanism(noise_multiplier, delta=DELTA).epsilon(uploads)
@@ -73,11 +55,10 @@ def test_a_missing_accountant_is_said_before_round_1(monkeypatch):
     epsilon_of.cache_clear()
     monkeypatch.setitem(sys.modules, "opacus", None)
     monkeypatch.setitem(sys.modules, "opacus.accountants", None)
-    side = SoftLabelServer(mechanism=GaussianMechanism(1.0))
     needed = r"\[privacy\].*strategy\.soft_labels\.noise_multiplier=0"
     with pytest.raises(ConfigError, match=needed):
-        side.init({"head.weight": torch.zeros(3, 2)})
-    SoftLabelServer().init({"head.weight": torch.zeros(3, 2)})
+        server(mechanism=GaussianMechanism(1.0))
+    server()
 
 
 def test_a_value_out_of_range_is_refused_by_its_key():
@@ -87,11 +68,9 @@ def test_a_value_out_of_range_is_refused_by_its_key():
 
 
 def sums_and_counts(mechanism: GaussianMechanism, vectors: Tensor, labels: Tensor) -> Tensor:
-    """Return all numbers of an upload, before noise."""
     data = TensorBatches(vectors, labels, num_classes=vectors.shape[1])
-    found = class_sums(
-        context_of(PassThrough(), data), lambda features, logits: mechanism.clipped(logits)
-    )
+    context = context_of(PassThrough(), data)
+    found = class_sums(context, lambda features, logits: mechanism.clipped(logits))
     return torch.cat([found[SUMS].flatten(), found[COUNTS]])
 
 
@@ -116,21 +95,17 @@ def test_one_example_moves_an_upload_by_no_more_than_delta(clip):
     torch.testing.assert_close(mechanism.clipped(rows), expected)
 
 
-@pytest.mark.parametrize("secret", [False, True])
-@pytest.mark.parametrize(("noise_multiplier", "clip"), [(2.0, 1.0), (0.5, 0.2)])
-def test_the_noise_has_the_standard_deviation_that_it_claims(noise_multiplier, clip, secret):
+@pytest.mark.parametrize(("z", "clip", "secret"), [(2.0, 1.0, False), (0.5, 0.2, True)])
+def test_the_noise_has_the_standard_deviation_that_it_claims(z, clip, secret):
     """z sqrt(S^2 + 1); of 40,000 numbers the estimate is off by .35 % (one standard deviation)."""
-    mechanism = GaussianMechanism(noise_multiplier, clip=clip, secret=secret)
+    mechanism = GaussianMechanism(z, clip=clip, secret=secret)
     values = torch.full((200, 200), 5.0)
-    drawn, again = (
-        mechanism.noised(values, torch.Generator().manual_seed(0)) - values for _ in range(2)
-    )
+    generators = (torch.Generator().manual_seed(0) for _ in range(2))
+    drawn, again = (mechanism.noised(values, generator) - values for generator in generators)
     assert torch.equal(drawn, again) != secret
-    expected = noise_multiplier * math.sqrt(clip**2 + 1)
+    expected = z * math.sqrt(clip**2 + 1)
     assert drawn.std().item() == pytest.approx(expected, rel=0.025)
     assert abs(drawn.mean().item()) < 7 * expected / 200
-    within = (drawn.abs() < expected).double().mean().item()
-    assert within == pytest.approx(0.6827, abs=0.017)
 
 
 def test_sums_and_counts_get_noise_of_their_own_and_none_is_drawn_without():
@@ -149,27 +124,15 @@ def test_sums_and_counts_get_noise_of_their_own_and_none_is_drawn_without():
     assert len(noise.unique()) == len(noise) == 12
 
 
-@pytest.mark.slow
-def test_the_order_of_the_batches_does_not_depend_on_noise():
-    """At mu = 0 the soft labels do not reach the model, and so neither does noise."""
-    plain, _ = train(FedDW(0.0, local_lr=0.1))
-    noised, _ = train(FedDW(0.0, mechanism=GaussianMechanism(50.0), local_lr=0.1))
-    assert_same(noised, plain)
-
-
 @pytest.mark.parametrize("clip", [0.01, 1.0])
 def test_rows_stay_probabilities_under_noise(clip):
-    """Also where noise leaves nothing positive of a row."""
-    mechanism = GaussianMechanism(0.05, clip=clip)
-    generator = torch.Generator().manual_seed(0)
-    side = SoftLabelServer(mechanism=mechanism)
-    side.init({"head.weight": torch.zeros(2, 3)})
-    emptied = 0
+    mechanism, generator = GaussianMechanism(0.05, clip=clip), torch.Generator().manual_seed(0)
+    side, emptied = server(mechanism=mechanism), 0
     for _ in range(300):
         sums = mechanism.noised(10 * mechanism.clipped(torch.full((2, 2), 0.5)), generator)
         emptied += int((sums <= 0).all(dim=1).sum())
         side.reduce([upload(0, sums.tolist(), [10.0, 10.0])], {}, COHORT)
-        rows = side.broadcast(0)[SOFT_LABELS][MEANS]
+        rows = matrix(side)
         assert rows.min() >= 0
         torch.testing.assert_close(rows.sum(1), torch.ones(2))
     assert (emptied > 0) == (clip == 0.01)
@@ -177,11 +140,8 @@ def test_rows_stay_probabilities_under_noise(clip):
 
 @pytest.mark.parametrize("history", ["round", "all"])
 def test_a_class_that_nobody_holds_keeps_its_row_under_noise(history):
-    """However many clients' noise, or rounds', adds up."""
-    mechanism = GaussianMechanism(1.0)
-    generator = torch.Generator().manual_seed(0)
-    side = SoftLabelServer(mechanism=mechanism, history=history)
-    side.init({"head.weight": torch.zeros(2, 3)})
+    mechanism, generator = GaussianMechanism(1.0), torch.Generator().manual_seed(0)
+    side = server(mechanism=mechanism, history=history)
     for _ in range(40):
         replies = []
         for client in range(16):
@@ -189,6 +149,6 @@ def test_a_class_that_nobody_holds_keeps_its_row_under_noise(history):
             counts = mechanism.noised(torch.tensor([100.0, 0.0]), generator)
             replies.append(upload(client, sums.tolist(), counts.tolist()))
         side.reduce(replies, {}, COHORT)
-        rows = side.broadcast(0)[SOFT_LABELS][MEANS]
+        rows = matrix(side)
         assert rows[1].tolist() == [0.0, 1.0]
         assert rows[0, 0].item() == pytest.approx(0.8, abs=0.02)

@@ -1,7 +1,5 @@
 """Which nodes register, join late, leave or are refused, and who takes part in a round."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Callable
@@ -10,7 +8,6 @@ import pytest
 from flwr.app import Error, Message, RecordDict
 
 from common.errors import ConfigError
-from strategies.components.samplers import FixedSizeSampler
 from strategies.fedavg import FedAvg
 from strategies.round.registration import (
     ClientAvailability,
@@ -25,7 +22,6 @@ registration = "strategies.round.registration"
 
 
 def grid_of(*clients: int, size: int = 3, **hashes: str) -> InProcessGrid:
-    """Return a grid of nodes 100, 101, ..., by partition id."""
     grid = InProcessGrid({})
     for client in clients:
         join(grid, 100 + client, client, size, **hashes)
@@ -46,29 +42,25 @@ def failing(message: Message) -> Message:
     return Message(Error(code=2, reason="no such folder"), reply_to=message)
 
 
-# ---- before round 1 ------------------------------------------------------------------------------
-
-
 def test_registration_maps_clients_to_nodes_and_min_clients_are_enough_after_the_timeout():
-    grid = InProcessGrid({})
-    join(grid, 7, 1)
-    join(grid, 8, 0)
+    grid = grid_of(1)
+    join(grid, 108, 0)
     registry = register(grid, 2)
-    assert (registry.nodes, registry.num_examples) == ({0: 8, 1: 7}, {0: 10, 1: 11})
+    assert (registry.nodes, registry.num_examples) == ({0: 108, 1: 101}, {0: 10, 1: 11})
     registry = register(grid_of(0, 2), min_clients=2)
     assert (registry.nodes, len(registry)) == ({0: 100, 2: 102}, 3)
 
 
 def test_zero_clients_takes_n_from_the_node_configs():
     assert len(register(grid_of(0, 1, 2), size=0)) == 3
-    with pytest.raises(TimeoutError, match="clients=3, but only 2 SuperNodes"):
-        register(grid_of(0, 1), size=0)
     assert register(grid_of(0, 1), size=0, min_clients=2).nodes.keys() == {0, 1}
 
 
-def same_code(grid: InProcessGrid) -> None:
-    join(grid, 101, 1, code="aa")
-    join(grid, 102, 2, code="bb")
+AA = {"fingerprint": {"code": "aa"}}
+
+
+def silence(grid: InProcessGrid) -> None:
+    grid.tamper = lambda reply: reply if reply.metadata.src_node_id != 101 else None
 
 
 @pytest.mark.parametrize(
@@ -76,40 +68,32 @@ def same_code(grid: InProcessGrid) -> None:
     [
         (lambda grid: join(grid, 102, 1), {}, "nodes 101 and 102 both have partition-id=1"),
         (lambda grid: join(grid, 103, 3), {}, r"clients=3 needs the partition ids 0\.\.2"),
-        (same_code, {}, r"node 102 \(partition 2\) runs another code: 'bb'"),
+        (lambda grid: join(grid, 102, 2, code="bb"), AA, r"partition 2\) runs another code: 'bb'"),
         (lambda grid: grid.handlers.update({101: failing}), {}, "node 101 cannot .*: no such"),
-        (lambda grid: grid.handlers.pop(102), {}, "clients=3, but only 2 SuperNodes"),
+        (lambda grid: grid.handlers.pop(102), {"size": 0}, "clients=3, but only 2 SuperNodes"),
         (
             lambda grid: [grid.handlers.pop(node) for node in (101, 102)],
             {"min_clients": 2},
             r"clients=3 \(min_clients=2\), but only 1 SuperNodes",
         ),
+        (silence, {"timeout": -1.0}, r"0\.\.2, but the 2 connected nodes have \[0, 2\]"),
     ],
 )
 def test_a_federation_that_does_not_fit_is_refused(change, how, message):
     grid = grid_of(0, 1, 2, code="aa")
     change(grid)
-    hashes = {"code": "aa"} if change is same_code else {}
     with pytest.raises((ConfigError, TimeoutError), match=message):
-        register(grid, fingerprint=hashes, **how)
-
-
-def test_a_silent_node_is_reported_as_missing():
-    grid = grid_of(0, 1, 2)
-    grid.tamper = lambda reply: reply if reply.metadata.src_node_id != 101 else None
-    with pytest.raises(ConfigError, match=r"ids 0\.\.2, but the 2 connected nodes have \[0, 2\]"):
-        register(grid, timeout=-1.0)
+        register(grid, **how)
 
 
 def test_registration_waits_for_all_clients_until_the_timeout(monkeypatch):
     monkeypatch.setattr(f"{registration}._POLL_SECONDS", 0.0)
-    grid, calls = grid_of(0, 2), []
+    grid = grid_of(0, 2)
 
     def get_node_ids() -> list[int]:
-        calls.append(1)
-        if len(calls) == 2:
-            join(grid, 101, 1)
-        return list(grid.handlers)
+        nodes = list(grid.handlers)
+        join(grid, 101, 1)
+        return nodes
 
     grid.get_node_ids = get_node_ids
     assert register(grid, timeout=5.0, min_clients=1).nodes.keys() == {0, 1, 2}
@@ -128,11 +112,7 @@ def test_registration_waits_for_the_successor_of_a_node_that_just_died():
     assert register(grid, timeout=5.0).nodes == {0: 100, 1: 101, 2: 202}
 
 
-# ---- during the run ------------------------------------------------------------------------------
-
-
 def admit(grid: InProcessGrid, times: int = 2, **hashes: str) -> ClientRegistry:
-    """Admit the grid's nodes to a run of clients 0 and 1."""
     registry = ClientRegistry(3, {0: 100, 1: 101}, {0: 10, 1: 11})
     availability = ClientAvailability(registry, FederationConfig(fingerprint=hashes))
     for _ in range(times):
@@ -172,53 +152,39 @@ def test_a_late_node_that_does_not_fit_is_refused_once(change: Callable, message
     assert re.search(message, record.message)
 
 
-# ---- rounds --------------------------------------------------------------------------------------
+ALL, WITHOUT_1 = [1000, 1001, 1002], [1000, 1002]
+WAIT = range(1, 5)  # the looks after round 1 at which one node alone is connected
 
 
-class Leaving(FedAvg):
-    """Client 1's node is not connected in rounds 2 and 3."""
+def connect(monkeypatch, strategy: FedAvg, nodes: Callable[[list[int]], list[int]]) -> list[int]:
+    """Let nodes be connected by the rounds done at every look so far; return these."""
+    looks: list[int] = []
 
-    def start(self, grid, *args, **how):
-        nodes = [1000, 1001, 1002]
-        grid.get_node_ids = lambda: nodes if self.state.round in (0, 3) else [1000, 1002]
-        return super().start(grid, *args, **how)
+    def get_node_ids(grid: InProcessGrid) -> list[int]:
+        looks.append(strategy.state.round)
+        return nodes(looks)
 
-
-def test_a_client_that_is_gone_is_not_sampled_and_is_reported_as_absent():
-    sampled = []
-
-    class Sampler(FixedSizeSampler):
-        def sample(self, round: int, num_clients: int) -> list[int]:
-            sampled.append(num_clients)
-            return super().sample(round, num_clients)
-
-    _, reports = run(Leaving(sampler=Sampler()), rounds=4)
-    assert [(list(r.clients), list(r.absent), list(r.failures)) for r in reports[1:]] == [
-        (([0, 2], [1], []) if r in (2, 3) else ([0, 1, 2], [], [])) for r in (1, 2, 3, 4)
-    ]
-    assert sampled == [3, 2, 2, 3]
-
-
-def test_a_round_waits_for_min_replies_clients(monkeypatch):
+    monkeypatch.setattr(InProcessGrid, "get_node_ids", get_node_ids)
     monkeypatch.setattr(f"{registration}._WAIT_POLL_SECONDS", 0.0)
-    looks = []
+    return looks
 
-    class Waiting(FedAvg):
-        def start(self, grid, *args, **how):
-            def get_node_ids() -> list[int]:
-                looks.append(self.state.round)
-                return [1000] if looks.count(1) in range(1, 5) else [1000, 1001, 1002]
 
-            grid.get_node_ids = get_node_ids
-            return super().start(grid, *args, **how)
+def test_a_client_that_is_gone_is_not_sampled_and_is_reported_as_absent(monkeypatch):
+    strategy = FedAvg()
+    connect(monkeypatch, strategy, lambda looks: WITHOUT_1 if looks[-1] in (1, 2) else ALL)
+    _, reports = run(strategy, rounds=4)
+    found = [(list(r.clients), list(r.absent), list(r.failures)) for r in reports[1:]]
+    here, gone = ([0, 1, 2], [], []), ([0, 2], [1], [])
+    assert found == [here, gone, gone, here]
 
-    _, reports = run(Waiting(federation=FederationConfig(3, min_replies=2)), rounds=2)
+
+def test_a_round_waits_for_min_replies_clients_until_the_timeout(monkeypatch):
+    waiting = FedAvg(federation=FederationConfig(3, min_replies=2))
+    looks = connect(monkeypatch, waiting, lambda looks: ALL[: 1 if looks.count(1) in WAIT else 3])
+    _, reports = run(waiting, rounds=2)
     assert list(reports[2].clients) == [0, 1, 2]
     assert looks == [0, 0, 1, 1, 1, 1, 1]
-
-
-def test_the_wait_for_min_replies_clients_ends_at_the_timeout(monkeypatch):
-    monkeypatch.setattr(f"{registration}._WAIT_POLL_SECONDS", 0.0)
-    federation = FederationConfig(min_replies=3, connect_timeout_seconds=0.05)
+    ending = FedAvg(federation=FederationConfig(min_replies=3, connect_timeout_seconds=0.05))
+    connect(monkeypatch, ending, lambda looks: WITHOUT_1 if looks[-1] else ALL)
     with pytest.raises(TimeoutError, match=r"min_replies=3, but only 2 of 3 clients are connected"):
-        run(Leaving(federation=federation), rounds=4)
+        run(ending, rounds=2)

@@ -1,7 +1,5 @@
 """Soft labels by class: what a client sends, and what the server makes of it."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -10,9 +8,6 @@ from torch import Tensor
 
 from common.errors import ConfigError
 from strategies.base import Cohort, LocalSummary
-from strategies.components.samplers import FixedSizeSampler
-from strategies.fedavg import FedAvg
-from strategies.feddw import FedDW
 from strategies.statistics.class_means import COUNTS, MEANS, SUMS
 from strategies.statistics.soft_labels import (
     SOFT_LABEL_SUMS,
@@ -21,10 +16,9 @@ from strategies.statistics.soft_labels import (
     SoftLabelServer,
 )
 from tests.federation import TensorBatches
-from tests.strategies.labelled import Biasless, context_of, train, upload
+from tests.strategies.labelled import Biasless, context_of, upload
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
-HEADER = 128  # bytes before the numbers of every array
 
 
 def server(classes: int = 2, **options) -> SoftLabelServer:
@@ -38,8 +32,6 @@ def matrix(side: SoftLabelServer) -> Tensor:
 
 
 class Unaugmented(TensorBatches):
-    """Refuses to augment."""
-
     def batches(self, batch_size, *, generator, train):
         assert not train
         return super().batches(batch_size, generator=generator, train=train)
@@ -50,10 +42,9 @@ def test_a_client_sends_what_adding_up_one_example_at_a_time_gives():
     generator = torch.Generator().manual_seed(0)
     labels = 2 * torch.randint(0, 2, (1203,), generator=generator)
     data = Unaugmented(torch.randn(1203, 4, generator=generator), labels, num_classes=3)
-    model = Biasless()
-    model.train()
-    context = context_of(model, data)
-    sent = SoftLabelClient().end(context, LocalSummary(1203, 1, 0.1))[SOFT_LABEL_SUMS]
+    model = Biasless().train()
+    summary = LocalSummary(1203, 1, 0.1)
+    sent = SoftLabelClient().end(context_of(model, data), summary)[SOFT_LABEL_SUMS]
 
     hidden = model.body[0].double()(data.inputs.double()).clamp_min(0)
     exponentials = (hidden @ model.head.weight.double().T).exp().detach()
@@ -67,13 +58,11 @@ def test_a_client_sends_what_adding_up_one_example_at_a_time_gives():
 
 
 # Class 0: 2 + 1 examples in round 1, none in 2, 1 in 3. Class 1: none, 2, none.
+NONE = [0.0, 0.0]
 ROUNDS = [
-    [
-        upload(0, [[1.6, 0.4], [0.0, 0.0]], [2.0, 0.0]),
-        upload(1, [[0.2, 0.8], [0.0, 0.0]], [1.0, 0.0]),
-    ],
-    [upload(1, [[0.0, 0.0], [0.5, 1.5]], [0.0, 2.0])],
-    [upload(0, [[0.3, 0.7], [0.0, 0.0]], [1.0, 0.0])],
+    [upload(0, [[1.6, 0.4], NONE], [2.0, 0.0]), upload(1, [[0.2, 0.8], NONE], [1.0, 0.0])],
+    [upload(1, [NONE, [0.5, 1.5]], [0.0, 2.0])],
+    [upload(0, [[0.3, 0.7], NONE], [1.0, 0.0])],
 ]
 KEEP = [[[0.6, 0.4], [0, 1]], [[0.6, 0.4], [0.25, 0.75]], [[0.3, 0.7], [0.25, 0.75]]]
 BY_HAND = [
@@ -110,16 +99,3 @@ def test_three_rounds_by_hand_and_a_restored_server_goes_on_alike(options, expec
 def test_a_head_that_stays_at_the_clients_is_refused():
     with pytest.raises(ConfigError, match=r"'head\.weight'.*strategy\.personal"):
         SoftLabelServer().init({"body.weight": torch.zeros(3, 2)})
-
-
-@pytest.mark.slow
-def test_the_bytes_beyond_fedavg_are_the_matrix_down_and_sums_and_counts_up():
-    """C = 3: C^2 floats down, C^2 + C up, per client and round."""
-    sampler = FixedSizeSampler(0.5, seed=2)
-    _, with_labels = train(FedDW(sampler=sampler))
-    _, without = train(FedAvg(sampler=sampler))
-    assert sum(len(report.clients) for report in with_labels) == 8
-    for ours, plain in zip(with_labels[1:], without[1:], strict=True):
-        clients = len(ours.clients)
-        assert ours.bytes_down - plain.bytes_down == clients * (4 * 3**2 + HEADER)
-        assert ours.bytes_up - plain.bytes_up == clients * (4 * (3**2 + 3) + 2 * HEADER)

@@ -4,8 +4,6 @@ python probe.py ports HOST PORT ...           the ports that take a connection
 python probe.py grpc HOST:PORT CA_CERTIFICATE the status of every method of Control and of Fleet
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import sys
