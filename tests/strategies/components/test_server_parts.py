@@ -47,10 +47,10 @@ BY_HAND = {
     "sgd": (SGD(lr=2.0, momentum=0.5), (1.0, 1.0), [2.0, 3.0]),
     # beta1 0: v = .01 + 1, + 4
     "adagrad": (Adagrad(lr=1.0, tau=0.1), (1.0, 2.0), [quotient(1, 1.01), quotient(2, 5.01)]),
-    # beta .5, .5: m = .5, 1.25; no bias correction
-    "adam": (Adam(1.0, 0.5, 0.5, 0.1), (1.0, 2.0), [quotient(0.5, 0.505), quotient(1.25, 2.2525)]),
-    # v = .01 + .5 * 1 (Delta^2 > v), then .51 - .5 * .04 (Delta^2 < v)
-    "yogi": (Yogi(1.0, 0.5, 0.5, 0.1), (1.0, 0.2), [quotient(0.5, 0.51), quotient(0.35, 0.49)]),
+    # beta .5, .25: m = .5, 1.25; v = .25 * .01 + .75, then .25 * .7525 + .75 * 4; no correction
+    "adam": (Adam(1.0, 0.5, 0.25, 0.1), (1, 2), [quotient(0.5, 0.7525), quotient(1.25, 3.188125)]),
+    # v = .01 + .75 * 1 (Delta^2 > v), then .76 - .75 * .04 (Delta^2 < v)
+    "yogi": (Yogi(1.0, 0.5, 0.25, 0.1), (1, 0.2), [quotient(0.5, 0.76), quotient(0.35, 0.73)]),
 }
 
 
