@@ -1,5 +1,6 @@
 """Fixtures of all tests: Flower's task identity, one thread, a cache folder of their own."""
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -25,3 +26,12 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDHET_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def same_log_level() -> Iterator[None]:
+    """Undo what a command that runs in this process sets for itself."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    yield
+    logger.setLevel(level)

@@ -16,6 +16,7 @@ LOG_OF_LOCAL_MODELS = [10.10, 18.91, 29.55, 21.13, 29.38]
 
 
 @pytest.mark.flower  # half a minute: not for every commit
+@pytest.mark.timeout(900)
 @pytest.mark.skipif("FEDHET_DATA" not in os.environ, reason="FEDHET_DATA is not set: no MNIST here")
 def test_the_golden_case_comes_out_as_the_authors_log_has_it(tmp_path):
     summary = run_recipe(tmp_path, *WORDS, clients=5)
