@@ -1,11 +1,10 @@
 """Every file of conf/experiment: it composes, says what it is, and its sweep makes its table."""
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
@@ -32,9 +31,7 @@ def paper_of(name: str) -> Paper:
 
 def jobs_of(name: str) -> list[list[str]]:
     """Return the overrides of the jobs that Hydra makes of the file's own sweep."""
-    with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
-        config = compose("config", [f"+experiment={name}"], return_hydra_config=True)
-    params = config.hydra.sweeper.params
+    params = yaml.safe_load(path_of(name).read_text())["hydra"]["sweeper"]["params"]
     parsed = OverridesParser.create().parse_overrides([f"{k}={v}" for k, v in params.items()])
     (batch,) = BasicSweeper.split_arguments(parsed, None)
     return [list(job) for job in batch]
@@ -42,6 +39,13 @@ def jobs_of(name: str) -> list[list[str]]:
 
 def settings_of(name: str, job: tuple[str, ...]) -> tuple[str, dict]:
     """Return a job's method and settings; no table is laid out by a strategy's own defaults."""
+    seed = next(word for word in job if word.startswith("seed="))
+    method, settings = of_any_seed(name, tuple(word for word in job if word != seed))
+    return method, {**settings, "seed": int(seed.removeprefix("seed="))}
+
+
+@cache
+def of_any_seed(name: str, job: tuple[str, ...]) -> tuple[str, dict]:
     strategy = next((word for word in job if word.startswith("strategy=")), None)
     others = tuple(word for word in job if word != strategy)
     if strategy is None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 from flwr.app import Context, RecordDict
 
 from common.results import read_rows
@@ -22,6 +23,7 @@ from fedhet.runtimes.deployment.control_client import RunStatus
 from fedhet.runtimes.flower_simulation import Simulation
 from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation, Workers
+from fedhet.runtimes.local.ray_workers import _capacity
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from server_app import app as server
 from tests.processes import alive, finish, kill_all, marked, read_until, start, summary_of
@@ -134,13 +136,17 @@ def test_ray(tmp_path, request):
     resumed_with_the_bits_of_one_process(run, *words, RAY_ADDRESS=address)
     log = (run / "log.txt").read_text()
     assert "Ray: 3 workers on 2 nodes" in log
-    too_large = ["runtime.client_gpus=1000", "device=auto", f"results_dir={tmp_path}/failed"]
-    launch = start(tmp_path, *words, *too_large, RAY_ADDRESS=address)
-    code, output = finish(launch)
-    assert code == 1, output
-    assert "no client fits the Ray cluster" in output
-    assert "runtime.client_gpus" in output
-    assert folders_of(launch) == []
+
+
+def test_a_client_that_no_ray_node_has_room_for_is_refused(monkeypatch):
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 2.0}},
+        {"Alive": False, "Resources": {"GPU": 8.0}},
+    ]
+    monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    assert _capacity(1, None) == (2, 0.0)
+    with pytest.raises(RuntimeError, match=r"no client fits the Ray cluster.*runtime\.client_gpus"):
+        _capacity(1, 1000.0)
 
 
 PRIVATE = [
@@ -154,9 +160,9 @@ PRIVATE = [
 def test_flower_simulation(tmp_path):
     """With secure sums and central privacy; while it is killed, another one goes on."""
     run, other = tmp_path / "run", tmp_path / "other"
+    beside = in_round_2(other, *SCAFFOLD, "runtime=flower")
     launch, started = in_round_2(run, *PRIVATE, "runtime=flower")
     assert {"flower-superlin", "raylet"} <= {process.name() for process in started}
-    beside = in_round_2(other, *SCAFFOLD, "runtime=flower")
     leaves_nothing(launch, started, signal.SIGKILL)
     before = read_rows(other / "metrics.jsonl")[-1]["round"]
     read_until(beside[0], f"round {before + 2:3}/")
