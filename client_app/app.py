@@ -27,7 +27,7 @@ def register(message: Message, context: Context) -> Message:
         runtime = client_runtime(context)
         client_id = runtime.client_id(context)
         data, held_out = runtime.task.client_data(client_id, site_folder=site_folder(context))
-    node_info = {
+    node_info: dict[str, int | str] = {
         **runtime.node_info,
         "partition-id": client_id,
         "num-partitions": runtime.num_clients,
@@ -37,7 +37,7 @@ def register(message: Message, context: Context) -> Message:
     if runtime.secure_aggregation is not None:
         runtime.secure_aggregation.check_client(len(data))
         node_info |= {"num-examples": 0, "num-held-out": 0}  # the server learns only sums
-    return Message(RecordDict({CLIENT: ConfigRecord(node_info)}), reply_to=message)
+    return Message(RecordDict({CLIENT: ConfigRecord({**node_info})}), reply_to=message)
 
 
 @app.train()

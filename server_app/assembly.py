@@ -129,6 +129,7 @@ def build_strategy(
             min_replies=recipe.min_replies,
             max_failed_rounds=recipe.max_failed_rounds,
             connect_timeout_seconds=float(recipe.runtime.connect_timeout_seconds),
+            nodes_may_join=not recipe.runtime.simulation,
             fingerprint=fingerprint(recipe),
         ),
         evaluate_on_clients=bool(recipe.evaluation.clients),

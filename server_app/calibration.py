@@ -129,7 +129,7 @@ def _losses(sent: ArrayRecord | None) -> Array:
 
 def _histograms(sent: ArrayRecord | None, grids: Mapping[str, Grid]) -> dict[str, Any]:
     shapes = {name: (grid.bins + 1,) for name, grid in grids.items()}
-    found = decode_tensors(CALIBRATE, sent, shapes, {torch.int32})
+    found = decode_tensors(CALIBRATE, sent, shapes, {torch.int32, torch.int64})
     counts = {name: values.numpy() for name, values in found.items()}
     if any((of_score < 0).any() for of_score in counts.values()):
         raise RefusedReplyError("its histograms have counts below 0")

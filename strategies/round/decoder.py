@@ -136,13 +136,17 @@ def widest_of(params: Tensors) -> int:
 
 
 def decode_metrics(
-    content: RecordDict, required: Collection[str], allowed: Collection[str]
+    content: RecordDict, required: Collection[str], allowed: Collection[str] | None
 ) -> dict[str, float]:
-    """Return a reply's numbers; refuse missing and unknown names, and what is out of range."""
+    """Return a reply's numbers; refuse missing and unknown names, and what is out of range.
+
+    ``allowed`` None: the server has made the reply itself, so any name is, and rounding is seen.
+    """
     record = content.metric_records.get(METRICS, MetricRecord())
     if missing := sorted(set(required) - record.keys()):
         raise RefusedReplyError(f"its metrics lack {missing}")
-    if unknown := sorted(printable(name) for name in record.keys() - set(allowed)):
+    unknown = () if allowed is None else sorted(map(printable, record.keys() - set(allowed)))
+    if unknown:
         raise RefusedReplyError(f"its metrics {unknown[:5]} are none that a client may send")
     found = {}
     for name, value in record.items():
@@ -150,7 +154,7 @@ def decode_metrics(
             raise RefusedReplyError(f"its metric {name!r} is no number")
         if not abs(value) <= _LARGEST:
             raise RefusedReplyError(f"its metrics [{name!r}] are NaN or Inf, or too large")
-        if name.endswith("accuracy") and not 0 <= value <= 1:
+        if allowed is not None and name.endswith("accuracy") and not 0 <= value <= 1:
             raise RefusedReplyError(f"its metric {name}={value:g} is not in [0, 1]")
         found[name] = float(value)
     if found["num-examples"] < 1:
@@ -171,7 +175,7 @@ class ExpectedReply:
         payloads: names of the payloads that the client sides send.
         shapes: of these payloads' tensors, where a side declares them.
         dtypes: of payloads that are neither float32 nor of the model's type.
-        measures: names of the numbers that the client sides measure.
+        measures: names of the numbers that the client sides measure; None: see decode_metrics.
         widest: the longest that an open dimension of a payload may be.
         lr: eta_l of the round; None: not checked.
     """
@@ -181,7 +185,7 @@ class ExpectedReply:
     payloads: Collection[str] = ()
     shapes: Shapes = field(default_factory=dict)
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    measures: Collection[str] = ()
+    measures: Collection[str] | None = ()
     widest: int = 1 << 16
     lr: float | None = None
 
@@ -230,7 +234,8 @@ class ExpectedReply:
         max_steps: int | None,
         had_state: bool,
     ) -> dict[str, float]:
-        metrics = decode_metrics(content, _COUNTS, {*_MEASURED, *self.measures})
+        allowed = None if self.measures is None else {*_MEASURED, *self.measures}
+        metrics = decode_metrics(content, _COUNTS, allowed)
         examples, steps, lr_sum = (metrics[n] for n in ("num-examples", "num-steps", "lr-sum"))
         if steps < 1:
             raise RefusedReplyError("it took no step")

@@ -381,7 +381,7 @@ class FederatedStrategy(Strategy):
             had_state = client in self.state.committed
             reply = expected.decode(message, client, examples, steps, had_state)
         else:  # the mean that the server has made itself of what it could not look into
-            reply = replace(expected, lr=None).decode(message, client)
+            reply = replace(expected, lr=None, measures=None).decode(message, client)
         self.server_step.check(reply)
         return replace(reply, per_example=per_example(self.client_sides))
 

@@ -37,6 +37,7 @@ class FederationConfig:
     min_replies: int = 1
     max_failed_rounds: int = 3  # this many such rounds in a row end the run with an error
     connect_timeout_seconds: float = 600.0  # to wait before round 1, and before any round
+    nodes_may_join: bool = True  # False: a simulation, in which nobody replaces a refused node
     # hashes (of the recipe, of the code) that every node must share
     fingerprint: Mapping[str, str] = field(default_factory=dict)
 
@@ -130,7 +131,8 @@ def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry
         registry = _registry_of(infos, size, refused)
         if len(registry.nodes) >= (enough if over else size) > 0:
             break
-        if over:
+        answered = set(connected) <= {*infos, *refused}
+        if over or (refused and answered and not federation.nodes_may_join):
             raise TimeoutError(_too_few(size, enough, len(registry.nodes), federation, refused))
         if time.monotonic() - last_report > _REPORT_SECONDS:
             registered = len(registry.nodes)
@@ -316,7 +318,7 @@ def _too_few(
     least = "" if enough == size else f" (min_clients={enough})"
     why = f"; refused were: {'; '.join(list(refused.values())[:5])}" if refused else ""
     return (
-        f"clients={federation.num_clients}{least}, but only {there} SuperNodes are registered "
+        f"clients={size}{least}, but only {there} SuperNodes are registered "
         f"after {federation.connect_timeout_seconds:.0f} s (runtime.connect_timeout_seconds){why}; "
         f"{_SIZE_HINT}"
     )
