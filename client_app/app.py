@@ -26,15 +26,18 @@ def register(message: Message, context: Context) -> Message:
     with _exit_at_timeout(message, context):
         runtime = client_runtime(context)
         client_id = runtime.client_id(context)
-        data, _ = runtime.task.client_data(client_id, site_folder=site_folder(context))
-    node_info = ConfigRecord(dict(runtime.node_info))
-    node_info["partition-id"] = client_id
-    node_info["num-partitions"] = runtime.num_clients
-    node_info["num-examples"] = len(data)
+        data, held_out = runtime.task.client_data(client_id, site_folder=site_folder(context))
+    node_info: dict[str, int | str] = {
+        **runtime.node_info,
+        "partition-id": client_id,
+        "num-partitions": runtime.num_clients,
+        "num-examples": len(data),
+        "num-held-out": 0 if held_out is None else len(held_out),
+    }
     if runtime.secure_aggregation is not None:
         runtime.secure_aggregation.check_client(len(data))
-        node_info["num-examples"] = 0  # the server learns only the sum of a round
-    return Message(RecordDict({CLIENT: node_info}), reply_to=message)
+        node_info |= {"num-examples": 0, "num-held-out": 0}  # the server learns only sums
+    return Message(RecordDict({CLIENT: ConfigRecord({**node_info})}), reply_to=message)
 
 
 @app.train()

@@ -105,7 +105,8 @@ def build_strategy(
     shared = trainable_shared(model, TensorSelector(recipe.strategy.personal))
     for side in client_sides.values():
         side.check(model, optimizer, shared)
-    for phase in local_training_config(recipe.local, recipe.strategy.phases).phases:
+    local_training = local_training_config(recipe.local, recipe.strategy.phases)
+    for phase in local_training.phases:
         phase.layers.select(name for name, _ in model.named_parameters())
     transforms = build_part(recipe, "strategy.transforms", tensors)
     return FederatedStrategy(
@@ -120,6 +121,7 @@ def build_strategy(
         observers=observers,
         schedule=build_part(recipe, "schedule", tensors),
         local_lr=recipe.local.lr,
+        local_training=local_training,
         buffers=[name for name, _ in model.named_buffers()],
         federation=FederationConfig(
             num_clients=int(recipe.clients),
@@ -127,6 +129,7 @@ def build_strategy(
             min_replies=recipe.min_replies,
             max_failed_rounds=recipe.max_failed_rounds,
             connect_timeout_seconds=float(recipe.runtime.connect_timeout_seconds),
+            nodes_may_join=not recipe.runtime.simulation,
             fingerprint=fingerprint(recipe),
         ),
         evaluate_on_clients=bool(recipe.evaluation.clients),

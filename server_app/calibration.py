@@ -14,13 +14,14 @@ from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
-from flwr.app import ConfigRecord, MessageType, RecordDict
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from flwr.common.logger import log
-from torch import Tensor, nn
+from torch import nn
 
 from common.errors import ConfigError, require_range, require_whole
 from strategies.base import RefusedReplyError
-from strategies.round.records import check_finite, check_shapes, to_tensors
+from strategies.round.decoder import decode_tensors
 from tasks.conformal import CALIBRATE, LOG_LOSSES
 from tasks.conformal.scores import Array, coverage_and_size, probabilities_of, scores_for
 from tasks.conformal.sketch import BINS, TEMPERATURES, Grid, shared_quantile, shared_temperature
@@ -110,28 +111,26 @@ def _is_share(value: object) -> bool:
     return isinstance(value, Real) and 0 < float(value) < 1
 
 
-def _read(answers: Answers, read: Callable[[Mapping[str, Tensor]], Read]) -> dict[int, Read]:
+def _read(answers: Answers, read: Callable[[ArrayRecord | None], Read]) -> dict[int, Read]:
     """Return each client's answer, read by ``read``; refused ones are logged."""
     found = {}
     for client, content in answers.items():
         try:
-            found[client] = read(to_tensors(content.array_records[CALIBRATE]))
-        except (KeyError, ValueError, RefusedReplyError) as error:
+            found[client] = read(content.array_records.get(CALIBRATE))
+        except RefusedReplyError as error:
             log(WARNING, "calibration of client %s: refused: %s", client, error)
     return found
 
 
-def _losses(sent: Mapping[str, Tensor]) -> Array:
-    check_shapes("calibration", sent, {LOG_LOSSES: (len(TEMPERATURES),)})
-    check_finite("calibration", sent)
-    return sent[LOG_LOSSES].numpy()
+def _losses(sent: ArrayRecord | None) -> Array:
+    shapes = {LOG_LOSSES: (len(TEMPERATURES),)}
+    return decode_tensors(CALIBRATE, sent, shapes, {torch.float64})[LOG_LOSSES].numpy()
 
 
-def _histograms(sent: Mapping[str, Tensor], grids: Mapping[str, Grid]) -> dict[str, Any]:
-    check_shapes("calibration", sent, {name: (grid.bins + 1,) for name, grid in grids.items()})
-    counts = {name: values.numpy() for name, values in sent.items()}
-    if any(values.is_floating_point() for values in sent.values()):
-        raise RefusedReplyError("its histograms are not whole numbers")
+def _histograms(sent: ArrayRecord | None, grids: Mapping[str, Grid]) -> dict[str, Any]:
+    shapes = {name: (grid.bins + 1,) for name, grid in grids.items()}
+    found = decode_tensors(CALIBRATE, sent, shapes, {torch.int32, torch.int64})
+    counts = {name: values.numpy() for name, values in found.items()}
     if any((of_score < 0).any() for of_score in counts.values()):
         raise RefusedReplyError("its histograms have counts below 0")
     if len({int(of_score.sum()) for of_score in counts.values()}) > 1:

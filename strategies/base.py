@@ -12,6 +12,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -20,7 +21,8 @@ from torch import Tensor, nn
 
 Tensors = Mapping[str, Tensor]  # by parameter (or statistic) name
 Payloads = Mapping[str, Tensors]  # by payload name
-Shapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by payload name, then tensor name
+# by payload name, then tensor name; None: a length that is not known beforehand
+Shapes = Mapping[str, Mapping[str, tuple[int | None, ...]]]
 Batch = tuple[Tensor, Tensor]  # inputs (B, ...), labels (B,)
 Weighting = Literal["examples", "clients"]  # clients weigh n_i, or all the same
 
@@ -219,6 +221,9 @@ class ClientSide:
         per_example: the sent payloads that are sums over the client's examples.
         private: the sent payloads that the side itself clips and adds noise to.
         clips: whether ``upload`` clips all payloads that are not ``per_example``.
+        measures: names of the numbers that it measures with ``context.measure``; a reply with
+            others is refused.
+        dtypes: of the sent payloads that are neither float32 nor of the model's type.
     """
 
     needs: frozenset[str] = frozenset()
@@ -226,6 +231,8 @@ class ClientSide:
     per_example: frozenset[str] = frozenset()
     private: frozenset[str] = frozenset()
     clips: bool = False
+    measures: frozenset[str] = frozenset()
+    dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse, before round 1, a model or optimizer that this side cannot work with.
@@ -290,6 +297,10 @@ class ServerSide:
 
     def check(self, reply: Reply) -> None:
         """Raise RefusedReplyError for invalid payloads (NaN, Inf, ``expected`` are checked)."""
+
+    def check_together(self, replies: Sequence[Reply]) -> Mapping[int, str]:
+        """Return which clients' replies do not fit the others', and why; they are refused."""
+        return {}
 
     def receive(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
         """Return the replies to aggregate instead; called after the transforms."""

@@ -76,6 +76,8 @@ def growth(distance: Tensor, sigma: float) -> Tensor:
 class ManifoldRegularizer(ClientSide):
     """Adds gamma R to the local objective."""
 
+    measures = frozenset({"lorentz-distance"})
+
     def __init__(
         self,
         gamma: float = 0.005,

@@ -21,6 +21,7 @@ are part of g_ik. Its released code takes tau_eff = sum_i p_i K_i beside the pro
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Unpack
 
 import torch
@@ -45,6 +46,7 @@ class FedNovaClient(ClientSide):
     """Sends eta_l |a_i| of every shared tensor, in alphabetical order of their names."""
 
     sends = frozenset({REACH})
+    dtypes = MappingProxyType({REACH: torch.float64})
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse Adam."""

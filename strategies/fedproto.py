@@ -23,7 +23,8 @@ averaged; and from round 2 on a class without a prototype has one of zeros.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import torch
@@ -98,15 +99,24 @@ class PrototypeServer(ServerSide):
         return {PROTOTYPES: self.sent}
 
     def expected(self) -> Shapes:
-        """Sums (C, d) and counts (C,), once d is known."""
-        if not self.sent:
-            return {}
-        classes, size = self.sent[MEANS].shape
+        """Sums (C, d) and counts (C,); C and d are open in round 1."""
+        classes, size = self.sent[MEANS].shape if self.sent else (None, None)
         return {PROTOTYPE_SUMS: {SUMS: (classes, size), COUNTS: (classes,)}}
+
+    def check_together(self, replies: Sequence[Reply]) -> Mapping[int, str]:
+        """Refuse, in round 1, prototypes of another shape than most clients' (C, d)."""
+        shapes = {r.client_id: tuple(r.payloads[PROTOTYPE_SUMS][SUMS].shape) for r in replies}
+        counts = {r.client_id: tuple(r.payloads[PROTOTYPE_SUMS][COUNTS].shape) for r in replies}
+        ((usual, _),) = Counter(shapes.values()).most_common(1) or [((0, 0), 0)]
+        return {
+            client: f"its prototypes have shape {shape} with counts {counts[client]}, those of "
+            f"most clients {usual}: give all sites the same task.model and classes"
+            for client, shape in shapes.items()
+            if shape != usual or counts[client] != usual[:1]
+        }
 
     def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
         """Take the mean of each class that somebody holds."""
-        _check_shapes(replies)
         sums, counts = total(replies, PROTOTYPE_SUMS)
         old = self.sent.get(MEANS, torch.zeros_like(sums))
         self.sent = {MEANS: class_means(sums, counts, old)}
@@ -118,17 +128,6 @@ class PrototypeServer(ServerSide):
     def load_state_dict(self, state: Payloads) -> None:
         """Restore them."""
         self.sent = dict(state.get(PROTOTYPES, {}))
-
-
-def _check_shapes(replies: Sequence[Reply]) -> None:
-    """Refuse features of different sizes: in round 1 ``expected`` does not know the right one."""
-    first, *others = ((r.client_id, r.payloads[PROTOTYPE_SUMS][SUMS].shape) for r in replies)
-    for client, shape in others:
-        if shape != first[1]:
-            raise ValueError(
-                f"client {client} sent prototypes of shape {tuple(shape)} and client {first[0]} of "
-                f"{tuple(first[1])}: give all sites the same task.model and classes"
-            )
 
 
 class FedProto(FederatedStrategy):

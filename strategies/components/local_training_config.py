@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -70,6 +71,13 @@ class LocalTrainingConfig:
             return list(self.phases)
         rest = self.epochs - sum(phase.epochs or 0 for phase in self.phases)
         return [Phase(p.layers, rest if p.epochs is None else p.epochs) for p in self.phases]
+
+    def max_steps(self, num_examples: int) -> int:
+        """Return the most optimizer steps that a client of so many examples can take."""
+        if self.steps is not None:
+            return self.steps
+        assert self.epochs is not None
+        return self.epochs * math.ceil(num_examples / self.batch_size)
 
     def _check_phases(self) -> None:
         lengths = [phase.epochs for phase in self.phases]

@@ -14,10 +14,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from common.errors import ConfigError
-from strategies.base import RefusedReplyError, Reply, ServerSide, Tensors
+from strategies.base import RefusedReplyError, Reply, ServerSide, Shapes, Tensors
 from strategies.fusion.input_statistics import Spectrum
 from strategies.fusion.projections import PROJECTIONS, SCALES, is_layer
-from strategies.statistics.class_counts import CLASS_COUNTS, HEAD, check_class_counts, holder_shares
+from strategies.statistics.class_counts import (
+    CLASS_COUNTS,
+    COUNTS,
+    HEAD,
+    check_class_counts,
+    holder_shares,
+)
 
 _ROUNDING = 1e-3  # tolerated in eigenvalues: clients compute in float32
 
@@ -136,16 +142,19 @@ class ProjectionServer(ServerSide):
         # A model without body and head, such as the CVAE, has no classifier to fuse.
         self.classes = len(params[classifier]) if classifier in params else None
 
+    def expected(self) -> Shapes:
+        """Factors (d, r) and a scale () of every layer, class counts (C,)."""
+        return {
+            PROJECTIONS: {name: (width, None) for name, width in self.widths.items()},
+            SCALES: dict.fromkeys(self.widths, ()),
+            CLASS_COUNTS: {COUNTS: (self.classes,)},
+        }
+
     def check(self, reply: Reply) -> None:
-        """Refuse projections of other layers, of a wrong shape, or with wrong eigenvalues."""
-        sent = reply.payloads[PROJECTIONS]
-        if set(sent) != set(self.widths):
-            raise RefusedReplyError(
-                f"its projections are of {sorted(sent)}, expected {sorted(self.widths)}"
-            )
-        for name, values in sent.items():
+        """Refuse projections of more columns than rows, or with wrong eigenvalues."""
+        for name, values in reply.payloads[PROJECTIONS].items():
             width, shape = self.widths[name], tuple(values.shape)
-            if len(shape) != 2 or shape[0] != width or not 1 <= shape[1] <= width:
+            if not 1 <= shape[1] <= width:
                 raise RefusedReplyError(
                     f"its projection of {name} is {shape}, expected ({width}, r) with r <= {width}"
                 )

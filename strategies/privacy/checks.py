@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from common.errors import ConfigError
-from strategies.base import ClientSide, MeanAggregator, Tensors
+from strategies.base import ClientSide, MeanAggregator, Shapes, Tensors
 from strategies.privacy.reply_vector import (
     Layout,
     per_example,
@@ -65,7 +65,7 @@ def reply_layout(
 ) -> Layout:
     """Return the layout of the replies to these tensors; refuse payloads of unknown shape."""
     names = {name for side in client_sides.values() for name in side.sends}
-    shapes, expected = shapes_of(tensors), step.expected()
+    shapes, expected = shapes_of(tensors), _known(step.expected())
     if unknown := sorted(names - expected.keys()):
         raise ConfigError(
             f"the payloads {unknown} have no shape that the server knows before round 1, and a "
@@ -80,3 +80,12 @@ def reply_layout(
         weighting=step.aggregator.weighting,
         max_examples=secure_aggregation.max_examples,
     )
+
+
+def _known(payloads: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the payloads all of whose shapes are known."""
+    closed = {
+        name: {tensor: tuple(n for n in shape if n is not None) for tensor, shape in shapes.items()}
+        for name, shapes in payloads.items()
+    }
+    return {name: shapes for name, shapes in closed.items() if shapes == payloads[name]}

@@ -38,7 +38,6 @@ from strategies.base import (
     Reply,
     ReplyTransform,
     ServerSide,
-    Shapes,
     Tensors,
     Weighting,
 )
@@ -159,7 +158,7 @@ class Layout:
 
     update: Mapping[str, tuple[int, ...]]
     buffers: Mapping[str, tuple[int, ...]]
-    payloads: Shapes
+    payloads: Mapping[str, Mapping[str, tuple[int, ...]]]
     per_example: frozenset[str]
     weighting: Weighting
     max_examples: int

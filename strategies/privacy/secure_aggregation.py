@@ -50,14 +50,8 @@ from strategies.privacy.secagg_workflow import (
     sum_vectors,
 )
 from strategies.privacy.seeded_rng import seeded_numpy
-from strategies.round.records import (
-    CONFIG,
-    METRICS,
-    UPDATE,
-    check_finite,
-    to_metrics,
-    to_record,
-)
+from strategies.round.decoder import check_finite
+from strategies.round.records import CONFIG, METRICS, UPDATE, to_metrics, to_record
 
 KEY = "strategy/secure_aggregation"
 _MODULUS = 1 << 32  # of Flower's masks

@@ -18,6 +18,10 @@ from torch import Tensor
 
 _LENGTH = slice(8, 10)  # of a version 1.0 file: magic (6), version (2), length of the rest (2)
 _STYPE = "numpy.ndarray"
+_VERSION_1 = npy.magic(1, 0)
+_LONGEST_HEADER = 512  # bytes; ours have 128
+_DIMS = 16
+_TYPES = frozenset(np.dtype(name).str for name in ("f2", "f4", "f8", "i8", "i4", "u1", "?"))
 
 
 def to_array(tensor: Tensor) -> Array:
@@ -30,16 +34,23 @@ def to_array(tensor: Tensor) -> Array:
 def to_tensor(array: Array) -> Tensor:
     """Return a Flower array as a tensor of its own.
 
-    Raises ValueError for pickled objects and broken files, TypeError for another serialisation.
+    Only its bytes are read, and only in the form that ``to_array`` writes; nothing larger than them
+    is allocated. Raises ValueError for everything else.
     """
     data = array.data
-    version_1 = npy.magic(1, 0)
-    if array.stype != _STYPE or data[: len(version_1)] != version_1:
-        return torch.from_numpy(array.numpy().copy())
+    if array.stype != _STYPE or data[: len(_VERSION_1)] != _VERSION_1:
+        raise ValueError("it is no .npy file of version 1.0")
     start = _LENGTH.stop + int.from_bytes(data[_LENGTH], "little")
-    shape, fortran_order, dtype = _parsed(data[:start])
-    if dtype.hasobject or fortran_order or len(data) != start + math.prod(shape) * dtype.itemsize:
-        return torch.from_numpy(array.numpy().copy())  # numpy reads it or raises
+    if start > _LONGEST_HEADER:
+        raise ValueError(f"its header has {start} bytes, more than {_LONGEST_HEADER}")
+    try:
+        shape, fortran_order, dtype = _parsed(data[:start])
+    except Exception as error:  # numpy evaluates the header: a broken one raises anything
+        raise ValueError(f"its header is broken ({type(error).__name__})") from None
+    if dtype.str not in _TYPES or fortran_order or min(shape, default=0) < 0 or len(shape) > _DIMS:
+        raise ValueError(f"it holds {dtype.str} of shape {shape}, which no tensor here has")
+    if len(data) != start + math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"it has {len(data) - start} bytes for shape {shape} of {dtype.str}")
     values = np.frombuffer(data, dtype, offset=start).reshape(shape)
     return torch.from_numpy(values.copy())  # the bytes are read-only
 

@@ -40,6 +40,7 @@ from strategies.base import (
 )
 from strategies.components import server_optimizers
 from strategies.components.aggregators import WeightedMean
+from strategies.components.local_training_config import LocalTrainingConfig
 from strategies.components.model_outputs import Latest
 from strategies.components.samplers import FixedSizeSampler
 from strategies.components.schedules import Constant
@@ -47,21 +48,25 @@ from strategies.privacy.checks import check_privacy, reply_layout
 from strategies.privacy.reply_vector import per_example
 from strategies.privacy.secure_aggregation import SecAggPlus
 from strategies.round.checks import check_output, check_sides
+from strategies.round.decoder import ExpectedReply
 from strategies.round.messages import NUM_ROUNDS, TIMEOUT, MessageWriter, exchange, timeout_of
 from strategies.round.records import (
     count_bytes,
     mean_metrics,
     mean_scores,
-    parse_reply,
     personal_scores,
     scalars,
     to_metrics,
     to_record,
     to_tensors,
-    valid_evaluations,
     valid_replies,
 )
-from strategies.round.registration import ClientAvailability, FederationConfig, register_clients
+from strategies.round.registration import (
+    ClientAvailability,
+    FederationConfig,
+    register_clients,
+    valid_evaluations,
+)
 from strategies.round.round_report import RoundReport, StrategyState
 from strategies.round.server_model import ServerModel
 from strategies.round.server_step import ServerStep
@@ -83,6 +88,7 @@ class Slots(TypedDict, total=False):
     observers: Sequence[Observer]
     schedule: Schedule
     local_lr: float
+    local_training: LocalTrainingConfig
     buffers: Collection[str]
     federation: FederationConfig
     evaluate_on_clients: bool
@@ -104,6 +110,7 @@ class FederatedStrategy(Strategy):
         observers: called before the transforms.
         schedule: factor of ``local_lr`` per round; constant by default.
         local_lr: eta_l, sent to the clients as "lr".
+        local_training: what the clients' counts of steps are checked against; None: they are not.
         buffers: tensors that are not trained (BatchNorm statistics); see ServerStep.
         federation: how many clients there are, and how many are needed.
         evaluate_on_clients: evaluate the output at all clients, in a second exchange a round.
@@ -125,6 +132,7 @@ class FederatedStrategy(Strategy):
         observers: Sequence[Observer] = (),
         schedule: Schedule | None = None,
         local_lr: float = 0.05,
+        local_training: LocalTrainingConfig | None = None,
         buffers: Collection[str] = (),
         federation: FederationConfig | None = None,
         evaluate_on_clients: bool = False,
@@ -151,6 +159,7 @@ class FederatedStrategy(Strategy):
         self.sampler = sampler or FixedSizeSampler()
         self.schedule = schedule or Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
+        self.local_training = local_training
         self.federation = federation or FederationConfig()
         self.evaluate_on_clients = evaluate_on_clients
         self.state = StrategyState()
@@ -254,9 +263,13 @@ class FederatedStrategy(Strategy):
         if not isinstance(replies, RoundReplies):
             raise TypeError("aggregate_train needs the replies with their round: RoundReplies")
         training, report = replies.round, replies.round.report
-        parse = partial(self._parse, training.params)
+        expected = self.server_step.expected_reply(training.params, self.client_sides, report.lr)
+        decode = partial(self._decode, expected)
         sent, timeout = training.messages, training.timeout
-        valid, failures, report.bytes_up = valid_replies(replies, sent, parse, timeout)
+        valid, failures, report.bytes_up = valid_replies(replies, sent, decode, timeout)
+        refused = self.server_step.check_together(valid)
+        valid = [reply for reply in valid if reply.client_id not in refused]
+        failures += [f"client {client}: {reason}" for client, reason in sorted(refused.items())]
         report.clients, report.failures = [reply.client_id for reply in valid], failures
         for failure in failures:
             log(WARNING, "round %s: %s", server_round, failure)
@@ -290,7 +303,7 @@ class FederatedStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the example-weighted mean of the clients' metrics, without bad replies."""
-        rows = valid_evaluations(replies)
+        rows = valid_evaluations(replies, self.availability.registry)
         return to_metrics(mean_metrics(rows)) if rows else None
 
     def summary(self) -> None:
@@ -360,11 +373,16 @@ class FederatedStrategy(Strategy):
         output_model = self.server_step.output_model
         return arrays if output_model is None else to_record(output_model)
 
-    def _parse(self, params: Tensors, message: Message, client: int) -> Reply:
-        step = self.server_step
-        payloads = {name for side in self.client_sides.values() for name in side.sends}
-        reply = parse_reply(message, client, params, step.buffers, payloads, step.expected())
-        step.check(reply)
+    def _decode(self, expected: ExpectedReply, message: Message, client: int) -> Reply:
+        if self.secure_aggregation is None:
+            examples = self.availability.registry.num_examples[client]
+            training = self.local_training
+            steps = training.max_steps(examples) if training else None
+            had_state = client in self.state.committed
+            reply = expected.decode(message, client, examples, steps, had_state)
+        else:  # the mean that the server has made itself of what it could not look into
+            reply = replace(expected, lr=None, measures=None).decode(message, client)
+        self.server_step.check(reply)
         return replace(reply, per_example=per_example(self.client_sides))
 
     def _restart_if_lost(self, replies: Sequence[Reply], params: Tensors, round: int) -> None:

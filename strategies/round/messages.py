@@ -10,8 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from strategies.base import Payloads, Schedule, Tensors
+from strategies.base import Payloads, RefusedReplyError, Schedule, Tensors
 from strategies.round.client_versions import ClientVersions
+from strategies.round.decoder import content_of
 from strategies.round.records import CONFIG, PARAMS, no_reply, to_record, with_senders
 
 TIMEOUT, NUM_ROUNDS = "timeout-seconds", "num-rounds"  # in the clients' config
@@ -105,9 +106,10 @@ def exchange(grid: Grid, messages: Mapping[int, Message], timeout: float) -> dic
     answers = {}
     for client, message in sorted(messages.items()):
         reply = by_node.get(message.metadata.dst_node_id)
-        if reply is not None and reply.has_content():
-            answers[client] = reply.content
-        else:
-            why = no_reply(timeout) if reply is None else reply.error.reason
+        try:
+            if reply is None:
+                raise RefusedReplyError(no_reply(timeout))
+            answers[client] = content_of(reply)
+        except RefusedReplyError as why:
             log(WARNING, "%s of client %s: %s", message.metadata.message_type, client, why)
     return answers

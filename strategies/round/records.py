@@ -1,17 +1,14 @@
-"""Named tensors and metrics as Flower records, and the validation of replies."""
+"""Named tensors and metrics as Flower records, and the replies of a round by client."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from logging import WARNING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-from flwr.common.logger import log
 from torch import Tensor
 
-from strategies.base import Payloads, RefusedReplyError, Reply, Shapes, Tensors
+from strategies.base import RefusedReplyError, Reply, Tensors
 from strategies.round.array_codec import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
@@ -35,74 +32,6 @@ def count_bytes(content: RecordDict) -> int:
     )
 
 
-def check_finite(what: str, tensors: Tensors) -> None:
-    """Refuse NaN and Inf."""
-    for name, value in tensors.items():
-        if not value.is_floating_point() or value.numel() == 0:
-            continue
-        if math.isfinite(value.sum()):  # fast path: a bad value spoils the sum
-            continue
-        low, high = value.aminmax()  # large values may spoil it, too
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise RefusedReplyError(f"{what} {name!r} holds NaN or Inf")
-
-
-def check_shapes(what: str, tensors: Tensors, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse missing and unknown names and wrong shapes."""
-    if tensors.keys() != shapes.keys():
-        missing, unknown = shapes.keys() - tensors.keys(), tensors.keys() - shapes.keys()
-        raise RefusedReplyError(
-            f"{what} lacks the tensors {sorted(missing)} and has unknown ones {sorted(unknown)}"
-        )
-    for name, shape in shapes.items():
-        if (found := tuple(tensors[name].shape)) != shape:
-            raise RefusedReplyError(f"{what} {name!r} has shape {found}, expected {shape}")
-
-
-def parse_reply(
-    message: Message,
-    client_id: int,
-    params: Tensors,
-    buffers: Iterable[str],
-    payload_names: Iterable[str],
-    expected: Shapes,
-) -> Reply:
-    """Return a train reply's content, checked.
-
-    Args:
-        message: the reply.
-        client_id: the client that must have sent it.
-        params: the shared tensors that were sent, buffers included.
-        buffers: names of the buffers among them.
-        payload_names: the payloads that the client sides send.
-        expected: names and shapes of the payloads that the server sides know.
-
-    Raises:
-        RefusedReplyError: says why.
-    """
-    if message.has_error():
-        raise RefusedReplyError(f"error {message.error.code}: {message.error.reason}")
-    content = message.content
-    metrics = checked_metrics(content, {"partition-id", "num-examples", "num-steps", "lr-sum"})
-    if metrics["num-steps"] < 1:
-        raise RefusedReplyError("it took no step")
-    if int(metrics["partition-id"]) != client_id:
-        raise RefusedReplyError(f"it names partition {int(metrics['partition-id'])}")
-    update, held = _tensors(content, UPDATE), set(buffers)
-    check_shapes("update", update, {name: tuple(value.shape) for name, value in params.items()})
-    check_finite("update", update)
-    return Reply(
-        client_id=client_id,
-        num_examples=int(metrics["num-examples"]),
-        num_steps=int(metrics["num-steps"]),
-        lr_sum=metrics["lr-sum"],
-        update={name: value for name, value in update.items() if name not in held},
-        buffers={name: value for name, value in update.items() if name in held},
-        payloads=_payloads(content, payload_names, expected),
-        metrics=metrics,
-    )
-
-
 def valid_replies(
     replies: Iterable[Message],
     sent: Mapping[int, Message],
@@ -120,8 +49,7 @@ def valid_replies(
             bytes_up += count_bytes(reply.content)
         client = waiting.pop(node, None)
         if client is None:
-            reason = reply.error.reason if reply.has_error() else "unknown sender"
-            failures.append(f"node {node}: {reason}")
+            failures.append(f"node {node}: it was not asked, or has answered already")
             continue
         try:
             valid.append(parse(reply, client))
@@ -150,51 +78,6 @@ def with_senders(
 def no_reply(timeout_seconds: float) -> str:
     """Return the failure of a client that has not answered."""
     return f"no reply within {timeout_seconds:g} s (runtime.round_timeout_seconds)"
-
-
-def _tensors(content: RecordDict, name: str) -> dict[str, Tensor]:
-    record = content.array_records.get(name)
-    if record is None:
-        raise RefusedReplyError(f"it lacks the payload {name!r}")
-    try:
-        return to_tensors(record)
-    except (ValueError, TypeError) as error:
-        raise RefusedReplyError(f"payload {name!r} cannot be read: {error}") from error
-
-
-def _payloads(content: RecordDict, names: Iterable[str], expected: Shapes) -> Payloads:
-    payloads = {name: _tensors(content, name) for name in sorted(names)}
-    for name, tensors in payloads.items():
-        if name in expected:
-            check_shapes(f"payload {name!r}", tensors, expected[name])
-        check_finite(f"payload {name!r}", tensors)
-    return payloads
-
-
-def checked_metrics(content: RecordDict, required: Collection[str]) -> dict[str, float]:
-    """Return a reply's numbers; refuse missing ones, NaN, Inf, and a count of no examples."""
-    metrics = scalars(content.metric_records.get(METRICS, MetricRecord()))
-    if missing := sorted(set(required) - metrics.keys()):
-        raise RefusedReplyError(f"its metrics lack {missing}")
-    if bad := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
-        raise RefusedReplyError(f"its metrics {bad} are NaN or Inf")
-    if metrics["num-examples"] < 1:
-        raise RefusedReplyError("it has no example")
-    return metrics
-
-
-def valid_evaluations(replies: Iterable[Message]) -> list[dict[str, float]]:
-    """Return the clients' valid evaluation metrics by client id; bad replies are logged."""
-    rows = []
-    for message in replies:
-        node = message.metadata.src_node_id
-        try:
-            if message.has_error():
-                raise RefusedReplyError(message.error.reason)
-            rows.append(checked_metrics(message.content, {"partition-id", "num-examples"}))
-        except RefusedReplyError as refusal:
-            log(WARNING, "evaluation at node %s: %s", node, refusal)
-    return sorted(rows, key=lambda row: row["partition-id"])
 
 
 def to_metrics(values: Mapping[str, float]) -> MetricRecord:

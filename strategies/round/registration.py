@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from common.errors import ConfigError, require_whole
-from strategies.round.records import CLIENT
+from strategies.base import RefusedReplyError
+from strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
 
 _POLL_SECONDS = 0.2
 _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
@@ -35,6 +37,7 @@ class FederationConfig:
     min_replies: int = 1
     max_failed_rounds: int = 3  # this many such rounds in a row end the run with an error
     connect_timeout_seconds: float = 600.0  # to wait before round 1, and before any round
+    nodes_may_join: bool = True  # False: a simulation, in which nobody replaces a refused node
     # hashes (of the recipe, of the code) that every node must share
     fingerprint: Mapping[str, str] = field(default_factory=dict)
 
@@ -72,52 +75,99 @@ class ClientRegistry:
     """
 
     size: int
-    nodes: dict[int, int]
-    num_examples: dict[int, int]
+    nodes: dict[int, int] = field(default_factory=dict)
+    num_examples: dict[int, int] = field(default_factory=dict)
+    num_held_out: dict[int, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         """Return N."""
         return self.size
 
-    def add(self, node: int, info: ConfigRecord) -> int:
-        """Register a client's node and return the client's id."""
-        client = _partition(info)
+    def add(self, node: int, info: NodeInfo, replaceable: Callable[[int], bool]) -> int:
+        """Register a client's node and return the client's id.
+
+        Raises:
+            RefusedReplyError: if there is no such client, or its place is taken by a node that is
+                not ``replaceable``.
+        """
+        client = info.partition_id
+        if client >= self.size:
+            raise RefusedReplyError(
+                f"node {node} has partition-id={client}: clients={self.size} needs the partition "
+                f"ids 0..{self.size - 1}"
+            )
+        other = self.nodes.get(client)
+        if other is not None and not replaceable(other):
+            raise RefusedReplyError(
+                f"nodes {other} and {node} both have partition-id={client}; give each SuperNode "
+                "its own in --node-config"
+            )
         self.nodes[client] = node
-        self.num_examples[client] = int(str(info["num-examples"]))
+        self.num_examples[client] = info.num_examples
+        self.num_held_out[client] = info.num_held_out
         return client
 
 
 def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry:
     """Ask every connected node for its partition id, example count and hashes.
 
-    A ConfigError says which nodes do not fit, a TimeoutError that they are too few.
+    A node that does not fit is logged and kept out. A TimeoutError says that the others are too
+    few, and why nodes were refused.
     """
-    size, timeout = federation.num_clients, federation.connect_timeout_seconds
-    end = time.monotonic() + timeout
-    infos: dict[int, ConfigRecord] = {}
-    expected = size or 1
+    refused: dict[int, str] = {}
+    infos: dict[int, NodeInfo] = {}
+    end = time.monotonic() + federation.connect_timeout_seconds
+    last_report, asked = time.monotonic(), False
     while True:
-        enough = min(federation.min_clients or expected, expected)
-        connected = _wait_for_nodes(grid, expected, enough, end, timeout)
+        connected = sorted(grid.get_node_ids())
         infos = {node: info for node, info in infos.items() if node in connected}
-        infos |= _ask(grid, [node for node in connected if node not in infos], timeout)
-        announced = size or max((int(str(i["num-partitions"])) for i in infos.values()), default=1)
-        if announced == expected and (len(infos) >= expected or time.monotonic() > end):
+        new = [node for node in connected if node not in infos and node not in refused]
+        over = time.monotonic() > end
+        if new and (asked or over or len(connected) >= max(federation.num_clients, 1)):
+            infos |= _ask(grid, new, federation, refused)
+            asked = True
+        size = federation.num_clients or _announced(infos)
+        enough = min(federation.min_clients or size, size)
+        registry = _registry_of(infos, size, refused)
+        if len(registry.nodes) >= (enough if over else size) > 0:
             break
-        expected = announced
-    if size == 0:
-        log(INFO, "clients=0: the node configs announce %s clients", expected)
-    for node, info in infos.items():
-        _check_fingerprint(node, info, federation.fingerprint)
-    registry = _registry_of(infos, expected, enough)
-    releases = sorted({str(info.get("versions", "")) for info in infos.values()})
+        answered = set(connected) <= {*infos, *refused}
+        if over or (refused and answered and not federation.nodes_may_join):
+            raise TimeoutError(_too_few(size, enough, len(registry.nodes), federation, refused))
+        if time.monotonic() - last_report > _REPORT_SECONDS:
+            registered = len(registry.nodes)
+            log(INFO, "Waiting for SuperNodes: %s of %s registered", registered, size or "?")
+            last_report = time.monotonic()
+        time.sleep(_POLL_SECONDS)
+    if federation.num_clients == 0:
+        log(INFO, "clients=0: the node configs announce %s clients", size)
+    releases = sorted({infos[node].texts.get("versions", "") for node in registry.nodes.values()})
     if len(releases) > 1:  # allowed, but the same seed may then give other bits
         log(WARNING, "the nodes run different versions: %s", releases)
     examples = sum(registry.num_examples.values())
     log(INFO, "Registered %s clients with %s examples", len(registry.nodes), examples)
-    if missing := sorted(set(range(expected)) - registry.nodes.keys()):
+    if missing := sorted(set(range(size)) - registry.nodes.keys()):
         log(WARNING, "clients %s are not connected; they may join later", missing)
     return registry
+
+
+def valid_evaluations(
+    replies: Iterable[Message], registry: ClientRegistry
+) -> list[dict[str, float]]:
+    """Return the clients' valid evaluation metrics by client id; bad replies are logged."""
+    clients = {node: client for client, node in registry.nodes.items()}
+    rows = {}
+    for message in replies:
+        node = message.metadata.src_node_id
+        try:
+            client = clients.pop(node, None)  # each answers once
+            if client is None:
+                raise RefusedReplyError("it was not asked, or has answered already")
+            most = max(registry.num_examples[client], registry.num_held_out[client])
+            rows[client] = decode_evaluation(message, client, most)
+        except RefusedReplyError as refusal:
+            log(WARNING, "evaluation at node %s: %s", node, refusal)
+    return [rows[client] for client in sorted(rows)]
 
 
 class ClientAvailability:
@@ -180,111 +230,95 @@ class ClientAvailability:
             node = nodes[answer.metadata.reply_to_message_id]
             del self._asked[node]
             try:
-                self._register(node, answer, connected)
-            except ConfigError as refusal:
+                info = _node_info(node, answer, self._federation)
+                client = self.registry.add(node, info, lambda other: other not in connected)
+                log(INFO, "client %s has joined: node %s", client, node)
+            except RefusedReplyError as refusal:
                 self._refused.add(node)
                 log(WARNING, "refused a node that joined late: %s", refusal)
 
-    def _register(self, node: int, answer: Message, connected: set[int]) -> None:
-        info = _node_info(node, answer)
-        _check_fingerprint(node, info, self._federation.fingerprint)
-        client = _partition(info)
-        if not 0 <= client < len(self.registry):
-            raise ConfigError(f"node {node} has partition-id={client}: {_ids_of(self.registry)}")
-        other = self.registry.nodes.get(client)
-        if other is not None and other in connected:
-            raise ConfigError(_duplicate(client, node, other))
-        self.registry.add(node, info)
-        log(INFO, "client %s has joined: node %s", client, node)
-
 
 # ---- asking, and reading the answers -------------------------------------------------------------
-
-
-def _wait_for_nodes(
-    grid: Grid, size: int, enough: int, end: float, timeout_seconds: float
-) -> list[int]:
-    last_report = time.monotonic()
-    while len(node_ids := sorted(grid.get_node_ids())) < size:
-        now = time.monotonic()
-        if now > end and len(node_ids) >= enough:
-            break
-        if now > end:
-            least = "" if enough == size else f" (min_clients={enough})"
-            raise TimeoutError(
-                f"clients={size}{least}, but only {len(node_ids)} SuperNodes are connected after "
-                f"{timeout_seconds:.0f} s (runtime.connect_timeout_seconds); {_SIZE_HINT}"
-            )
-        if now - last_report > _REPORT_SECONDS:
-            log(INFO, "Waiting for SuperNodes: %s of %s connected", len(node_ids), size)
-            last_report = now
-        time.sleep(_POLL_SECONDS)
-    return node_ids
 
 
 def _question(node_id: int) -> Message:
     return Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
 
 
-def _ask(grid: Grid, node_ids: list[int], timeout_seconds: float) -> dict[int, ConfigRecord]:
-    """Return the answers by node, without nodes that have gone or are silent."""
-    if not node_ids:
-        return {}
-    infos: dict[int, ConfigRecord] = {}
-    for answer in grid.send_and_receive(
-        [_question(node) for node in node_ids], timeout=timeout_seconds
-    ):
+def _ask(
+    grid: Grid, node_ids: list[int], federation: FederationConfig, refused: dict[int, str]
+) -> dict[int, NodeInfo]:
+    """Return the valid answers by node, without nodes that have gone or are silent.
+
+    The others are logged, and added to ``refused`` with the reason.
+    """
+    infos: dict[int, NodeInfo] = {}
+    asked = [_question(node) for node in node_ids]
+    for answer in grid.send_and_receive(asked, timeout=federation.connect_timeout_seconds):
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
             continue  # the SuperLink notices a killed node only after a minute
         node = answer.metadata.src_node_id
-        infos[node] = _node_info(node, answer)
-    if silent := sorted(set(node_ids) - infos.keys()):
+        try:
+            infos[node] = _node_info(node, answer, federation)
+        except RefusedReplyError as refusal:
+            _refuse(node, str(refusal), refused)
+    if silent := sorted(set(node_ids) - infos.keys() - refused.keys()):
         log(WARNING, "nodes %s did not answer the registration", silent)
     return infos
 
 
-def _node_info(node: int, answer: Message) -> ConfigRecord:
-    if answer.has_error():
-        raise ConfigError(f"node {node} cannot take part: {answer.error.reason}")
-    return answer.content.config_records.get(CLIENT, ConfigRecord())
+def _refuse(node: int, reason: str, refused: dict[int, str]) -> None:
+    if node not in refused:
+        refused[node] = reason
+        log(WARNING, "refused a node: %s", reason)
 
 
-def _partition(info: ConfigRecord) -> int:
-    return int(str(info["partition-id"]))
-
-
-def _check_fingerprint(node_id: int, info: ConfigRecord, fingerprint: Mapping[str, str]) -> None:
-    for name, value in fingerprint.items():
-        theirs = info.get(name)
-        if theirs != value:
-            raise ConfigError(
-                f"node {node_id} (partition {info['partition-id']!r}) runs another {name}: "
-                f"{theirs!r}, the server has {value!r}; give every site the same "
-                "release and the same recipe, then start again"
+def _node_info(node: int, answer: Message, federation: FederationConfig) -> NodeInfo:
+    """Return what a node answers; refuse one of another recipe or of other code."""
+    try:
+        info = decode_node_info(answer)
+    except RefusedReplyError as refusal:
+        raise RefusedReplyError(f"node {node}: {refusal}") from None
+    for name, value in federation.fingerprint.items():
+        if (theirs := info.texts.get(name)) != value:
+            raise RefusedReplyError(
+                f"node {node} (partition {info.partition_id}) runs another {name}: {theirs!r}, the "
+                f"server has {value!r}; give every site the same release and the same recipe, then "
+                "start again"
             )
+    return info
 
 
-def _registry_of(infos: Mapping[int, ConfigRecord], size: int, enough: int) -> ClientRegistry:
-    registry = ClientRegistry(size, {}, {})
-    for node_id, info in sorted(infos.items()):
-        if (other := registry.nodes.get(_partition(info))) is not None:
-            raise ConfigError(_duplicate(_partition(info), other, node_id))
-        registry.add(node_id, info)
+def _announced(infos: Mapping[int, NodeInfo]) -> int:
+    """Return N as most of the node configs have it, the smallest of those; 0 without any."""
+    counts = Counter(info.num_partitions for info in infos.values())
+    most = max(counts.values(), default=0)
+    return min((size for size, count in counts.items() if count == most), default=0)
+
+
+def _registry_of(
+    infos: Mapping[int, NodeInfo], size: int, refused: dict[int, str]
+) -> ClientRegistry:
+    """Register the nodes that fit, the lowest node id first; refuse the others."""
+    registry = ClientRegistry(size)
+    for node, info in sorted(infos.items()):
+        if node in refused:
+            continue
+        try:
+            registry.add(node, info, lambda other: False)
+        except RefusedReplyError as refusal:
+            _refuse(node, str(refusal), refused)
     registry.nodes = dict(sorted(registry.nodes.items()))
-    if not registry.nodes.keys() <= set(range(size)) or len(registry.nodes) < enough:
-        raise ConfigError(
-            f"{_ids_of(registry)}, but the {len(registry.nodes)} connected "
-            f"nodes have {list(registry.nodes)[:20]}; {_SIZE_HINT}"
-        )
     return registry
 
 
-def _ids_of(registry: ClientRegistry) -> str:
-    return f"clients={len(registry)} needs the partition ids 0..{len(registry) - 1}"
-
-
-def _duplicate(client: int, first: int, second: int) -> str:
+def _too_few(
+    size: int, enough: int, there: int, federation: FederationConfig, refused: Mapping[int, str]
+) -> str:
+    least = "" if enough == size else f" (min_clients={enough})"
+    why = f"; refused were: {'; '.join(list(refused.values())[:5])}" if refused else ""
     return (
-        f"nodes {first} and {second} both have partition-id={client}; give each SuperNode its own "
-        "in --node-config"
+        f"clients={size}{least}, but only {there} SuperNodes are registered "
+        f"after {federation.connect_timeout_seconds:.0f} s (runtime.connect_timeout_seconds){why}; "
+        f"{_SIZE_HINT}"
     )

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from common.errors import ConfigError
 from strategies.base import (
     Aggregator,
+    ClientSide,
     Cohort,
     Observer,
     Output,
@@ -21,6 +22,7 @@ from strategies.base import (
     Tensors,
 )
 from strategies.components.aggregators import mean_of
+from strategies.round.decoder import ExpectedReply, widest_of
 from strategies.round.server_model import BuildsOutputModel, ServerModel, UsesServerModel
 from strategies.round.tensor_files import below
 from strategies.statistics.update_diagnostics import diagnose
@@ -66,6 +68,7 @@ class ServerStep:
         self.output = output
         self.observers = tuple(observers)
         self.server_model = self._bind(server_model)
+        self._model = dict(server_model.model.named_parameters()) if server_model else {}
         self.output_model: Tensors | None = None
         self.diagnose: Callable[[Sequence[Reply], Tensors], dict[str, float]] = diagnose
         self._diagnostics: dict[str, float] = {}
@@ -96,10 +99,31 @@ class ServerStep:
             name: shapes for side in self.sides.values() for name, shapes in side.expected().items()
         }
 
+    def expected_reply(
+        self, params: Tensors, client_sides: Mapping[str, ClientSide], lr: float
+    ) -> ExpectedReply:
+        """Return what a round's replies must be; ``params`` were sent, ``lr`` is eta_l."""
+        sides = client_sides.values()
+        return ExpectedReply(
+            params,
+            self.buffers,
+            payloads={name for side in sides for name in side.sends},
+            shapes=self.expected(),
+            dtypes={name: kind for side in sides for name, kind in side.dtypes.items()},
+            measures={name for side in sides for name in side.measures},
+            widest=widest_of({**self._model, **params}),
+            lr=lr,
+        )
+
     def check(self, reply: Reply) -> None:
         """Let every side refuse a reply."""
         for side in self.sides.values():
             side.check(reply)
+
+    def check_together(self, replies: Sequence[Reply]) -> dict[int, str]:
+        """Return which clients' replies a side refuses beside the others', and why."""
+        found = (side.check_together(replies) for side in self.sides.values())
+        return {client: reason for refused in found for client, reason in refused.items()}
 
     def __call__(
         self, tensors: Tensors, replies: Sequence[Reply], round: int, num_clients: int

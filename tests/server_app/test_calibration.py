@@ -81,8 +81,8 @@ def nonsense(reply):
 @pytest.mark.parametrize(
     ("change", "nodes", "why", "clients"),
     [
-        (nonsense, [101], "client 1: refused: calibration 'log-losses' holds NaN", [0, 1, 2]),
-        (lost, [101], "client 1: Node Unavailable", [0, 2]),
+        (nonsense, [101], "client 1: refused: calibrate 'log-losses' holds NaN", [0, 1, 2]),
+        (lost, [101], "client 1: error 5: Node Unavailable", [0, 2]),
         (lambda reply: None, [100, 101, 102], "client 1: no reply within 3600 s", None),
     ],
 )
@@ -119,7 +119,7 @@ def asking(histograms):
     [
         ({"APS": [1, 2, -1], "RAPS": [1, 1, 0]}, "below 0"),
         ({"APS": [1, 2, 0], "RAPS": [1, 1, 0]}, "not of equally many"),
-        ({"APS": [1.0, 2.0, 0.0], "RAPS": [1.0, 1.0, 1.0]}, "whole numbers"),
+        ({"APS": [1.0, 2.0, 0.0], "RAPS": [1.0, 1.0, 1.0]}, "expected int32, int64"),
         ({"APS": [1, 2, 0]}, "lacks"),
     ],
 )

@@ -74,11 +74,15 @@ def test_a_class_that_nobody_in_the_round_holds_keeps_its_prototype():
 
 
 def test_features_of_another_size_are_refused_by_name():
-    """In the first round by an error; then the shapes are known, and the reply alone is refused."""
+    """In round 1 those that are not most clients'; then the shapes are known."""
     server, counts = PrototypeServer(), torch.ones(2)
-    assert server.expected() == {}
+    assert server.expected() == {PROTOTYPE_SUMS: {SUMS: (None, None), COUNTS: (None,)}}
     three, four = (torch.ones(2, size) for size in (3, 4))
-    with pytest.raises(ValueError, match=r"client 5 sent prototypes of shape \(2, 4\).*task\."):
-        server.reduce([reply(3, three, counts), reply(5, four, counts)], {}, COHORT)
+    replies = [reply(3, three, counts), reply(5, four, counts), reply(7, three, counts)]
+    replies += [reply(8, three, torch.ones(9))]
+    refused = server.check_together(replies)
+    assert refused.keys() == {5, 8}
+    assert "shape (2, 4)" in refused[5]
+    assert "task.model" in refused[5]
     server.reduce([reply(3, three, counts)], {}, COHORT)
     assert server.expected() == {PROTOTYPE_SUMS: {SUMS: (2, 3), COUNTS: (2,)}}

@@ -21,8 +21,8 @@ from strategies.feddw import FedDW
 from strategies.privacy.checks import reply_layout
 from strategies.privacy.reply_vector import Layout
 from strategies.privacy.secure_aggregation import SecAggPlus
+from strategies.round.decoder import ExpectedReply
 from strategies.round.federated import FederatedStrategy
-from strategies.round.records import parse_reply
 from strategies.scaffold import SCAFFOLD
 from strategies.statistics.soft_labels import SOFT_LABELS
 from tests.strategies.labelled import Biasless, blobs, train
@@ -106,7 +106,7 @@ def test_the_server_never_sees_a_single_update():
     def keep(message: Message) -> Message:
         client = message.metadata.src_node_id - 1000
         if message.has_content() and "update" in message.content:
-            plain[client] = parse_reply(message, client, params, (), (), {})
+            plain[client] = ExpectedReply(params).decode(message, client)
         return message
 
     train(FedAvg(local_lr=0.1), rounds=1, tamper=keep)
