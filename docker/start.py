@@ -7,7 +7,8 @@ that it listens on keeps others out, so that address is checked before anything 
 in a word is replaced by the environment variable.
 
 A SuperNode ends when one of its threads dies, and Docker restarts it: Flower 1.39's own continues
-without its heartbeat after an error of the SuperLink, and the server never sees it again.
+without its heartbeat after an error of the SuperLink, and the server never sees it again. A
+SuperLink activates a node only for the owner of its key, which Flower 1.39's own does not check.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from string import Template
-from typing import NoReturn
+from typing import Any, NoReturn
 
 FLOWER = "1.39"
 OPEN_CONTROL = "FEDHET_ALLOW_OPEN_CONTROL"
@@ -40,6 +41,8 @@ def main(words: Sequence[str]) -> NoReturn:
         sys.exit(f"refused to start: {refusal}")
     if command[0] == "flower-supernode":
         become_supernode(command)
+    if command[0] == "flower-superlink":
+        become_superlink(command)
     os.execvp(command[0], command)
 
 
@@ -50,6 +53,45 @@ def become_supernode(command: Sequence[str]) -> NoReturn:
     threading.excepthook = end_process
     sys.argv = list(command)
     sys.exit(flower_supernode())
+
+
+def become_superlink(command: Sequence[str]) -> NoReturn:
+    """Run a SuperLink in this process, which activates nodes for the owners of their keys only."""
+    from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
+        NodeAuthServerInterceptor,
+    )
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+
+    check_activation(NodeAuthServerInterceptor)
+    sys.argv = list(command)
+    sys.exit(flower_superlink())
+
+
+def check_activation(interceptor: Any) -> None:
+    """Let Flower's interceptor refuse ActivateNode with the key of another node than the caller.
+
+    Flower 1.39 verifies that a caller owns the key that it calls with, and for ActivateNode not
+    that the node is the caller: a stranger with a key of its own could lock a site out.
+    """
+    import grpc
+
+    wrap = interceptor._wrap_method_handler
+
+    def wrap_and_check(self: Any, handler: Any, caller: bytes) -> Any:
+        served = wrap(self, handler, caller)
+
+        def serve(request: Any, context: Any) -> Any:
+            if type(request).__name__ == "ActivateNodeRequest" and request.public_key != caller:
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "the key of another node")
+            return served.unary_unary(request, context)
+
+        return grpc.unary_unary_rpc_method_handler(
+            serve,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
+
+    interceptor._wrap_method_handler = wrap_and_check
 
 
 def end_process(died: threading.ExceptHookArgs) -> None:

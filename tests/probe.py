@@ -2,6 +2,8 @@
 
 python probe.py ports HOST PORT ...           the ports that take a connection
 python probe.py grpc HOST:PORT CA_CERTIFICATE the status of every method of Control and of Fleet
+python probe.py activate HOST:PORT CA_CERTIFICATE OWN_PRIVATE_KEY PUBLIC_KEY
+                                              the status of ActivateNode with another's public key
 """
 
 import json
@@ -36,6 +38,31 @@ def status_by_method(address: str, certificate: str) -> dict[str, str]:
         }
 
 
+def activate(address: str, certificate: str, private_key: str, public_key: str) -> str:
+    from cryptography.hazmat.primitives.serialization import (
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
+    from flwr.client.grpc_rere_client.node_auth_client_interceptor import NodeAuthClientInterceptor
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.proto.fleet_pb2_grpc import FleetStub
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+
+    own = load_ssh_private_key(Path(private_key).read_bytes(), None)
+    other = public_key_to_bytes(load_ssh_public_key(Path(public_key).read_bytes()))
+    trusted = grpc.ssl_channel_credentials(Path(certificate).read_bytes())
+    options = [("grpc.enable_http_proxy", 0)]
+    with grpc.secure_channel(address, trusted, options) as channel:
+        signed = grpc.intercept_channel(channel, NodeAuthClientInterceptor(own, own.public_key()))
+        try:
+            FleetStub(signed).ActivateNode(
+                ActivateNodeRequest(public_key=other, heartbeat_interval=30.0), timeout=20
+            )
+        except grpc.RpcError as error:
+            return f"{error.code().name}: {error.details()}"
+    return "OK"
+
+
 def status(channel: grpc.Channel, method: str) -> str:
     try:
         channel.unary_unary(f"/{method}")(b"", timeout=20)
@@ -45,5 +72,5 @@ def status(channel: grpc.Channel, method: str) -> str:
 
 
 if __name__ == "__main__":
-    kinds = {"ports": open_ports, "grpc": status_by_method}
+    kinds = {"ports": open_ports, "grpc": status_by_method, "activate": activate}
     print(json.dumps(kinds[sys.argv[1]](*sys.argv[2:])))

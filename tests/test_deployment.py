@@ -264,9 +264,11 @@ for host, port in zip(sys.argv[1::2], sys.argv[2::2]):
 
 
 @needs_namespaces
-def test_a_stranger_with_the_certificate_is_refused_everywhere(federation):
+def test_a_stranger_with_the_certificate_is_refused_everywhere(federation, tmp_path):
     network, keys = federation.network, federation.folder / "server" / "keys"
-    stranger = replace(network.services[STRANGER], mounts={"/keys": keys})
+    make_keys(tmp_path, "site", "stranger")
+    mounts = {"/keys": keys, "/own": tmp_path, "/site-0": federation.folder / "site-0" / "keys"}
+    stranger = replace(network.services[STRANGER], mounts=mounts)
     server = network.address("network")
 
     def probe(*words: str) -> Any:
@@ -281,4 +283,9 @@ def test_a_stranger_with_the_certificate_is_refused_everywhere(federation):
     for method, code in probe("grpc", f"{server}:9092", "/keys/ca.crt").items():
         codes.setdefault(method.partition("/")[0], set()).add(code)
     assert codes == {"Control": {"UNIMPLEMENTED"}, "Fleet": {"UNAUTHENTICATED"}}
+    [public] = (path.name for path in mounts["/site-0"].glob("*.pub"))
+    lock_out = ["/keys/ca.crt", "/own/site/keys/node.key", f"/site-0/{public}"]
+    assert probe("activate", f"{server}:9092", *lock_out) == (
+        "UNAUTHENTICATED: the key of another node"
+    )
     assert len(federation.nodes()) == len(SITES)
