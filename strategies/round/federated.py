@@ -364,6 +364,7 @@ class FederatedStrategy(Strategy):
         trained, metrics = self.aggregate_train(round, RoundReplies(training, replies))
         if exchanged is not None:
             report.bytes_up, report.bytes_down = exchanged.bytes_up, exchanged.bytes_down
+            report.failures = [*report.failures, *exchanged.failures]
         report.seconds = time.perf_counter() - began
         return report, trained, metrics
 
