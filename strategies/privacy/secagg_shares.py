@@ -35,7 +35,7 @@ CHECK_SHARES, PAIRWISE_SEEDS = "check shares", "pairwise seeds"
 SHARE_HASHES, SEED_HASH = "share-hashes", "seed-hash"
 UNREADABLE, SEEDS = "unreadable", "seeds"
 _CIPHERTEXTS = "secagg-ciphertexts"  # in the client's context, from the check until it trains
-_HASH = 32  # bytes
+_HASH, _SEED, _PAIRWISE_SEED = 32, 32, 44  # bytes
 _CURVE = "secp384r1"
 
 
@@ -64,7 +64,14 @@ def is_share(share: bytes, hashes: bytes, *, of_seed: bool) -> bool:
 
 def fits_seed(seed: bytes, expected: bytes) -> bool:
     """Return whether this is the seed whose hash a client has sent."""
-    return sha256(seed).digest() == expected
+    return len(seed) == _SEED and sha256(seed).digest() == expected
+
+
+def check_pairwise_seed(seed: bytes) -> bytes:
+    """Return the seed of a mask that two clients share; raise ValueError if it is none."""
+    if len(seed) != _PAIRWISE_SEED:
+        raise ValueError("it has sent no seed of a mask")
+    return seed
 
 
 def check_hashes(hashes: object, seed_hash: object, holders: int) -> list[bytes]:

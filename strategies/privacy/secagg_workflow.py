@@ -233,9 +233,7 @@ class SecureSum:
         common = {node: sorted(self.neighbours[node] & set(failed)) for node in nodes}
 
         def read(node: int, answer: ConfigRecord) -> dict[int, bytes]:
-            seeds = _byte_strings(answer[shares.SEEDS])
-            if any(len(seed) % 4 or not seed for seed in seeds):
-                raise ValueError("it has sent no seeds of masks")
+            seeds = map(shares.check_pairwise_seed, _byte_strings(answer[shares.SEEDS]))
             return dict(zip(common[node], seeds, strict=True))
 
         asked = {
@@ -260,9 +258,9 @@ class SecureSum:
         for node in failed:
             self.wire.lost[node] = "the shares of its secret do not give the secret"
         revealed = self._pairwise_seeds(summed, failed) if failed else {}
-        total = np.sum([vectors[node] for node in summed], axis=0, dtype=np.uint32)
+        total = np.zeros(1 + self.length, np.uint32)
         for node in summed:
-            total -= self._mask(secrets[node])
+            total += vectors[node] - self._mask(secrets[node])
         for gone in self.neighbours.keys() - set(summed):
             for node in sorted(self.neighbours[gone] & set(summed)):
                 if gone in failed:
@@ -281,16 +279,14 @@ class SecureSum:
         return np.concatenate(drawn).astype(np.uint32)
 
     def _mean(self, total: Masked, count: int) -> Vector:
-        steps, clip = (
-            int(str(self.setup[Key.TARGET_RANGE])),
-            float(str(self.setup[Key.CLIPPING_RANGE])),
-        )
+        steps = int(str(self.setup[Key.TARGET_RANGE]))
+        clip = float(str(self.setup[Key.CLIPPING_RANGE]))
         if int(total[0]) != count * steps:
             raise NoSumError("this is no sum of clients' vectors; one of them sent something else")
-        (mean,) = dequantize([total[1:]], clip, steps)
+        (mean,) = dequantize([total[1:].astype(np.int64)], clip, steps)
         mean -= (count - 1) * clip
         mean *= steps / int(total[0])
-        return cast(Vector, mean)
+        return mean
 
     # ---- who is left -----------------------------------------------------------------------------
 

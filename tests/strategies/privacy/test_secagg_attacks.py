@@ -4,6 +4,7 @@ import os
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from hashlib import sha256
 from itertools import count
 
 import pytest
@@ -175,16 +176,22 @@ def test_two_clients_that_disagree_are_no_neighbours_and_nobody_is_lost(tamper):
     assert_same(found, without_attack())
 
 
-@pytest.fixture(params=["seed", "key"])
+ODD_SEED = b"y" * 45  # as long as 32 bytes when padded, and no seed of a mask
+
+
+@pytest.fixture(params=["seed", "odd seed", "key"])
 def bad_shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Let the attacker share noise in place of its mask's seed, or of its private key."""
+    """Let the attacker share noise in place of its mask's seed or its private key."""
     mod = sys.modules["flwr.client.mod.secure_aggregation.secaggplus_mod"]
     calls, create = count(), mod.create_shares
     bad = 2 * BAD + (request.param == "key")  # clients are asked in order, for two secrets each
 
     def create_shares(secret: bytes, threshold: int, num: int) -> list[bytes]:
+        attacks = next(calls) == bad
+        if attacks and request.param == "odd seed":
+            return create(ODD_SEED, threshold, num)
         made = create(secret, threshold, num)
-        if next(calls) == bad:
+        if attacks:
             return [share[:4] + os.urandom(len(share) - 4) for share in made]
         return made
 
@@ -195,7 +202,12 @@ def bad_shares(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.slow
 def test_shares_of_noise_cost_the_attacker_the_round(bad_shares):
     """Nobody notices before the end. Without its private key, it vanishes before it has to send."""
-    tamper = losing((BAD, VECTORS)) if bad_shares == "key" else losing()
+    odd = sha256(ODD_SEED).digest()
+    tamper = {
+        "seed": losing(),
+        "odd seed": attacking(SHARES, setting(SEED_HASH, odd)),
+        "key": losing((BAD, VECTORS)),
+    }[bad_shares]
     strategy = FedAvg(local_lr=0.1, secure_aggregation=SECURE)
     found, [*_, report] = train(strategy, 1, data=DATA, tamper=tamper)
     assert list(report.clients) == HONEST
