@@ -274,8 +274,9 @@ class ServerSide:
         additive_payloads: payloads of which ``receive`` and ``reduce`` read only the sum over the
             clients: replacing each reply by their mean changes nothing. None: they may read
             single replies.
-        averages: whether ``receive`` replaces every reply by the mean, so that no other part may
-            read single replies.
+        averages: whether ``receive`` replaces the replies by copies of one, so that no other part
+            may read single replies, and how many arrive must not show: a client that is not
+            connected leaves its place in the cohort empty.
     """
 
     needs: frozenset[str] = frozenset()

@@ -1,7 +1,7 @@
 """An in-process federation: Flower's messages and our strategy, with no Ray and no process."""
 
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -187,9 +187,13 @@ def federate(
     seed: int = 0,
     initial: Mapping[str, Tensor] | None = None,
     personal: str = "none",
+    absent: Collection[int] = (),
     on_round: Callable[[RoundReport, ArrayRecord], object] = lambda report, arrays: False,
 ) -> tuple[dict[str, Tensor], list[RoundReport]]:
-    """Run a strategy over one client per dataset; return the final params and the reports."""
+    """Run a strategy over one client per dataset; return the final params and the reports.
+
+    Clients that are ``absent`` have no node.
+    """
     size = len(datasets)
     stores = stores or {i: ContextStateStore(RecordDict()) for i in range(size)}
     kept = TensorSelector(personal)
@@ -213,6 +217,7 @@ def federate(
     handlers = {
         1000 + i: handler(partial(client, i), i, size, len(datasets[i]), secure, weighting)
         for i in range(size)
+        if i not in absent
     }
     reports: list[RoundReport] = []
     start = model()

@@ -31,6 +31,10 @@ from tests.test_what_leaves import MESSAGES, NUMBERS, PAYLOADS
 
 SIZES = {"epochs": 2, "steps": 2, "images": 16, "width": 4}
 SHORT_DENSE = [f"strategy.dense.{key}={value}" for key, value in SIZES.items()]
+NOISY_LABELS = [  # repeatable, so that a resumed run can be compared
+    "strategy.soft_labels.noise_multiplier=2.0",
+    "strategy.soft_labels.reproducible_noise=true",
+]
 # recipe words, and the bytes they send for every byte of the model, down and up together
 RECIPES = [
     (["strategy=fedavg"], 2.0),
@@ -82,7 +86,7 @@ RECIPES = [
     (["strategy=regmean"], None),
     (["strategy=feddw"], None),
     (["strategy=feddw", "strategy.feddw.linearised_every=5"], None),
-    (["strategy=feddw", "strategy.soft_labels.noise_multiplier=2.0"], None),
+    (["strategy=feddw", *NOISY_LABELS], None),
     (["strategy=feddistill"], None),
     (["strategy=moon"], 2.0),
     (["strategy=feduv"], 2.0),

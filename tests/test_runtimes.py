@@ -154,6 +154,7 @@ PRIVATE = [
     "strategy/secure_aggregation=secagg_plus",
     "strategy/differential_privacy=central_fixed",
     "strategy.differential_privacy.noise_multiplier=0.01",
+    "strategy.differential_privacy.reproducible_noise=true",
 ]
 
 

@@ -6,7 +6,10 @@ Adaptive    Andrew, Thakkar, McMahan, Ramaswamy. NeurIPS 2021. https://arxiv.org
 The update and the payloads of a client, as one vector v, are clipped together:
 
     v <- v min(1, C / ||v||)
-    adaptive    C <- C exp(-eta (b - gamma)),   b = (number of v with ||v|| <= C + N(0, s^2)) / |S|
+    adaptive    C <- C exp(-eta (b - gamma)),   b = 1/2 + (sum_i (b_i - 1/2) + N(0, s^2)) / m
+
+with b_i = 1 if ||v_i|| <= C, else 0, and m the expected number of clients in a round. One client
+more moves the sum in b by 1/2, as the paper's accounting assumes.
 
 Payloads that are sums over examples are not part of v: they need a mechanism of their own
 (strategies/privacy/gaussian_mechanism.py). In the paper and here b is the share of updates that are
@@ -30,6 +33,7 @@ from numpy.typing import NDArray
 
 from common.errors import ConfigError, require_range
 from strategies.base import Reply, Tensors
+from strategies.privacy.seeded_rng import Noise
 
 KEY = "strategy.differential_privacy"
 NORM_BIT = "norm_bit"  # payload: 1 from a client whose upload was not clipped
@@ -86,14 +90,11 @@ class FixedNorm:
         """Check the range."""
         require_range(f"{KEY}.clipping_norm", self.value, open_low=True)
 
-    def plan(self, size: int) -> None:
-        """Prepare for rounds of ``size`` clients."""
-
     def noise_multiplier(self, total: float, size: int) -> float:
         """Return z of the mean, if all that is released has ``total`` together."""
         return total
 
-    def move(self, unclipped: float, size: int, *, noise: bool) -> None:
+    def move(self, unclipped: float, clients: int, size: int, noise: Noise | None) -> None:
         """Do nothing: C is constant."""
 
 
@@ -105,7 +106,7 @@ class AdaptiveNorm:
         value: the current C; initially the first one.
         quantile: gamma, the share of uploads that should stay unclipped.
         lr: eta, the learning rate of C.
-        count_stddev: s, of the noise on the number of unclipped uploads; None: |S| / 20.
+        count_stddev: s, of the noise on the number of unclipped uploads; None: m / 20.
     """
 
     adaptive: ClassVar[bool] = True
@@ -122,12 +123,8 @@ class AdaptiveNorm:
         if self.count_stddev is not None:
             require_range(f"{KEY}.count_stddev", self.count_stddev, open_low=True)
 
-    def plan(self, size: int) -> None:
-        """Fix s, so that a lost reply does not change it."""
-        self.count_stddev = self._stddev(size)
-
     def noise_multiplier(self, total: float, size: int) -> float:
-        """Return z_v = (z^-2 - (2 s)^-2)^(-1/2): mean and count together have z."""
+        """Return z_v = (z^-2 - (2 s)^-2)^(-1/2), with m = ``size``: mean and count have z."""
         stddev = self._stddev(size)
         if total >= 2 * stddev:
             raise ConfigError(
@@ -137,11 +134,12 @@ class AdaptiveNorm:
             )
         return float(compute_adaptive_noise_params(total, size, stddev)[1])
 
-    def move(self, unclipped: float, size: int, *, noise: bool) -> None:
-        """Adapt C to the number of unclipped uploads; draws from numpy's global generator."""
-        if noise:
-            unclipped = float(np.random.normal(unclipped, self._stddev(size)))  # noqa: NPY002
-        self.value *= math.exp(-self.lr * (unclipped / size - self.quantile))
+    def move(self, unclipped: float, clients: int, size: int, noise: Noise | None) -> None:
+        """Adapt C to the number of unclipped uploads of a round's ``clients``; m = ``size``."""
+        centred = unclipped - clients / 2
+        if noise is not None:
+            centred += float(noise(self._stddev(size), ()))
+        self.value *= math.exp(-self.lr * (0.5 + centred / size - self.quantile))
 
     def _stddev(self, size: int) -> float:
         return size / 20 if self.count_stddev is None else self.count_stddev

@@ -5,17 +5,21 @@ Local       a client adds the noise itself: Dwork and Roth 2014, Theorem A.1
 
 v_i is the upload of client i, clipped to the norm C (strategies/privacy/clipping.py):
 
-    central     mean_i v_i + N(0, (z C / |S|)^2)         z the noise multiplier, at the server
+    central     (sum_i v_i + N(0, (z C)^2)) / m          z the noise multiplier, at the server
     local       v_i + N(0, sigma^2),   sigma = 2 C sqrt(2 ln(1.25 / delta)) / epsilon, at the client
 
-Clipping, noise and their sizes are Flower's functions (``flwr.supercore.differential_privacy``).
-Its strategy wrappers and mods take each record of a reply for a whole model, while our replies hold
-an update and payloads.
+m is the number of clients expected in a round, participation * N: fixed before round 1, however
+many replies arrive. So one client more or less moves the sum by C at most, which the accountant
+assumes. (Divided by the number of replies |S|, the sum would also shift with |S|: by up to 2 C.)
+
+Clipping is Flower's function (``flwr.supercore.differential_privacy``). Its strategy wrappers and
+mods take each record of a reply for a whole model, while our replies hold an update and payloads,
+and they divide by |S|.
 
 Every client must weigh the same in the mean. epsilon comes from Opacus' accountant: one Gaussian
 mechanism for every request to a client. ``dp_epsilon_sampled`` is lower, since it assumes that
 nobody knows who took part; it is reported for samplers that draw every client independently.
-docs/privacy.md says what epsilon covers.
+docs/privacy.md says which federations are neighbours, and what epsilon covers.
 """
 
 from __future__ import annotations
@@ -27,12 +31,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.supercore.differential_privacy import (
-    add_gaussian_noise_inplace,
-    add_localdp_gaussian_noise_to_params,
-    compute_stdv,
-)
 from torch import nn
 
 from common.errors import ConfigError, require_choice, require_range
@@ -41,12 +39,13 @@ from strategies.base import (
     ClientSide,
     LocalOptimizer,
     Payloads,
+    RefusedReplyError,
     Reply,
     ServerSide,
     Shapes,
     Tensors,
 )
-from strategies.components.samplers import BernoulliSampler
+from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from strategies.privacy.clipping import (
     KEY,
     NORM_BIT,
@@ -57,12 +56,13 @@ from strategies.privacy.clipping import (
     with_arrays,
 )
 from strategies.privacy.gaussian_mechanism import Uploads, epsilon_of
-from strategies.privacy.reply_vector import mean_reply, stand_ins
-from strategies.privacy.seeded_rng import seeded_numpy
+from strategies.privacy.reply_vector import mean_reply
+from strategies.privacy.seeded_rng import noise_from
 
 CLIPPING, NORM = "clipping", "norm"
 UNCLIPPED = "unclipped"
 _STREAM = 0xD9  # keeps noise independent of every other use of the run's seed
+_ROUNDED = 1e-3  # by how much rounding may move the mean of the clients' bits
 # The metrics that a client still sends under local privacy.
 _NEEDED = ("partition-id", "num-examples", "num-steps", "lr-sum")
 
@@ -110,18 +110,22 @@ class ClippingClient(_ClippingSide):
 
 
 class CentralPrivacy(ServerSide):
-    """Replaces every reply by the mean of the clipped uploads plus noise.
+    """Replaces the replies by m copies of their clipped sum plus noise, over m.
 
     Args:
+        clients: N.
         noise_multiplier: z; 0: clipping without noise.
         norm: the clipping norm C.
         clipping: who clips: "client", or "server", which then sees the unclipped uploads.
         delta: epsilon is reported for it.
-        secret: draw the noise from the operating system instead of the run's seed.
+        reproducible_noise: draw the noise from the run's seed, so that the run can be repeated to
+            the bit; it then hides nothing from those who know the seed, as every client does.
         seed: of the run.
         sampler: class of the run's sampler.
-        clients: N, 0 if unknown.
-        participation: |S| / N.
+        participation: the expected share of the N clients in a round.
+
+    Attributes:
+        size: m, the expected number of clients in a round.
     """
 
     averages = True
@@ -132,30 +136,34 @@ class CentralPrivacy(ServerSide):
 
     def __init__(
         self,
+        clients: int,
         noise_multiplier: float = 1.0,
         norm: ClippingNorm | None = None,
         clipping: Literal["client", "server"] = "client",
         delta: float = 1e-5,
-        secret: bool = False,
+        reproducible_noise: bool = False,
         seed: int = 0,
         sampler: type[ClientSampler] | None = None,
-        clients: int = 0,
         participation: float = 1.0,
     ) -> None:
+        if clients < 1:
+            raise ConfigError(
+                f"clients={clients}: strategy/differential_privacy divides by the number of "
+                "clients that it expects in a round, which must not depend on who connects: set "
+                "clients to their number"
+            )
         self.z = require_range(f"{KEY}.noise_multiplier", noise_multiplier)
         self.norm = norm or FixedNorm()
         require_choice(f"{KEY}.clipping", clipping, ("client", "server"))
         self.at_client = clipping == "client"
         self.delta = require_range(f"{KEY}.delta", delta, low=1e-10, high=0.1)
-        self.secret, self.seed = secret, seed
+        self.reproducible_noise, self.seed = reproducible_noise, seed
         self.sampler, self.clients, self.participation = sampler, clients, participation
         self.sends = frozenset({CLIPPING} if self.at_client else ())
         self.needs = frozenset({NORM_BIT} if self.at_client and self.norm.adaptive else ())
         self.additive_payloads = self.needs if self.at_client else None
-        if clients:
-            planned = max(1, int(participation * clients + 0.5))
-            self.norm.plan(planned)
-            self.norm.noise_multiplier(self.z, planned)
+        self.size = FixedSizeSampler(participation).size(clients)
+        self.multiplier = self.norm.noise_multiplier(self.z, self.size)
         self.uploads = Uploads()
         self.rounds = 0
 
@@ -174,27 +182,30 @@ class CentralPrivacy(ServerSide):
         """Return the shape of the unclipped bit, if C adapts to it."""
         return {NORM_BIT: {UNCLIPPED: ()}} if self.needs else {}
 
+    def check(self, reply: Reply) -> None:
+        """Refuse a bit that is none; under secure aggregation it is the mean of all bits."""
+        if self.needs:
+            bit = float(reply.payloads[NORM_BIT][UNCLIPPED])
+            if not -_ROUNDED <= bit <= 1.0 + _ROUNDED:
+                raise RefusedReplyError(f"{NORM_BIT}={bit:.6g} is not between 0 and 1")
+
     def receive(self, params: Tensors, replies: Sequence[Reply]) -> list[Reply]:
-        """Return the mean of the clipped uploads plus noise in place of each reply."""
-        size = len(replies)
+        """Return m copies of the sum of the clipped uploads plus noise, over m."""
         if self.at_client:
-            unclipped, mean = 0.0, mean_reply(replies)
-            if self.needs:
-                unclipped = size * float(mean.payloads[NORM_BIT][UNCLIPPED])
+            unclipped = sum(float(r.payloads[NORM_BIT][UNCLIPPED]) for r in replies if self.needs)
+            mean = mean_reply(replies, self.size)
         else:
             found = [clip(reply, self.norm.value) for reply in replies]
             unclipped = float(sum(not was_longer for _, was_longer in found))
-            mean = mean_reply([reply for reply, _ in found])
+            mean = mean_reply([reply for reply, _ in found], self.size)
+        arrays = arrays_of(mean)
         seed = np.random.SeedSequence([self.seed, self.rounds, _STREAM])
-        with seeded_numpy(None if self.secret else seed):
-            arrays = arrays_of(mean)
-            multiplier = self.norm.noise_multiplier(self.z, size)
-            add_gaussian_noise_inplace(
-                list(arrays), compute_stdv(multiplier, self.norm.value, size)
-            )
-            self.norm.move(unclipped, size, noise=self.z > 0)
+        with noise_from(seed if self.reproducible_noise else None) as noise:
+            for array in arrays:
+                array += noise(self.multiplier * self.norm.value / self.size, array.shape)
+            self.norm.move(unclipped, len(replies), self.size, noise if self.z > 0 else None)
         self.rounds += 1
-        return stand_ins(with_arrays(mean, arrays), replies)
+        return [with_arrays(mean, arrays)] * self.size
 
     def metrics(self) -> Mapping[str, float]:
         """Return C, and epsilon if there is noise."""
@@ -240,13 +251,14 @@ class LocalMechanism:
         clipping_norm: C; two uploads differ by at most 2 C.
         epsilon: of one upload, by the formula above, which holds for epsilon <= 1.
         delta: of one upload.
-        secret: draw the noise from the operating system instead of the run's seed.
+        reproducible_noise: draw the noise from the run's seed, so that the run can be repeated to
+            the bit; it then hides nothing from those who know the seed, as the server does.
     """
 
     clipping_norm: float = 1.0
     epsilon: float = 1.0
     delta: float = 1e-5
-    secret: bool = False
+    reproducible_noise: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -259,6 +271,12 @@ class LocalMechanism:
         """The standard deviation of the noise over the sensitivity 2 C."""
         return math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
 
+    @property
+    def noise(self) -> float:
+        """The standard deviation of the noise on every number."""
+        root = math.sqrt(2 * math.log(1.25 / self.delta))
+        return 2 * self.clipping_norm * root / self.epsilon
+
 
 class LocalPrivacyClient(_ClippingSide):
     """Clips the client's upload, adds noise, and keeps losses and accuracies to itself."""
@@ -270,15 +288,10 @@ class LocalPrivacyClient(_ClippingSide):
         """Return the reply with noise."""
         mechanism = self.mechanism
         short, _ = clip(reply, mechanism.clipping_norm)
-        with seeded_numpy(None if mechanism.secret else seed):
-            noised = add_localdp_gaussian_noise_to_params(
-                ndarrays_to_parameters(list(arrays_of(short))),
-                2 * mechanism.clipping_norm,
-                mechanism.epsilon,
-                mechanism.delta,
-            )
+        with noise_from(seed if mechanism.reproducible_noise else None) as noise:
+            noised = [a + noise(mechanism.noise, a.shape) for a in arrays_of(short)]
         metrics = {name: reply.metrics[name] for name in _NEEDED if name in reply.metrics}
-        return replace(with_arrays(short, parameters_to_ndarrays(noised)), metrics=metrics)
+        return replace(with_arrays(short, noised), metrics=metrics)
 
 
 class LocalPrivacyServer(ServerSide):

@@ -11,15 +11,15 @@ T uploads of a client compose; Opacus' PRV accountant gives epsilon for delta. E
 as if the same example were in each: the server knows who took part, so sampling amplifies nothing.
 
 The mechanism covers what the sums and counts reveal beyond the model they were computed with. It
-does not cover the model update beside them: that takes DP-SGD. Whoever knows the run's seed, as the
-server does, can draw the same noise and subtract it: set ``secret`` for real clients.
+does not cover the model update beside them: that takes DP-SGD. The noise comes from the operating
+system. With ``reproducible_noise`` it follows from the run's seed, and whoever knows that, as the
+server does, can draw it again and subtract it.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import random
 import warnings
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from common.errors import ConfigError, require_range
 from strategies.base import Tensors
+from strategies.privacy.seeded_rng import hidden_noise
 
 if TYPE_CHECKING:
     from opacus.accountants import IAccountant
@@ -46,14 +47,14 @@ class GaussianMechanism:
         noise_multiplier: z; 0: neither clipping nor noise.
         clip: S, the largest L2 norm of an example's vector (at most 1 for a soft label).
         delta: epsilon is reported for it.
-        secret: draw the noise from the operating system instead of the run's seed; such a run
-            cannot be repeated to the bit.
+        reproducible_noise: draw the noise from the run's seed, so that the run can be repeated to
+            the bit; it then hides nothing from those who know the seed.
     """
 
     noise_multiplier: float = 0.0
     clip: float = 1.0
     delta: float = 1e-5
-    secret: bool = False
+    reproducible_noise: bool = False
 
     def __post_init__(self) -> None:
         """Check the ranges; below delta=1e-10 the accountant loses precision."""
@@ -79,12 +80,10 @@ class GaussianMechanism:
         """Return the values plus noise drawn on the CPU."""
         if not self.active:
             return values
-        if self.secret:  # torch seeds its generators with 32 bits, few enough to try them all
-            system = random.SystemRandom()
-            drawn = torch.tensor([system.gauss() for _ in range(values.numel())])
-            drawn = drawn.view(values.shape).to(values.dtype)
-        else:
+        if self.reproducible_noise:
             drawn = torch.randn(values.shape, generator=generator, dtype=values.dtype)
+        else:
+            drawn = torch.from_numpy(hidden_noise(1.0, tuple(values.shape))).to(values.dtype)
         return values + self.noise * drawn.to(values.device)
 
     def epsilon(self, uploads: int) -> float:

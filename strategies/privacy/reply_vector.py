@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -263,21 +263,24 @@ def per_example(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:
     return frozenset(name for side in client_sides.values() for name in side.per_example)
 
 
-def mean_reply(replies: Sequence[Reply]) -> Reply:
-    """Return the unweighted mean of the replies, with client id -1."""
-    size, alike = len(replies), [1.0] * len(replies)
-    payloads = {
-        name: mean_of([reply.payloads[name] for reply in replies], alike)
-        for name in replies[0].payloads
-    }
+def mean_reply(replies: Sequence[Reply], size: int) -> Reply:
+    """Return the sum of the replies over ``size``, with client id -1; counts are plain means.
+
+    ``size`` copies have the same sum as the replies, however many these are.
+    """
+    count, alike = len(replies), [1.0] * len(replies)
+
+    def mean(tensors: Sequence[Tensors]) -> dict[str, Tensor]:
+        return {name: count / size * value for name, value in mean_of(tensors, alike).items()}
+
     return Reply(
         -1,
-        max(1, round(sum(reply.num_examples for reply in replies) / size)),
-        max(1, round(sum(reply.num_steps for reply in replies) / size)),
-        sum(reply.lr_sum for reply in replies) / size,
-        mean_of([reply.update for reply in replies], alike),
-        payloads,
-        buffers=mean_of([reply.buffers for reply in replies], alike),
+        max(1, round(sum(reply.num_examples for reply in replies) / count)),
+        max(1, round(sum(reply.num_steps for reply in replies) / count)),
+        sum(reply.lr_sum for reply in replies) / count,
+        mean([reply.update for reply in replies]),
+        {name: mean([reply.payloads[name] for reply in replies]) for name in replies[0].payloads},
+        buffers=mean([reply.buffers for reply in replies]),
         per_example=replies[0].per_example,
     )
 
@@ -285,8 +288,3 @@ def mean_reply(replies: Sequence[Reply]) -> Reply:
 def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
     """Return the shapes of tensors by name."""
     return {name: tuple(value.shape) for name, value in tensors.items()}
-
-
-def stand_ins(mean: Reply, replies: Sequence[Reply]) -> list[Reply]:
-    """Return the mean reply in place of each reply."""
-    return [replace(mean, client_id=reply.client_id) for reply in replies]

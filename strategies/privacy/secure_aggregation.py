@@ -3,17 +3,18 @@
 Bell, Bonawitz, Gascon, Lepoint, Raykova. Secure single-server aggregation with (poly)logarithmic
 overhead. CCS 2020. https://eprint.iacr.org/2020/704
 
-Both halves of the protocol are Flower's: ``secaggplus_mod`` at the client, and at the server
-``SecAggPlusWorkflow`` (adapted by strategies/privacy/secagg_workflow.py). The four exchanges are:
+The client half is Flower's ``secaggplus_mod``; the server half, which survives bad clients, is
+strategies/privacy/secagg_workflow.py. The five exchanges are:
 
     setup                    every client makes two key pairs; the server distributes public keys
     share keys               it shares (Shamir) a mask's seed and a secret key among its neighbours
+    check shares             it says whose shares it cannot read (see secagg_shares.py)
     collect masked vectors   it trains, and sends  v_i + mask(b_i) +- mask(pairs)  mod 2^32
     unmask                   the neighbours send the shares that remove the masks from the sum
 
 v_i is the client's reply as one vector (strategies/privacy/reply_vector.py). The mean of all
 vectors comes back as the reply of each client; a mean of anything but one vector per client, as a
-wrong share produces, is rejected. Replies travel without their example counts, which Flower's mod
+wrong vector produces, is rejected. Replies travel without their example counts, which Flower's mod
 sends unmasked, and as numbers of 32 bits instead of 64.
 
 A client refuses to send NaN or Inf, because nobody can see them behind masks. Numbers beyond
@@ -29,26 +30,37 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from logging import WARNING
 from typing import cast
 
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.client.mod.secure_aggregation.secaggplus_mod import secaggplus_mod
-from flwr.common import bytes_to_ndarray, ndarray_to_bytes
+from flwr.common import (
+    Code,
+    FitRes,
+    Status,
+    bytes_to_ndarray,
+    ndarrays_to_parameters,
+)
+from flwr.common.logger import log
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
-from flwr.server.workflow.secure_aggregation.secaggplus_workflow import SecAggPlusWorkflow
+from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 from flwr.serverapp import Grid
 
 from common.errors import ConfigError, require_range, require_whole
 from strategies.base import RefusedReplyError, Reply
 from strategies.privacy.reply_vector import CLIPPED, Layout, Vector
-from strategies.privacy.secagg_workflow import (
-    NoSumError,
-    SecAggGrid,
-    error_reply,
-    fit_result,
-    sum_vectors,
+from strategies.privacy.secagg_shares import (
+    CHECK_SHARES,
+    PAIRWISE_SEEDS,
+    add_hashes,
+    check_shares,
+    reveal_seeds,
+    take_ciphertexts,
 )
+from strategies.privacy.secagg_wire import SecAggWire, error_reply
+from strategies.privacy.secagg_workflow import NoSumError, SecureSum
 from strategies.privacy.seeded_rng import seeded_numpy
 from strategies.round.decoder import check_finite
 from strategies.round.records import CONFIG, METRICS, UPDATE, to_metrics, to_record
@@ -65,11 +77,13 @@ class Exchanged:
 
     Attributes:
         replies: the mean of all for every client in the sum, an error for every lost one.
+        failures: why a client failed whose vector was in the sum already.
         bytes_down: of arrays and of the protocol, sent.
         bytes_up: the same, received.
     """
 
     replies: Sequence[Message]
+    failures: Sequence[str]
     bytes_down: int
     bytes_up: int
 
@@ -167,38 +181,52 @@ class SecAggPlus:
             messages: by client id, one for each client of the round.
             layout: of the replies.
             round: t.
-            timeout: seconds, of each of the four exchanges.
+            timeout: seconds, of each of the exchanges.
         """
-        wire = SecAggGrid(grid, len(layout), timeout)
+        wire = SecAggWire(grid, timeout, round)
         nodes = {message.metadata.dst_node_id: message for message in messages.values()}
         try:
-            mean, summed = sum_vectors(self._workflow(len(nodes)), wire, nodes, round)
+            secure = SecureSum(wire, self._setup(len(nodes)), len(layout))
+            mean, summed = secure.run({node: message.content for node, message in nodes.items()})
             found = layout.unpack(mean, len(summed), self.step(len(nodes)))
-        except (NoSumError, ValueError) as error:  # ValueError: a spoilt share
-            told = {lost.metadata.src_node_id for lost in wire.errors}
+        except (NoSumError, ValueError) as error:  # ValueError: a spoilt vector
             why = f"no secure sum: {error}"
-            failed = [error_reply(message, why) for n, message in nodes.items() if n not in told]
-            return Exchanged([*wire.errors, *failed], wire.bytes_down, wire.bytes_up)
+            failed = [error_reply(m, wire.lost.get(n, why)) for n, m in nodes.items()]
+            return Exchanged(failed, [], wire.bytes_down, wire.bytes_up)
         sent = {UPDATE: {**found.update, **found.buffers}, **found.payloads}
         records = {name: to_record(tensors) for name, tensors in sent.items()}  # serialised once
-        # A client that is lost after the third exchange is in the sum nevertheless.
-        replies = [error for error in wire.errors if error.metadata.src_node_id not in summed]
+        replies, failures = [], []
         for client, message in messages.items():
-            if message.metadata.dst_node_id in summed:
-                metrics = to_metrics({**found.metrics, "partition-id": client})
-                replies.append(Message(RecordDict({**records, METRICS: metrics}), reply_to=message))
-        return Exchanged(replies, wire.bytes_down, wire.bytes_up)
+            node = message.metadata.dst_node_id
+            if node not in summed:
+                replies.append(error_reply(message, wire.lost[node]))
+                continue
+            metrics = to_metrics({**found.metrics, "partition-id": client})
+            replies.append(Message(RecordDict({**records, METRICS: metrics}), reply_to=message))
+            if node in wire.lost:
+                failures.append(f"client {client}, after its update was summed: {wire.lost[node]}")
+                log(WARNING, "round %s: %s", round, failures[-1])
+        return Exchanged(replies, failures, wire.bytes_down, wire.bytes_up)
 
-    def _workflow(self, size: int) -> SecAggPlusWorkflow:
+    def _setup(self, size: int) -> ConfigRecord:
+        """Return Flower's settings for a round of ``size`` clients."""
         if size < _LEAST:
             raise NoSumError(f"the round has {size} clients, and needs {_LEAST}")
-        return SecAggPlusWorkflow(
-            self.num_shares if self.num_shares <= 1 else int(self.num_shares),
-            self.reconstruction_threshold,
-            max_weight=1.0,
-            clipping_range=float(self.clipping_range),  # the clients' mod requires a float
-            quantization_range=self.steps(size),
-            modulus_range=_MODULUS,
+        shares = int(self.num_shares)
+        if self.num_shares <= 1:
+            shares = round(self.num_shares * size)
+            shares += shares < size and shares % 2 == 0  # as many on both sides of the ring
+            shares = size if shares < _LEAST else shares
+        return ConfigRecord(
+            {
+                Key.SAMPLE_NUMBER: size,
+                Key.SHARE_NUMBER: shares,
+                Key.THRESHOLD: max(2, round(self.reconstruction_threshold * shares)),
+                Key.CLIPPING_RANGE: float(self.clipping_range),  # the mod requires a float
+                Key.TARGET_RANGE: self.steps(size),
+                Key.MOD_RANGE: _MODULUS,
+                Key.MAX_WEIGHT: 1.0,
+            }
         )
 
     def reply(
@@ -209,38 +237,48 @@ class SecAggPlus:
         layout: Callable[[Reply], Layout],
         seed: Callable[[Message], np.random.SeedSequence],
     ) -> Message:
-        """Return the client's answer in any of the four exchanges, by Flower's mod.
+        """Return the client's answer in any of the exchanges, by Flower's mod.
 
         Args:
             message: of the server.
             context: of the ClientApp; its state holds the protocol's keys.
-            train: called in the third exchange.
+            train: called when the server asks for the masked vector.
             layout: of the reply.
             seed: for random rounding; it is no secret.
 
         Raises:
-            RefusedReplyError: for NaN or Inf, and for settings other than the recipe's.
+            RefusedReplyError: for NaN or Inf, for settings other than the recipe's, and for
+                a question that would give away too much.
         """
-        self._check_setup(message.content.config_records[RECORD_KEY_CONFIGS])
+        told = message.content.config_records[RECORD_KEY_CONFIGS]
+        self._check_setup(told)
+        for stage, answer_of in ((CHECK_SHARES, check_shares), (PAIRWISE_SEEDS, reveal_seeds)):
+            if told[Key.STAGE] == stage:
+                answered = answer_of(told, context)
+                return Message(RecordDict({RECORD_KEY_CONFIGS: answered}), reply_to=message)
 
         def train_and_pack(message: Message, context: Context) -> Message:
             del message.content.config_records[RECORD_KEY_CONFIGS]
             reply = train(message)
-            return Message(fit_result([self._packed(reply, layout(reply))]), reply_to=message)
+            vector = ndarrays_to_parameters([self._packed(reply, layout(reply))])
+            result = fitres_to_recorddict(FitRes(Status(Code.OK, ""), vector, 1, {}), False)
+            return Message(result, reply_to=message)
 
         copied = copy.copy(message)  # Flower's mod removes entries from the content
-        asked = ConfigRecord({**message.content.config_records[RECORD_KEY_CONFIGS]})
+        asked = ConfigRecord({**told})
+        if told[Key.STAGE] == Stage.COLLECT_MASKED_VECTORS:
+            take_ciphertexts(asked, context)
         copied.content = RecordDict({**message.content, RECORD_KEY_CONFIGS: asked})
         trains = CONFIG in message.content.config_records
         with seeded_numpy(seed(message) if trains else None):
             answer = secaggplus_mod(copied, context, train_and_pack)
         configs = answer.content.config_records[RECORD_KEY_CONFIGS]
+        if told[Key.STAGE] == Stage.SHARE_KEYS:
+            add_hashes(configs, context)
         if Key.MASKED_PARAMETERS in configs:  # numbers in [0, 2^32), which Flower sends as 64 bits
             masked = cast(list[bytes], configs[Key.MASKED_PARAMETERS])
-            arrays = [bytes_to_ndarray(data) for data in masked]
-            configs[Key.MASKED_PARAMETERS] = [
-                ndarray_to_bytes(array.astype(np.uint32)) for array in arrays
-            ]
+            numbers = np.concatenate([bytes_to_ndarray(data) for data in masked])
+            configs[Key.MASKED_PARAMETERS] = numbers.astype("<u4").tobytes()
         # leaves out the example count and the metrics that Flower's mod sends beside it
         return Message(RecordDict({RECORD_KEY_CONFIGS: configs}), reply_to=message)
 

@@ -247,8 +247,7 @@ class FederatedStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> TrainingRound:
         """Sample the cohort and return its messages."""
-        present = self.availability.present
-        cohort = [present[i] for i in self.sampler.sample(server_round, len(present))]
+        cohort = self._cohort(server_round)
         broadcast = self.server_step.broadcast
         messages = self._writer.train(server_round, arrays, config, cohort, broadcast)
         lr, absent = self._writer.lr(server_round, config), sorted(self.availability.absent)
@@ -331,6 +330,18 @@ class FederatedStrategy(Strategy):
 
     # ---- pieces ------------------------------------------------------------------------------
 
+    def _cohort(self, round: int) -> list[int]:
+        """Return the connected clients that take part in a round.
+
+        They are drawn from the connected clients; where a client's absence must not show (see
+        ``ServerSide.averages``), from all N, and the absent ones are left out.
+        """
+        present = self.availability.present
+        if any(side.averages for side in self.server_sides.values()):
+            drawn = self.sampler.sample(round, len(self.availability.registry))
+            return [client for client in drawn if client in present]
+        return [present[i] for i in self.sampler.sample(round, len(present))]
+
     @property
     def _writer(self) -> MessageWriter:
         nodes = self.availability.registry.nodes
@@ -366,6 +377,7 @@ class FederatedStrategy(Strategy):
         trained, metrics = self.aggregate_train(round, RoundReplies(training, replies))
         if exchanged is not None:
             report.bytes_up, report.bytes_down = exchanged.bytes_up, exchanged.bytes_down
+            report.failures = [*report.failures, *exchanged.failures]
         report.seconds = time.perf_counter() - began
         return report, trained, metrics
 

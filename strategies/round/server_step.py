@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from torch import Tensor, nn
 
@@ -143,6 +144,7 @@ class ServerStep:
             replies = transform(params, replies)
         for side in self.sides.values():
             replies = side.receive(params, replies)
+        cohort = replace(cohort, size=len(replies))
         changes = self.aggregator(params, replies)
         update = self._trainable(changes)
         self._diagnostics = self.diagnose(received, update)

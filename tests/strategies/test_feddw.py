@@ -90,11 +90,12 @@ def test_the_recipes_options_arrive():
     words = ["feddw.mu=3", "feddw.decay=0.1", "feddw.decay_every=4", "feddw.linearised_every=5"]
     words += ["soft_labels.smoothing=0.5", "soft_labels.history=all", "soft_labels.absent=identity"]
     words += ["soft_labels.noise_multiplier=2", "soft_labels.clip=0.5", "soft_labels.delta=1e-6"]
+    words += ["soft_labels.reproducible_noise=true"]
     recipe = compose(overrides("strategy=feddw", *(f"strategy.{word}" for word in words)))
     client = build_part(recipe, "strategy.client_sides", 1)
     server = build_part(recipe, "strategy.server_sides", 1)["soft_labels"]
     term = client["feddw"]
     assert (term.mu, term.decay, term.decay_every, term.linearised_every) == (3, 0.1, 4, 5)
     assert (server.smoothing, server.history, server.absent) == (0.5, "all", "identity")
-    mechanism = GaussianMechanism(noise_multiplier=2, clip=0.5, delta=1e-6)
+    mechanism = GaussianMechanism(2, clip=0.5, delta=1e-6, reproducible_noise=True)
     assert server.mechanism == client["soft_labels"].mechanism == mechanism

@@ -1,6 +1,8 @@
 """Differential privacy of clients: clipping by hand, noise by its formula, epsilon, refusals."""
 
 import math
+import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ import torch
 from torch import nn
 
 from common.errors import ConfigError
-from strategies.base import Reply
+from conf import compose_overrides
+from strategies.base import RefusedReplyError, Reply
 from strategies.components.aggregators import NormMean, UniformMean
 from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from strategies.fedavg import FedAvg
@@ -30,6 +33,7 @@ from tests.strategies.privacy.test_gaussian_mechanism import exact_epsilon
 from tests.strategies.sides import check_side
 
 SEED = np.random.SeedSequence(0)
+REPEATABLE = {"reproducible_noise": True, "seed": 1}
 
 
 def reply(client: int, *values: float, delta: float = 0.0, counts: float = 7.0) -> Reply:
@@ -55,7 +59,7 @@ def test_update_and_payload_are_clipped_as_one_vector():
 @pytest.mark.parametrize("clipping", ["client", "server"])
 def test_the_mean_of_clipped_parts_stands_for_every_client_and_moves_the_norm(clipping):
     """(3, 4) is halved at C = 2.5, three (0, 2) stay, and C moves by their share: 3 / 4."""
-    side = CentralPrivacy(0.0, AdaptiveNorm(2.5, quantile=0.9, lr=0.5), clipping)
+    side = CentralPrivacy(4, 0.0, AdaptiveNorm(2.5, quantile=0.9, lr=0.5), clipping)
     client, received = ClippingClient(clipping, adaptive=True), side.broadcast(4)
     replies = [reply(4, 3.0, 4.0), *(reply(i, 0.0, 2.0, counts=1.0) for i in (9, 10, 11))]
     sent = [client.upload(r, received, SEED) for r in replies]
@@ -63,12 +67,23 @@ def test_the_mean_of_clipped_parts_stands_for_every_client_and_moves_the_norm(cl
     assert bits == ([0.0, 1.0, 1.0, 1.0] if clipping == "client" else [])
     assert (sent[0] is replies[0]) == (clipping == "server")
     found = side.receive({}, sent)
-    assert [r.client_id for r in found] == [4, 9, 10, 11]
+    assert len(found) == 4
     for r in found:
         assert r.update["w"].tolist() == [0.375, 2.0]
         assert r.payloads["counts"]["c"].item() == 2.5
     assert UniformMean()({}, found)["w"].tolist() == [0.375, 2.0]
     assert side.norm.value == pytest.approx(2.5 * math.exp(-0.5 * (0.75 - 0.9)))
+
+
+@pytest.mark.parametrize("bit", [-1e9, 1e9, 1.01, -0.01])
+def test_a_bit_that_is_none_costs_its_client_the_round(bit):
+    """It would move C by exp(bit)."""
+    side = CentralPrivacy(4, norm=AdaptiveNorm(count_stddev=3.0))
+    good = ClippingClient(adaptive=True).upload(reply(1, 1.0), side.broadcast(1), SEED)
+    side.check(good)
+    bits = {NORM_BIT: {UNCLIPPED: torch.tensor(bit)}}
+    with pytest.raises(RefusedReplyError, match="norm_bit="):
+        side.check(replace(good, payloads={**good.payloads, **bits}))
 
 
 def many(client: int) -> Reply:
@@ -80,10 +95,11 @@ def noise_of(found: Reply, by: Reply) -> torch.Tensor:
     return torch.cat([found.update["w"] - by.update["w"], found.payloads["delta"]["w"] - 1.0])
 
 
-@pytest.mark.parametrize("secret", [False, True])
-def test_central_noise_has_the_standard_deviation_of_the_formula(secret):
-    """z C / |S| = 2 * .5 / 4; of 40,000 numbers the estimate is off by .35 %."""
-    side = CentralPrivacy(2.0, FixedNorm(0.5), secret=secret)
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_central_noise_has_the_standard_deviation_of_the_formula(reproducible):
+    """z C / m = 2 * .5 / 4; of 40,000 numbers the estimate is off by .35 %."""
+    how = {} if not reproducible else {"reproducible_noise": True}
+    side = CentralPrivacy(4, 2.0, FixedNorm(0.5), **how)
     replies = [many(client) for client in range(4)]
     found = side.receive({}, replies)
     drawn = noise_of(found[0], replies[0])
@@ -94,9 +110,9 @@ def test_central_noise_has_the_standard_deviation_of_the_formula(secret):
     assert torch.equal(found[0].update["w"], found[3].update["w"])
     again, following = (
         one.receive({}, replies)[0].update["w"]
-        for one in (CentralPrivacy(2.0, FixedNorm(0.5), secret=secret), side)
+        for one in (CentralPrivacy(4, 2.0, FixedNorm(0.5), **how), side)
     )
-    assert torch.equal(again, found[0].update["w"]) != secret
+    assert torch.equal(again, found[0].update["w"]) == reproducible
     assert not torch.equal(following, found[0].update["w"])
 
 
@@ -111,8 +127,6 @@ def test_local_noise_has_the_standard_deviation_of_the_formula():
     assert drawn.std().item() == pytest.approx(expected, rel=0.025)
     assert abs(drawn.mean().item()) < 7 * expected / 200
     assert mechanism.noise_multiplier == pytest.approx(expected / (2 * 0.5))
-    other = LocalPrivacyClient(mechanism).upload(sent, {}, np.random.SeedSequence(1))
-    assert not torch.equal(other.update["w"], found.update["w"])
     quiet = LocalPrivacyClient().upload(reply(3, 1.0), {}, SEED)  # it keeps its losses
     assert set(quiet.metrics) == {"partition-id", "num-examples"}
 
@@ -123,20 +137,20 @@ def test_mean_and_count_share_the_noise_multiplier():
     assert norm.noise_multiplier(2.4, 10) == pytest.approx(4.0)
     assert AdaptiveNorm().noise_multiplier(2.4, 30) == pytest.approx(4.0)  # s = 30 / 20
     # s = 11 / 20 is just enough for z = 1; that of 10 clients would not be
-    privacy = CentralPrivacy(1.0, AdaptiveNorm(), clients=11)
-    assert privacy.norm.count_stddev == pytest.approx(0.55)
-    assert privacy.norm.noise_multiplier(1.0, 10) == privacy.norm.noise_multiplier(1.0, 11)
+    expected = (1.0 - 1.1**-2) ** -0.5
+    assert CentralPrivacy(11, 1.0, AdaptiveNorm()).multiplier == pytest.approx(expected)
     with pytest.raises(ConfigError, match=r"count_stddev=0\.5"):
-        CentralPrivacy(1.0, AdaptiveNorm(), clients=10)
+        CentralPrivacy(10, 1.0, AdaptiveNorm())
     with pytest.raises(ConfigError, match=r"count_stddev=0\.5 .* must be above 0\.6"):
-        CentralPrivacy(1.2, AdaptiveNorm(), clients=20, participation=0.5)
+        CentralPrivacy(20, 1.2, AdaptiveNorm(), participation=0.5)
 
 
 def test_the_count_has_its_noise():
     moves = []
     for seed in range(150):
         norm = AdaptiveNorm(value=1.0, quantile=0.0, lr=1.0, count_stddev=2.0)
-        CentralPrivacy(1.0, norm, "server", seed=seed).receive({}, [reply(0, 0.1)] * 4)
+        side = CentralPrivacy(4, 1.0, norm, "server", reproducible_noise=True, seed=seed)
+        side.receive({}, [reply(0, 0.1)] * 4)
         moves.append(-4 * math.log(norm.value))  # the noised count of 4
     assert np.mean(moves) == pytest.approx(4.0, abs=0.6)
     assert np.std(moves) == pytest.approx(2.0, rel=0.2)
@@ -146,7 +160,7 @@ def test_the_count_has_its_noise():
 def test_epsilon_is_of_the_client_that_was_asked_most_often():
     z = math.sqrt(2 * math.log(1.25e5)) / 1.2
     for side, multiplier, name in (
-        (CentralPrivacy(4.0), 4.0, "dp-epsilon"),
+        (CentralPrivacy(1, 4.0), 4.0, "dp-epsilon"),
         (LocalPrivacyServer(LocalMechanism(epsilon=1.2)), z, "dp-epsilon"),
         (SoftLabelServer(mechanism=GaussianMechanism(4.0)), 4.0, "soft-label-epsilon"),
     ):
@@ -155,7 +169,7 @@ def test_epsilon_is_of_the_client_that_was_asked_most_often():
             side.broadcast(client)
         exact = exact_epsilon(multiplier, 3)
         assert exact <= side.metrics()[name] <= exact + 0.05
-    assert "dp-epsilon" not in CentralPrivacy(0.0).metrics()
+    assert "dp-epsilon" not in CentralPrivacy(1, 0.0).metrics()
 
 
 @pytest.mark.slow
@@ -179,7 +193,7 @@ def test_amplification_is_claimed_where_clients_are_drawn_one_by_one():
         (BernoulliSampler, 400, 1.0, False),
         (FixedSizeSampler, 400, 0.1, False),
     ):
-        side = CentralPrivacy(1.0, sampler=sampler, clients=clients, participation=participation)
+        side = CentralPrivacy(clients, sampler=sampler, participation=participation)
         side.broadcast(0)
         side.receive({}, [reply(0, 1.0)])
         found = side.metrics()
@@ -189,7 +203,8 @@ def test_amplification_is_claimed_where_clients_are_drawn_one_by_one():
 
 def test_a_restart_changes_nothing():
     whole, cut, resumed = (
-        CentralPrivacy(1.0, AdaptiveNorm(count_stddev=3.0), "server", seed=1) for _ in range(3)
+        CentralPrivacy(4, norm=AdaptiveNorm(count_stddev=3.0), clipping="server", **REPEATABLE)
+        for _ in range(3)
     )
     replies = [reply(i, float(i)) for i in range(4)]
     for side in (whole, cut, whole, cut):
@@ -205,7 +220,8 @@ def test_a_restart_changes_nothing():
 
 def central(z=1.0, norm=None, clipping="client", **slots) -> FederatedStrategy:
     norm = norm or FixedNorm(0.3)
-    client, server = ClippingClient(clipping, norm.adaptive), CentralPrivacy(z, norm, clipping)
+    client = ClippingClient(clipping, norm.adaptive)
+    server = CentralPrivacy(4, z, norm, clipping, **REPEATABLE)
     return FederatedStrategy(
         client_sides={"differential_privacy": client, **slots.pop("clients", {})},
         server_sides={"differential_privacy": server, **slots.pop("servers", {})},
@@ -257,9 +273,9 @@ def test_what_it_cannot_cover_is_refused():
 
 def test_a_value_out_of_range_is_refused_by_its_key():
     for build, key in (
-        (lambda: CentralPrivacy(-1.0), "noise_multiplier=-1"),
-        (lambda: CentralPrivacy(delta=0.0), "delta=0"),
-        (lambda: CentralPrivacy(clipping="both"), "clipping='both'"),
+        (lambda: CentralPrivacy(4, -1.0), "noise_multiplier=-1"),
+        (lambda: CentralPrivacy(4, delta=0.0), "delta=0"),
+        (lambda: CentralPrivacy(4, clipping="both"), "clipping='both'"),
         (lambda: FixedNorm(0.0), "clipping_norm=0"),
         (lambda: AdaptiveNorm(0.0), "initial_clipping_norm=0"),
         (lambda: AdaptiveNorm(quantile=1.5), r"target_quantile=1\.5"),
@@ -267,3 +283,54 @@ def test_a_value_out_of_range_is_refused_by_its_key():
     ):
         with pytest.raises(ConfigError, match=rf"strategy\.differential_privacy\.{key}"):
             build()
+    with pytest.raises(ConfigError, match=r"clients=0: .* set clients"):
+        CentralPrivacy(0)
+
+
+# ---- the default hides ---------------------------------------------------------------------------
+
+
+def central_noise(**how) -> torch.Tensor:
+    (found,) = CentralPrivacy(1, 2.0, FixedNorm(0.5), **how).receive({}, [many(0)])
+    return found.update["w"]
+
+
+def local_noise(**how) -> torch.Tensor:
+    return LocalPrivacyClient(LocalMechanism(0.5, **how)).upload(many(0), {}, SEED).update["w"]
+
+
+def label_noise(**how) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return GaussianMechanism(1.0, **how).noised(torch.zeros(1_000), generator)
+
+
+@pytest.mark.parametrize("draw", [central_noise, local_noise, label_noise])
+def test_nobody_can_draw_the_noise_again_unless_the_recipe_asks_for_it(draw):
+    """Same seed, and every generator in the process in the same state."""
+    drawn = []
+    for how in ({}, {}, {"reproducible_noise": True}, {"reproducible_noise": True}):
+        np.random.seed(0)  # noqa: NPY002
+        random.seed(0)
+        torch.manual_seed(0)
+        drawn.append(draw(**how))
+    first, second, third, fourth = drawn
+    assert not (first == second).any()
+    assert torch.equal(third, fourth)
+
+
+def flags(node) -> list[bool]:
+    """Return every ``reproducible_noise`` in a part of a recipe."""
+    below = [flags(value) for value in node.values() if hasattr(value, "items")]
+    own = [node["reproducible_noise"]] if "reproducible_noise" in node else []
+    return own + [flag for found in below for flag in found]
+
+
+@pytest.mark.parametrize("group", ["central_fixed", "central_adaptive", "local"])
+def test_the_recipes_hide_by_default(group):
+    recipe = compose_overrides((f"strategy/differential_privacy={group}", "strategy=feddw"))
+    assert recipe.strategy.differential_privacy.reproducible_noise is False
+    assert recipe.strategy.soft_labels.reproducible_noise is False
+    sides = [*recipe.strategy.client_sides.values(), *recipe.strategy.server_sides.values()]
+    found = [value for side in sides for value in flags(side)]
+    assert found == [False] * len(found)
+    assert len(found) >= 3

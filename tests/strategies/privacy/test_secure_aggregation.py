@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from flwr.common import bytes_to_ndarray
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
@@ -20,6 +19,7 @@ from strategies.fedavg import FedAvg
 from strategies.feddw import FedDW
 from strategies.privacy.checks import reply_layout
 from strategies.privacy.reply_vector import Layout
+from strategies.privacy.secagg_shares import CHECK_SHARES, UNREADABLE
 from strategies.privacy.secure_aggregation import SecAggPlus
 from strategies.round.decoder import ExpectedReply
 from strategies.round.federated import FederatedStrategy
@@ -30,9 +30,10 @@ from tests.strategies.labelled import Biasless, blobs, train
 SECURE = SecAggPlus(max_examples=50)
 VECTORS = Stage.COLLECT_MASKED_VECTORS
 assert_close = partial(torch.testing.assert_close, rtol=0)
-ANSWERS = {  # which key tells the four exchanges' answers
+ANSWERS = {  # which key tells the five exchanges' answers
     Key.PUBLIC_KEY_1: Stage.SETUP,
     Key.DESTINATION_LIST: Stage.SHARE_KEYS,
+    UNREADABLE: CHECK_SHARES,
     Key.MASKED_PARAMETERS: VECTORS,
     Key.SHARE_LIST: Stage.UNMASK,
 }
@@ -111,7 +112,7 @@ def test_the_server_never_sees_a_single_update():
 
     train(FedAvg(local_lr=0.1), rounds=1, tamper=keep)
     rounds, roll_call = ([m for m in seen if bool(answered(m)) == asked] for asked in (True, False))
-    assert len(rounds) == 16  # four clients, four exchanges
+    assert len(rounds) == 20  # four clients, five exchanges
     assert all(set(message.content) == {RECORD_KEY_CONFIGS} for message in rounds)
     assert all(message.content["client"]["num-examples"] == 0 for message in roll_call)
     vectors = [m for m in rounds if answered(m) == VECTORS]
@@ -119,12 +120,12 @@ def test_the_server_never_sees_a_single_update():
     for message in vectors:
         configs = message.content[RECORD_KEY_CONFIGS]
         assert set(configs) == {Key.MASKED_PARAMETERS}
-        factor, masked = (bytes_to_ndarray(data) for data in configs[Key.MASKED_PARAMETERS])
-        assert factor.item() != SECURE.steps(4)  # the weight is masked, too
+        factor, *masked = np.frombuffer(configs[Key.MASKED_PARAMETERS], np.uint32)
+        assert factor != SECURE.steps(4)  # the weight is masked, too
         vector = layout.pack(plain[message.metadata.src_node_id - 1000])
         numbers = (vector + SECURE.clipping_range) / SECURE.step(4)
         assert not np.isclose(masked, numbers, atol=2).any()
-        uniform = masked / 2.0**32
+        uniform = np.array(masked) / 2.0**32
         assert uniform.mean() == pytest.approx(0.5, abs=5 / math.sqrt(12 * len(uniform)))
         assert abs(np.corrcoef(uniform, vector)[0, 1]) < 5 / math.sqrt(len(uniform))
 
@@ -156,9 +157,9 @@ def test_a_lost_or_unreadable_answer_costs_that_client_only(stage):
         found, [*_, report] = train(strategy, rounds=1, tamper=tamper)
         assert_close(found, expected, atol=bound())
         assert list(report.clients) == ([0, 1, 2, 3] if in_the_sum else [0, 1, 3])
-        assert len(report.failures) == (0 if in_the_sum else 1)
-    if not in_the_sum:
-        assert f"its answer at {stage!r} cannot be read" in report.failures[0]
+        (failure,) = report.failures
+        assert failure.startswith("client 2")
+    assert f"its answer at {stage!r} cannot be read" in failure
 
 
 @pytest.mark.slow
@@ -174,16 +175,12 @@ def test_two_clients_lost_at_different_exchanges_with_five():
     assert_close(*results, atol=1e-4)
 
 
-def other_seed(shares: list[bytes]) -> list[bytes]:
-    return [share[:4] + bytes([share[4] ^ 1]) + share[5:] for share in shares]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("tamper", "reason"),
     [
         (losing((1, VECTORS), (2, VECTORS)), "'collect masked vectors' 2 clients were left"),
-        (changing(0, Stage.UNMASK, other_seed), "no secure sum"),
+        (changing(0, VECTORS, lambda data: bytes(len(data))), "no sum of clients' vectors"),
     ],
 )
 def test_without_a_sum_the_model_stays_and_the_reason_is_said(tamper, reason):
@@ -191,7 +188,7 @@ def test_without_a_sum_the_model_stays_and_the_reason_is_said(tamper, reason):
     found, reports = train(strategy, rounds=1, tamper=tamper)
     start = Biasless().state_dict()
     assert_close(found, {name: start[name] for name in found}, atol=0.0)
-    assert all(reason in failure for failure in reports[-1].failures)
+    assert any(reason in failure for failure in reports[-1].failures)
     assert strategy.state.failed_rounds == 1
 
 
