@@ -244,8 +244,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
         summary = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(summary, dict):
-        raise DamagedFileError(f"{path} is not a JSON object")
+    if not isinstance(summary, dict) or "status" not in summary:
+        raise DamagedFileError(f"{path} is not the summary of a run: it has no status")
     checksum = summary.pop("sha256", None)
     new = any(key in summary for key in ("metrics_sha256", "config_sha256"))
     if (checksum is not None or new) and checksum != _sha256_of(summary):

@@ -19,7 +19,7 @@ from strategies.round.tensor_files import below, load_tensors, save_tensors
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
 _PLAIN = ("round", "experiment", "failed_rounds", "restarted")  # of the state
-_BY_CLIENT = ("committed", "personal")  # JSON has no whole numbers as keys
+_BY_CLIENT = ("committed", "personal", "durable")  # JSON has no whole numbers as keys
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,8 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
         )
     try:
         kept: dict[str, Any] = {key: label[key] for key in _PLAIN}
-        kept |= {key: {int(c): value for c, value in label[key].items()} for key in _BY_CLIENT}
+        for key in _BY_CLIENT:  # version 0.1 has no "durable"
+            kept[key] = {int(c): value for c, value in label.get(key, {}).items()}
         groups = {group: below(f"state/{group}/", tensors) for group in label["groups"]}
         state = StrategyState(**kept, tensors=groups)
         about = (str(label["recipe"]), label.get("rows"), label.get("data", {}))

@@ -44,7 +44,7 @@ def save_tensors(
 def load_tensors(
     path: Path, **expected: object
 ) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
-    """Return the tensors, the metadata and the label of a file of :func:`save_tensors`.
+    """Return the tensors, sorted by name, the metadata and the label of a file.
 
     ``expected`` are entries that the label must have, such as ``kind`` and ``run``.
 
@@ -54,7 +54,7 @@ def load_tensors(
     file, metadata, label = read_labelled(path)
     require_label(path, label, **expected)
     try:
-        return load(file), metadata, label
+        return dict(sorted(load(file).items())), metadata, label
     except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from None
 

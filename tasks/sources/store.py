@@ -75,7 +75,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         if (problem := _problem(folder)) is not None:
             if folder.exists():
                 logger.warning("%s %s: it is made again", folder, problem)
-                shutil.rmtree(folder)
+                shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
             _build_and_publish(folder, build)
     return folder
 
@@ -89,7 +89,7 @@ def content_sha256(folder: Path) -> str:
 def _problem(folder: Path) -> str | None:
     """Return what is wrong with a cache folder; None if it is whole."""
     if not folder.is_dir():
-        return "does not exist"
+        return "is no folder"
     stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
     key = tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
     return _problem_of(folder, key)
