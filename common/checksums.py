@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ _KEY = b'"sha256":"'
 Label = Mapping[str, Any]
 
 
-def sha256_of(*parts: bytes | memoryview) -> str:
+def sha256_of(*parts: bytes | memoryview | mmap) -> str:
     """Return the hash of these bytes, one after the other."""
     digest = hashlib.sha256()
     for part in parts:
@@ -53,42 +54,47 @@ def metadata_of(label: Label) -> dict[str, str]:
     return {"fedhet": json.dumps({"format": FORMAT, **label}), "sha256": _ZEROS.decode()}
 
 
-def with_checksum(file: bytes) -> Iterable[bytes | memoryview]:
-    """Return the pieces of a safetensors file of :func:`metadata_of`, its checksum filled in."""
-    place = file.index(_KEY + _ZEROS) + len(_KEY)
-    view = memoryview(file)
-    return view[:place], sha256_of(file).encode(), view[place + len(_ZEROS) :]
+def add_checksum(path: Path) -> None:
+    """Fill the checksum into a safetensors file with :func:`metadata_of`."""
+    with path.open("r+b") as file, mmap(file.fileno(), 0) as content:
+        place = content.find(_KEY + _ZEROS) + len(_KEY)
+        content[place : place + len(_ZEROS)] = sha256_of(content).encode()
 
 
-def read_labelled(path: Path) -> tuple[bytes, dict[str, str], dict[str, Any]]:
-    """Return a safetensors file, its metadata and its label.
+def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
+    """Return the metadata and the label of a safetensors file, if its checksum holds.
 
     Raises:
         DamagedFileError: if it cannot be read, or is not what was written.
     """
     try:
-        file = path.read_bytes()
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+            return _read_header(path, content)
     except OSError as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from None
-    try:
-        start = 8 + int.from_bytes(file[:8], "little")
-        header = json.loads(file[8:start])
-        metadata = header.pop("__metadata__", None) or {}
-        label = dict(json.loads(metadata.get("fedhet", "{}")))
-        end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        if isinstance(error, DamagedFileError):
+            raise
         raise DamagedFileError(
             f"{path} cannot be read: it is damaged, or not a safetensors file"
         ) from None
-    if end != len(file):
-        raise DamagedFileError(f"{path} is damaged: it has {len(file)} bytes in place of {end}")
+
+
+def _read_header(path: Path, content: mmap) -> tuple[dict[str, str], dict[str, Any]]:
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    metadata = header.pop("__metadata__", None) or {}
+    label = dict(json.loads(metadata.get("fedhet", "{}")))
+    end = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    if end != len(content):
+        raise DamagedFileError(f"{path} is damaged: it has {len(content)} bytes in place of {end}")
     if "sha256" in metadata or "format" in label:
-        place = file.find(_KEY, 0, start) + len(_KEY)
-        view = memoryview(file)
-        found = sha256_of(view[:place], _ZEROS, view[place + len(_ZEROS) :])
+        place = content.find(_KEY, 0, start) + len(_KEY)
+        with memoryview(content) as view, view[:place] as head, view[place + 64 :] as rest:
+            found = sha256_of(head, _ZEROS, rest)
         if metadata.get("sha256") != found:
             raise DamagedFileError(f"{path} is damaged: its content does not match its checksum")
-    return file, metadata, label
+    return metadata, label
 
 
 def read_label(path: Path) -> dict[str, Any]:
@@ -102,7 +108,7 @@ def read_label(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _label(path: Path, inode: int, size: int, modified: int) -> dict[str, Any]:
-    return read_labelled(path)[2]
+    return read_header(path)[1]
 
 
 def require_label(path: Path, label: Label, **expected: object) -> None:

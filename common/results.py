@@ -66,7 +66,7 @@ class RowsFile:
     @property
     def sha256(self) -> str:
         """The hash of the rows, :func:`rows_sha256`."""
-        return self._digest.hexdigest()
+        return str(self._digest.hexdigest())
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a round's line and flush it to disk; if that fails, the lines before it are there."""
@@ -203,7 +203,7 @@ def write_rows(path: Path, rows: list[Row]) -> None:
 
 def rows_sha256(rows: Iterable[Row]) -> str:
     """Return the hash of rows as metrics.jsonl has them."""
-    return _digest_of(rows).hexdigest()
+    return str(_digest_of(rows).hexdigest())
 
 
 def check_rows(path: Path, rows: list[Row], summary: Mapping[str, Any]) -> None:

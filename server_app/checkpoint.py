@@ -40,7 +40,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     tensors = {f"params/{name}": value for name, value in checkpoint.params.items()}
     for group, values in state.tensors.items():
         tensors |= {f"state/{group}/{name}": value for name, value in values.items()}
-    label = {"kind": CHECKPOINT, "run": state.experiment}
+    label: dict[str, Any] = {"kind": CHECKPOINT, "run": state.experiment}
     label |= {key: getattr(state, key) for key in (*_PLAIN, *_BY_CLIENT)}
     label |= {key: getattr(checkpoint, key) for key in ("recipe", "rows", "data")}
     label["groups"] = sorted(state.tensors)

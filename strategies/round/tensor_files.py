@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from common.checksums import Label, metadata_of, read_labelled, require_label, with_checksum
+from common.checksums import Label, add_checksum, metadata_of, read_header, require_label
 from common.errors import DamagedFileError
 from common.files import replace_file
 from strategies.base import Tensors
@@ -32,11 +32,13 @@ def save_tensors(
         OSError: if it cannot be written, as on a full disk; ``path`` is unchanged.
     """
     plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    content = save(plain, {**(metadata or {}), **metadata_of(label)})
 
     def write(beside: Path) -> None:
-        with beside.open("wb") as file:
-            file.writelines(with_checksum(content))
+        try:
+            save_file(plain, beside, {**(metadata or {}), **metadata_of(label)})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+        add_checksum(beside)
 
     replace_file(path, write)
 
@@ -51,11 +53,11 @@ def load_tensors(
     Raises:
         DamagedFileError: if the file is missing, damaged, or another one.
     """
-    file, metadata, label = read_labelled(path)
+    metadata, label = read_header(path)
     require_label(path, label, **expected)
     try:
-        return dict(sorted(load(file).items())), metadata, label
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        return dict(sorted(load_file(path).items())), metadata, label
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from None
 
 

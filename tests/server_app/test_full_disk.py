@@ -5,6 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 import strategies.round.tensor_files
 from common.checksums import MODEL
@@ -27,12 +28,14 @@ def test_a_row_that_does_not_fit_names_its_file_and_is_not_counted(tmp_path):
     assert read_rows(tmp_path / "kept") == [{"round": 0}]
 
 
-def test_tensors_that_do_not_fit_name_their_file_and_leave_the_old_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [SafetensorError("code: 28"), OSError(28, "No space left")])
+def test_tensors_that_do_not_fit_name_their_file_and_leave_the_old_one(
+    tmp_path, monkeypatch, error
+):
     path = tmp_path / "round-000001.safetensors"
     save_tensors(path, {"a": torch.ones(2)}, {"kind": MODEL})
     before = path.read_bytes()
-    full = Mock(side_effect=OSError(28, "No space left"))
-    monkeypatch.setattr(strategies.round.tensor_files, "with_checksum", full)
+    monkeypatch.setattr(strategies.round.tensor_files, "save_file", Mock(side_effect=error))
     with pytest.raises(OSError, match=r"round-000001\.safetensors could not be written: .*28"):
         save_tensors(path, {"a": torch.zeros(2)}, {"kind": MODEL})
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
