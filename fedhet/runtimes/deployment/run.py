@@ -180,8 +180,8 @@ class DeploymentRun:
         record.write(self._folder)  # before the ServerApp looks for it
         words = [*overrides, f"results_dir={quoted(record.server_folder)}", _LOGGER]
         rows = self._folder / METRICS
-        if before and not (rows.exists() and any(row["round"] > 0 for row in read_rows(rows))):
-            words.append("resume=false")  # the run failed before its first round
+        if before and not (rows.exists() and read_rows(rows)):
+            words.append("resume=false")  # the run failed before it wrote anything
         try:
             record = replace(record, run_id=self._control.start(words))
         except BaseException:
