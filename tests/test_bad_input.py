@@ -1,6 +1,7 @@
 """What bad input gets: an error before round 1 that names value, allowed values and key."""
 
 import json
+import logging
 import shutil
 
 import pytest
@@ -100,6 +101,7 @@ def test_a_relative_results_dir_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, logger="flwr")
     folder = tmp_path / "run"
     whole = run_recipe(tmp_path / "whole", *TINY)
 

@@ -136,6 +136,11 @@ class Runs:
         return reply
 
 
+@pytest.fixture(autouse=True)
+def warnings_are_seen(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, logger="flwr")
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return Runs(tmp_path_factory.mktemp("damaged"))
@@ -431,7 +436,6 @@ def test_a_damaged_cache_is_made_again_and_said(task, file, change, data, caplog
     before = examples(data, task)
     [path] = data.with_name("cache").glob(file)
     damage(path, change)
-    caplog.set_level(logging.WARNING)
     again = examples(data, task)
     assert all(map(torch.equal, again, before))
     assert len(again) == len(before)

@@ -90,7 +90,10 @@ def _problem(folder: Path) -> str | None:
     """Return what is wrong with a cache folder; None if it is whole."""
     if not folder.is_dir():
         return "is no folder"
-    stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+    try:
+        stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+    except OSError as error:  # another process is making it again
+        return f"cannot be read ({error})"
     key = tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
     return _problem_of(folder, key)
 
