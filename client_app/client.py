@@ -123,8 +123,8 @@ class FederatedClient(NumPyClient):
         Args:
             parameters: x, in the order of ``shared_names``.
             config: "round" (t, from 1), "lr"; optionally "experiment", "state-round" (the version
-                of the client state to start from), "state-keep" (a version to keep),
-                "state-dropped" (comma-separated keys to drop), "evaluate-received",
+                of the client state to start from), "state-keep" (comma-separated versions to
+                keep), "state-dropped" (comma-separated keys to drop), "evaluate-received",
                 "evaluate-trained".
 
         Returns:
@@ -170,7 +170,7 @@ class FederatedClient(NumPyClient):
             if lost:
                 log(WARNING, "client %s lost its state of round %s", self.client_id, version)
                 metrics[STATE_LOST] = 1.0
-            keep = {version, int(config.get("state-keep", 0))}
+            keep = {version, *map(int, str(config.get("state-keep", 0)).split(","))}
             self.store.save(experiment, round, dict(context.state), keep)
         lr_sum = max(map(summary.lr_sum_of, context.anchor), default=summary.lr_sum)
         metrics |= {"num-steps": summary.num_steps, "lr-sum": lr_sum, "train-loss": train_loss}

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from logging import WARNING
 from pathlib import Path
 from typing import Protocol
 
 from flwr.app import RecordDict
-from safetensors.torch import load_file
+from flwr.common.logger import log
 from torch import Tensor
 
+from common.checksums import CLIENT_STATE
+from common.errors import DamagedFileError
 from strategies.round.records import to_record, to_tensors
-from strategies.round.tensor_files import below, save_tensors
+from strategies.round.tensor_files import below, load_tensors, save_tensors
 
 ClientState = dict[str, Mapping[str, Tensor]]
 
@@ -59,7 +62,8 @@ class ContextStateStore:
 class FolderStateStore:
     """Stores in a folder that outlives the process and the run.
 
-    Files: ``<folder>/<experiment>/client-<id>/round-<t>.safetensors``, written atomically.
+    Files: ``<folder>/<experiment>/client-<id>/round-<t>.safetensors``, written atomically. One that
+    is damaged, or of another client, round or run, is renamed to ``round-<t>.damaged``: it is lost.
     """
 
     def __init__(self, folder: Path, client_id: int) -> None:
@@ -70,7 +74,12 @@ class FolderStateStore:
         path = self._path(experiment, round)
         if not path.exists():
             return {}
-        tensors = load_file(path)
+        try:
+            tensors, _, _ = load_tensors(path, **self._label(experiment, round))
+        except DamagedFileError as error:
+            damaged = path.replace(path.with_suffix(".damaged"))
+            log(WARNING, "%s; it is now %s, and the state is lost", error, damaged.name)
+            return {}
         names = dict.fromkeys(key.partition("/")[0] for key in tensors)
         return {name: below(f"{name}/", tensors) for name in names}
 
@@ -79,11 +88,19 @@ class FolderStateStore:
         path = self._path(experiment, round)
         path.parent.mkdir(parents=True, exist_ok=True)
         plain = {f"{name}/{key}": v for name, part in state.items() for key, v in part.items()}
-        save_tensors(path, plain)
+        save_tensors(path, plain, self._label(experiment, round))
         kept = {*keep, round}
         for other in path.parent.glob("round-*.safetensors"):
             if int(other.stem.removeprefix("round-")) not in kept:
                 other.unlink(missing_ok=True)
+
+    def _label(self, experiment: str, round: int) -> dict[str, object]:
+        return {
+            "kind": CLIENT_STATE,
+            "run": experiment,
+            "client": self.client_id,
+            "round": round,
+        }
 
     def _path(self, experiment: str, round: int) -> Path:
         if not re.fullmatch(r"[A-Za-z0-9_.-]+", experiment) or experiment.startswith("."):

@@ -1,4 +1,4 @@
-"""ConfigError, for invalid configurations, and the checks that raise it."""
+"""ConfigError, for invalid configurations, and the checks that raise it; DamagedFileError."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from typing import Any, TypeGuard, TypeVar, get_args, get_origin
 
 class ConfigError(ValueError):
     """An invalid configuration; the message names the key, its value and what is allowed."""
+
+
+class DamagedFileError(ConfigError):
+    """A file that is not what was written, or belongs to another run; the message names it."""
 
 
 _Choice = TypeVar("_Choice")

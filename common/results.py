@@ -19,19 +19,23 @@ A row of metrics.jsonl:
 
 summary.json has the run's identity (strategy, task, seed, versions, machine, fingerprint), the
 figures of :func:`totals`, ``parameters_sha256``, ``status`` (completed or failed), ``error`` if it
-failed, and ``format``.
+failed, and ``format``. Its ``metrics_sha256`` and ``config_sha256`` are of the files beside it, and
+``sha256`` is of itself: a file that does not fit is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from common.checksums import text_sha256
+from common.errors import DamagedFileError
 from common.files import save_text
 
 Row = dict[str, Any]
@@ -55,21 +59,35 @@ class RowsFile:
         self.rows: list[Row] = []
         if last_round is not None and path.exists():
             self.rows = [row for row in read_rows(path) if row["round"] <= last_round]
+        self._digest = _digest_of(self.rows)
         path.parent.mkdir(parents=True, exist_ok=True)
         write_rows(path, self.rows)
 
+    @property
+    def sha256(self) -> str:
+        """The hash of the rows, :func:`rows_sha256`."""
+        return str(self._digest.hexdigest())
+
     def append(self, row: dict[str, Any]) -> None:
         """Add a round's line and flush it to disk; if that fails, the lines before it are there."""
+        line = _line(row)
         try:
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(line)
                 file.flush()  # to the system: safe when the process dies
                 if time.monotonic() - self._synced > _SYNC_SECONDS:  # when the machine does
                     os.fsync(file.fileno())
                     self._synced = time.monotonic()
         except OSError as error:
             raise OSError(f"{self.path} could not be written: {error}") from error
+        self._digest.update(line.encode())
         self.rows.append(row)
+
+    def sync(self) -> None:
+        """Bring all rows to the disk: a checkpoint that names their hash must not outlive them."""
+        with self.path.open("rb") as file:
+            os.fsync(file.fileno())
+        self._synced = time.monotonic()
 
 
 class ResultsFolder:
@@ -78,6 +96,8 @@ class ResultsFolder:
     def __init__(self, folder: Path, last_round: int | None = None) -> None:
         self.folder = folder
         self._metrics = RowsFile(folder / METRICS, last_round)
+        self._lost = (last_round or 0) - sum(row["round"] > 0 for row in self.rows)
+        self._config_sha256: str | None = None
 
     @property
     def rows(self) -> list[Row]:
@@ -87,14 +107,23 @@ class ResultsFolder:
     def write_config(self, text: str) -> None:
         """Write the composed recipe."""
         save_text(self.folder / CONFIG, text)
+        self._config_sha256 = text_sha256(text)
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a round's line and flush it to disk."""
         self._metrics.append(row)
 
+    def synced_sha256(self) -> str:
+        """Return the hash of metrics.jsonl, which is on the disk then."""
+        self._metrics.sync()
+        return self._metrics.sha256
+
     def summary(self, about: Mapping[str, Any], status: str, error: str = "") -> dict[str, Any]:
         """Return the content of summary.json for the rows so far."""
         summary = {"format": FORMAT, **about, **totals(self.rows), "status": status}
+        summary |= {"rounds_without_rows": self._lost} if self._lost > 0 else {}
+        summary["metrics_sha256"] = self._metrics.sha256
+        summary |= {"config_sha256": self._config_sha256} if self._config_sha256 else {}
         return summary | {"error": error} if error else summary
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
@@ -151,13 +180,56 @@ class ResultsFollower:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file of JSON lines; a last line without its end is left out."""
-    return _parse_lines(path.read_text(encoding="utf-8").rpartition("\n")[0])
+    """Return the rows of a file of JSON lines; a last line without its end is left out.
+
+    Raises:
+        OSError: if it is missing or cannot be read.
+        DamagedFileError: if a line is no JSON object with its round.
+    """
+    try:
+        rows = _parse_lines(path.read_text(encoding="utf-8").rpartition("\n")[0])
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path} is damaged: {error}") from None
+    for number, row in enumerate(rows, 1):
+        if not (isinstance(row, dict) and isinstance(row.get("round"), int)):
+            raise DamagedFileError(f"{path} is damaged: line {number} is no row with its round")
+    return rows
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
     """Write a file of JSON lines, whole or not at all."""
-    save_text(path, "".join(json.dumps(row) + "\n" for row in rows))
+    save_text(path, "".join(map(_line, rows)))
+
+
+def rows_sha256(rows: Iterable[Row]) -> str:
+    """Return the hash of rows as metrics.jsonl has them."""
+    return str(_digest_of(rows).hexdigest())
+
+
+def check_rows(path: Path, rows: list[Row], summary: Mapping[str, Any]) -> None:
+    """Raise a DamagedFileError if metrics.jsonl is not the one of summary.json."""
+    if summary.get("metrics_sha256") not in (None, rows_sha256(rows)):
+        raise DamagedFileError(f"{path} is damaged or of another run: {SUMMARY} has another hash")
+
+
+def read_config(folder: Path, summary: Mapping[str, Any]) -> str:
+    """Return the text of config.yaml; ``summary`` is that of the folder, empty without one.
+
+    Raises:
+        OSError: if it is missing or cannot be read.
+        DamagedFileError: if it is not the one of the summary.
+    """
+    path = folder / CONFIG
+    try:
+        text = path.read_text(encoding="utf-8")
+    except ValueError as error:
+        raise DamagedFileError(f"{path} is damaged: {error}") from None
+    if summary.get("config_sha256") not in (None, text_sha256(text)):
+        raise DamagedFileError(
+            f"{path} is damaged or of another run: {SUMMARY} has another hash (or the run was "
+            "resumed and has not ended: resume it again)"
+        )
+    return text
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
@@ -165,21 +237,27 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
     Raises:
         OSError: if it is missing or cannot be read.
-        ValueError: if it is not a JSON object.
+        DamagedFileError: if it is not what was written.
     """
     path = folder / SUMMARY
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from None
-    if not isinstance(summary, dict):
-        raise ValueError(f"{path} is not a JSON object")
+    except (ValueError, RecursionError) as error:
+        raise DamagedFileError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(summary, dict) or "status" not in summary:
+        raise DamagedFileError(f"{path} is not the summary of a run: it has no status")
+    checksum = summary.pop("sha256", None)
+    new = any(key in summary for key in ("metrics_sha256", "config_sha256"))
+    if (checksum is not None or new) and checksum != _sha256_of(summary):
+        raise DamagedFileError(f"{path} is damaged: its content does not match its checksum")
     return summary
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write the summary.json of a results directory, whole or not at all."""
-    save_text(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    """Write the summary.json of a results directory with its checksum, whole or not at all."""
+    content = {key: value for key, value in summary.items() if key != "sha256"}
+    content["sha256"] = _sha256_of(content)
+    save_text(folder / SUMMARY, json.dumps(content, indent=2) + "\n")
 
 
 def totals(rows: list[Row]) -> dict[str, Any]:
@@ -205,6 +283,21 @@ def totals(rows: list[Row]) -> dict[str, Any]:
         "bytes_down": sum(row["bytes_down"] for row in rounds),
         "failures": sum(len(row["failures"]) for row in rounds),
     }
+
+
+def _sha256_of(summary: Mapping[str, Any]) -> str:
+    return text_sha256(json.dumps(json.loads(json.dumps(summary)), sort_keys=True))
+
+
+def _line(row: Row) -> str:
+    return json.dumps(row) + "\n"
+
+
+def _digest_of(rows: Iterable[Row]) -> Any:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(_line(row).encode())
+    return digest
 
 
 def _parse_lines(text: str) -> list[Row]:

@@ -8,27 +8,40 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from safetensors import SafetensorError, safe_open
+from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
+from yaml import YAMLError
 
 from client_app.client import PERSONAL
-from common.errors import ConfigError
+from common.checksums import CLIENT_STATE, MODEL, require_label
+from common.errors import ConfigError, DamagedFileError
+from common.results import CONFIG, SUMMARY, read_config, read_summary
 from conf.renamed import upgrade_config
 from strategies.components.tensor_selection import TensorSelector, personal_names
+from strategies.round.tensor_files import load_tensors, parameters_sha256
 from tasks import Task, build_task, pick_device
 from tasks.evaluation import classifies
 
-MODEL = "model.safetensors"
+MODEL_FILE = "model.safetensors"
 
 
 def recipe_of(folder: Path) -> DictConfig:
     """Return the recipe that a run has written, with the keys of today."""
-    path = folder / "config.yaml"
-    if not path.is_file():
-        raise ConfigError(f"{folder} is not the results directory of a run: it has no config.yaml")
-    plain = OmegaConf.to_container(OmegaConf.load(path))
-    assert isinstance(plain, dict)
+    if not (folder / CONFIG).is_file():
+        raise ConfigError(f"{folder} is not the results directory of a run: it has no {CONFIG}")
+    text = read_config(folder, summary_of(folder))
+    try:
+        plain = OmegaConf.to_container(OmegaConf.create(text))
+    except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        raise DamagedFileError(f"{folder / CONFIG} is damaged: {error}") from None
+    if not isinstance(plain, dict) or not plain:
+        raise DamagedFileError(f"{folder / CONFIG} is damaged: it holds no recipe")
     return OmegaConf.create(upgrade_config({str(key): value for key, value in plain.items()}))
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return a run's summary.json, empty while it has none."""
+    return read_summary(folder) if (folder / SUMMARY).exists() else {}
 
 
 def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> Task:
@@ -44,7 +57,7 @@ def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> Ta
 
 def label_metadata_of(folder: Path) -> dict[str, str]:
     """Return the label metadata stored with a run's model (``Task.label_metadata``), if any."""
-    _, metadata = _read(_model_path(folder))
+    _, metadata, _ = load_tensors(_model_path(folder), kind=MODEL)
     return {key: metadata[key] for key in ("classes", "vocabulary") if key in metadata}
 
 
@@ -54,12 +67,11 @@ def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Mod
     Tensors that do not travel come from a client's state file, if one is named. Otherwise those
     that no client trains (FedBABU) have their initial values.
     """
-    path = _model_path(folder)
+    path, tensors = _model_path(folder), _output_model(folder)
     model = task.build_model(task.seed)
     initial = {n: value for n, value in model.state_dict().items() if value.is_floating_point()}
-    tensors, _ = _read(path)
     if state is not None:
-        tensors |= _personal_tensors(state)
+        tensors |= _personal_tensors(state, summary_of(folder).get("run"))
     else:
         tensors |= {name: initial[name] for name in _never_trained(recipe_of(folder), model)}
     whole, found = (
@@ -78,9 +90,29 @@ def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Mod
     return model.to(pick_device("auto")).eval()
 
 
-def _personal_tensors(path: Path) -> dict[str, Tensor]:
+def _output_model(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a run's model, if they are those of its summary.json."""
+    path, summary = _model_path(folder), summary_of(folder)
+    expected = {"run": summary["run"]} if "run" in summary else {}
+    tensors, _, _ = load_tensors(path, kind=MODEL, **expected)
+    if "parameters_sha256" not in summary:
+        raise ConfigError(f"{folder} has no completed run: its {SUMMARY} does not name its model")
+    if (found := parameters_sha256(tensors)) != summary["parameters_sha256"]:
+        raise DamagedFileError(
+            f"{path} is damaged or of another run: its parameters_sha256 is {found}, and {SUMMARY} "
+            f"says {summary['parameters_sha256']}"
+        )
+    return tensors
+
+
+def _personal_tensors(path: Path, run: str | None) -> dict[str, Tensor]:
     """Return the tensors that a client keeps, from a file of client_app/state.py."""
-    stored, _ = _read(path, "--state ")
+    try:
+        stored, _, label = load_tensors(path)
+        if label.get("kind", CLIENT_STATE) == CLIENT_STATE and run is not None:
+            require_label(path, label, run=run)
+    except DamagedFileError as error:
+        raise DamagedFileError(f"--state {error}") from None
     start = f"{PERSONAL}/"
     found = {
         name.removeprefix(start): value for name, value in stored.items() if name.startswith(start)
@@ -100,17 +132,8 @@ def _never_trained(recipe: DictConfig, model: nn.Module) -> set[str]:
     return set(personal_names(model, TensorSelector(recipe.strategy.personal))) - trained
 
 
-def _read(path: Path, option: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of a safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{option}{path} cannot be read: {error}") from None
-
-
 def _model_path(folder: Path) -> Path:
-    path = folder / MODEL
+    path = folder / MODEL_FILE
     if not path.is_file():
-        raise ConfigError(f"{folder} has no {MODEL}: the run has not completed")
+        raise ConfigError(f"{folder} has no {MODEL_FILE}: the run has not completed")
     return path

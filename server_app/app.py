@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from logging import WARNING
 from pathlib import Path
 
 from flwr.app import Context
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
 
 from common.errors import ConfigError
-from common.results import ResultsFolder
+from common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, read_summary
 from conf import compose, method_name
-from server_app.checkpoint import checkpoints
+from server_app.checkpoint import checkpoints, last_whole_checkpoint
 from server_app.polling_grid import with_fast_polling
 from server_app.run import Run, log_write_errors, write_failure
 
@@ -28,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     try:
         run = Run(recipe, folder, last)
     except Exception as error:
-        if last is None:  # a resumed run keeps the summary that is in the folder
+        if not recipe.resume:  # a resumed run keeps the summary that is in the folder
             with log_write_errors(folder):
                 write_failure(ResultsFolder(folder), {}, error)
         raise
@@ -51,17 +53,35 @@ def results_folder(recipe: DictConfig) -> Path:
 
 
 def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
-    """Return the checkpoint to resume from, None for a fresh run, which overwrites no other."""
-    found = checkpoints(folder / "checkpoints")
-    if recipe.resume and not found:
+    """Return the checkpoint to resume from, None for a run from the beginning.
+
+    A run that was killed before its first checkpoint begins again; no other is overwritten.
+
+    Raises:
+        ConfigError: if the folder has no run to resume, or has one and ``resume`` is false.
+        DamagedFileError: if no checkpoint of the run can be used.
+    """
+    has_run = any((folder / name).exists() for name in (CONFIG, METRICS, SUMMARY))
+    if not recipe.resume:
+        metrics = folder / METRICS
+        begun = metrics.exists() and metrics.stat().st_size > 0
+        if begun or checkpoints(folder / "checkpoints"):
+            raise ConfigError(
+                f"results_dir={folder} holds a run already; set resume=true to continue it, or "
+                "another results_dir"
+            )
+        return None
+    if found := last_whole_checkpoint(folder):
+        return found
+    if not has_run:
         raise ConfigError(
-            f"resume=true, but results_dir={folder} holds no checkpoint; set resume=false to start "
-            "afresh"
+            f"resume=true, but results_dir={folder} holds no checkpoint and no run that was cut "
+            "short; set resume=false to start afresh"
         )
-    metrics = folder / "metrics.jsonl"
-    if not recipe.resume and (found or (metrics.exists() and metrics.stat().st_size > 0)):
+    if (folder / SUMMARY).exists() and read_summary(folder).get("status") == "completed":
         raise ConfigError(
-            f"results_dir={folder} holds a run already; set resume=true to continue it, or "
-            "another results_dir"
+            f"resume=true, but results_dir={folder} holds no checkpoint of its run, which is "
+            "completed; name another results_dir"
         )
-    return found[-1] if found else None
+    log(WARNING, "%s holds no checkpoint: its run begins again with round 1", folder)
+    return None

@@ -7,7 +7,9 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from common.checksums import CLIENT_MODELS, read_label, require_label
 from common.errors import ConfigError
+from common.results import CONFIG, SUMMARY, read_config, read_summary
 from conf import build_part, config_yaml
 from strategies.base import ClientSide
 from strategies.round.client_snapshots import FILE
@@ -21,14 +23,15 @@ _ASIDE = ("task.path", "task.classifier_tensors", KEY)
 
 def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: int) -> None:
     """Refuse to reuse the run in ``folder`` if it trained differently or for several rounds."""
-    config = folder / "config.yaml"
-    if not config.is_file() or not (folder / FILE).is_file():
+    if not (folder / CONFIG).is_file() or not (folder / FILE).is_file():
         raise ConfigError(
             f"{KEY}={folder} does not hold config.yaml and {FILE}: name the folder of a finished "
             "run with checkpoint.client_models=true"
         )
-    theirs = OmegaConf.load(config)
+    summary = read_summary(folder) if (folder / SUMMARY).exists() else {}
+    theirs = OmegaConf.create(read_config(folder, summary))
     assert isinstance(theirs, DictConfig)
+    require_label(folder / FILE, read_label(folder / FILE), kind=CLIENT_MODELS)
     for run, rounds in (("that run", theirs.rounds), ("this run", recipe.rounds)):
         if int(rounds) != 1:
             raise ConfigError(

@@ -15,6 +15,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from omegaconf import DictConfig, OmegaConf
 
+from common.checksums import MODEL
 from common.errors import ConfigError
 from common.results import ResultsFolder
 from conf import (
@@ -79,6 +80,8 @@ class Run:
         self.server_model = server_model_of(self.task, model)
         snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
         self.test_data = self.task.test_data(self.device, channels_last=channels_last)
+        # the nodes of a deployment have training examples that a server may lack
+        self.data = self.task.data_used(train=bool(recipe.runtime.simulation))
         observers = observers_of(recipe, folder, self.server_model, self.test_data)
         self.strategy = build_strategy(recipe, self.task, self.server_model, snapshots, observers)
         self.calibration = calibration_of(recipe, model, self.strategy.server_step.output)
@@ -116,7 +119,9 @@ class Run:
                     f"{self.folder} says why"
                 )
             params = to_tensors(result.arrays)
-            save_tensors(self.folder / "model.safetensors", params, self.task.label_metadata())
+            label = {"kind": MODEL, "run": self.strategy.state.experiment}
+            path = self.folder / "model.safetensors"
+            save_tensors(path, params, label, self.task.label_metadata())
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             if self.calibration.alphas:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
@@ -146,9 +151,19 @@ class Run:
                 f"rounds={self.recipe.rounds} are done already: {last} is of round "
                 f"{checkpoint.state.round}; set rounds higher to continue"
             )
+        hashes = self._data_hashes()
+        for split in hashes.keys() & checkpoint.data.keys():
+            if hashes[split] != checkpoint.data[split]:
+                raise ConfigError(
+                    f"resume=true, but the {split} examples are not those that the run began with: "
+                    f"{self.data[split]}; {last} names the hash {checkpoint.data[split]}"
+                )
         log(INFO, "Resuming after round %s", checkpoint.state.round)
         self.strategy.restore(checkpoint.state)
         return to_record(checkpoint.params)
+
+    def _data_hashes(self) -> dict[str, str]:
+        return {split: str(about["sha256"]) for split, about in self.data.items()}
 
     def _evaluate(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
         every, last = int(self.recipe.evaluation.every), int(self.recipe.rounds)
@@ -210,7 +225,8 @@ class Run:
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
         if report.round > 0 and due:
             state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)
-            checkpoint = Checkpoint(to_tensors(arrays), state, recipe)
+            rows, data = self.results.synced_sha256(), self._data_hashes()
+            checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data)
             save_checkpoint(self.folder / "checkpoints", checkpoint)
             self.strategy.state.mark_durable()
         shown = ("accuracy", "loss", "train_loss")
@@ -227,6 +243,8 @@ class Run:
             "partition": recipe.partition.name,
             "clients": int(recipe.clients),
             "seed": int(recipe.seed),
+            "run": self.strategy.state.experiment,
+            "data": self.data,
             "wall_seconds": time.time() - self.began,
             "versions": versions(),
             "machine": machine(self.device),

@@ -116,6 +116,11 @@ class ImageConfig(TaskConfig):
                 f"task.path={self.path}: task.source=embedded holds its images itself; set "
                 "task.path=null, or choose another task.source, such as image_folder"
             )
+        if self.source in ("embedded", "image_folder") and self.hub is not None:
+            raise ConfigError(
+                f"task.hub={self.hub}, but task.source={self.source} does not read the hub: set "
+                "task.hub=null, or task.source=hub"
+            )
         require_whole("task.image_size", self.image_size, low=1)
         for key, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.channels:

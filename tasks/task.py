@@ -158,6 +158,14 @@ class Task:
         chosen = _subset(len(test), self.config.test_size, [TEST_SUBSET_SEED, SUBSET_STREAM])
         return self._tensors(test if chosen is None else test.select(chosen), device, channels_last)
 
+    def data_used(self, *, train: bool = True) -> dict[str, dict[str, object]]:
+        """Return where the examples come from, and their hashes, by split ("train", "test").
+
+        The training examples are left out with partition=site, and where ``train`` is false.
+        """
+        at_sites = self.partition.name == "site" or not train
+        return self._source.used(["test"] if at_sites else ["train", "test"])
+
     @cached_property
     def train_split(self) -> Split:
         """The training examples of all clients, after task.train_size."""

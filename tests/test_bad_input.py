@@ -1,6 +1,8 @@
 """What bad input gets: an error before round 1 that names value, allowed values and key."""
 
 import json
+import logging
+import shutil
 
 import pytest
 from hydra.errors import HydraException
@@ -95,6 +97,31 @@ def test_unknown_names_list_what_there_is(word, message):
 def test_a_relative_results_dir_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must be absolute"):
         results_folder(compose(overrides("results_dir=results/x")))
+
+
+@pytest.mark.slow
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path, caplog):
+    caplog.set_level(logging.WARNING, logger="flwr")
+    folder = tmp_path / "run"
+    whole = run_recipe(tmp_path / "whole", *TINY)
+
+    def kill(reply):  # in round 1: the row of round 0 is there
+        if folder.exists() and (folder / "metrics.jsonl").read_text():
+            raise KeyboardInterrupt
+        return reply
+
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(folder, *TINY, tamper=kill)
+    (folder / "summary.json").unlink()  # SIGKILL leaves none
+    with pytest.raises(ValueError, match="set resume=true to continue it"):
+        run_recipe(folder, *TINY)
+    again = run_recipe(folder, *TINY, "resume=true")
+    assert "holds no checkpoint: its run begins again with round 1" in caplog.text
+    for key in ("parameters_sha256", "rounds", "accuracy", "bytes_up"):
+        assert again[key] == whole[key]
+    shutil.rmtree(folder / "checkpoints")  # a completed run does not
+    with pytest.raises(ValueError, match="which is completed"):
+        run_recipe(folder, *TINY, "resume=true")
 
 
 @pytest.mark.slow

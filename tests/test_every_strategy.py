@@ -3,10 +3,9 @@
 A new method adds one line to RECIPES, and one to REFUSED if it needs every reply by itself.
 """
 
-import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from common.errors import ConfigError
-from common.results import read_rows
+from common.results import read_rows, rows_sha256, write_rows
 from conf import FOLDER, build_part
 from fedhet.load_run import recipe_of, task_of
-from server_app.checkpoint import checkpoints
+from server_app.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from strategies.privacy.secure_aggregation import SecAggPlus
 from strategies.round.records import CLIENT, METRICS, UPDATE
+from strategies.round.tensor_files import below
 from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, run_recipe
 from tests.test_what_leaves import MESSAGES, NUMBERS, PAYLOADS
@@ -238,7 +238,11 @@ def test_resumed_after_a_kill_it_equals_the_uninterrupted_run(run):
     """The time goes on, too: the killed process is said to have worked for an hour."""
     path = run.cut / "metrics.jsonl"
     rows = [row | {"elapsed_seconds": 3600.0} for row in read_rows(path)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_rows(path, rows)
+    last = checkpoints(run.cut / "checkpoints")[-1]
+    names = below("params/", load_file(last))
+    checkpoint = load_checkpoint(last, list(names))
+    save_checkpoint(last.parent, replace(checkpoint, rows=rows_sha256(rows)))
     resumed = run.again("cut", f"rounds={ROUNDS}", *run.words, "resume=true")
     for key in ("parameters_sha256", "accuracy", "loss", "bytes_up", "bytes_down"):
         assert resumed.get(key) == run.summary.get(key), key

@@ -12,7 +12,16 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from common.results import CONFIG, METRICS, SUMMARY, Row, read_rows, read_summary
+from common.results import (
+    CONFIG,
+    METRICS,
+    SUMMARY,
+    Row,
+    check_rows,
+    read_config,
+    read_rows,
+    read_summary,
+)
 from conf import method_name
 from conf.renamed import upgrade_config
 from fedhet.report.layer_data import LayerFigures, read_layers
@@ -94,9 +103,9 @@ def _job_number(path: Path) -> tuple[int, str]:
 
 def read_run(folder: Path, name: str, source: int) -> Run:
     """Read one results directory, complete or not."""
-    recipe, recipe_error = _read(CONFIG, lambda: _recipe(folder / CONFIG), OmegaConf.create({}))
-    rows, rows_error = _read(METRICS, lambda: _rows(folder / METRICS), list[Row]())
     summary, summary_error = _read(SUMMARY, lambda: read_summary(folder), dict[str, Any]())
+    recipe, recipe_error = _read(CONFIG, lambda: _recipe(folder, summary), OmegaConf.create({}))
+    rows, rows_error = _read(METRICS, lambda: _rows(folder / METRICS, summary), list[Row]())
     status = str(summary.get("status", UNFINISHED))
     rows_error = rows_error or _missing_rows(rows, summary)
     if status == COMPLETED and (recipe_error or rows_error):
@@ -135,17 +144,19 @@ def _read(name: str, read: Callable[[], Found], empty: Found) -> tuple[Found, st
         return empty, f"its {name} cannot be read: {reason}"
 
 
-def _recipe(path: Path) -> DictConfig:
-    recipe = OmegaConf.load(path)
+def _recipe(folder: Path, summary: Mapping[str, Any]) -> DictConfig:
+    recipe = OmegaConf.create(read_config(folder, summary))
     if not isinstance(recipe, DictConfig):
         raise ValueError("it is not a mapping")
     return recipe
 
 
-def _rows(path: Path) -> list[Row]:
+def _rows(path: Path, summary: Mapping[str, Any]) -> list[Row]:
     rows = read_rows(path)
-    if not rows or not all(isinstance(r, dict) and isinstance(r.get("round"), int) for r in rows):
-        raise ValueError("it has lines without a round" if rows else "it has no complete line")
+    if not rows:
+        raise ValueError("it has no complete line")
+    if not _missing_rows(rows, summary):
+        check_rows(path, rows, summary)
     return rows
 
 

@@ -28,14 +28,21 @@ def read_sources(paths: Sequence[Path]) -> ReportData:
     return data
 
 
-def completed_runs(paths: Sequence[Path]) -> list[tuple[Run, Path]]:
-    """Return the completed runs, each with its results directory; without any a ConfigError."""
+def completed_runs(paths: Sequence[Path]) -> tuple[list[tuple[Run, Path]], list[str]]:
+    """Return the completed runs with their results directories, and why others are left out.
+
+    Raises:
+        ConfigError: if no run is completed.
+    """
     runs = read_sources(paths).runs
     found = [(run, run.folder) for run in runs if run.status == COMPLETED and run.folder]
+    others = [run for run in runs if run.status != COMPLETED]
+    left_out = [f"{run.name} is {run.status} and left out: {run.error}" for run in others]
     if not found:
         names = ", ".join(map(str, paths))
-        raise ConfigError(f"{names} has no completed run with its results directory")
-    return found
+        why = "; ".join(["", *left_out])
+        raise ConfigError(f"{names} has no completed run with its results directory{why}")
+    return found, left_out
 
 
 def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:

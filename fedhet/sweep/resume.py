@@ -6,7 +6,7 @@ fedhet -m --resume strategy=fedavg,scaffold seed=0,1     # the newest sweep of t
 
 from __future__ import annotations
 
-import json
+import contextlib
 import shutil
 from collections.abc import Mapping, Sequence
 from enum import Enum
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from safetensors import safe_open
 
-from common.errors import ConfigError
+from common.checksums import read_label
+from common.errors import ConfigError, DamagedFileError
 from common.results import read_summary
 from conf import fingerprint, quoted, resume_fingerprint
 from fedhet.runtimes.deployment.run_record import read_record
@@ -130,7 +130,7 @@ def plan_for(folder: Path, recipe: DictConfig) -> Plan:
         return Plan.CONTINUE if record.recipe == resume_fingerprint(recipe) else Plan.REPLACE
     last = _last_checkpoint(folder)
     if last is not None:
-        if last["recipe"] != resume_fingerprint(recipe):
+        if last.get("recipe") != resume_fingerprint(recipe):
             return Plan.REPLACE
         if last["round"] < int(recipe.rounds):
             return Plan.CONTINUE
@@ -171,9 +171,12 @@ def _with_absolute_path(recipe: DictConfig) -> DictConfig:
 
 
 def _last_checkpoint(folder: Path) -> Mapping[str, Any] | None:
-    """Return the metadata of the last checkpoint, without importing torch."""
+    """Return the label of the last whole checkpoint, without importing torch.
+
+    None without a checkpoint; empty if all are damaged.
+    """
     found = sorted((folder / "checkpoints").glob("round-*.safetensors"))
-    if not found:
-        return None
-    with safe_open(found[-1], framework="np") as file:
-        return dict(json.loads(file.metadata()["fedhet"]))
+    for path in reversed(found):
+        with contextlib.suppress(DamagedFileError):
+            return read_label(path)
+    return {} if found else None

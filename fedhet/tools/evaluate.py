@@ -28,7 +28,7 @@ from yaml import YAMLError
 from common.errors import ConfigError
 from common.files import save_text
 from fedhet.commands import at_least, parser_of, reported_errors, say_error, table_console
-from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, task_of
+from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, summary_of, task_of
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.report.run_data import Run
@@ -76,6 +76,8 @@ def evaluate(
             "set --task flip=true or --task crop_padding=4"
         )
     model = classifier_of(folder, task, state)
+    if not words:
+        _require_same_examples(folder, task)
     data = task.test_data(next(model.parameters()).device)
     score = partial(class_accuracies, model, data, task.loss, task.num_classes)
     loss, accuracy, by_class = score()
@@ -96,7 +98,9 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _evaluate_all(options: argparse.Namespace) -> bool:
     """Print and write the figures of all runs; return whether all could be evaluated."""
-    runs = completed_runs(options.runs)
+    runs, left_out = completed_runs(options.runs)
+    for reason in left_out:
+        say_error("fedhet-evaluate", reason)
     if options.out is not None:  # before the evaluation, which takes long
         if options.out.is_dir():
             raise ConfigError(f"--out {options.out} is a folder: name a file")
@@ -120,6 +124,17 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
         save_text(options.out, json.dumps(content, indent=1) + "\n")
         console.print(f"results  {options.out}", soft_wrap=True, highlight=False)
     return len(found) == len(runs)
+
+
+def _require_same_examples(folder: Path, task: Task) -> None:
+    """Refuse a test set that is not the run's, though it lies where that one was."""
+    theirs = summary_of(folder).get("data", {}).get("test", {})
+    ours = task.data_used(train=False)["test"]
+    if theirs.get("sha256", ours["sha256"]) != ours["sha256"]:
+        raise ConfigError(
+            f"the test set has changed since the run in {folder}: that one was {theirs}, and this "
+            f"one is {ours}; --task path=FOLDER evaluates on another one"
+        )
 
 
 def _task(folder: Path, words: Sequence[str]) -> Task:

@@ -7,7 +7,6 @@ versions that the checkpoint names.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,8 @@ from safetensors import SafetensorError, safe_open
 from scipy.special import softmax
 from scipy.stats import spearmanr
 
+from common.checksums import read_label
+from common.errors import DamagedFileError
 from fedhet.report.run_data import Run
 
 LEAST_CLASSES, MOST_CLASSES = 3, 100  # two classes have a single number per row
@@ -114,9 +115,10 @@ def _last_checkpoint(folder: Path) -> Path:
 def _tensors(path: Path, *names: str) -> list[Array] | None:
     """Return tensors of a file; None if one is missing or not finite, or the file is damaged."""
     try:
+        read_label(path)  # refuses a damaged file
         with safe_open(path, framework="np") as file:
             found = [file.get_tensor(name).astype(np.float64) for name in names]
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, DamagedFileError):
         return None
     return found if all(np.isfinite(values).all() for values in found) else None
 
@@ -124,9 +126,8 @@ def _tensors(path: Path, *names: str) -> list[Array] | None:
 def _metadata(path: Path) -> dict[str, Any]:
     """Return the metadata of a checkpoint; empty without one."""
     try:
-        with safe_open(path, framework="np") as file:
-            return dict(json.loads((file.metadata() or {}).get("fedhet", "{}")))
-    except (OSError, SafetensorError):
+        return read_label(path)
+    except DamagedFileError:
         return {}
 
 

@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from scipy.special import expit
 
+from common.checksums import read_label
+from common.errors import DamagedFileError
+
 MODEL, CLIENTS = "model.safetensors", "client_models.safetensors"
 SAMPLES = 4  # per class
 MOST_CLIENTS = 10
@@ -83,13 +86,14 @@ def _decoders(path: Path) -> dict[str, Layers]:
     """Return a file's decoders by client, "" for the run's own; empty without a file."""
     found: dict[str, dict[int, dict[str, Array]]] = {}
     try:
+        read_label(path)  # refuses a damaged file
         with safe_open(path, framework="np") as file:
             for key in file.keys():
                 if match := _NAME.fullmatch(key):
                     layers = found.setdefault(match[1] or "", {})
                     values = file.get_tensor(key).astype(np.float64)
                     layers.setdefault(int(match[2]), {})[match[3]] = values
-    except (OSError, SafetensorError):
+    except (OSError, SafetensorError, DamagedFileError):
         return {}
     return {
         owner: [(layers[n]["weight"], layers[n]["bias"]) for n in sorted(layers)]

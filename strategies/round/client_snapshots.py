@@ -5,7 +5,6 @@ Reports of one-shot fusion read them, and another run can reuse the models (loca
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,10 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
+from common.checksums import CLIENT_MODELS, read_label, require_label
 from common.errors import ConfigError
 from strategies.base import LocalSummary, Reply, Tensors, local_model
-from strategies.round.tensor_files import below, save_tensors
+from strategies.round.tensor_files import below, load_tensors, save_tensors
 
 FILE = "client_models.safetensors"
 RECEIVED, MODEL, PAYLOAD = "received", "model", "payload"
@@ -47,16 +47,15 @@ class ClientSnapshots:
                 for name, value in values.items():
                     tensors[f"{client}/{PAYLOAD}/{payload}/{name}"] = value.contiguous()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        about = {"clients": clients, "order": list(params)}  # a file sorts its tensors by name
-        save_tensors(self.path, tensors, {"fedhet": json.dumps(about)})
+        # a file sorts its tensors by name
+        label = {"kind": CLIENT_MODELS, "clients": clients, "order": list(params)}
+        save_tensors(self.path, tensors, label)
         return replies
 
 
 def load_replies(path: Path) -> tuple[dict[str, Tensor], list[Reply]]:
     """Return x, in the model's order, and the replies, by client, of a :class:`ClientSnapshots`."""
-    with safe_open(path, framework="pt") as file:
-        about = json.loads(file.metadata()["fedhet"])
-        tensors = {key: file.get_tensor(key) for key in file.keys()}
+    tensors, _, about = load_tensors(path, kind=CLIENT_MODELS)
     params = {name: tensors[f"{RECEIVED}/{name}"] for name in about["order"]}
     counts = {int(client): of_client for client, of_client in about["clients"].items()}
     return params, [_reply(client, params, tensors, counts[client]) for client in sorted(counts)]
@@ -71,8 +70,10 @@ def load_trained(
             f"local.reuse_training={path.parent} has no {path.name}: name the folder of a finished "
             "run with checkpoint.client_models=true"
         )
+    label = read_label(path)
+    require_label(path, label, kind=CLIENT_MODELS)
+    clients = label.get("clients", {})
     with safe_open(path, framework="pt") as file:
-        clients = json.loads(file.metadata()["fedhet"])["clients"]
         if str(client) not in clients:
             raise ConfigError(
                 f"local.reuse_training={path.parent} lacks client {client}: it has "

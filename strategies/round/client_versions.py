@@ -21,8 +21,9 @@ class ClientVersions:
     committed: dict[int, int] = field(default_factory=dict)
     # by key of the client state, the round after which all clients start it again
     restarted: dict[str, int] = field(default_factory=dict)
-    # ``committed`` of the last checkpoint on disk
+    # ``committed`` of the last checkpoint on disk, and of the one before it
     durable: dict[int, int] = field(default_factory=dict)
+    durable_before: dict[int, int] = field(default_factory=dict)
 
     def commit(self, clients: Iterable[int], round: int) -> None:
         """Make the states that these clients saved in ``round`` their current versions."""
@@ -30,7 +31,7 @@ class ClientVersions:
 
     def mark_durable(self) -> None:
         """Record that a checkpoint of the current versions is on disk."""
-        self.durable = dict(self.committed)
+        self.durable_before, self.durable = self.durable, dict(self.committed)
 
     def restart(self, keys: Iterable[str], round: int) -> None:
         """Make all clients drop these keys of the states that they saved up to ``round``."""
@@ -39,10 +40,11 @@ class ClientVersions:
     def config_of(self, client: int) -> dict[str, str | int]:
         """Return what a message tells a client about the versions of its state."""
         version = self.committed.get(client, 0)
+        checkpoints = (self.durable_before, self.durable)
         dropped = (key for key, round in self.restarted.items() if version <= round)
         return {
             "experiment": self.experiment,
             "state-round": version,
-            "state-keep": self.durable.get(client, 0),
+            "state-keep": ",".join(str(kept.get(client, 0)) for kept in checkpoints),
             "state-dropped": ",".join(sorted(dropped)),
         }

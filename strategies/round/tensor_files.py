@@ -1,21 +1,32 @@
-"""Tensors on disk: safetensors files, written atomically; the hash of a model."""
+"""Tensors on disk: safetensors files with a checksum, written atomically; the hash of a model."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from common.checksums import Label, add_checksum, metadata_of, read_header, require_label
+from common.errors import DamagedFileError
 from common.files import replace_file
 from strategies.base import Tensors
 
 
-def save_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | None = None) -> None:
+def save_tensors(
+    path: Path, tensors: Tensors, label: Label, metadata: Mapping[str, str] | None = None
+) -> None:
     """Write a safetensors file atomically: after a crash it is the old one or the new one.
+
+    Args:
+        path: of the file.
+        tensors: by name.
+        label: what the file is and the run that it belongs to (common/checksums.py).
+        metadata: further entries of the file's metadata.
 
     Raises:
         OSError: if it cannot be written, as on a full disk; ``path`` is unchanged.
@@ -24,11 +35,30 @@ def save_tensors(path: Path, tensors: Tensors, metadata: Mapping[str, str] | Non
 
     def write(beside: Path) -> None:
         try:
-            save_file(plain, beside, dict(metadata) if metadata else None)
+            save_file(plain, beside, {**(metadata or {}), **metadata_of(label)})
         except SafetensorError as error:
             raise OSError(str(error)) from error
+        add_checksum(beside)
 
     replace_file(path, write)
+
+
+def load_tensors(
+    path: Path, **expected: object
+) -> tuple[dict[str, Tensor], dict[str, str], dict[str, Any]]:
+    """Return the tensors, sorted by name, the metadata and the label of a file.
+
+    ``expected`` are entries that the label must have, such as ``kind`` and ``run``.
+
+    Raises:
+        DamagedFileError: if the file is missing, damaged, or another one.
+    """
+    metadata, label = read_header(path)
+    require_label(path, label, **expected)
+    try:
+        return dict(sorted(load_file(path).items())), metadata, label
+    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise DamagedFileError(f"{path} cannot be read: {error}") from None
 
 
 def parameters_sha256(params: Tensors) -> str:

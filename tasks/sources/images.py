@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from common.errors import ConfigError
+from common.errors import ConfigError, DamagedFileError
 from tasks.config import ImageConfig
 from tasks.sources.arrays import Record
 from tasks.sources.encodings import ImageEncoding
@@ -115,6 +115,11 @@ class DigitsDecoder:
         version = importlib.metadata.version("scikit-learn")
         return {"scikit-learn": version, **self.encoding.identity}
 
+    @property
+    def origin(self) -> dict[str, object]:
+        """The package that holds the images."""
+        return {"package": f"scikit-learn {importlib.metadata.version('scikit-learn')}"}
+
     def count(self) -> int:
         """Return the number of examples."""
         return 1797
@@ -173,16 +178,20 @@ class FolderDecoder:
             **self.encoding.identity,
         }
 
+    @property
+    def origin(self) -> dict[str, object]:
+        """The folder."""
+        return {"folder": str(self.folder.resolve())}
+
     def count(self) -> int:
         """Return the number of images."""
         return len(self._files)
 
     def records(self) -> Iterator[Record]:
         """Yield the images class by class."""
-        from PIL import UnidentifiedImageError
-
         for path, label in self._files:
             try:
-                yield Record(self.encoding.decode(path), label)
-            except (UnidentifiedImageError, OSError) as error:
-                raise ConfigError(f"{path} cannot be read as an image: {error}") from error
+                value = self.encoding.decode(path)
+            except Exception as error:  # of Pillow's decoders, each has its own
+                raise DamagedFileError(f"{path} cannot be read as an image: {error}") from None
+            yield Record(value, label)

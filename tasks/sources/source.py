@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,10 +15,19 @@ from common.errors import ConfigError
 from tasks.config import TaskConfig
 from tasks.sources.arrays import Indices, Split, stratified_split
 from tasks.sources.encodings import Encoding
-from tasks.sources.store import Decoder, decode_once
+from tasks.sources.store import Decoder, content_sha256, decode_once, decoded_folder
 from tasks.sources.tables import Columns, HubTable, ParquetTable, Table, TableDecoder, parquet_files
 from tasks.vocabulary import Vocabulary
 
+# The data sets whose copies lie in a folder with the task's name: those of conf/task/*.yaml.
+HUB = {
+    "cifar10": "uoft-cs/cifar10",
+    "cifar100": "uoft-cs/cifar100",
+    "femnist": "flwrlabs/femnist",
+    "imdb": "stanfordnlp/imdb",
+    "mnist": "ylecun/mnist",
+    "tiny_imagenet": "zh-plus/tiny-imagenet",
+}
 SPLIT_SEED = 0  # of our own test splits: independent of the run's seed
 
 
@@ -54,9 +64,9 @@ class Source(ABC):
     def load(self) -> tuple[Split, Split]:
         """Return the training and the test split, decoded."""
         train, test = self._train_decoder(), self._test_decoder()
-        examples = decode_once(f"{self.task.name}-train", train)
+        examples = decode_once(self._name("train"), train)
         if test is not None:
-            return examples, decode_once(f"{self.task.name}-test", test)
+            return examples, decode_once(self._name("test"), test)
         strata = examples.labels if examples.groups is None else examples.groups
         kept, split_off = self._split_off(strata)
         return examples.select(kept), examples.select(split_off)
@@ -67,7 +77,17 @@ class Source(ABC):
         None: the test split is part of the training examples.
         """
         decoder = self._test_decoder()
-        return None if decoder is None else decode_once(f"{self.task.name}-test", decoder)
+        return None if decoder is None else decode_once(self._name("test"), decoder)
+
+    def used(self, splits: Sequence[str]) -> dict[str, dict[str, object]]:
+        """Return where splits come from (train, test), and the hash of their decoded examples."""
+        found: dict[str, dict[str, object]] = {}
+        for split in splits:
+            own = self._test_decoder() if split == "test" else None
+            decoder = own or self._train_decoder()
+            folder = decoded_folder(self._name("test" if own else "train"), decoder)
+            found[split] = {**decoder.origin, "sha256": content_sha256(folder)}
+        return found
 
     def load_site(self, folder: Path) -> tuple[Split, Split | None]:
         """Return the training split in a site's own folder, and the test split if there is one.
@@ -84,6 +104,9 @@ class Source(ABC):
             elif split == "train":
                 raise ConfigError(f"{folder} has neither {self.site_layouts}")
         return splits[0], splits[1] if len(splits) == 2 else None
+
+    def _name(self, split: str) -> str:
+        return f"{self.task.name}-{split}"
 
     def _train_decoder(self) -> Decoder:
         return TableDecoder(self._table(self.task.train_split), self.encoding)
@@ -119,16 +142,35 @@ class Source(ABC):
 
     def _files_folder(self) -> Path | None:
         """Return the folder with the parquet files; None: load from the hub."""
-        root = self.task.path or os.environ.get("FEDHET_DATA")
-        folder = None if root is None else Path(root).expanduser() / self.task.name
-        if folder is not None and folder.is_dir():
-            return folder
-        if self.task.path is not None or self.task.source == "files":
+        task = self.task
+        root = task.path or os.environ.get("FEDHET_DATA")
+        names = self._folder_names()
+        folders = [Path(root).expanduser() / name for name in names] if root is not None else []
+        for folder in folders:
+            if folder.is_dir():
+                return folder
+        if task.path is not None or task.source == "files":
+            places = " nor ".join(map(str, folders)) or names[0]
             raise ConfigError(
-                f"{folder or self.task.name} is not a folder: task.path, or the environment "
-                f"variable FEDHET_DATA, must name a folder that has {self.task.name}/train.parquet"
+                f"{places} is not a folder: task.path, or the environment variable FEDHET_DATA, "
+                f"must name a folder that has {names[0]}/train.parquet"
+                + (f", a copy of task.hub={task.hub}" if names[0] == task.hub else "")
             )
         return None
+
+    def _folder_names(self) -> list[str]:
+        """Return where files of the data set may lie below a folder of data sets.
+
+        A folder that has a task's name holds the task's own data set. Another one on the hub
+        has a folder of its full name there.
+        """
+        task = self.task
+        own = HUB.get(task.name)
+        if task.hub is None or own == task.hub:
+            return [task.name]
+        if own is None and (task.path is not None or task.source == "files"):
+            return [task.hub, task.name]  # a task of the user's, and a folder that was asked for
+        return [task.hub]
 
 
 def require_folder(folder: Path, key: str) -> Path:

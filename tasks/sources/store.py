@@ -10,16 +10,19 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from common.checksums import file_sha256, text_sha256
 from common.errors import ConfigError
 from tasks.sources.arrays import Record, Split
 from tasks.sources.encodings import Encoding
 
 FORMAT = 1  # of the cache's files
+IDENTITY, MANIFEST = "identity.json", "checksums.json"
 logger = logging.getLogger(__name__)
 
 
@@ -29,6 +32,10 @@ class Decoder(Protocol):
     @property
     def identity(self) -> dict[str, object]:
         """All that the decoded examples depend on, as plain values."""
+
+    @property
+    def origin(self) -> dict[str, object]:
+        """Where the examples come from, for the summary."""
 
     @property
     def encoding(self) -> Encoding:
@@ -53,20 +60,67 @@ def cache_key(identity: object) -> str:
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """Build a cache folder unless it exists; safe if several processes race.
+    """Build a cache folder unless it exists and is whole; safe if several processes race.
 
     One process builds and the others wait. If the lock does not hold (on some network drives) each
-    builds its own, and the first complete one is kept. The folder appears when it is complete.
+    builds its own, and the first complete one is kept. The folder appears when it is complete. A
+    damaged one is built again.
     """
-    if folder.is_dir():
+    if _problem(folder) is None:
         return folder
     from filelock import FileLock
 
     _require_writable(folder.parent)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
-        if not folder.is_dir():
+        if (problem := _problem(folder)) is not None:
+            if folder.exists():
+                logger.warning("%s %s: it is made again", folder, problem)
+                shutil.rmtree(folder) if folder.is_dir() else folder.unlink()
             _build_and_publish(folder, build)
     return folder
+
+
+def content_sha256(folder: Path) -> str:
+    """Return the hash of what a cache folder holds, wherever it was made from."""
+    files = _read_manifest(folder)["files"]
+    return text_sha256(json.dumps({name: files[name] for name in files if name != IDENTITY}))
+
+
+def _problem(folder: Path) -> str | None:
+    """Return what is wrong with a cache folder; None if it is whole."""
+    if not folder.is_dir():
+        return "is no folder"
+    try:
+        stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+    except OSError as error:  # another process is making it again
+        return f"cannot be read ({error})"
+    key = tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
+    return _problem_of(folder, key)
+
+
+@lru_cache(maxsize=64)  # a process reads the files of a folder once, unless they change
+def _problem_of(folder: Path, stats: tuple[tuple[str, int, int, int], ...]) -> str | None:
+    names = {name for name, *_ in stats} - {MANIFEST}
+    try:
+        manifest = _read_manifest(folder)
+        if manifest["folder"] != folder.name:
+            return f"is a copy of {manifest['folder']}"
+        if names != set(manifest["files"]):
+            return "lacks files or has others"
+        wrong = [name for name in sorted(names) if _hash(folder, name) != manifest["files"][name]]
+    except FileNotFoundError:
+        return "has no checksums"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"cannot be read ({error})"
+    return f"is damaged ({', '.join(wrong)})" if wrong else None
+
+
+def _hash(folder: Path, name: str) -> str:
+    return file_sha256(folder / name)
+
+
+def _read_manifest(folder: Path) -> Any:
+    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
 
 
 def _require_writable(folder: Path) -> None:
@@ -87,6 +141,9 @@ def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:
         build(unfinished)
+        files = {path.name: file_sha256(path) for path in sorted(unfinished.iterdir())}
+        manifest = {"folder": folder.name, "files": files}
+        (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1))
         unfinished.chmod(0o755)
         unfinished.replace(folder)
     except OSError:
@@ -98,15 +155,19 @@ def _build_and_publish(folder: Path, build: Callable[[Path], None]) -> None:
 
 def decode_once(name: str, decoder: Decoder) -> Split:
     """Return the examples of a split, memory-mapped from the cache; decode them if necessary."""
-    kind = decoder.encoding.kind
-    folder = cache_folder() / kind / f"{name}-{cache_key(decoder.identity)}"
-    build_once(folder, lambda unfinished: _decode(name, decoder, unfinished))
+    kind, folder = decoder.encoding.kind, decoded_folder(name, decoder)
     groups = folder / "groups.npy"
     return Split(
         values=np.load(folder / f"{kind}.npy", mmap_mode="r"),
         labels=np.load(folder / "labels.npy"),
         groups=np.load(groups) if groups.exists() else None,
     )
+
+
+def decoded_folder(name: str, decoder: Decoder) -> Path:
+    """Return the cache folder of a split; decode its examples if necessary."""
+    folder = cache_folder() / decoder.encoding.kind / f"{name}-{cache_key(decoder.identity)}"
+    return build_once(folder, lambda unfinished: _decode(name, decoder, unfinished))
 
 
 def _decode(name: str, decoder: Decoder, folder: Path) -> None:
@@ -138,4 +199,4 @@ def _decode(name: str, decoder: Decoder, folder: Path) -> None:
     if groups:
         _, numbers = np.unique(np.array(groups), return_inverse=True)
         np.save(folder / "groups.npy", numbers.astype(np.int64))
-    (folder / "identity.json").write_text(json.dumps(decoder.identity, indent=1))
+    (folder / IDENTITY).write_text(json.dumps(decoder.identity, indent=1))

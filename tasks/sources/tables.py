@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from common.errors import ConfigError, DamagedFileError
 from tasks.sources.arrays import Record
 from tasks.sources.encodings import Encoding
 
@@ -66,21 +66,37 @@ class ParquetTable:
         files = [[path, stat.st_size, stat.st_mtime_ns] for path, stat in stats]
         return {"files": files, "columns": self.columns.names, "classes": self.num_classes}
 
+    @property
+    def origin(self) -> dict[str, object]:
+        """The files."""
+        return {"files": [str(path.resolve()) for path in self.files]}
+
     def count(self) -> int:
         """Return the number of rows."""
-        from pyarrow.parquet import ParquetFile
-
-        return sum(int(ParquetFile(path).metadata.num_rows) for path in self.files)
+        return sum(int(_open(path).metadata.num_rows) for path in self.files)
 
     def rows(self) -> Iterator[Record]:
         """Yield the rows in the files' order."""
-        from pyarrow.parquet import ParquetFile
-
         for path in self.files:
-            table = ParquetFile(path)
+            table = _open(path)
             self.columns.check(path, list(table.schema_arrow.names))
-            for chunk in table.iter_batches(CHUNK, columns=self.columns.names):
-                yield from _rows(chunk, self.columns, self.num_classes, path)
+            try:
+                for chunk in table.iter_batches(CHUNK, columns=self.columns.names):
+                    yield from _rows(chunk, self.columns, self.num_classes, path)
+            except (OSError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+                if isinstance(error, ConfigError):
+                    raise
+                raise DamagedFileError(f"{path} cannot be read as parquet: {error}") from None
+
+
+def _open(path: Path) -> Any:
+    """Return an open parquet file, whose pages are compared with their checksums, if it has any."""
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        return ParquetFile(path, page_checksum_verification=True)
+    except (OSError, ValueError) as error:  # Arrow's own errors are among them
+        raise DamagedFileError(f"{path} cannot be read as parquet: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -99,6 +115,12 @@ class HubTable:
         schema = {"columns": self.columns.names, "classes": self.num_classes}
         return {"hub": self.repository, "split": self.split, **schema}
 
+    @property
+    def origin(self) -> dict[str, object]:
+        """The repository and its revision; null: the newest when it was loaded."""
+        name, _, revision = self.repository.partition("@")
+        return {"hub": name, "revision": revision or None, "split": self.split}
+
     def count(self) -> int:
         """Return the number of rows; downloads the data set if necessary."""
         return len(self._load())
@@ -114,8 +136,10 @@ class HubTable:
     def _load(self) -> Any:
         import datasets
 
+        name, _, revision = self.repository.partition("@")
+        pinned = {"revision": revision} if revision else {}
         try:
-            return datasets.load_dataset(self.repository, split=self.split)
+            return datasets.load_dataset(name, split=self.split, **pinned)
         except Exception as error:  # offline, firewall, renamed: each library has its own error
             raise ConfigError(
                 f"{self.repository} could not be loaded from the hub "
@@ -140,14 +164,28 @@ class TableDecoder:
         """The table, and how it is decoded."""
         return {**self.table.identity, **self.encoding.identity}
 
+    @property
+    def origin(self) -> dict[str, object]:
+        """Where the table is."""
+        return self.table.origin
+
     def count(self) -> int:
         """Return the number of rows."""
         return self.table.count()
 
     def records(self) -> Iterator[Record]:
         """Yield the examples in the table's order."""
-        for row in self.table.rows():
-            yield Record(self.encoding.encode(row.value), row.label, row.group)
+        for number, row in enumerate(self.table.rows()):
+            try:
+                value = self.encoding.encode(row.value)
+            except ConfigError:
+                raise
+            except Exception as error:  # of Pillow's decoders, each has its own
+                raise DamagedFileError(
+                    f"{self.table.origin} cannot be read: example {number} is damaged, or not what "
+                    f"task.inputs says ({type(error).__name__}: {error})"
+                ) from None
+            yield Record(value, row.label, row.group)
 
 
 def _rows(chunk: Any, columns: Columns, num_classes: int, where: object) -> Iterator[Record]:

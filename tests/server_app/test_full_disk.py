@@ -8,6 +8,7 @@ import torch
 from safetensors import SafetensorError
 
 import strategies.round.tensor_files
+from common.checksums import MODEL
 from common.results import ResultsFolder, read_rows, read_summary
 from server_app.run import log_write_errors, write_failure
 from strategies.round.tensor_files import save_tensors
@@ -32,11 +33,11 @@ def test_tensors_that_do_not_fit_name_their_file_and_leave_the_old_one(
     tmp_path, monkeypatch, error
 ):
     path = tmp_path / "round-000001.safetensors"
-    save_tensors(path, {"a": torch.ones(2)})
+    save_tensors(path, {"a": torch.ones(2)}, {"kind": MODEL})
     before = path.read_bytes()
     monkeypatch.setattr(strategies.round.tensor_files, "save_file", Mock(side_effect=error))
     with pytest.raises(OSError, match=r"round-000001\.safetensors could not be written: .*28"):
-        save_tensors(path, {"a": torch.zeros(2)})
+        save_tensors(path, {"a": torch.zeros(2)}, {"kind": MODEL})
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
     assert path.read_bytes() == before
 

@@ -9,9 +9,12 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from common.errors import ConfigError
+from tasks.sources.source import HUB
 from tests.tasks.generated import (
+    TASKS,
     make_task,
     random_images,
+    values,
     write_hub_set,
     write_image_folder,
     write_parquet,
@@ -106,6 +109,34 @@ def test_the_hub_is_asked_once_and_without_connection_the_ways_out_are_named(
     make_task("cifar10").client_data(0)
     refused(r"ylecun/mnist .*unreachable.* task\.path .* FEDHET_DATA", "mnist")
     assert not list((empty_cache / "images").glob("mnist*"))
+
+
+def test_another_data_set_of_the_hub_is_not_read_from_the_tasks_own_folder(tmp_path, monkeypatch):
+    """task.hub= beside FEDHET_DATA, and beside task.path, which both have the task's own data."""
+    own = write_hub_set(tmp_path, "mnist")
+    monkeypatch.setenv("FEDHET_DATA", str(tmp_path))
+    asked = Mock(side_effect=ConnectionError("unreachable"))
+    monkeypatch.setattr(datasets, "load_dataset", asked)
+    assert np.array_equal(make_task("mnist").train_split.read()[:, 0], own)
+    assert not asked.called
+    refused("mine/digits could not be loaded", "mnist", hub="mine/digits")
+    asked.assert_called_with("mine/digits", split="train")
+    refused("ylecun/mnist@v2 could not be loaded", "mnist", hub="ylecun/mnist@v2")
+    asked.assert_called_with("ylecun/mnist", split="train", revision="v2")
+    refused("mine/digits is not a folder", "mnist", hub="mine/digits", path=str(tmp_path))
+    refused("a copy of task.hub=mine/digits", "mnist", hub="mine/digits", source="files")
+    refused("does not read the hub", "digits", hub="mine/digits")
+    other = write_hub_set(tmp_path / "new", "mnist", count=20)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "new" / "mnist").rename(tmp_path / "mine" / "digits")  # a copy of what is asked for
+    task = make_task("mnist", hub="mine/digits")
+    assert np.array_equal(task.train_split.read()[:, 0], other)
+    assert task.data_used()["train"]["files"] == [str(tmp_path / "mine/digits/train.parquet")]
+
+
+def test_folders_of_the_tasks_own_names_are_those_of_the_recipes():
+    hubs = {name: values("task", name).get("hub") for name in TASKS}
+    assert {name: hub for name, hub in hubs.items() if hub} == HUB
 
 
 def test_image_folder_with_test_and_without_which_is_split_by_class(tmp_path):

@@ -64,6 +64,24 @@ def test_of_those_that_race_one_builds(empty_cache):
     assert len(built) == 1
 
 
+def test_of_those_that_find_it_damaged_one_builds_it_again(empty_cache):
+    """The others see it vanish, and wait for the lock."""
+
+    def build(unfinished):
+        for number in range(50):
+            (unfinished / f"{number}").write_text("whole")
+
+    def read(number):
+        folder = store.build_once(empty_cache / "x", build)
+        return {path.read_text() for path in folder.iterdir() if path.name != store.MANIFEST}
+
+    for _ in range(20):
+        store.build_once(empty_cache / "x", build)
+        (empty_cache / "x" / store.MANIFEST).unlink()
+        with ThreadPoolExecutor(4) as racers:
+            assert list(racers.map(read, range(4))) == 4 * [{"whole"}]
+
+
 def test_unwritable_cache_names_the_variable(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FEDHET_CACHE", str(tmp_path / "file" / "cache"))

@@ -22,6 +22,7 @@ from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 
+from common.errors import DamagedFileError
 from common.files import last_lines, save_text
 from common.results import CONFIG, METRICS, SUMMARY, read_rows, write_summary
 from common.run_events import RECORD_FILE
@@ -179,8 +180,8 @@ class DeploymentRun:
         record.write(self._folder)  # before the ServerApp looks for it
         words = [*overrides, f"results_dir={quoted(record.server_folder)}", _LOGGER]
         rows = self._folder / METRICS
-        if before and not (rows.exists() and any(row["round"] > 0 for row in read_rows(rows))):
-            words.append("resume=false")  # the run failed before its first round
+        if before and not (rows.exists() and read_rows(rows)):
+            words.append("resume=false")  # the run failed before it wrote anything
         try:
             record = replace(record, run_id=self._control.start(words))
         except BaseException:
@@ -299,10 +300,10 @@ def _fetch_command(text: object) -> list[str]:
 
 def _is_the_model(path: Path, parameters_sha256: str) -> bool:
     """Return whether a model's file holds the parameters with this hash."""
-    if not path.is_file():
-        return False
-    from safetensors.torch import load_file  # imports torch, which takes seconds
-
+    from strategies.round.tensor_files import load_tensors  # imports torch, which takes seconds
     from strategies.round.tensor_files import parameters_sha256 as hash_of
 
-    return hash_of(load_file(path)) == parameters_sha256
+    try:
+        return hash_of(load_tensors(path)[0]) == parameters_sha256
+    except DamagedFileError:
+        return False

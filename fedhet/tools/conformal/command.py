@@ -18,7 +18,14 @@ from pathlib import Path
 from rich.console import Console
 
 from common.files import save_text
-from fedhet.commands import at_least, number_between, parser_of, reported_errors, table_console
+from fedhet.commands import (
+    at_least,
+    number_between,
+    parser_of,
+    reported_errors,
+    say_error,
+    table_console,
+)
 from fedhet.report.blocks import Table
 from fedhet.report.command import rich_table
 from fedhet.report.layout import automatic_layout
@@ -43,7 +50,9 @@ def main(words: Sequence[str] | None = None) -> None:
 def _measure_all(options: argparse.Namespace) -> None:
     chosen = Options(**{one.name: getattr(options, one.name) for one in fields(Options)})
     console, errors = table_console(), Console(stderr=True)
-    runs = completed_runs(options.sources)
+    runs, left_out = completed_runs(options.sources)
+    for reason in left_out:
+        say_error("fedhet-conformal", reason)
     found = {}
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)

@@ -280,6 +280,9 @@ def test_a_new_run_resumes_one_that_broke_off(tmp_path, known):
 def test_a_run_without_a_round_begins_anew_and_a_completed_one_goes_on_to_a_later_round(tmp_path):
     control, _ = resume(tmp_path, RunStatus("finished:failed"))
     assert control.start.call_args.args[0][-1] == "resume=false"
+    write_rows(tmp_path / "metrics.jsonl", ROWS[:1])  # of round 0: the ServerApp begins again
+    control, _ = resume(tmp_path, RunStatus("finished:failed"))
+    assert "resume=false" not in control.start.call_args.args[0]
     write_rows(tmp_path / "metrics.jsonl", ROWS)
     control, _ = resume(tmp_path, RunStatus("finished:completed"), rounds=5)
     assert "resume=false" not in control.start.call_args.args[0]

@@ -235,7 +235,7 @@ def test_a_message_tells_round_rate_state_version_and_outlives_the_round_by_an_h
     config = ConfigRecord({"extra": 1, "num-rounds": 4, "timeout-seconds": 77.0})
     (message, *_) = strategy.configure_train(3, arrays, config, None)
     versions = {"experiment": strategy.state.experiment, "state-dropped": ""}
-    versions |= {"state-round": 2, "state-keep": 0}
+    versions |= {"state-round": 2, "state-keep": "0,0"}
     expected = {**config, "round": 3, "lr": 0.5 * 3 / 4, **versions}
     assert dict(message.content["config"]) == expected
     assert message.metadata.ttl == 77.0 + 3600.0  # sites' clocks may be ahead
