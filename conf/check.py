@@ -142,7 +142,8 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> dict[str, str]:
         key = locate(one["loc"])
         if one["type"].startswith("union_tag"):
             key = _tag_key(key)
-        lines.setdefault(key.name, _line(one["type"], key, values))
+        name = key.path[0] if one["type"] == "missing" else key.name  # one is enough
+        lines.setdefault(name, _line(one["type"], key, values))
     return lines
 
 
@@ -161,8 +162,10 @@ def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
         return unknown_key(key.name, value, values)
     if kind == "missing":
         group = key.path[0]
-        also = f"; choose {group}=NAME as a whole" if len(key.path) == 2 else ""
-        return f"{key.name} is missing: it must be {key.allowed}{also}"
+        chosen = value_at(values, (group, "name"))
+        if variants_of(fields_of(Recipe)[group]) and chosen is not None:
+            return f"{group}.name={shown(chosen)} lacks {key.name}: choose {group}={shown(chosen)}"
+        return f"{key.name} is missing: it must be {key.allowed}"
     choices = _choices(key)
     if choices:
         near = did_you_mean(str(value), choices)

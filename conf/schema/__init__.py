@@ -31,7 +31,9 @@ from conf.schema.kinds import (
 from conf.schema.task import AnyTask
 
 MOST_CLIENTS = 1_000_000  # far beyond what a server can hold the registrations of
-Slot = Literal["aggregator", "optimizer", "output", "personal", "sampler", "server_optimizer"]
+Slot = Literal[
+    "aggregator", "optimizer", "output", "personal", "phases", "sampler", "server_optimizer"
+]
 Objective = Literal[
     "accuracy",
     "best_accuracy",

@@ -25,6 +25,8 @@ from conf.schema.kinds import (
 )
 
 OWN = "own"  # the tag of a class that is not fedhet's
+_PARTITION = "how examples are split over clients; set by partition=..."
+_RUNTIME = "where it runs; set by runtime=..."
 
 
 class Local(Section):
@@ -60,7 +62,7 @@ class Local(Section):
 class Partition(Section):
     """Every client gets a random part of the same size."""
 
-    name: Literal["iid"] = Field(description="of the partition; set by partition=...")
+    name: Literal["iid"] = Field(description=_PARTITION)
     holdout: ShareBelowOne = Field(
         description="fraction of its examples that each client holds out and does not train on"
     )
@@ -74,7 +76,7 @@ class _WithAlpha(Partition):
 class Dirichlet(_WithAlpha):
     """Each class is spread over the clients by a Dirichlet draw: sizes and classes differ."""
 
-    name: Literal["dirichlet"]  # type: ignore[assignment]
+    name: Literal["dirichlet"] = Field(description=_PARTITION)  # type: ignore[assignment]
     min_size: Count = Field(
         description="everything is redrawn until every client has that many examples"
     )
@@ -87,13 +89,13 @@ class Dirichlet(_WithAlpha):
 class ClassPriorDirichlet(_WithAlpha):
     """Clients of equal size draw their examples' classes from Dirichlet priors of their own."""
 
-    name: Literal["class_prior_dirichlet"]  # type: ignore[assignment]
+    name: Literal["class_prior_dirichlet"] = Field(description=_PARTITION)  # type: ignore[assignment]
 
 
 class FedDFDirichlet(_WithAlpha):
     """The Dirichlet draw of each class over the clients, re-cut into equal sizes."""
 
-    name: Literal["feddf_dirichlet"]  # type: ignore[assignment]
+    name: Literal["feddf_dirichlet"] = Field(description=_PARTITION)  # type: ignore[assignment]
     group_size: Count = Field(
         description="with more clients than that, the draw is made for groups of so many"
     )
@@ -102,7 +104,7 @@ class FedDFDirichlet(_WithAlpha):
 class Pathological(Partition):
     """Every client has some random classes."""
 
-    name: Literal["pathological"]  # type: ignore[assignment]
+    name: Literal["pathological"] = Field(description=_PARTITION)  # type: ignore[assignment]
     classes: Count = Field(description="the number of classes of each client")
     equal_sizes: bool = Field(
         description="true: equal sizes, a class that has run out is used again (FedMRUR); false: "
@@ -113,7 +115,7 @@ class Pathological(Partition):
 class Shards(Partition):
     """The examples are sorted by class and cut into shards of equal size."""
 
-    name: Literal["shards"]  # type: ignore[assignment]
+    name: Literal["shards"] = Field(description=_PARTITION)  # type: ignore[assignment]
     shards_per_client: Count = Field(
         description="the examples that do not fill a shard are left out"
     )
@@ -122,7 +124,7 @@ class Shards(Partition):
 class DisjointClasses(Partition):
     """Every class is with one client, all its examples."""
 
-    name: Literal["disjoint_classes"]  # type: ignore[assignment]
+    name: Literal["disjoint_classes"] = Field(description=_PARTITION)  # type: ignore[assignment]
     sets: list[list[int]] | None = Field(
         description="a list of classes for each client, such as [[0,1,3,4,7],[2,5,6,8,9]], what "
         "is in none is left out; null: all at random"
@@ -132,14 +134,14 @@ class DisjointClasses(Partition):
 class Natural(Partition):
     """Every client is one natural id, such as a writer."""
 
-    name: Literal["natural"]  # type: ignore[assignment]
+    name: Literal["natural"] = Field(description=_PARTITION)  # type: ignore[assignment]
     min_size: Count = Field(description="ids with fewer examples are not chosen")
 
 
 class Site(Partition):
     """Every node reads its own folder, which its node config names."""
 
-    name: Literal["site"]  # type: ignore[assignment]
+    name: Literal["site"] = Field(description=_PARTITION)  # type: ignore[assignment]
 
 
 AnyPartition = Annotated[
@@ -219,7 +221,7 @@ AnySchedule = Annotated[
 class Runtime(Section):
     """Flower's simulation on this machine, or warm processes of this machine."""
 
-    name: Literal["flower", "local"] = Field(description="where it runs; set by runtime=...")
+    name: Literal["flower", "local"] = Field(description=_RUNTIME)
     client_cpus: Annotated[int, Field(ge=1, le=1024)] = Field(
         description="CPUs a client gets, and its torch threads; as many clients at once as fit "
         "num_cpus"
@@ -252,7 +254,7 @@ class Runtime(Section):
 class RayRuntime(Runtime):
     """A Ray cluster: clients as warm Ray actors on all its nodes."""
 
-    name: Literal["ray"]  # type: ignore[assignment]
+    name: Literal["ray"] = Field(description=_RUNTIME)  # type: ignore[assignment]
     address: Text | None = Field(
         description="of the cluster; null: one started on this machine for this run"
     )
@@ -261,7 +263,7 @@ class RayRuntime(Runtime):
 class DeploymentRuntime(Runtime):
     """A federation that is up elsewhere: the run is submitted to it and followed."""
 
-    name: Literal["deployment"]  # type: ignore[assignment]
+    name: Literal["deployment"] = Field(description=_RUNTIME)  # type: ignore[assignment]
     address: Address = Field(
         description="host:port of the SuperLink's Control: its own loopback, or a tunnel to it"
     )

@@ -129,7 +129,8 @@ def keys_below(
             continue
         if (content is not None and content.model_config.get("extra") != "allow") or name in NODES:
             assert content is not None
-            yield from keys_below(content, here, tags)
+            below = list(keys_below(content, here, tags))
+            yield from below or [Key(here, field, model)]
         elif not name.startswith("_"):
             yield Key(here, field, model)
 
