@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from types import NoneType, UnionType
@@ -19,6 +20,7 @@ from common.errors import ConfigError, is_list
 from conf.mistakes import did_you_mean, one_line
 from conf.schema.kinds import in_words
 
+_REFERENCE = re.compile(r"\$\{([\w.]+\.\w+)\}")
 _PLAIN = (bool, int, float, str, NoneType)
 
 
@@ -60,9 +62,9 @@ def _check_class(node: DictConfig, target: str, key: str) -> None:
             near = did_you_mean(name, hints)
             raise ConfigError(
                 f"unknown key {key}.{name}{near}; {target.rpartition('.')[2]} has: "
-                f"{', '.join(hints)}. (strategy=[METHOD,aggregator/OTHER] adds OTHER's keys to "
-                "those of METHOD's own aggregator; strategy=METHOD strategy/aggregator=OTHER "
-                "replaces it.)"
+                f"{', '.join(hints) or 'none'}. (strategy=[METHOD,aggregator/OTHER] adds OTHER's "
+                "keys to those of METHOD's own aggregator; strategy=METHOD "
+                "strategy/aggregator=OTHER replaces it.)"
             )
         hint = hints[name]
         if is_plain(hint) and not fits(value := node[name], hint):
@@ -82,6 +84,8 @@ def _shown(value: Any) -> Any:
 def _parameters(target: str) -> tuple[Mapping[str, Any], bool]:
     """Return the parameters of a class by name with their hints, and whether it takes others."""
     made = _locate(target)
+    if getattr(made, "__init__", None) is object.__init__:
+        return {}, False
     call = made.__init__ if inspect.isclass(made) else made
     try:
         hints = get_type_hints(call)
@@ -130,8 +134,8 @@ def _members(hint: Any) -> Iterator[Any]:
 
 def _source(node: DictConfig, name: str, key: str) -> str:
     """Return the key that a user sets: the argument's own, or the one that it refers to."""
-    raw = node._get_node(name)
-    text = raw._value() if raw is not None else None  # type: ignore[union-attr]
-    if isinstance(text, str) and text.startswith("${") and text.endswith("}") and ":" not in text:
-        return text[2:-1]
+    found: Any = node._get_node(name)
+    while isinstance(text := found._value(), str) and (reference := _REFERENCE.fullmatch(text)):
+        key, name = reference[1].rpartition(".")[::2]
+        found = OmegaConf.select(node._get_root(), key)._get_node(name)
     return f"{key}.{name}"

@@ -1,12 +1,8 @@
 """Every fixed key of the recipe: values that pass, and values that get one line of ConfigError."""
 
-from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import fields
-from functools import cache
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
@@ -19,8 +15,8 @@ from strategies.components.local_training_config import LocalTrainingConfig
 from tasks.config import ImageConfig, TextConfig
 from tasks.models import ALL, ON_TEXT
 from tasks.partitions import FLAVOURS
+from tests.recipes import changed
 
-PARSER = OverridesParser.create()
 ALLOWED = ("must be", "allowed: ", "set ", "lower ", "lacks ", "missing", "choose ")
 # Context (what the recipe is composed from), key, values that pass | values that do not.
 TABLE = """
@@ -180,36 +176,22 @@ def cases(*, good: bool) -> list[tuple[str, str, str]]:
     return [(c, key, v) for c, key, fine, bad in rows() for v in (fine if good else bad)]
 
 
-@cache
-def recipe_of(context: str):
-    return compose_overrides(tuple(word for word in context.split(",") if word))
-
-
-@contextmanager
-def changed(context, word):
-    """Yield a recipe with an override; a copy for each would take a minute."""
-    recipe, override = recipe_of(context), PARSER.parse_override(word)
-    parent, _, name = override.key_or_group.rpartition(".")
-    content = (OmegaConf.select(recipe, parent) if parent else recipe)._content
-    before = dict(content)
-    content.update({name: deepcopy(before[name])} if name in before else {})
-    OmegaConf.update(recipe, override.key_or_group, override.value(), merge=False, force_add=True)
-    try:
-        yield recipe
-    finally:
-        content.clear()
-        content.update(before)
+def words_of(context: str) -> tuple[str, ...]:
+    return tuple(word for word in context.split(",") if word)
 
 
 @pytest.mark.parametrize(("context", "key", "value"), cases(good=True))
 def test_a_good_value_passes(context, key, value):
-    with changed(context, f"{key}={value}") as recipe:
+    with changed(words_of(context), f"{key}={value}") as recipe:
         checked(recipe)
 
 
 @pytest.mark.parametrize(("context", "key", "value"), cases(good=False))
 def test_a_bad_value_gets_one_line_with_value_allowed_and_key(context, key, value):
-    with changed(context, f"{key}={value}") as recipe, pytest.raises(ConfigError) as refused:
+    with (
+        changed(words_of(context), f"{key}={value}") as recipe,
+        pytest.raises(ConfigError) as refused,
+    ):
         checked(recipe)
     line = str(refused.value)
     assert "\n" not in line
@@ -306,7 +288,7 @@ def test_every_option_of_a_group_fits_the_schema(group):
         own = OmegaConf.load(path)
         if "defaults" in own:
             continue  # composed by other tests
-        recipe = recipe_of("").copy()
+        recipe = compose_overrides(()).copy()
         OmegaConf.set_struct(recipe, False)
         recipe[group] = own
         checked(recipe)
@@ -322,7 +304,7 @@ def test_every_key_has_a_type_in_words_and_a_meaning():
 
 
 def test_helper_keys_of_an_experiment_file_pass_only_where_something_refers_to_them():
-    recipe = recipe_of("").copy()
+    recipe = compose_overrides(()).copy()
     OmegaConf.set_struct(recipe, False)
     recipe.settings = {"a": {"clients": 3}}
     recipe.setting = "a"

@@ -183,7 +183,7 @@ class Recipe(Section):
         description="of the initial model, partition, cohorts, batches, augmentation and dropout"
     )
     target_accuracy: Share | None = Field(description="stop after the round that reaches it")
-    device: Device = Field(description="what models train on; auto: a GPU where there is one")
+    device: Device = Field(description="auto (a GPU where there is one) | cpu | cuda | cuda:N")
     min_replies: Count = Field(
         description="a round with fewer valid replies leaves the model unchanged"
     )

@@ -270,7 +270,7 @@ class DeploymentRuntime(Runtime):
     root_certificates: Text | None = Field(
         description="file with the CA's certificate; null: the system's"
     )
-    insecure: bool = Field(description="Control without TLS")
+    insecure: bool = Field(description="true: Control without TLS")
     connection: Text | None = Field(
         description="in place of these three: a name in Flower's own config.toml, as in `flwr run "
         ". NAME`"

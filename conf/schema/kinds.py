@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -114,7 +114,7 @@ def in_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
         return "one of " + ", ".join(str(value) for value in get_args(annotation))
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(in_words(one) for one in get_args(annotation)))
-    if origin in (list, tuple):
+    if origin in (list, tuple, Sequence):
         return f"a list, each of it {in_words(get_args(annotation)[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a mapping"
