@@ -28,7 +28,7 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from common.errors import ConfigError
 from conf.arguments import check_arguments
 from conf.check import checked
-from conf.mistakes import explain
+from conf.mistakes import explain, one_line
 from conf.relations import joined_methods
 from conf.renamed import refuse_old_keys
 
@@ -126,7 +126,7 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     except InterpolationKeyError as error:
         raise ConfigError(
             f"{key} refers to keys of a method that strategy={method_name(recipe)} does not have: "
-            f"{error}. (A part such as strategy/aggregator=maecho goes with strategy=maecho.)"
+            f"{one_line(str(error))}. (A part such as strategy/aggregator=maecho goes with strategy=maecho.)"
         ) from None
     except InstantiationException as error:
         if isinstance(error.__cause__, ValueError):  # ours: it names the key and what is allowed

@@ -21,7 +21,7 @@ from conf.mistakes import check_option, did_you_mean, groups, unknown_key
 from conf.relations import check_relations
 from conf.renamed import leaves
 from conf.schema import Recipe
-from conf.schema.kinds import in_words
+from conf.schema.kinds import MOST, in_words
 from conf.schema.lookup import Key, fields_of, locate, variants_of
 
 _UNRESOLVED = ("optimizers", "paper", "choice")  # of classes, or read by one command alone
@@ -171,6 +171,8 @@ def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
         near = did_you_mean(str(value), choices)
         return f"{key.name}={shown(value)} is unknown{near}; allowed: {', '.join(choices)}"
     allowed = key.allowed or in_words(dict)
+    if isinstance(value, int) and value > MOST and "at least" in allowed:
+        allowed = f"{allowed}, and at most {MOST}"
     hint = f" (write {key.name}={_SWITCHES[value.lower()]})" if _is_switch(value, allowed) else ""
     return f"{key.name}={shown(value)} is not allowed: it must be {allowed}{hint}"
 

@@ -19,6 +19,7 @@ from conf.schema import Recipe
 from conf.schema.lookup import fields_of, keys_below, tags_of, variants_of
 
 FOLDER = Path(__file__).resolve().parent
+NO_OPTION = "Config group override must be"  # Hydra's ValueError
 _LINES = 200  # characters of a message that is not ours
 _NO_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
 _TAKEN = re.compile(r"An item is already at '([^']+)'")
@@ -88,8 +89,8 @@ def explain(
     if found := _MERGING.search(text):
         key = found[1].partition("=")[0]
         return ConfigError(f"{found[1]}: {key} cannot be set: {one_line(str(error.__cause__))}")
-    if text.startswith("Config group override"):
-        chosen = [word for word in words if word.lstrip("+").partition("=")[0] in groups()]
+    if text.startswith(NO_OPTION):
+        chosen = [word for word in words if word.lstrip("+").partition("=")[0] in ("", *groups())]
         return ConfigError(f"{' '.join(chosen)}: a group takes the name of an option, or [a,b]")
     return ConfigError(one_line(text))
 

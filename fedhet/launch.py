@@ -30,6 +30,7 @@ from common.files import writable_folder
 from common.results import ResultsFollower, Row, read_rows
 from conf import explain_words, method_name
 from conf.check import checked
+from conf.mistakes import NO_OPTION
 from conf.renamed import refuse_old_keys
 from fedhet.commands import reported_errors
 from fedhet.help import check_flags, print_help
@@ -48,7 +49,10 @@ from fedhet.sweep.resume import take_resume
 
 _POLL_SECONDS = 0.1
 _WITH_CODE = ("local", "ray")  # runtimes that import torch in this process
-_OF_CODE = ("strategy.", "schedule.", "logger.", "task.", "local.optimizers.")
+_OF_CODE = (
+    *("strategy.", "strategy/", "strategy=[", "schedule.", "logger.", "local.optimizers."),
+    *("task.channels", "task.classes", "task.mean", "task.num_classes", "task.source", "task.std"),
+)
 
 
 def main() -> None:
@@ -65,7 +69,9 @@ def main() -> None:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
         try:
             _hydra_main()
-        except (HydraException, OmegaConfBaseException) as error:
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            if isinstance(error, ValueError) and not str(error).startswith(NO_OPTION):
+                raise  # a bug of ours
             raise explain_words(error, sys.argv[1:]) from None
         finally:
             all_completed = session.close()

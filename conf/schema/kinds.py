@@ -64,9 +64,10 @@ def _format_error(text: str) -> str:
         raise ValueError from error
 
 
-Whole = Annotated[int, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
-Two = Annotated[int, Field(ge=2)]
+MOST = 2**31 - 1  # what a message and a tensor's size can count
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Two = Annotated[int, Field(ge=2, le=MOST)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Share = Annotated[float, Field(ge=0, le=1)]
 ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
@@ -150,7 +151,7 @@ def _span(annotation: Any, bounds: Mapping[str, float]) -> str:
     if not bounds:
         return ""
     low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
-    if annotation is int and high is None:
+    if annotation is int and high in (None, MOST):
         return f" of at least {low}"
     if high is None:
         return f" above {low:g}" if "gt" in bounds else f" of at least {low:g}"

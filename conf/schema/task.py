@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from conf.schema.kinds import Count, Inside, Positive, Section, Share, Text, Two
+from conf.schema.kinds import MOST, Count, Inside, Positive, Section, Share, Text, Two
 
 ImageModel = Literal[
     "mlp",
@@ -102,7 +102,7 @@ class TextTask(_Task):
         description="tokens of a text, the start included: longer ones are cut, shorter ones "
         "padded, both at the end"
     )
-    vocabulary_size: Annotated[int, Field(ge=4)] = Field(
+    vocabulary_size: Annotated[int, Field(ge=4, le=MOST)] = Field(
         description="tokens: padding, start, unknown, and the most frequent words of the training "
         "split"
     )

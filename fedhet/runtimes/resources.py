@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from common.errors import ConfigError
 
@@ -39,6 +39,12 @@ def check_machine(recipe: DictConfig) -> None:
     here = recipe.runtime.name in ("flower", "local") or recipe.runtime.get("address", "") is None
     if not here:
         return
+    if OmegaConf.select(recipe, "partition.name") == "site":
+        raise ConfigError(
+            f"partition=site reads the folder that each node's config names, and the clients of "
+            f"runtime={recipe.runtime.name} are no nodes: choose runtime=deployment, or another "
+            "partition"
+        )
     if recipe.clients == 0:
         raise ConfigError(
             f"clients=0 takes their number from the SuperNodes of runtime=deployment: with "

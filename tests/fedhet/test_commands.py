@@ -36,6 +36,8 @@ def test_help_and_what_cannot_start_leave_no_trace(tmp_path):
         "device=cuda:77": "device=cuda:77: this machine has .* set device=auto or cpu",
         "strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
         "+strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
+        "strategy/aggregator=maecho": r"strategy\.aggregator refers to keys of a method",
+        "=3": "=3: a group takes the name of an option",
         "--multirum": r"unknown option --multirum: did you mean --multirun",
         "-m seed=0,1 rounds=0": "rounds=0 is not allowed",
         "-m local.lr=0.1,-1": "local.lr=-1 is not allowed",

@@ -103,6 +103,7 @@ def test_clients_share_the_gpus_that_cuda_sees(monkeypatch, gpus, device, runtim
     ("gpus", "changes", "message"),
     [
         ("", {"clients": 0}, r"clients=0 takes .* set clients to 1 or more"),
+        ("", {"partition": {"name": "site"}}, r"partition=site reads .*choose runtime=deployment"),
         ("", {"device": "cuda"}, r"device=cuda: this machine has no CUDA device; .*auto or cpu"),
         ("0", {"device": "cuda:1"}, r"device=cuda:1: this machine has 1 CUDA device; "),
         ("0,1", {"device": "cuda:2"}, r"device=cuda:2: this machine has 2 CUDA devices; "),

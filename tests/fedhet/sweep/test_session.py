@@ -45,7 +45,7 @@ def test_a_grid_has_the_product_of_its_values_and_a_search_its_trials():
 )
 def test_a_bad_value_anywhere_in_a_sweep_is_refused(word):
     key = word.partition("=")[0]
-    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}=(-1|minst) is "):
+    with pytest.raises(ConfigError, match=rf"^{re.escape(key)}=(-1|-1.0|minst) is "):
         plan([word, "rounds=1,2"], "accuracy", SEARCH)
 
 
@@ -158,8 +158,8 @@ def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(tm
     assert re.search("full is not empty: .*--resume .*/full", full.stderr), full.stderr
     unknown = fedhet(tmp_path, "-m", "strategy=fedavg,fedavgg")
     assert unknown.returncode == 1
-    assert "scaffold" in unknown.stderr  # Hydra lists the options
-    assert statuses(tmp_path) == []
+    assert "did you mean fedavg" in unknown.stderr
+    assert not (tmp_path / "results").exists()
 
 
 def in_the_second_job(cwd):
