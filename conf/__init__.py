@@ -126,7 +126,8 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     except InterpolationKeyError as error:
         raise ConfigError(
             f"{key} refers to keys of a method that strategy={method_name(recipe)} does not have: "
-            f"{one_line(str(error))}. (A part such as strategy/aggregator=maecho goes with strategy=maecho.)"
+            f"{one_line(str(error))}. (A part such as strategy/aggregator=maecho goes with "
+            "strategy=maecho.)"
         ) from None
     except InstantiationException as error:
         if isinstance(error.__cause__, ValueError):  # ours: it names the key and what is allowed

@@ -37,11 +37,11 @@ def check_arguments(node: Any, key: str) -> None:
     if isinstance(node, ListConfig):
         for number in range(len(node)):
             check_arguments(node[number], f"{key}[{number}]")
-    if not isinstance(node, DictConfig) or OmegaConf.is_missing(node, key):
+    if not isinstance(node, DictConfig):
         return
     if isinstance(target := node.get("_target_"), str):
         _check_class(node, target, key)
-    for name in node:
+    for name in map(str, node):
         if OmegaConf.is_config(node._get_node(name)):
             check_arguments(node[name], f"{key}.{name}")
 

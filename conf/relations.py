@@ -136,7 +136,7 @@ def _check_calibration(values: Mapping[str, Any]) -> None:
     if not alphas:
         return
     start = f"calibration.alphas={list(alphas)}: "
-    holdout = values["partition"]["holdout"]
+    holdout = values["partition"].get("holdout", 0.0)
     if not holdout:
         raise ConfigError(
             f"{start}clients calibrate on held-out examples; set partition.holdout={holdout} to "

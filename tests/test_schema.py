@@ -273,7 +273,9 @@ def test_the_schema_has_what_the_constructors_have():
     partitions = variants_of(fields_of(Recipe)["partition"])
     assert set(partitions) == set(FLAVOURS)
     for name, options in FLAVOURS.items():
-        assert set(fields_of(partitions[name])) == {"name", "holdout", "seed", *options}
+        keys = fields_of(partitions[name])
+        assert set(keys) == {"name", "holdout", "seed", *options}
+        assert {key: keys[key].default for key in options} == options
     local = set(fields_of(Recipe.model_fields["local"].annotation))
     assert set(LocalTrainingConfig.__dataclass_fields__) - {"phases"} <= local
 

@@ -64,13 +64,13 @@ class Partition(Section):
 
     name: Literal["iid"] = Field(description=_PARTITION)
     holdout: ShareBelowOne = Field(
-        description="fraction of its examples that each client holds out and does not train on"
+        0.0, description="fraction of its examples that each client holds out and does not train on"
     )
-    seed: Seed | None = Field(description="of the partition; null: the run's seed")
+    seed: Seed | None = Field(None, description="of the partition; null: the run's seed")
 
 
 class _WithAlpha(Partition):
-    alpha: Positive = Field(description="small: few classes a client, large: near iid")
+    alpha: Positive = Field(0.3, description="small: few classes a client, large: near iid")
 
 
 class Dirichlet(_WithAlpha):
@@ -78,11 +78,12 @@ class Dirichlet(_WithAlpha):
 
     name: Literal["dirichlet"] = Field(description=_PARTITION)  # type: ignore[assignment]
     min_size: Count = Field(
-        description="everything is redrawn until every client has that many examples"
+        10, description="everything is redrawn until every client has that many examples"
     )
     balance: bool = Field(
+        True,
         description="leave out clients that already have their equal share (Yurochkin et al.; "
-        "FedDW: false)"
+        "FedDW: false)",
     )
 
 
@@ -96,8 +97,9 @@ class FedDFDirichlet(_WithAlpha):
     """The Dirichlet draw of each class over the clients, re-cut into equal sizes."""
 
     name: Literal["feddf_dirichlet"] = Field(description=_PARTITION)  # type: ignore[assignment]
+    alpha: Positive = Field(0.1, description="small: few classes a client, large: near iid")
     group_size: Count = Field(
-        description="with more clients than that, the draw is made for groups of so many"
+        10, description="with more clients than that, the draw is made for groups of so many"
     )
 
 
@@ -105,10 +107,11 @@ class Pathological(Partition):
     """Every client has some random classes."""
 
     name: Literal["pathological"] = Field(description=_PARTITION)  # type: ignore[assignment]
-    classes: Count = Field(description="the number of classes of each client")
+    classes: Count = Field(2, description="the number of classes of each client")
     equal_sizes: bool = Field(
+        True,
         description="true: equal sizes, a class that has run out is used again (FedMRUR); false: "
-        "a class is shared among its clients, and no example is used twice"
+        "a class is shared among its clients, and no example is used twice",
     )
 
 
@@ -117,7 +120,7 @@ class Shards(Partition):
 
     name: Literal["shards"] = Field(description=_PARTITION)  # type: ignore[assignment]
     shards_per_client: Count = Field(
-        description="the examples that do not fill a shard are left out"
+        2, description="the examples that do not fill a shard are left out"
     )
 
 
@@ -126,8 +129,9 @@ class DisjointClasses(Partition):
 
     name: Literal["disjoint_classes"] = Field(description=_PARTITION)  # type: ignore[assignment]
     sets: list[list[int]] | None = Field(
+        None,
         description="a list of classes for each client, such as [[0,1,3,4,7],[2,5,6,8,9]], what "
-        "is in none is left out; null: all at random"
+        "is in none is left out; null: all at random",
     )
 
 
@@ -135,7 +139,7 @@ class Natural(Partition):
     """Every client is one natural id, such as a writer."""
 
     name: Literal["natural"] = Field(description=_PARTITION)  # type: ignore[assignment]
-    min_size: Count = Field(description="ids with fewer examples are not chosen")
+    min_size: Count = Field(1, description="ids with fewer examples are not chosen")
 
 
 class Site(Partition):
