@@ -38,7 +38,7 @@ lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
 
-docs: $(STAMP) ## write docs/methods.md, docs/methods/ and docs/experiments.md from recipes and code
+docs: $(STAMP) ## write the pages, the JSON schema and the comments of conf/ that are made from schema, recipes and code
 	$(BIN)/python -m docs.generator
 
 bench: $(STAMP) ## seconds per round beside a plain PyTorch loop that does the same work

@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from common.errors import ConfigError
+
 
 def save_text(path: Path, text: str) -> None:
     """Write a text file atomically: a reader finds the old file or the new one, whole.
@@ -42,3 +44,20 @@ def last_lines(path: Path, count: int) -> str:
     """Return the last ``count`` lines of a log that are not blank."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return "\n".join(lines[-count:]) or "(the log is empty)"
+
+
+def writable_folder(folder: Path, key: str = "results_dir") -> Path:
+    """Make a folder, if it is not there, and return it.
+
+    Raises:
+        ConfigError: if it cannot be made or written to; ``key`` is what names it.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{key}={folder} cannot be made ({error.strerror}): name a folder that you can write to"
+        ) from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{key}={folder} is not writable: name a folder that you can write to")
+    return folder

@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -20,13 +20,17 @@ from typing import Any
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from hydra.errors import InstantiationException
+from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import InterpolationKeyError
+from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
-from common.errors import ConfigError, require_choice
-from conf.renamed import leaves, refuse_old_keys
+from common.errors import ConfigError
+from conf.arguments import check_arguments
+from conf.check import checked
+from conf.mistakes import explain, one_line
+from conf.relations import joined_methods
+from conf.renamed import refuse_old_keys
 
 FOLDER = Path(__file__).resolve().parent
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
@@ -38,7 +42,6 @@ NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
 FOLDER_KEYS = ("task.path", "local.reuse_training")
 # What a resumed run may change.
 LONGER = ("rounds", "target_accuracy", "evaluation")
-SWITCHES = {"yes": True, "on": True, "no": False, "off": False}
 
 RunConfig = Mapping[str, bool | float | int | str]
 
@@ -70,14 +73,31 @@ def quoted(text: str) -> str:
 
 
 def compose(run_config: RunConfig) -> DictConfig:
-    """Compose the recipe of a Flower run config; Hydra refuses unknown keys and options."""
+    """Compose and check the recipe of a Flower run config."""
     return compose_overrides(tuple(overrides_of(run_config))).copy()
 
 
 @lru_cache(maxsize=64)  # a simulation's worker composes once, not once a message
 def compose_overrides(overrides: tuple[str, ...]) -> DictConfig:
-    """Compose the recipe of these Hydra overrides; shared by all callers, so not to be edited."""
+    """Compose the recipe of these Hydra overrides; shared by all callers, so not to be edited.
+
+    Raises:
+        ConfigError: for an override that is unknown, or out of range.
+    """
     refuse_old_keys(overrides)
+    try:
+        recipe = _composed(overrides)
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise explain_words(error, overrides) from None
+    return checked(recipe, overrides)
+
+
+def explain_words(error: Exception, words: Sequence[str]) -> ConfigError:
+    """Return what Hydra has raised for these words as one line, with the nearest keys."""
+    return explain(error, words, _composed)
+
+
+def _composed(overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
         return hydra_compose(config_name="config", overrides=list(overrides))
@@ -85,46 +105,11 @@ def compose_overrides(overrides: tuple[str, ...]) -> DictConfig:
 
 def method_name(recipe: DictConfig) -> str:
     """Return the name of the method, or of the composition in alphabetical order."""
-    return _joined(recipe.strategy.methods)
-
-
-def _joined(methods: Iterable[Any]) -> str:
-    return "+".join(sorted(str(name) for name in methods)) or "fedavg"
+    return joined_methods(recipe.strategy.methods)
 
 
 # Hydra's own ${hydra.runtime.choices.strategy} is missing where several methods are chosen.
-OmegaConf.register_new_resolver("method_name", _joined, replace=True)
-
-
-def check_slots(recipe: DictConfig) -> None:
-    """Refuse two methods that replace the same slot: the order of their names would decide."""
-    owners: dict[str, str] = {}
-    for method, slots in sorted(recipe.strategy.methods.items()):
-        for slot in slots:
-            if slot in owners:
-                raise ConfigError(
-                    f"strategy=[{owners[slot]},{method}]: both replace the {slot}, and there is "
-                    "one; drop one of them"
-                )
-            owners[slot] = str(method)
-
-
-def check_requirements(recipe: DictConfig) -> None:
-    """Refuse settings that a method of the recipe cannot have."""
-    for key, needed in recipe.strategy.requires.items():
-        found = OmegaConf.select(recipe, str(key))
-        if found != needed:
-            raise ConfigError(
-                f"{key}={found}, and strategy={method_name(recipe)} needs {key}={needed}"
-            )
-
-
-def check_switches(recipe: DictConfig) -> None:
-    """Refuse yes, no, on and off: Hydra reads them as strings, and a string is true."""
-    for key, value in leaves(_plain(recipe, resolve=False), "."):
-        if isinstance(value, str) and value.lower() in SWITCHES:
-            meant = SWITCHES[value.lower()]
-            raise ConfigError(f"{key}={value} is not allowed: write {key}={str(meant).lower()}")
+OmegaConf.register_new_resolver("method_name", joined_methods, replace=True)
 
 
 def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
@@ -135,21 +120,18 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
     """
     try:
         with _model_known(recipe, classifier_tensors):
-            part = instantiate(OmegaConf.select(recipe, key), _convert_="all")
+            node = OmegaConf.select(recipe, key)
+            check_arguments(node, key)
+            part = instantiate(node, _convert_="all")
     except InterpolationKeyError as error:
         raise ConfigError(
             f"{key} refers to keys of a method that strategy={method_name(recipe)} does not have: "
-            f"{error}. (A part such as strategy/aggregator=maecho goes with strategy=maecho.)"
+            f"{one_line(str(error))}. (A part such as strategy/aggregator=maecho goes with "
+            "strategy=maecho.)"
         ) from None
     except InstantiationException as error:
         if isinstance(error.__cause__, ValueError):  # ours: it names the key and what is allowed
             raise error.__cause__ from None
-        if isinstance(error.__cause__, TypeError):
-            raise ConfigError(
-                f"{key} has an unknown key: {error.__cause__}. (strategy=[METHOD,aggregator/OTHER] "
-                "adds OTHER's keys to those of METHOD's own aggregator; strategy=METHOD "
-                "strategy/aggregator=OTHER replaces it.)"
-            ) from None
         raise
     # sums over sides must not depend on the order in which strategy=[...] names the methods
     return dict(sorted(part.items())) if isinstance(part, dict) else part
@@ -157,16 +139,7 @@ def build_part(recipe: DictConfig, key: str, classifier_tensors: int) -> Any:
 
 def build_local_optimizer(recipe: DictConfig, classifier_tensors: int) -> Any:
     """Instantiate the local optimizer that ``local.optimizer`` names."""
-    name = require_choice("local.optimizer", recipe.local.optimizer, recipe.local.optimizers)
-    own = recipe.local.optimizers[name]
-    for setting in ("momentum", "weight_decay"):
-        if recipe.local[setting] and setting not in own:
-            raise ConfigError(
-                f"local.{setting}={recipe.local[setting]}, but local.optimizer={name} has none: "
-                f"set local.{setting}=0, or one of local.optimizers.{name} "
-                f"({', '.join(sorted(str(key) for key in own if key != '_target_'))})"
-            )
-    return build_part(recipe, f"local.optimizers.{name}", classifier_tensors)
+    return build_part(recipe, f"local.optimizers.{recipe.local.optimizer}", classifier_tensors)
 
 
 def plain_part(recipe: DictConfig, key: str) -> dict[str, Any]:

@@ -1,56 +1,78 @@
 """`fedhet key=value ...` runs any recipe; with -m it runs a sweep of several.
 
-The command composes the recipe with Hydra, which refuses a wrong key or option at once, and hands
-the same words to the runtime. It shows the rounds as they end and draws the plot. Exit codes: 0 if
-the run completed, 1 if it failed, 130 for Ctrl-C, 143 for SIGTERM.
+The command composes the recipe with Hydra, checks it before it starts a process or makes a folder,
+and hands the same words to the runtime. It shows the rounds as they end and draws the plot. Exit
+codes: 0 if the run completed, 1 if it failed, 130 for Ctrl-C, 143 for SIGTERM.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
 from common.errors import ConfigError
+from common.files import writable_folder
 from common.results import ResultsFollower, Row, read_rows
-from conf import method_name
+from conf import explain_words, method_name
+from conf.check import checked
+from conf.mistakes import NO_OPTION
 from conf.renamed import refuse_old_keys
 from fedhet.commands import reported_errors
+from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run
 from fedhet.progress import closing_panel, round_display
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import NOTHING_LEFT
-from fedhet.runtimes.resources import check_sizes
+from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
 from fedhet.runtimes.runtime import Runtime, runtime_for
 from fedhet.sweep import session
 from fedhet.sweep.job import run_job
+from fedhet.sweep.method_keys import with_single_sweeps
 from fedhet.sweep.optuna_search import set_defaults
 from fedhet.sweep.resume import take_resume
 
 _POLL_SECONDS = 0.1
+_WITH_CODE = ("local", "ray")  # runtimes that import torch in this process
+_OF_CODE = (
+    *("strategy.", "strategy/", "strategy=[", "schedule.", "logger.", "local.optimizers."),
+    *("task.channels", "task.classes", "task.mean", "task.num_classes", "task.source", "task.std"),
+)
 
 
 def main() -> None:
     """Run the console command `fedhet`."""
     _handle_signals()
     with reported_errors("fedhet"):
-        sys.argv[1:] = take_resume(sys.argv[1:])
+        if {"-h", "--help"} & set(sys.argv[1:]):
+            print_help(sys.argv[1:])
+            return
+        sys.argv[1:] = take_resume(with_single_sweeps(sys.argv[1:]))
         refuse_old_keys(sys.argv[1:])
+        check_flags(sys.argv[1:])
         set_defaults()
+        os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
         try:
             _hydra_main()
+        except (HydraException, OmegaConfBaseException, ValueError) as error:
+            if isinstance(error, ValueError) and not str(error).startswith(NO_OPTION):
+                raise  # a bug of ours
+            raise explain_words(error, sys.argv[1:]) from None
         finally:
             all_completed = session.close()
     sys.exit(0 if all_completed else 1)
@@ -67,9 +89,10 @@ def _hydra_main(recipe: DictConfig) -> float | None:
 
 def run(recipe: DictConfig) -> None:
     """Run one recipe from start to end; a LaunchError says why it failed."""
-    check_sizes(recipe)
+    words = list(HydraConfig.get().overrides.task)
+    check_run(recipe, words)
     results_dir = _prepare_results_dir(recipe)
-    overrides = app_overrides(HydraConfig.get().overrides.task, recipe, results_dir)
+    overrides = app_overrides(words, recipe, results_dir)
     results = ResultsFollower(results_dir)
     console = Console()
     title = f"{method_name(recipe)} on {recipe.task.name}"
@@ -87,6 +110,24 @@ def run(recipe: DictConfig) -> None:
     if server_folder := summary.get("server_folder"):
         where += f"\nmodel    {server_folder} at the server (runtime.fetch brings it)"
     console.print(Text(where), soft_wrap=True)
+
+
+def check_run(recipe: DictConfig, words: Sequence[str]) -> None:
+    """Refuse a recipe that cannot run on this machine; ``words`` are its overrides.
+
+    What constructors check is checked here, too, where a word sets it or the runtime needs their
+    modules anyway: importing them takes seconds.
+    """
+    checked(recipe, words)
+    check_machine(recipe)
+    if recipe.runtime.name in _WITH_CODE or any(map(_is_of_code, words)):
+        from server_app.assembly import check_parts
+
+        check_parts(recipe)
+
+
+def _is_of_code(word: str) -> bool:
+    return word.lstrip("+~").startswith(_OF_CODE)
 
 
 def _watch(
@@ -124,8 +165,7 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
             f"results_dir={folder} is not empty: name another folder, or continue the run in it "
             "with resume=true"
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    return writable_folder(folder)
 
 
 def _new_results_dir(recipe: DictConfig) -> Path:

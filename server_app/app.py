@@ -12,8 +12,10 @@ from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
 
 from common.errors import ConfigError
+from common.files import writable_folder
 from common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, read_summary
 from conf import compose, method_name
+from server_app.assembly import check_parts
 from server_app.checkpoint import checkpoints, last_whole_checkpoint
 from server_app.polling_grid import with_fast_polling
 from server_app.run import Run, log_write_errors, write_failure
@@ -25,6 +27,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Compose the recipe, check it, run it."""
     recipe = compose(context.run_config)
+    check_parts(recipe)
     folder = results_folder(recipe)
     last = last_checkpoint(recipe, folder)
     try:
@@ -38,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def results_folder(recipe: DictConfig) -> Path:
-    """Return the run's results directory; by default a new one under ~/fedhet-results."""
+    """Make and return the results directory; by default a new one under ~/fedhet-results."""
     if recipe.results_dir:
         folder = Path(recipe.results_dir).expanduser()
         if not folder.is_absolute():
@@ -46,10 +49,10 @@ def results_folder(recipe: DictConfig) -> Path:
                 f"results_dir={recipe.results_dir} must be absolute here: Flower starts the "
                 "ServerApp in a directory of its own"
             )
-        return folder
+        return writable_folder(folder)
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     name = f"{stamp}_{method_name(recipe)}_{recipe.task.name}_seed{recipe.seed}"
-    return Path.home() / "fedhet-results" / name
+    return writable_folder(Path.home() / "fedhet-results" / name)
 
 
 def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from torch import nn
 
-from common.errors import ConfigError, require_choice, require_range, require_whole
+from common.errors import ConfigError
 from conf import (
     build_local_optimizer,
     build_part,
-    check_requirements,
-    check_slots,
-    check_switches,
     fingerprint,
     method_name,
     plain_part,
 )
+from conf.arguments import check_arguments
 from server_app.calibration import Calibration
 from strategies.base import Observer, Output, ReplyTransform
 from strategies.components.local_training_config import local_training_config
@@ -26,30 +24,33 @@ from strategies.round.federated import FederatedStrategy
 from strategies.round.registration import FederationConfig
 from strategies.round.server_model import BuildsOutputModel, ServerModel
 from tasks import Task
+from tasks.config import read_config
 from tasks.evaluation import classifies
+from tasks.partitions import PartitionConfig
 from tasks.transform import Transform
 
+_PARTS = (
+    "strategy.client_sides",
+    "strategy.server_sides",
+    "strategy.transforms",
+    "strategy.aggregator",
+    "strategy.server_optimizer",
+    "strategy.output",
+    "strategy.sampler",
+    "strategy.secure_aggregation",
+    "schedule",
+)
 
-def check_recipe(recipe: DictConfig) -> None:
-    """Refuse values that no method can run with."""
-    check_slots(recipe)
-    check_requirements(recipe)
-    check_switches(recipe)
-    require_whole("rounds", recipe.rounds, low=1)
-    counts = ("evaluation.every", "checkpoint.every", "evaluation.finetune_epochs")
-    for key in ("seed", "clients", *counts):
-        require_whole(key, OmegaConf.select(recipe, key))
+
+def check_parts(recipe: DictConfig) -> None:
+    """Refuse what the constructors of a recipe's parts refuse, before a model or data are there."""
+    read_config(plain_part(recipe, "task"))
+    PartitionConfig.from_mapping(plain_part(recipe, "partition"))
     local_training_config(recipe.local, recipe.strategy.phases)
-    for name in ("round_timeout_seconds", "connect_timeout_seconds"):
-        require_range(f"runtime.{name}", recipe.runtime[name], open_low=True)
-    require_choice("evaluation.model", recipe.evaluation.model, ("global", "clients", "both"))
-    if recipe.target_accuracy is not None:
-        require_range("target_accuracy", recipe.target_accuracy, high=1.0)
-        if recipe.evaluation.every == 0:
-            raise ConfigError(
-                f"target_accuracy={recipe.target_accuracy} is checked at evaluations, but "
-                "evaluation.every=0 has none before the end; set evaluation.every to 1 or more"
-            )
+    build_local_optimizer(recipe, classifier_tensors=1)
+    for key in _PARTS:
+        build_part(recipe, key, classifier_tensors=1)
+    check_arguments(recipe.logger, "logger")  # not built: its package is the server's
 
 
 def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Calibration:
@@ -58,17 +59,6 @@ def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Cali
     if not found.alphas:
         return found
     start = f"calibration.alphas={list(found.alphas)}: "
-    if not recipe.partition.holdout:
-        raise ConfigError(
-            f"{start}clients calibrate on held-out examples; set partition.holdout="
-            f"{recipe.partition.holdout} to 0.1, or calibration.alphas=[]"
-        )
-    for group in ("secure_aggregation", "differential_privacy"):
-        if recipe.strategy.get(group):
-            raise ConfigError(
-                f"{start}every client sends a histogram in the clear, and strategy/{group} "
-                f"forbids that; set calibration.alphas=[], or strategy/{group}=none"
-            )
     if not classifies(model):
         raise ConfigError(f"{start}task.model={recipe.task.model} does not classify")
     if isinstance(output, BuildsOutputModel):

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
-from numbers import Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -19,7 +18,6 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from flwr.common.logger import log
 from torch import nn
 
-from common.errors import ConfigError, require_range, require_whole
 from strategies.base import RefusedReplyError
 from strategies.round.decoder import decode_tensors
 from tasks.conformal import CALIBRATE, LOG_LOSSES
@@ -50,16 +48,6 @@ class Calibration:
     alphas: Sequence[float] = ()
     bins: int = BINS
     temperature_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        """Check the ranges."""
-        if not isinstance(self.alphas, Sequence) or not all(map(_is_share, self.alphas)):
-            raise ConfigError(
-                f"calibration.alphas={self.alphas} is not allowed: it must be a list of numbers in "
-                "(0, 1), such as [0.1]"
-            )
-        require_whole("calibration.bins", self.bins, low=1)
-        require_range("calibration.temperature_share", self.temperature_share, high=0.9)
 
     def run(self, ask: Ask, classes: int) -> dict[str, Any]:
         """Ask the clients, and return temperature and thresholds.
@@ -105,10 +93,6 @@ def add_coverage(
         threshold = math.inf if one["threshold"] is None else one["threshold"]
         covered, size = coverage_and_size(scores[one["score"]], labels, threshold)
         one |= {"coverage": covered, "mean_size": size}
-
-
-def _is_share(value: object) -> bool:
-    return isinstance(value, Real) and 0 < float(value) < 1
 
 
 def _read(answers: Answers, read: Callable[[ArrayRecord | None], Read]) -> dict[int, Read]:

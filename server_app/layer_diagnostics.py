@@ -15,7 +15,7 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from common.errors import ConfigError, require_whole
+from common.errors import ConfigError
 from common.results import RowsFile
 from server_app.machine import usable_cpus
 from strategies.base import Cohort, Reply, Tensors
@@ -146,10 +146,10 @@ def observers_of(
                 folder / SIMILARITY,
                 compared,
                 test_data,
-                examples=require_whole("diagnostics.cka_examples", examples, low=2),
-                every=require_whole("diagnostics.cka_every", options.cka_every, low=1),
+                examples=examples,
+                every=int(options.cka_every),
                 last=int(recipe.rounds),
-                clients=require_whole("diagnostics.cka_clients", options.cka_clients, low=2),
+                clients=int(options.cka_clients),
             )
         )
     return found

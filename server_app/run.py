@@ -31,7 +31,7 @@ from conf import (
     resume_fingerprint,
     versions,
 )
-from server_app.assembly import build_strategy, calibration_of, check_recipe, server_model_of
+from server_app.assembly import build_strategy, calibration_of, server_model_of
 from server_app.calibration import CalibrationError, add_coverage
 from server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from server_app.layer_diagnostics import observers_of
@@ -52,7 +52,6 @@ class Run:
     """One run of a recipe into ``folder``, checked before round 1; ``last`` is a checkpoint."""
 
     def __init__(self, recipe: DictConfig, folder: Path, last: Path | None) -> None:
-        check_recipe(recipe)
         self.loggers = Loggers(build_part(recipe, "logger", classifier_tensors=0))
         keep_freed_memory()
         torch.set_num_threads(1)  # idle threads of a pool would take the simulated clients' CPUs

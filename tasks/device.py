@@ -18,11 +18,17 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(name)
+        device = torch.device(name)
     except RuntimeError:
         raise ConfigError(
             f"device={name} is unknown; allowed: auto, cpu, cuda, or one GPU such as cuda:1"
         ) from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device={name}: this machine has {torch.cuda.device_count() or 'no'} CUDA devices; "
+            "set device=auto or cpu"
+        )
+    return device
 
 
 def keep_freed_memory() -> bool:

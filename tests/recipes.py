@@ -1,13 +1,17 @@
 """Runs a recipe through both apps in this process: Flower's messages, no Ray."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig, OmegaConf
 
 from client_app.app import app as client_app
-from conf import compose
+from conf import compose, compose_overrides
 from server_app import app as server
 from tests.deployed import RECIPE
 from tests.federation import InProcessGrid
@@ -17,6 +21,22 @@ TINY = [*RECIPE, "task.train_size=600", "task.test_size=120"]
 
 def overrides(*words: str) -> dict[str, str]:
     return {"overrides": json.dumps(list(words))}
+
+
+@contextmanager
+def changed(words: tuple[str, ...], word: str) -> Iterator[DictConfig]:
+    """Yield the recipe of ``words`` with one more; composing anew takes a third of a second."""
+    recipe, override = compose_overrides(words), OverridesParser.create().parse_override(word)
+    parent, _, name = override.key_or_group.rpartition(".")
+    content = (OmegaConf.select(recipe, parent) if parent else recipe)._content
+    before = dict(content)
+    content.update({name: deepcopy(before[name])} if name in before else {})
+    OmegaConf.update(recipe, override.key_or_group, override.value(), merge=False, force_add=True)
+    try:
+        yield recipe
+    finally:
+        content.clear()
+        content.update(before)
 
 
 def grid_of(

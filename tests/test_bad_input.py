@@ -5,64 +5,152 @@ import logging
 import shutil
 
 import pytest
-from hydra.errors import HydraException
+from flwr.app import Context, RecordDict
 
-from conf import compose
+from common.errors import ConfigError
+from conf import compose, compose_overrides
+from server_app import app as server
 from server_app.app import results_folder
-from tests.recipes import TINY, overrides, run_recipe
+from server_app.assembly import check_parts
+from tests.recipes import TINY, changed, overrides, run_recipe
 
-BEFORE_ROUND_1 = [
-    (["rounds=0"], r"rounds=0 .* at least 1"),
-    (["participation=0"], r"participation=0"),
-    (["participation=1.5"], r"participation=1\.5 .* 1\.0\]"),
-    (["target_accuracy=93"], r"target_accuracy=93 .* 1\.0\]"),
+DP = "strategy.differential_privacy"
+# Words of the recipe, key of a method or class, values that its constructor or its hints refuse.
+CONSTRUCTORS = """
+strategy=fedprox | strategy.fedprox.mu | -1 abc null true .nan .inf [1]
+strategy=scaffold | strategy.scaffold.option | III 2 null
+strategy=feddw | strategy.feddw.mu | -1 abc null
+strategy=feddw | strategy.feddw.decay | 1.5 abc
+strategy=feddw | strategy.feddw.decay_every | 0 1.5 abc
+strategy=feddw | strategy.soft_labels.history | every 3
+strategy=feddw | strategy.soft_labels.smoothing | 1.5 abc
+strategy=feddw | strategy.soft_labels.noise_multiplier | -1 abc
+strategy=feddw | strategy.soft_labels.secret | maybe 1
+strategy=moon | strategy.moon.mu | -1 abc null
+strategy=moon | strategy.moon.tau | 0 abc
+strategy=moon | strategy.moon.previous | 0 1.5 abc
+strategy=feddyn | strategy.feddyn.alpha | -0.1 abc null
+strategy=fedexp | strategy.fedexp.eps | 0 abc
+strategy=fedmrur | strategy.fedmrur.gamma | -1 abc
+strategy=fedmrur | strategy.fedmrur.space | flat 3
+strategy=fedmrur | strategy.sam.rho | -0.1 abc true
+strategy=fedmrur | strategy.client_momentum.alpha | 0 1.1 abc
+strategy=feduv | strategy.feduv.variance | -1 abc
+strategy=fedproto | strategy.fedproto.coefficient | -1 abc
+strategy=feddistill | strategy.feddistill.coefficient | -1 abc
+strategy=fedala | strategy.fedala.eta | -1 abc
+strategy=fedala | strategy.fedala.data_share | 0 1.5 abc
+strategy=per_fedavg | strategy.per_fedavg.alpha | -1 abc
+strategy=per_fedavg | strategy.per_fedavg.order | second 3
+strategy=per_fedavg | strategy.per_fedavg.same_batch | maybe 1 null
+strategy=maecho | strategy.maecho.iterations | -1 1.5 abc
+strategy=maecho | strategy.maecho.step | 2.5 0 abc
+strategy=maecho | strategy.maecho.normalise | maybe 1
+strategy=maecho | strategy.maecho.cap | 0 1.5 abc
+strategy=maecho | strategy.projections.form | rigde 3
+strategy=maecho | strategy.projections.rank | 0 abc
+strategy=dense | strategy.dense.epochs | -1 abc
+strategy=dense | strategy.dense.batch_size | 1 abc
+strategy=dense | strategy.dense.masked_teacher | maybe 1
+strategy=dense | strategy.dense.images | 0 abc
+strategy=regmean | strategy.regmean.shrinkage | 1.5 abc
+strategy=pfnm | strategy.pfnm.sigma | 0 abc
+strategy=pfnm | strategy.pfnm.sweeps | -1 1.5 abc
+strategy=fedavgm | strategy.server_optimizer.momentum | 1.5 abc
+strategy=fedadam | strategy.server_optimizer.beta1 | -1 1.5 abc
+strategy=fedadam | strategy.server_optimizer.tau | 0 abc
+strategy/differential_privacy=central_fixed | DP.clipping_norm | 0 abc
+strategy/differential_privacy=central_fixed | DP.noise_multiplier | -1 abc
+strategy/differential_privacy=central_fixed | DP.clipping | both 3
+strategy/differential_privacy=central_fixed | DP.delta | 0 1 abc
+strategy/differential_privacy=central_fixed | DP.secret | maybe 1
+strategy/differential_privacy=local | DP.epsilon | 0 abc
+strategy/secure_aggregation=secagg_plus | strategy.secure_aggregation.num_shares | 0 abc
+strategy/secure_aggregation=secagg_plus | strategy.secure_aggregation.max_examples | 0 abc
+strategy=fedavg | local.optimizers.adam.eps | abc
+strategy=fedavg | strategy.aggregator.foo | 1
+strategy=fedavg | schedule._target_ | foo.bar
+strategy=fedavg | strategy.sampler._target_ | strategies.nothing.Here
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "key", "value"),
+    [
+        (word, key, value)
+        for line in CONSTRUCTORS.strip().splitlines()
+        for word, key, values in [line.replace(" DP.", f" {DP}.").split(" | ")]
+        for value in values.split()
+    ],
+)
+def test_a_methods_key_is_typed_by_the_constructor_that_takes_it(word, key, value):
+    words = (word, "local.optimizer=adam") if "optimizers.adam" in key else (word,)
+    with changed(words, f"{key}={value}") as recipe, pytest.raises(ConfigError) as refused:
+        check_parts(recipe)
+    line = str(refused.value)
+    assert "\n" not in line
+    assert key in line
+    assert value.strip("[].").lower() in line.lower() or "unknown key" in line, line
+
+
+TOGETHER = [
     (["target_accuracy=0.9", "evaluation.every=0"], r"evaluation\.every"),
-    (["local.lr=0"], r"local\.lr=0"),
     (["local.epochs=null"], r"local\.epochs=None and local\.steps=None"),
     (["local.steps=5"], r"give exactly one"),
-    (["local.batch_size=0"], r"local\.batch_size=0"),
-    (["local.clip=0"], r"local\.clip=0"),
-    (["local.optimizer=sgdd"], r"local\.optimizer='sgdd' is unknown; allowed: adam, sgd"),
     (["local.optimizer=adam", "local.momentum=0.9"], r"local\.momentum=0\.9"),
-    (["server.lr=0"], r"server\.lr=0"),
-    (["schedule=exponential", "schedule.decay=2"], r"schedule\.decay=2"),
-    (["schedule=multi_step", "schedule.milestones=[30]"], r"schedule\.milestones=\[30\]"),
-    (["strategy=fedprox", "strategy.fedprox.mu=-1"], r"fedprox\.mu=-1"),
-    (["strategy=scaffold", "local.momentum=0.9"], r"local\.momentum=0"),
-    (["strategy=scaffold", "local.optimizer=adam"], r"local\.optimizer=sgd"),
     (["strategy=per_fedavg", "local.optimizer=adam"], r"needs local\.optimizer=per_fedavg"),
     (
         ["strategy=fedmrur", "local.optimizer=sgd"],
         r"local\.optimizer=sgd.*needs local\.optimizer=sam",
     ),
-    (["strategy=scaffold", "strategy.scaffold.option=III"], r"strategy\.scaffold\.option='III'"),
-    (["strategy=[maecho,aggregator/masked_mean]"], r"strategy/aggregator=OTHER replaces it"),
+    (["strategy=[fedadam,fedyogi]"], r"both replace the server_optimizer"),
+    (["clients=3", "min_replies=4"], r"of the 3 clients at most 3 .*to 3 or less"),
+    (["clients=3", "min_replies=3", "participation=0.5"], r"min_replies=3.*at most 2 take part"),
+    (["clients=3", "runtime.min_clients=4"], r"runtime\.min_clients=4 is more than clients=3"),
+    (["clients=2000"], r"clients=2000 is more than the 1797 training examples"),
+    (["task=mnist", "clients=60001"], r"clients=60001 is more than the 60000 training examples"),
+    (["clients=20", "task.train_size=10"], r"clients=20 is more than the 10 .*task\.train_size"),
+    (["runtime.client_cpus=4", "runtime.num_cpus=2"], r"runtime\.num_cpus=2 is less than"),
+    (["calibration.alphas=[0.1]"], r"partition\.holdout=0\.0 to 0\.1"),
+    (["strategy=fedcm", "local.initial=own"], r"needs local\.initial=received"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), TOGETHER, ids=lambda v: str(v)[:60])
+def test_values_that_do_not_fit_together_are_refused(words, message, monkeypatch):
+    monkeypatch.delenv("FEDHET_DATA", raising=False)
+    with pytest.raises(ConfigError, match=message):
+        compose_overrides(tuple(words))
+
+
+@pytest.mark.parametrize("word", ["rounds=0", "local.lrr=1", "strategy.fedprox.mu=abc"])
+def test_flwr_run_refuses_before_it_makes_a_folder(word, tmp_path):
+    words = ["strategy=fedprox", word, f"results_dir={tmp_path / 'run'}"]
+    context = Context(
+        run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=overrides(*words)
+    )
+    with pytest.raises(ConfigError, match=word.partition("=")[0]):
+        server.main(None, context)
+    assert list(tmp_path.iterdir()) == []
+
+
+# What only the model or the data tell.
+BEFORE_ROUND_1 = [
+    (["strategy=scaffold", "local.momentum=0.9"], r"local\.momentum=0"),
+    (["strategy=scaffold", "local.optimizer=adam"], r"local\.optimizer=sgd"),
     (
         ["strategy=fedpvr", "strategy.fedpvr.layers=fc9*"],
         r"none of .*head\.weight.*strategy\.fedpvr\.layers",
     ),
     (["strategy=fedpvr", "strategy.fedpvr.layers=last:99"], r"last:99"),
     (["strategy=[fedpvr,scaffold]"], r"control_variate"),
-    (["strategy=[fedadam,fedyogi]"], r"both replace the server_optimizer"),
-    (["min_replies=0"], r"min_replies=0"),
-    (["min_replies=4"], r"min_replies=4, but of the 3 clients at most 3 .*to 3 or less"),
-    (["min_replies=3", "participation=0.5"], r"min_replies=3.*at most 2 take part"),
-    (["rounds=2.5"], r"rounds=2\.5 .*whole number"),
-    (["local.lr=abc"], r"local\.lr=abc .*must be a number"),
-    (["evaluation.every=0.5"], r"evaluation\.every=0\.5 .*whole number"),
-    (["local.drop_last=On"], r"local\.drop_last=On .*write local\.drop_last=true"),
-    (["task.test_size=abc"], r"task\.test_size='abc' must be a whole number or null"),
-    (["partition.balance=maybe"], r"partition\.balance='maybe' must be true or false"),
-    (["device=foo"], r"device=foo is unknown; allowed: auto, cpu"),
-    (["calibration.alphas=[0.1,2]"], r"calibration\.alphas=\[0\.1, 2\] .*\(0, 1\)"),
-    (["partition=pathological", "partition.classes=1.5"], r"partition\.classes=1\.5 .*whole"),
-    (["strategy/aggregator=maecho"], r"strategy\.aggregator refers to keys .*strategy=fedavg"),
     (["strategy=[fedpvr,fedper]"], r"corrects \['head\.weight'\].*strategy\.personal"),
     (["strategy=[fedala,fedper]"], r"strategy\.fedala\.layers='head\.\*' selects none of"),
-    (["strategy=fedcm", "local.initial=own"], r"needs local\.initial=received"),
-    (["task.model=mpl"], r"task\.model.*mlp"),
-    (["partition.alpha=0"], r"partition\.alpha=0"),
     (["clients=4"], r"clients=4"),
+    (
+        ["task.head_init=orthogonal", "task.model=cvae", "task.mean=[0]", "task.std=[1]"],
+        "head_init",
+    ),
 ]
 
 
@@ -76,22 +164,6 @@ def test_refused_before_round_1_with_the_key(words, message, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["error"]
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("strategy=fedprx", "fedprox"),
-        ("task=minst", "mnist"),
-        ("partition=dirichet", "feddf_dirichlet"),
-        ("schedule=step", "multi_step"),
-        ("local.lrr=0.1", r"\+local\.lrr"),
-        ("round=3", r"\+round=3"),
-    ],
-)
-def test_unknown_names_list_what_there_is(word, message):
-    with pytest.raises(HydraException, match=message):
-        compose(overrides(word))
 
 
 def test_a_relative_results_dir_is_refused(tmp_path):

@@ -1,10 +1,11 @@
-"""Writes docs/methods.md, docs/methods/ and docs/experiments.md: ``python -m docs.generator``."""
+"""Writes what is made from recipes, schema and code: ``python -m docs.generator``."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from docs.generator.experiments import experiments_page
+from docs.generator.keys import SCHEMA, commented_files, json_schema, keys_page
 from docs.generator.pages import METHODS, index, method_page
 from docs.generator.recipes import ROOT, all_methods
 
@@ -15,6 +16,12 @@ def pages() -> dict[Path, str]:
     written = {METHODS / f"{method.id}.md": method_page(method) for method in methods}
     written[METHODS.with_suffix(".md")] = index(methods)
     written[ROOT / "docs" / "experiments.md"] = experiments_page()
+    return written | made_of_schema()
+
+
+def made_of_schema() -> dict[Path, str]:
+    """Return the files that the schema of the recipe alone makes; the others take minutes."""
+    written = {ROOT / "docs" / "keys.md": keys_page(), SCHEMA: json_schema(), **commented_files()}
     return written
 
 
@@ -26,7 +33,7 @@ def main() -> None:
         path.unlink()
     for path, text in written.items():
         path.write_text(text, encoding="utf-8")
-    print(f"{len(written)} pages in {METHODS.parent.relative_to(ROOT)}/")
+    print(f"{len(written)} files in {METHODS.parent.relative_to(ROOT)}/ and conf/")
 
 
 if __name__ == "__main__":

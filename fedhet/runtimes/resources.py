@@ -6,10 +6,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from common.errors import require_range, require_whole
+from common.errors import ConfigError
 
+_WSL = Path("/dev/dxg")  # its GPUs have no /dev/nvidia*
 MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides its model
 
 
@@ -24,7 +25,6 @@ class Share:
 
 def share_of_machine(recipe: DictConfig) -> Share:
     """Return a run's share: no more workers than its CPUs, its GPUs and a cohort allow."""
-    check_sizes(recipe)
     share = gpu_share(recipe)
     client_cpus = int(recipe.runtime.client_cpus)
     workers = max(1, cpus_for(recipe) // client_cpus)
@@ -34,15 +34,29 @@ def share_of_machine(recipe: DictConfig) -> Share:
     return Share(max(1, min(workers, int(len(gpus) / share))), client_cpus, gpus)
 
 
-def check_sizes(recipe: DictConfig) -> None:
-    """Refuse a size that cannot be simulated with a ConfigError."""
-    runtime = recipe.runtime
-    # clients=0 in a deployment: as many as there are SuperNodes
-    require_whole("clients", recipe.clients, low=0 if runtime.name == "deployment" else 1)
-    require_whole("runtime.client_cpus", runtime.client_cpus, low=1)
-    if runtime.num_cpus is not None:
-        require_whole("runtime.num_cpus", runtime.num_cpus, low=int(runtime.client_cpus))
-    require_range("participation", recipe.participation, high=1.0, open_low=True)
+def check_machine(recipe: DictConfig) -> None:
+    """Refuse what this machine cannot carry out with a ConfigError."""
+    here = recipe.runtime.name in ("flower", "local") or recipe.runtime.get("address", "") is None
+    if not here:
+        return
+    if OmegaConf.select(recipe, "partition.name") == "site":
+        raise ConfigError(
+            f"partition=site reads the folder that each node's config names, and the clients of "
+            f"runtime={recipe.runtime.name} are no nodes: choose runtime=deployment, or another "
+            "partition"
+        )
+    if recipe.clients == 0:
+        raise ConfigError(
+            f"clients=0 takes their number from the SuperNodes of runtime=deployment: with "
+            f"runtime={recipe.runtime.name} set clients to 1 or more"
+        )
+    wanted, gpus = str(recipe.device), gpu_names()
+    number = int(wanted.partition(":")[2] or 0)
+    if wanted.startswith("cuda") and not (number < len(gpus) or _WSL.exists()):
+        raise ConfigError(
+            f"device={wanted}: this machine has {len(gpus) or 'no'} CUDA device"
+            f"{'s' if len(gpus) > 1 else ''}; set device=auto or cpu"
+        )
 
 
 def gpu_names() -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from conf import FOLDER_KEYS, quoted
-from fedhet.runtimes.resources import check_sizes, cpus_for, gpu_share
+from fedhet.runtimes.resources import cpus_for, gpu_share
 
 _PATH_KEYS = (*FOLDER_KEYS, "task.vocabulary_file")
 
@@ -38,7 +38,6 @@ def run_config_toml(overrides: Sequence[str]) -> str:
 
 def federation_config(recipe: DictConfig) -> str:
     """Return the simulation's size as `flwr run --federation-config` reads it."""
-    check_sizes(recipe)
     runtime, cpus = recipe.runtime, cpus_for(recipe)
     words = [
         f"num-supernodes={recipe.clients}",

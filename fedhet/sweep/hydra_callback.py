@@ -34,7 +34,7 @@ class SweepCallback(Callback):
                     objective=objective,
                     sweeper=sweeper,
                     launcher=launcher,
-                    plan=plan_sweep(words, objective, sweeper),
+                    plan=plan_sweep(words, objective, sweeper, config),
                     resuming=resume.resuming(),
                 )
             )

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString
+from omegaconf import DictConfig
 
 from common.errors import ConfigError
+from conf.check import check_sweep
+from fedhet.sweep.method_keys import is_single
 from fedhet.sweep.optuna_search import check_search, is_search
+
+_MOST_VALUES = 1000
 
 
 @dataclass(frozen=True)
@@ -23,8 +30,13 @@ class SweepPlan:
     varied: Sequence[str]  # the keys that have more than one value
 
 
-def plan_sweep(words: Sequence[str], objective: str, sweeper: Mapping[str, Any]) -> SweepPlan:
-    """Return what a sweep will be; refuse keys of one run, and a search that could only fail."""
+def plan_sweep(
+    words: Sequence[str], objective: str, sweeper: Mapping[str, Any], recipe: DictConfig
+) -> SweepPlan:
+    """Return what a sweep will be; refuse keys of one run, and a sweep that could only fail.
+
+    ``recipe`` is composed without the swept words.
+    """
     given = {word.partition("=")[0].lstrip("+") for word in words}
     if "results_dir" in given:
         raise ConfigError(
@@ -38,9 +50,20 @@ def plan_sweep(words: Sequence[str], objective: str, sweeper: Mapping[str, Any])
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     overrides = parser.parse_overrides([*params, *words])  # an experiment file's, then the typed
     last = {one.get_key_element(): one for one in overrides}
-    varied = [key for key, override in last.items() if override.is_sweep_override()]
+    swept = {key: one for key, one in last.items() if one.is_sweep_override()}
+    check_sweep(recipe, {key.lstrip("+"): _values_of(one) for key, one in swept.items()})
+    varied = [key for key, override in swept.items() if not is_single(override)]
     if is_search(sweeper):
         trials, batch = sweeper.get("n_trials"), sweeper.get("n_jobs")
         return SweepPlan(int(trials) if trials else None, int(batch) if batch else None, varied)
     total = sum(len(batch) for batch in BasicSweeper.split_arguments(overrides, None))
     return SweepPlan(total, min(total, int(sweeper.get("max_batch_size") or total)), varied)
+
+
+def _values_of(override: Override) -> list[Any]:
+    """Return the values of a sweep, of an interval its ends."""
+    if override.is_interval_sweep():
+        interval: Any = override.value()
+        return [interval.start, interval.end]
+    values = islice(override.sweep_iterator(), _MOST_VALUES)
+    return [one.text if isinstance(one, QuotedString) else one for one in values]

@@ -1,11 +1,15 @@
 """The committed pages are those that `make docs` writes, and links in pages lead somewhere."""
 
+import json
 import re
 
 import pytest
+import yaml
+from jsonschema import Draft202012Validator
+from omegaconf import OmegaConf
 
 import conf
-from docs.generator.__main__ import pages
+from docs.generator.__main__ import made_of_schema, pages
 from docs.generator.experiments import number_of_jobs
 from docs.generator.markdown import to_markdown
 from docs.generator.pages import METHODS
@@ -13,6 +17,24 @@ from docs.generator.recipes import ROOT
 
 FOLDERS = (ROOT, ROOT / "docs", ROOT / "docs" / "methods", ROOT / "docs" / "results")
 DOCUMENTS = [path for folder in FOLDERS for path in sorted(folder.glob("*.md"))]
+
+
+def test_keys_json_schema_and_comments_are_those_of_the_schema():
+    for path, text in made_of_schema().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path} is out of date: run `make docs`"
+
+
+def test_an_editor_accepts_every_recipe_of_the_repository_and_marks_mistakes():
+    validator = Draft202012Validator(json.loads((ROOT / "docs" / "recipe.schema.json").read_text()))
+    experiments = sorted((ROOT / "conf" / "experiment").rglob("*.yaml"))
+    for path in [ROOT / "conf" / "config.yaml", *experiments]:
+        assert [error.message for error in validator.iter_errors(load(path))] == [], path
+    for wrong in ("local: {lrr: 1}", "rounds: 0", "device: gpu", "partition: {alpha: 0}"):
+        assert list(validator.iter_errors(yaml.safe_load(wrong))), wrong
+
+
+def load(path):
+    return OmegaConf.to_container(OmegaConf.load(path))  # which reads 1e-3 as a number
 
 
 @pytest.mark.slow  # two rounds of every method

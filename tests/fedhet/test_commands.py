@@ -17,21 +17,39 @@ from tests.fedhet.sweep.sweeps import fork
 def test_help_and_what_cannot_start_leave_no_trace(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").touch()
-    done = fork(tmp_path, "--help")
+    done = fork(tmp_path, "strategy=fedprox", "--help")
     assert done.returncode == 0
-    assert "strategy: " in done.stdout
+    assert "  strategy: alignment, average," in done.stdout
+    assert re.search(r"local\.lr +0\.1 +a number above 0 +eta_l, times", done.stdout)
+    assert re.search(r"strategy\.fedprox\.mu +0\.01 ", done.stdout)
     for word, message in {
-        "strategy=fedavgg": "fedavgg(.|\n)*scaffold",  # Hydra lists the options
-        "roundz=3": "roundz",
-        "results_dir=full": "^.*full is not empty: .* resume=true$",  # in one line
-        "results_dir=full/file": "^.*is a file; .*$",
-        "resume=true": "^.*results_dir=.*$",
-        "runtime.name=moon": "^.*runtime=moon.*$",
+        "strategy=fedavgg": "strategy=fedavgg is unknown: did you mean fedavg",
+        "roundz=3": r"unknown key roundz: did you mean rounds\?",
+        "+roundz=3": r"unknown key roundz: did you mean rounds\?",
+        "results_dir=full": "full is not empty: .* resume=true$",
+        "results_dir=full/file": "is a file; ",
+        "results_dir=full/file/x": "cannot be made .* that you can write to$",
+        "resume=true": "results_dir=",
+        "runtime.name=moon": "runtime.name=moon is unknown; allowed: deployment, flower, local",
+        "clients=100000000": r"clients=100000000 is not allowed: .*\[0, 1000000\]",
+        "clients=2000": "clients=2000 is more than the 1797 training examples of task=digits",
+        "device=cuda:77": "device=cuda:77: this machine has .* set device=auto or cpu",
+        "strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
+        "+strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
+        "strategy/aggregator=maecho": r"strategy\.aggregator refers to keys of a method",
+        "=3": "=3: a group takes the name of an option",
+        "--multirum": r"unknown option --multirum: did you mean --multirun",
+        "-m seed=0,1 rounds=0": "rounds=0 is not allowed",
+        "-m local.lr=0.1,-1": "local.lr=-1 is not allowed",
+        "-m strategy=fedavg,fedprx": "strategy=fedprx is unknown: did you mean fedprox",
+        "-m strategy=fedavg,fedsam strategy.sam.rho=1": "strategy=fedavg of this sweep has no such",
+        "-m strategy=fedsam,fedmrur local.lrr=1": r"unknown key local\.lrr: did you mean local\.lr",
+        "-m objective=acuracy seed=0,1": "objective=acuracy is unknown: did you mean accuracy",
     }.items():
-        assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
-        done = fork(tmp_path, word)
+        assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"], word
+        done = fork(tmp_path, *word.split())
         assert done.returncode == 1
-        assert re.search(message, done.stderr.rstrip()), done.stderr
+        assert re.search(rf"^fedhet: .*{message}.*$", done.stderr.rstrip()), done.stderr  # one line
 
 
 def test_another_flower_is_refused_by_name(monkeypatch):

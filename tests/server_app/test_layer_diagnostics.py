@@ -60,7 +60,6 @@ def test_a_resumed_run_has_every_round_once(measured, tmp_path):
     [
         (["diagnostics.layers=tail.*"], r"diagnostics\.layers='tail\.\*' selects none"),
         (["diagnostics.cka=all", "strategy=fedper"], r"strategy\.personal=.*set it to none"),
-        (["diagnostics.cka=all", "diagnostics.cka_clients=1"], r"diagnostics\.cka_clients=1"),
     ],
 )
 def test_invalid_diagnostics_are_refused_before_round_1(words, message, tmp_path):

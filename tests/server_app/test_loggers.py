@@ -167,8 +167,10 @@ def test_what_nodes_and_resumed_runs_do_not_compare():
         "logger=[csv,tensorboard]",
         "local.reuse_training=/a/folder",
         "calibration.alphas=[0.1]",
+        "partition.holdout=0.1",
     ]
-    plain, other = compose(overrides("logger=none")), compose(overrides(*words))
+    plain = compose(overrides("logger=none", "partition.holdout=0.1"))
+    other = compose(overrides(*words))
     assert fingerprint(plain) == fingerprint(other)
     assert resume_fingerprint(plain) == resume_fingerprint(other)
 

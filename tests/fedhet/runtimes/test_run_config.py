@@ -2,6 +2,7 @@
 
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 from flwr.cli.run.run import _parse_federation_config_overrides
@@ -99,13 +100,31 @@ def test_clients_share_the_gpus_that_cuda_sees(monkeypatch, gpus, device, runtim
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("gpus", "changes", "message"),
     [
-        ({"clients": 0}, "clients=0 .* at least 1"),
-        ({"runtime": {"client_cpus": 0}}, r"runtime\.client_cpus=0 .* at least 1"),
-        ({"runtime": {"client_cpus": 4, "num_cpus": 2}}, r"runtime\.num_cpus=2 .* at least 4"),
+        ("", {"clients": 0}, r"clients=0 takes .* set clients to 1 or more"),
+        ("", {"partition": {"name": "site"}}, r"partition=site reads .*choose runtime=deployment"),
+        ("", {"device": "cuda"}, r"device=cuda: this machine has no CUDA device; .*auto or cpu"),
+        ("0", {"device": "cuda:1"}, r"device=cuda:1: this machine has 1 CUDA device; "),
+        ("0,1", {"device": "cuda:2"}, r"device=cuda:2: this machine has 2 CUDA devices; "),
     ],
 )
-def test_an_impossible_size_is_refused(changes, message):
+def test_what_this_machine_cannot_carry_out_is_refused(monkeypatch, gpus, changes, message):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    monkeypatch.setattr(resources, "_WSL", Path("/nothing"))
     with pytest.raises(ConfigError, match=message):
-        federation_config(recipe(**changes))
+        resources.check_machine(recipe(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"device": "cuda:1"},
+        {"device": "auto"},
+        {"clients": 0, "runtime": {"name": "deployment", "address": "a:1"}},
+        {"device": "cuda:9", "runtime": {"name": "ray", "address": "head:1"}},
+    ],
+)
+def test_another_machine_may_have_what_this_one_lacks(monkeypatch, changes):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    resources.check_machine(recipe(**changes))

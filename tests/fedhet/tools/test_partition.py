@@ -40,7 +40,7 @@ def test_it_prints_the_table_and_saves_the_plot(run, tmp_path, monkeypatch):
     ("words", "message"),
     [
         (["partition=dirichlett"], "class_prior_dirichlet"),
-        (["task=digits", "clients=5000"], "more than the 1437 training examples"),
+        (["task=digits", "clients=1500"], "more than the 1437 training examples"),
         (["clients=0"], "SuperNodes: set clients"),
         (["partition=site"], "data-folder"),
     ],

@@ -1,0 +1,228 @@
+"""Checks a composed recipe before anything is started: against the schema, and against itself.
+
+Every command composes through ``conf.compose``, and Hydra's own composition passes through
+``checked``, so this is the one place where fixed keys are checked. What needs the code of a class
+(torch), the data or the model is checked after it: ``conf.arguments``, constructors,
+``server_app.assembly``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import ValidationError
+
+from common.errors import ConfigError
+from conf.mistakes import check_option, did_you_mean, groups, unknown_key
+from conf.relations import check_relations
+from conf.renamed import leaves
+from conf.schema import Recipe
+from conf.schema.kinds import MOST, in_words
+from conf.schema.lookup import Key, fields_of, locate, variants_of
+
+_UNRESOLVED = ("optimizers", "paper", "choice")  # of classes, or read by one command alone
+_OF_STRATEGY = ("personal", "phases", "allow_stacked_corrections")  # the rest is built
+_REFERENCE = re.compile(r"\$\{(?:[\w.]+:)?([A-Za-z_]\w*(?:\.\w+)*)")
+_OPEN = ("strategy.requires", "strategy.methods", "paper", "choice", "local.optimizers", "logger")
+
+
+def checked(recipe: DictConfig, words: Sequence[str] = ()) -> DictConfig:
+    """Return a recipe after checking it; ``words`` are the overrides that were typed.
+
+    Raises:
+        ConfigError: in one line, that names the value, what is allowed, and the key.
+    """
+    plain = _plain(recipe)
+    values = _resolved(plain, recipe, ())
+    if wrong := _wrong_values(values):
+        raise ConfigError("; ".join(wrong.values()))
+    _check_unread(plain, words)
+    check_relations(values, recipe)
+    return recipe
+
+
+def check_sweep(recipe: DictConfig, swept: Mapping[str, Sequence[Any]]) -> None:
+    """Check the values of a sweep before its first job; each job checks how its values fit.
+
+    Args:
+        recipe: without the swept values.
+        swept: the values of each key that has several; a group's name stands for all its keys.
+    """
+    values = _resolved(_plain(recipe), recipe, ())
+    for key, line in _wrong_values(values).items():
+        if not any(_covers(one.replace("/", "."), key) for one in swept):
+            raise ConfigError(line)
+    for key, options in swept.items():
+        if key in groups():
+            for option in options:
+                check_option(key, option)
+            continue
+        *parents, name = key.split(".")
+        node = value_at(values, parents)
+        if not isinstance(node, dict) or name not in node:
+            continue  # a key that only swept options have
+        for option in options:
+            wrong = _wrong_values(_replaced(values, [*parents, name], option))
+            if line := next((line for one, line in wrong.items() if _covers(one, key)), ""):
+                raise ConfigError(line)
+
+
+def _plain(recipe: DictConfig) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(recipe)
+    plain.pop("hydra", None)
+    return dict(plain)
+
+
+def _wrong_values(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return what the schema says is wrong: a line by key."""
+    try:
+        Recipe.model_validate(values)
+    except ValidationError as error:
+        return _lines(error, values)
+    return {}
+
+
+def _replaced(values: Mapping[str, Any], path: Sequence[str], value: Any) -> dict[str, Any]:
+    first, *rest = path
+    return {**values, first: _replaced(values[first], rest, value) if rest else value}
+
+
+def shown(value: Any) -> str:
+    """Return a value as the command line has it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(shown, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{shown(one)}' for key, one in value.items())}}}"
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+def _resolved(plain: Any, node: Any, path: tuple[str, ...]) -> Any:
+    """Return plain values with the references followed that the schema has types for."""
+    if path[-1:] and path[-1] in _UNRESOLVED:
+        return plain
+    if len(path) == 1 and path[0] not in fields_of(Recipe):
+        return plain
+    if path[:1] == ("strategy",) and len(path) > 1 and path[1] not in _OF_STRATEGY:
+        return plain
+    if isinstance(plain, dict):
+        return {key: _resolved(plain[key], _Child(node, key), (*path, str(key))) for key in plain}
+    if isinstance(plain, list):
+        return [_resolved(one, _Child(node, n), (*path, str(n))) for n, one in enumerate(plain)]
+    if not (isinstance(plain, str) and "${" in plain):
+        return plain
+    try:
+        found = node.value() if isinstance(node, _Child) else node
+    except OmegaConfBaseException as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"{'.'.join(path)}={plain} cannot be read: {reason}") from None
+    return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+
+
+class _Child:
+    """A node's child that is looked up only where a reference has to be followed."""
+
+    def __init__(self, parent: Any, key: Any) -> None:
+        self._parent, self._key = parent, key
+
+    def value(self) -> Any:
+        parent = self._parent.value() if isinstance(self._parent, _Child) else self._parent
+        return parent[self._key]
+
+
+# --------------------------------------------------------------------------------- the schema's
+def _lines(error: ValidationError, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return one line for each key that a validation error is about."""
+    lines: dict[str, str] = {}
+    for one in error.errors(include_url=False, include_context=False):
+        key = locate(one["loc"])
+        if one["type"].startswith("union_tag"):
+            key = _tag_key(key)
+        name = key.path[0] if one["type"] == "missing" else key.name  # one is enough
+        lines.setdefault(name, _line(one["type"], key, values))
+    return lines
+
+
+def _tag_key(key: Key) -> Key:
+    """Return the key that tells the variants of a group apart."""
+    assert key.field is not None
+    name = "inputs" if key.path == ("task",) else "name"
+    model = next(iter(variants_of(key.field).values()), None)
+    field = fields_of(model).get(name) if model else None
+    return Key((*key.path, name), field, model) if field else key
+
+
+def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
+    value = value_at(values, key.path)
+    if key.field is None and (kind not in _NO_MAPPING or key.path[0] == "logger"):
+        return unknown_key(key.name, value, values)
+    if kind == "missing":
+        group = key.path[0]
+        chosen = value_at(values, (group, "name"))
+        if variants_of(fields_of(Recipe)[group]) and chosen is not None:
+            return f"{group}.name={shown(chosen)} lacks {key.name}: choose {group}={shown(chosen)}"
+        return f"{key.name} is missing: it must be {key.allowed}"
+    choices = _choices(key)
+    if choices:
+        near = did_you_mean(str(value), choices)
+        return f"{key.name}={shown(value)} is unknown{near}; allowed: {', '.join(choices)}"
+    allowed = key.allowed or in_words(dict)
+    if isinstance(value, int) and value > MOST and "at least" in allowed:
+        allowed = f"{allowed}, and at most {MOST}"
+    hint = f" (write {key.name}={_SWITCHES[value.lower()]})" if _is_switch(value, allowed) else ""
+    return f"{key.name}={shown(value)} is not allowed: it must be {allowed}{hint}"
+
+
+_NO_MAPPING = ("dict_type", "model_type", "model_attributes_type")
+_SWITCHES = {"yes": "true", "on": "true", "no": "false", "off": "false"}
+
+
+def _is_switch(value: Any, allowed: str) -> bool:
+    """Whether Hydra has read a yes or no as text."""
+    return isinstance(value, str) and value.lower() in _SWITCHES and "true or false" in allowed
+
+
+def _choices(key: Key) -> list[str]:
+    group = fields_of(Recipe).get(key.path[0])
+    if len(key.path) == 2 and key.path[1] in ("name", "inputs") and group is not None:
+        return sorted(variants_of(group))
+    return key.choices
+
+
+def value_at(values: Any, path: Iterable[str]) -> Any:
+    """Return the value at a path of keys; None where there is none."""
+    for part in path:
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
+
+
+# -------------------------------------------------------------------------------- keys of nobody
+def _check_unread(plain: Mapping[str, Any], words: Sequence[str]) -> None:
+    """Refuse keys that nothing reads: typed ones of the strategy, and others beside the schema's.
+
+    An experiment file may have keys of its own, to which its other values refer.
+    """
+    typed = [word.partition("=")[0].lstrip("+") for word in words if word.startswith("+")]
+    added = [key for key in typed if key.startswith("strategy.") and not key.startswith(_OPEN)]
+    others = [key for key in plain if key not in fields_of(Recipe)]
+    if not added and not others:
+        return
+    read = {name for _, text in leaves(plain, ".") for name in _REFERENCE.findall(str(text))}
+    for key in [*others, *added]:
+        if not any(_covers(key, name) for name in read) and not _is_built(plain, key):
+            raise ConfigError(unknown_key(key, value_at(plain, key.split(".")), plain))
+
+
+def _covers(key: str, name: str) -> bool:
+    return key == name or name.startswith(f"{key}.") or key.startswith(f"{name}.")
+
+
+def _is_built(plain: Mapping[str, Any], key: str) -> bool:
+    """Return whether a key is an argument of a class, whose constructor checks it."""
+    parts = key.split(".")
+    nodes = [value_at(plain, parts[:n]) for n in range(2, len(parts) + 1)]
+    return any(isinstance(node, Mapping) and "_target_" in node for node in nodes)

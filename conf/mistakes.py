@@ -1,0 +1,197 @@
+"""Says in one line what is wrong with an override, and which keys or options are nearest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import OmegaConf
+
+from common.errors import ConfigError, is_list
+from conf.renamed import leaves
+from conf.schema import Recipe
+from conf.schema.lookup import fields_of, keys_below, tags_of, variants_of
+
+FOLDER = Path(__file__).resolve().parent
+NO_OPTION = "Config group override must be"  # Hydra's ValueError
+_LINES = 200  # characters of a message that is not ours
+_NO_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
+_TAKEN = re.compile(r"An item is already at '([^']+)'")
+_MERGING = re.compile(r"Error merging override (\S+)")
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """Return ": did you mean a or b?" for the nearest options, empty without one."""
+    near = get_close_matches(word, list(options), 3, 0.6)
+    return f": did you mean {' or '.join(near)}?" if near else ""
+
+
+def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
+    """Return what is wrong with a key that a recipe does not have.
+
+    Args:
+        key: with dots.
+        value: that was given, to show how the nearest key is written.
+        values: the recipe, plain.
+    """
+    known = [one for one in known_keys(values) if one != key]
+    group, _, name = key.rpartition(".")
+    if group == "task" and key in known_keys(values):
+        return f"unknown key {key}: this task's file leaves it out; write +{key}={value}"
+    if owners := _owners(key):
+        chosen = _chosen(group.partition(".")[0], values)
+        return f"unknown key {key}: it is of {' and '.join(owners)}, and this is {chosen}"
+    siblings = [one.removeprefix(f"{group}.") for one in known if _parent(one) == group]
+    near = [f"{group}.{one}" if group else one for one in get_close_matches(name, siblings, 3, 0.6)]
+    near += [one for one in known if one.rpartition(".")[2] == name]
+    near = near or get_close_matches(key, known, 3, 0.6)
+    line = f"unknown key {key}"
+    if near:
+        line += f": did you mean {' or '.join(list(dict.fromkeys(near))[:3])}?"
+    if group and siblings:
+        line += f"; {group} has: {', '.join(siblings)}"
+    return line if near or siblings else f"{line}; `fedhet --help` lists all keys"
+
+
+def known_keys(values: Mapping[str, Any]) -> list[str]:
+    """Return the keys with a value that a recipe has, and those of the schema that it could."""
+    fixed = [key.name for key in keys_below(Recipe, (), tags_of(values))]
+    strategy = values.get("strategy", {})
+    own = [key for key, _ in leaves({"strategy": strategy}, ".") if "._target_" not in key]
+    return list(dict.fromkeys([*fixed, *own]))
+
+
+def explain(
+    error: Exception, words: Sequence[str], compose: Callable[[Sequence[str]], Any]
+) -> ConfigError:
+    """Return an error of Hydra's as one line of ours.
+
+    Args:
+        error: what composing has raised.
+        words: the overrides.
+        compose: composes other overrides, for the keys that there are.
+    """
+    text = str(error)
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        return ConfigError(_unknown_option(error.missing_cfg_file, error.options or ()))
+    if isinstance(error, OverrideParseException):
+        return ConfigError(f"{error.override} cannot be read: {one_line(error.message)}")
+    if found := _NO_KEY.search(text):
+        return ConfigError(_no_key(found[1], words, compose))
+    if found := _TAKEN.search(text):
+        return ConfigError(f"{found[1]} is in the recipe already: write {found[1]}=... without +")
+    if found := _MERGING.search(text):
+        key = found[1].partition("=")[0]
+        return ConfigError(f"{found[1]}: {key} cannot be set: {one_line(str(error.__cause__))}")
+    if text.startswith(NO_OPTION):
+        chosen = [word for word in words if word.lstrip("+").partition("=")[0] in ("", *groups())]
+        return ConfigError(f"{' '.join(chosen)}: a group takes the name of an option, or [a,b]")
+    return ConfigError(one_line(text))
+
+
+def _no_key(key: str, words: Sequence[str], compose: Callable[[Sequence[str]], Any]) -> str:
+    if "/" in key.rstrip("/"):
+        return f"unknown group {key}{did_you_mean(key, groups())}; groups: {', '.join(groups())}"
+    value = next((w.partition("=")[2] for w in words if w.lstrip("+~").startswith(f"{key}=")), "")
+    choices = [word for word in words if word.lstrip("+").partition("=")[0] in groups()]
+    try:
+        recipe = compose(choices)
+    except Exception:  # they are wrong, too
+        recipe = compose(())
+    plain: Any = OmegaConf.to_container(recipe)
+    return unknown_key(key, value, plain)
+
+
+def _unknown_option(file: str, options: Sequence[str]) -> str:
+    group, _, option = file.removesuffix(".yaml").rpartition("/")
+    allowed = sorted({*options, *options_of(group)})
+    if not group or not allowed:
+        return f"{file} is not a file of the recipe's folder"
+    near = did_you_mean(option, allowed)
+    return f"{group}={option} is unknown{near}; allowed: {', '.join(allowed)}"
+
+
+def check_option(group: str, option: Any) -> None:
+    """Refuse an option, or a list of several, that a group does not have."""
+    for name in option if is_list(option) else [option]:
+        folder, _, own = f"{group}/{name}".rpartition("/")
+        if own not in options_of(folder):
+            raise ConfigError(_unknown_option(f"{folder}/{own}", ()))
+
+
+def options_of(group: str) -> list[str]:
+    """Return the options of a config group."""
+    return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
+
+
+@cache
+def groups() -> list[str]:
+    """Return the config groups, the nested ones included."""
+    folders = {path.parent.relative_to(FOLDER).as_posix() for path in FOLDER.glob("**/*.yaml")}
+    return sorted(name for name in folders if name != "." and not name.startswith("base"))
+
+
+@cache
+def keys_of_methods() -> Mapping[str, Sequence[str]]:
+    """Return the methods' own keys below ``strategy``, each with the recipes that have it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted((FOLDER / "strategy").glob("*.yaml")):
+        for key in _own_keys(path):
+            found.setdefault(key, []).append(path.stem)
+    return found
+
+
+def _own_keys(path: Path) -> set[str]:
+    text = path.read_text(encoding="utf-8")
+    content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+    bases = [one for one in content.get("defaults", []) if isinstance(one, str)]
+    found = set()
+    for base in bases:
+        if base.startswith("/base/"):
+            found |= _own_keys(FOLDER / f"{base[1:]}.yaml")
+    content = content if text.startswith("# @package _global_") else {"strategy": content}
+    nodes = content.get("strategy", {})
+    fixed = {*fields_of(fields_of(Recipe)["strategy"].annotation)}  # type: ignore[arg-type]
+    return found | {
+        f"strategy.{key}"
+        for key, _ in leaves({name: node for name, node in nodes.items() if name not in fixed}, ".")
+    }
+
+
+def options_with(key: str) -> Sequence[str]:
+    """Return the options of a key's group that have the key; empty if all have it, or none."""
+    group, _, name = key.partition(".")
+    if group == "strategy":
+        return keys_of_methods().get(key, ())
+    field = fields_of(Recipe).get(group)
+    variants = variants_of(field) if field else {}
+    having = [tag for tag, model in variants.items() if name in fields_of(model)]
+    return having if len(having) < len(variants) else ()
+
+
+def _owners(key: str) -> list[str]:
+    return [f"{key.partition('.')[0]}={option}" for option in options_with(key)]
+
+
+def _chosen(group: str, values: Mapping[str, Any]) -> str:
+    if group == "strategy":
+        methods = values.get("strategy", {}).get("methods", {})
+        return f"strategy={'+'.join(sorted(methods)) or 'fedavg'}"
+    return f"{group}={tags_of(values).get(group)}"
+
+
+def _parent(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def one_line(text: str) -> str:
+    """Return the start of a message of another library in one line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    kept = [line for line in lines if not line.startswith(("See http", "full_key", "object_type"))]
+    return " ".join(kept)[:_LINES]

@@ -1,0 +1,159 @@
+"""Checks of values of a recipe that must fit together, as far as the recipe alone tells."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from common.errors import ConfigError, require_choice
+
+# Training examples of the data sets that the shipped tasks name on the hub; the test part that a
+# task splits off is not taken off: these only refuse what cannot be.
+HUB_EXAMPLES = {
+    "ylecun/mnist": 60_000,
+    "uoft-cs/cifar10": 50_000,
+    "uoft-cs/cifar100": 50_000,
+    "flwrlabs/femnist": 814_277,
+    "stanfordnlp/imdb": 25_000,
+    "zh-plus/tiny-imagenet": 100_000,
+}
+_DIGITS = 1_797
+
+
+def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
+    """Refuse values that contradict each other; ``values`` are the checked, resolved ones."""
+    check_slots(values["strategy"])
+    check_requirements(recipe)
+    _check_length(values["local"])
+    _check_optimizer(values["local"])
+    _check_clients(values)
+    _check_evaluation(values)
+    _check_calibration(values)
+    _check_runtime(values["runtime"])
+
+
+def joined_methods(methods: Iterable[Any]) -> str:
+    """Return the name of the method, or of the composition in alphabetical order."""
+    return "+".join(sorted(str(name) for name in methods)) or "fedavg"
+
+
+def check_slots(strategy: Mapping[str, Any]) -> None:
+    """Refuse two methods that replace the same slot: the order of their names would decide."""
+    owners: dict[str, str] = {}
+    for method, slots in sorted(strategy["methods"].items()):
+        for slot in slots:
+            if slot in owners:
+                raise ConfigError(
+                    f"strategy=[{owners[slot]},{method}]: both replace the {slot}, and there is "
+                    "one; drop one of them"
+                )
+            owners[slot] = str(method)
+
+
+def check_requirements(recipe: DictConfig) -> None:
+    """Refuse settings that a method of the recipe cannot have."""
+    for key, needed in recipe.strategy.requires.items():
+        found = OmegaConf.select(recipe, str(key))
+        if found != needed:
+            method = joined_methods(recipe.strategy.methods)
+            raise ConfigError(f"{key}={found}, and strategy={method} needs {key}={needed}")
+
+
+def _check_length(local: Mapping[str, Any]) -> None:
+    epochs, steps = local["epochs"], local["steps"]
+    if (epochs is None) == (steps is None):
+        raise ConfigError(
+            f"local.epochs={epochs} and local.steps={steps}: give exactly one, and set the other "
+            "to null"
+        )
+
+
+def _check_optimizer(local: Mapping[str, Any]) -> None:
+    """Refuse an unknown local optimizer, and settings that it does not have."""
+    name = require_choice("local.optimizer", local["optimizer"], local["optimizers"])
+    own = local["optimizers"][name]
+    for setting in ("momentum", "weight_decay"):
+        if local[setting] and setting not in own:
+            raise ConfigError(
+                f"local.{setting}={local[setting]}, but local.optimizer={name} has none: set "
+                f"local.{setting}=0, or one of local.optimizers.{name} "
+                f"({', '.join(sorted(str(key) for key in own if key != '_target_'))})"
+            )
+
+
+def _check_clients(values: Mapping[str, Any]) -> None:
+    """Refuse more clients than there are examples, and more replies than clients."""
+    clients = values["clients"]
+    if clients == 0:
+        return
+    most = _most_examples(values["task"])
+    if values["partition"]["name"] != "site" and most is not None and clients > most[0]:
+        raise ConfigError(
+            f"clients={clients} is more than the {most[0]} training examples of {most[1]}: lower "
+            f"clients to {most[0]} or less"
+        )
+    cohort = clients
+    if str(values["strategy"]["sampler"].get("_target_")).endswith(".FixedSizeSampler"):
+        cohort = max(1, int(float(values["participation"]) * clients + 0.5))
+    if values["min_replies"] > cohort:
+        raise ConfigError(
+            f"min_replies={values['min_replies']}, but of the {clients} clients at most {cohort} "
+            f"take part in a round (participation): set min_replies to {cohort} or less"
+        )
+    enough = values["runtime"]["min_clients"]
+    if enough is not None and enough > clients:
+        raise ConfigError(
+            f"runtime.min_clients={enough} is more than clients={clients}: set it to {clients} or "
+            "less, or null"
+        )
+
+
+def _most_examples(task: Mapping[str, Any]) -> tuple[int, str] | None:
+    """Return how many training examples a task has at most, and which; None: only its data tell."""
+    if task.get("train_size"):
+        return int(task["train_size"]), "task.train_size"
+    if task["source"] == "embedded":
+        return _DIGITS, f"task={task['name']}"
+    from_hub = task["source"] == "hub" and not task.get("path") and "FEDHET_DATA" not in os.environ
+    found = HUB_EXAMPLES.get(str(task.get("hub"))) if from_hub else None
+    return (found, f"task={task['name']}") if found else None
+
+
+def _check_evaluation(values: Mapping[str, Any]) -> None:
+    target = values["target_accuracy"]
+    if target is not None and values["evaluation"]["every"] == 0:
+        raise ConfigError(
+            f"target_accuracy={target} is checked at evaluations, but evaluation.every=0 has none "
+            "before the end; set evaluation.every to 1 or more"
+        )
+
+
+def _check_calibration(values: Mapping[str, Any]) -> None:
+    alphas = values["calibration"]["alphas"]
+    if not alphas:
+        return
+    start = f"calibration.alphas={list(alphas)}: "
+    holdout = values["partition"].get("holdout", 0.0)
+    if not holdout:
+        raise ConfigError(
+            f"{start}clients calibrate on held-out examples; set partition.holdout={holdout} to "
+            "0.1, or calibration.alphas=[]"
+        )
+    for group in ("secure_aggregation", "differential_privacy"):
+        if values["strategy"].get(group):
+            raise ConfigError(
+                f"{start}every client sends a histogram in the clear, and strategy/{group} "
+                f"forbids that; set calibration.alphas=[], or strategy/{group}=none"
+            )
+
+
+def _check_runtime(runtime: Mapping[str, Any]) -> None:
+    cpus, each = runtime["num_cpus"], runtime["client_cpus"]
+    if cpus is not None and cpus < each:
+        raise ConfigError(
+            f"runtime.num_cpus={cpus} is less than runtime.client_cpus={each}: set it to at least "
+            f"{each}, or null"
+        )

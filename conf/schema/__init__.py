@@ -1,0 +1,216 @@
+"""The schema of the recipe: every fixed key with its type, range and meaning.
+
+``fedhet --help``, docs/keys.md, the comments in conf/ and docs/recipe.schema.json are made from it,
+and ``conf.check`` checks every recipe against it. Keys of one method (``strategy.<method>.*``) and
+arguments of classes (``_target_``) are typed by the constructors that take them
+(``conf.arguments``).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from conf.schema.groups import AnyPartition, AnyRuntime, AnySchedule, Local, Logger
+from conf.schema.kinds import (
+    Count,
+    Device,
+    Inside,
+    Part,
+    Positive,
+    Section,
+    Seed,
+    Selector,
+    Share,
+    ShareAboveZero,
+    Text,
+    Two,
+    Whole,
+)
+from conf.schema.task import AnyTask
+
+MOST_CLIENTS = 1_000_000  # far beyond what a server can hold the registrations of
+Slot = Literal[
+    "aggregator", "optimizer", "output", "personal", "phases", "sampler", "server_optimizer"
+]
+Objective = Literal[
+    "accuracy",
+    "best_accuracy",
+    "loss",
+    "client_accuracy",
+    "client_loss",
+    "rounds",
+    "seconds",
+    "seconds_per_round",
+    "wall_seconds",
+    "bytes_up",
+    "bytes_down",
+    "failures",
+]
+
+
+class Server(Section):
+    """The server's step."""
+
+    lr: Positive = Field(description="eta_g: x <- x + eta_g * Delta")
+
+
+class Evaluation(Section):
+    """When and where models are evaluated."""
+
+    every: Whole = Field(description="evaluate every this many rounds; 0: only at the end")
+    model: Literal["global", "clients", "both"] = Field(
+        description="whose accuracy: global (the server's model) | clients (the mean of the "
+        "clients' own) | both"
+    )
+    received: bool = Field(
+        description="each client also evaluates the model it received, on its own examples"
+    )
+    clients: bool = Field(
+        description="evaluate the new model at all clients, on their own data, in a second "
+        "exchange a round"
+    )
+    finetune_epochs: Whole = Field(
+        description="in that exchange, fine-tune the model at each client for this many epochs "
+        "first"
+    )
+
+
+class Calibration(Section):
+    """Prediction sets: after the last round clients calibrate on held-out examples."""
+
+    alphas: list[Inside] = Field(
+        description="sets contain the right class in 1 - alpha of all cases, such as [0.1]; []: "
+        "no sets"
+    )
+    bins: Annotated[int, Field(ge=1, le=10_000_000)] = Field(
+        description="of a client's histogram of scores"
+    )
+    temperature_share: Annotated[float, Field(ge=0, le=0.9)] = Field(
+        description="share of the held-out examples that the temperature is fitted on"
+    )
+
+
+class Diagnostics(Section):
+    """Figures of every layer in the results directory; the run does not change."""
+
+    layers: Selector = Field(
+        description="tensors whose drift diversity and update norm are recorded every round: none "
+        "| all | last:N | first:N | name patterns"
+    )
+    cka: Selector = Field(
+        description="tensors whose layers are compared between clients' models on the test set "
+        "(linear CKA): same syntax"
+    )
+    cka_every: Count = Field(
+        description="compare every this many rounds, and in the first and the last"
+    )
+    cka_examples: Two | None = Field(description="the first this many of the test set; null: all")
+    cka_clients: Two = Field(description="the first this many of a round's clients")
+
+
+class Checkpoint(Section):
+    """What a run can be continued from."""
+
+    every: Whole = Field(
+        description="write a checkpoint every this many rounds; 0: only at the end"
+    )
+    client_models: bool = Field(
+        description="also keep what the clients of the last round sent "
+        "(client_models.safetensors): models, projections and so on"
+    )
+
+
+class Phase(Section):
+    """A part of local training in which only some tensors are trained."""
+
+    layers: Selector = Field(description="the tensors that are trained")
+    epochs: Count | None = Field(None, description="for so many; null: the rest of local.epochs")
+
+
+class Strategy(Section):
+    """The method: halves of clients and server, and the parts that a method may replace."""
+
+    __pydantic_extra__: dict[str, dict[str, Any]]
+    model_config = ConfigDict(extra="allow")
+
+    methods: dict[str, list[Slot]] = Field(
+        description="by method name, the slots that it replaces; set by strategy=..."
+    )
+    requires: dict[str, Any] = Field(description="settings that the method requires, by key")
+    client_sides: dict[str, Part] = Field(description="client halves, by name")
+    server_sides: dict[str, Part] = Field(description="server halves, by name")
+    transforms: dict[str, Part] = Field(
+        description="(x, replies) -> replies, applied in the order of their names"
+    )
+    phases: list[Phase] = Field(
+        description="local training in parts: [{layers: head.*, epochs: 1}, {layers: body.*, "
+        "epochs: null}]; null: the rest"
+    )
+    personal: Selector = Field(
+        description="tensors that stay at the client: none | all | last:N | name patterns"
+    )
+    allow_stacked_corrections: bool = Field(
+        description="permit several sides that edit gradients (their order matters)"
+    )
+    aggregator: Part = Field(description="how replies become one; set by strategy/aggregator=...")
+    server_optimizer: Part = Field(
+        description="what is done with it; set by strategy/server_optimizer=..."
+    )
+    output: Part = Field(
+        description="the model that is evaluated and stored; set by strategy/output=..."
+    )
+    sampler: Part = Field(description="who takes part in a round; set by strategy/sampler=...")
+    secure_aggregation: Part | None = Field(
+        description="the server sees the sum of the replies; set by strategy/secure_aggregation=..."
+    )
+
+
+class Recipe(Section):
+    """The recipe of a run."""
+
+    __pydantic_extra__: dict[str, Any]  # what an experiment file's references name: conf.check
+    model_config = ConfigDict(extra="allow")
+
+    clients: Annotated[int, Field(ge=0, le=MOST_CLIENTS)] = Field(
+        description="N, the number of clients; 0: the num-partitions of the SuperNodes' node "
+        "configs"
+    )
+    participation: ShareAboveZero = Field(description="|S| / N, the share of clients in a round")
+    rounds: Count = Field(description="the last round")
+    seed: Seed = Field(
+        description="of the initial model, partition, cohorts, batches, augmentation and dropout"
+    )
+    target_accuracy: Share | None = Field(description="stop after the round that reaches it")
+    device: Device = Field(description="auto (a GPU where there is one) | cpu | cuda | cuda:N")
+    min_replies: Count = Field(
+        description="a round with fewer valid replies leaves the model unchanged"
+    )
+    max_failed_rounds: Count = Field(
+        description="the run ends with an error after this many such rounds in a row"
+    )
+    server: Server
+    evaluation: Evaluation
+    calibration: Calibration
+    diagnostics: Diagnostics
+    checkpoint: Checkpoint
+    objective: Objective = Field(
+        description="the figure of summary.json that a search (hydra/sweeper=optuna) optimizes"
+    )
+    choice: Text | None = Field(description="how fedhet-tune chose some of the values")
+    paper: dict[str, Any] | None = Field(
+        description="a paper's results for this experiment; conf/experiment sets it, fedhet-report "
+        "reads it"
+    )
+    results_dir: Text | None = Field(
+        description="where the run writes; absolute, or below the current directory"
+    )
+    resume: bool = Field(description="continue from the last checkpoint in results_dir")
+    local: Local
+    schedule: AnySchedule
+    partition: AnyPartition
+    task: AnyTask
+    strategy: Strategy
+    runtime: AnyRuntime
+    logger: Logger

@@ -1,0 +1,341 @@
+"""Keys of the groups local, partition, schedule, runtime and logger."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, Tag
+
+from conf.schema.kinds import (
+    Address,
+    Count,
+    Fetch,
+    Inside,
+    NotNegative,
+    Part,
+    Positive,
+    Seconds,
+    Section,
+    Seed,
+    Selector,
+    Share,
+    ShareAboveZero,
+    ShareBelowOne,
+    Text,
+)
+
+OWN = "own"  # the tag of a class that is not fedhet's
+_PARTITION = "how examples are split over clients; set by partition=..."
+_RUNTIME = "where it runs; set by runtime=..."
+
+
+class Local(Section):
+    """Local training; the optimizer is fresh each round."""
+
+    epochs: Count | None = Field(
+        description="E, passes over the client's data; null when steps is given"
+    )
+    steps: Count | None = Field(description="K, optimizer steps; null when epochs is given")
+    batch_size: Count = Field(description="examples of a mini-batch")
+    lr: Positive = Field(description="eta_l, times the schedule's factor of the round")
+    optimizer: Text = Field(
+        description="a name of local.optimizers: sgd | adam, or a method's own (sam, per_fedavg)"
+    )
+    momentum: Share = Field(description="of sgd and sam")
+    momentum_layers: Selector = Field(description="sgd: the tensors that momentum acts on")
+    weight_decay: NotNegative = Field(description="added to the gradient after clipping")
+    clip: Positive | None = Field(description="maximum L2 norm of the corrected gradient")
+    drop_last: bool = Field(description="leave out a last, smaller batch")
+    initial: Literal["received", "own"] = Field(
+        description="where round 1 starts: received (the server's model) | own (each client's own "
+        "random model; one-shot methods)"
+    )
+    reuse_training: Text | None = Field(
+        description="the folder of a finished one-round run with the same local training that "
+        "kept its clients' models (checkpoint.client_models): aggregate these instead of training"
+    )
+    autocast: bool = Field(description="bfloat16 in the forward pass")
+    optimizers: dict[str, Part] = Field(description="what local.optimizer can name")
+
+
+# ------------------------------------------------------------------------------------ partition
+class Partition(Section):
+    """Every client gets a random part of the same size."""
+
+    name: Literal["iid"] = Field(description=_PARTITION)
+    holdout: ShareBelowOne = Field(
+        0.0, description="fraction of its examples that each client holds out and does not train on"
+    )
+    seed: Seed | None = Field(None, description="of the partition; null: the run's seed")
+
+
+class _WithAlpha(Partition):
+    alpha: Positive = Field(0.3, description="small: few classes a client, large: near iid")
+
+
+class Dirichlet(_WithAlpha):
+    """Each class is spread over the clients by a Dirichlet draw: sizes and classes differ."""
+
+    name: Literal["dirichlet"] = Field(description=_PARTITION)  # type: ignore[assignment]
+    min_size: Count = Field(
+        10, description="everything is redrawn until every client has that many examples"
+    )
+    balance: bool = Field(
+        True,
+        description="leave out clients that already have their equal share (Yurochkin et al.; "
+        "FedDW: false)",
+    )
+
+
+class ClassPriorDirichlet(_WithAlpha):
+    """Clients of equal size draw their examples' classes from Dirichlet priors of their own."""
+
+    name: Literal["class_prior_dirichlet"] = Field(description=_PARTITION)  # type: ignore[assignment]
+
+
+class FedDFDirichlet(_WithAlpha):
+    """The Dirichlet draw of each class over the clients, re-cut into equal sizes."""
+
+    name: Literal["feddf_dirichlet"] = Field(description=_PARTITION)  # type: ignore[assignment]
+    alpha: Positive = Field(0.1, description="small: few classes a client, large: near iid")
+    group_size: Count = Field(
+        10, description="with more clients than that, the draw is made for groups of so many"
+    )
+
+
+class Pathological(Partition):
+    """Every client has some random classes."""
+
+    name: Literal["pathological"] = Field(description=_PARTITION)  # type: ignore[assignment]
+    classes: Count = Field(2, description="the number of classes of each client")
+    equal_sizes: bool = Field(
+        True,
+        description="true: equal sizes, a class that has run out is used again (FedMRUR); false: "
+        "a class is shared among its clients, and no example is used twice",
+    )
+
+
+class Shards(Partition):
+    """The examples are sorted by class and cut into shards of equal size."""
+
+    name: Literal["shards"] = Field(description=_PARTITION)  # type: ignore[assignment]
+    shards_per_client: Count = Field(
+        2, description="the examples that do not fill a shard are left out"
+    )
+
+
+class DisjointClasses(Partition):
+    """Every class is with one client, all its examples."""
+
+    name: Literal["disjoint_classes"] = Field(description=_PARTITION)  # type: ignore[assignment]
+    sets: list[list[int]] | None = Field(
+        None,
+        description="a list of classes for each client, such as [[0,1,3,4,7],[2,5,6,8,9]], what "
+        "is in none is left out; null: all at random",
+    )
+
+
+class Natural(Partition):
+    """Every client is one natural id, such as a writer."""
+
+    name: Literal["natural"] = Field(description=_PARTITION)  # type: ignore[assignment]
+    min_size: Count = Field(1, description="ids with fewer examples are not chosen")
+
+
+class Site(Partition):
+    """Every node reads its own folder, which its node config names."""
+
+    name: Literal["site"] = Field(description=_PARTITION)  # type: ignore[assignment]
+
+
+AnyPartition = Annotated[
+    Partition
+    | Dirichlet
+    | ClassPriorDirichlet
+    | FedDFDirichlet
+    | Pathological
+    | Shards
+    | DisjointClasses
+    | Natural
+    | Site,
+    Field(discriminator="name"),
+]
+
+
+# ------------------------------------------------------------------------------------- schedule
+def by_target(node: Any) -> str:
+    """Return the tag of a node with a ``_target_``: the class, or OWN for one of the user's."""
+    return str(node.get("_target_")) if isinstance(node, dict) else OWN
+
+
+_SCHEDULES = "strategies.components.schedules."
+
+
+class Constant(Section):
+    """The same learning rate in all rounds."""
+
+    target: Literal["strategies.components.schedules.Constant"] = Field(
+        alias="_target_", description="class of the schedule; set by schedule=..."
+    )
+
+
+class Cosine(Constant):
+    """Half a cosine over the rounds."""
+
+    target: Literal["strategies.components.schedules.Cosine"] = Field(alias="_target_")  # type: ignore[assignment]
+    floor: Share = Field(description="the last factor")
+
+
+class ExponentialDecay(Constant):
+    """A factor a round."""
+
+    target: Literal["strategies.components.schedules.ExponentialDecay"] = Field(alias="_target_")  # type: ignore[assignment]
+    decay: ShareAboveZero = Field(description="factor a round")
+
+
+class MultiStep(Constant):
+    """A factor at each milestone."""
+
+    target: Literal["strategies.components.schedules.MultiStep"] = Field(alias="_target_")  # type: ignore[assignment]
+    milestones: list[Inside] = Field(description="fractions of rounds")
+    decay: ShareAboveZero = Field(description="factor at each milestone")
+
+
+_KNOWN_SCHEDULES = {f"{_SCHEDULES}{one.__name__}" for one in (Constant, Cosine)} | {
+    f"{_SCHEDULES}{one.__name__}" for one in (ExponentialDecay, MultiStep)
+}
+
+
+def _schedule_tag(node: Any) -> str:
+    tag = by_target(node)
+    return tag.removeprefix(_SCHEDULES) if tag in _KNOWN_SCHEDULES else OWN
+
+
+AnySchedule = Annotated[
+    Annotated[Constant, Tag("Constant")]
+    | Annotated[Cosine, Tag("Cosine")]
+    | Annotated[ExponentialDecay, Tag("ExponentialDecay")]
+    | Annotated[MultiStep, Tag("MultiStep")]
+    | Annotated[Part, Tag(OWN)],
+    Discriminator(_schedule_tag),
+]
+
+
+# -------------------------------------------------------------------------------------- runtime
+class Runtime(Section):
+    """Flower's simulation on this machine, or warm processes of this machine."""
+
+    name: Literal["flower", "local"] = Field(description=_RUNTIME)
+    client_cpus: Annotated[int, Field(ge=1, le=1024)] = Field(
+        description="CPUs a client gets, and its torch threads; as many clients at once as fit "
+        "num_cpus"
+    )
+    client_gpus: Annotated[float, Field(ge=0, le=64)] | None = Field(
+        description="share of a GPU a client gets; null: none without a GPU or with device=cpu, "
+        "else what lets all CPUs work"
+    )
+    num_cpus: Annotated[int, Field(ge=1, le=65536)] | None = Field(
+        description="CPUs of the whole simulation; null: all of the machine"
+    )
+    simulation: bool = Field(
+        description="all clients share this machine's disk, so their state lives below results_dir"
+    )
+    channels_last: bool = Field(
+        description="memory format of convolutional models: 20 to 25 % faster, on a CPU too"
+    )
+    round_timeout_seconds: Seconds = Field(
+        description="how long the server waits for a round's replies"
+    )
+    connect_timeout_seconds: Seconds = Field(
+        description="how long it waits for the clients before round 1"
+    )
+    min_clients: Count | None = Field(
+        description="so many clients are enough for round 1 when that time is over, the others may "
+        "join later; null: all"
+    )
+
+
+class RayRuntime(Runtime):
+    """A Ray cluster: clients as warm Ray actors on all its nodes."""
+
+    name: Literal["ray"] = Field(description=_RUNTIME)  # type: ignore[assignment]
+    address: Text | None = Field(
+        description="of the cluster; null: one started on this machine for this run"
+    )
+
+
+class DeploymentRuntime(Runtime):
+    """A federation that is up elsewhere: the run is submitted to it and followed."""
+
+    name: Literal["deployment"] = Field(description=_RUNTIME)  # type: ignore[assignment]
+    address: Address = Field(
+        description="host:port of the SuperLink's Control: its own loopback, or a tunnel to it"
+    )
+    root_certificates: Text | None = Field(
+        description="file with the CA's certificate; null: the system's"
+    )
+    insecure: bool = Field(description="true: Control without TLS")
+    connection: Text | None = Field(
+        description="in place of these three: a name in Flower's own config.toml, as in `flwr run "
+        ". NAME`"
+    )
+    server_results: Text | None = Field(
+        description="folder at the server where the run writes; null: results_dir, which is then "
+        "on a disk that the server sees"
+    )
+    fetch: Fetch | None = Field(
+        description="a command that brings the results, after the run: {server} is the run's "
+        "folder there, {here} results_dir"
+    )
+    stop_on_interrupt: bool = Field(
+        description="true: Ctrl-C stops the run; false: it goes on, and resume=true follows it "
+        "again"
+    )
+    reconnect_seconds: Seconds = Field(
+        description="how long a connection may be broken before the launcher gives up following"
+    )
+
+
+AnyRuntime = Annotated[Runtime | RayRuntime | DeploymentRuntime, Field(discriminator="name")]
+
+
+# --------------------------------------------------------------------------------------- logger
+class PlainLogger(Section):
+    """A logger without settings."""
+
+    target: Text = Field(alias="_target_", description="class of the logger")
+
+
+class MLflowLogger(PlainLogger):
+    """MLflow."""
+
+    tracking_uri: Text | None = Field(
+        description="http://... | sqlite:////an/absolute/path.db; null: MLFLOW_TRACKING_URI, else "
+        "below results_dir"
+    )
+    experiment: Text = Field(description="of MLflow that gets the run")
+
+
+class WandBLogger(PlainLogger):
+    """Weights & Biases."""
+
+    project: Text = Field(description="of W&B that gets the run")
+    entity: Text | None = Field(description="the user or team; null: the account's default")
+    mode: Literal["online", "offline"] | None = Field(
+        description="null: what WANDB_MODE says, else online"
+    )
+
+
+class Logger(Section):
+    """Outputs beside metrics.jsonl, by name."""
+
+    __pydantic_extra__: dict[str, Part]
+    model_config = ConfigDict(extra="allow")
+
+    csv: PlainLogger = Field(None, description="metrics.csv: a line per round")  # type: ignore[assignment]
+    tensorboard: PlainLogger = Field(None, description="event files in tensorboard/")  # type: ignore[assignment]
+    mlflow: MLflowLogger = Field(None, description="MLflow")  # type: ignore[assignment]
+    wandb: WandBLogger = Field(None, description="Weights & Biases")  # type: ignore[assignment]
+    run_log: PlainLogger = Field(  # type: ignore[assignment]
+        None, description="rows as lines of the log; runtime=deployment sets it by itself"
+    )

@@ -1,0 +1,159 @@
+"""The types of a recipe's values, and how each is put into words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+
+@dataclass(frozen=True)
+class Says:
+    """What an error, `--help` and the docs say is allowed, where the type alone does not."""
+
+    text: str
+
+
+class Section(BaseModel):
+    """A node of the recipe whose keys are all known, each with its type and meaning."""
+
+    model_config = ConfigDict(
+        strict=True,
+        extra="forbid",
+        protected_namespaces=(),
+        allow_inf_nan=False,
+        defer_build=True,  # one validator, of the whole recipe
+    )
+
+
+class Part(Section):
+    """A node that Hydra builds: a class and its arguments, which its constructor checks."""
+
+    model_config = ConfigDict(extra="allow")
+
+    target: str = Field(alias="_target_", description="class that is built from this node")
+
+
+def _selector(text: str) -> str:
+    kind, _, count = text.partition(":")
+    if not text or (kind in ("last", "first") and not (count.isdigit() and int(count) > 0)):
+        raise ValueError
+    return text
+
+
+def _address(text: str) -> str:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isdigit() and 0 < int(port) < 2**16):
+        raise ValueError
+    return text
+
+
+def _fetch_command(text: str) -> str:
+    text.format(server="", here="")  # another {name}: KeyError
+    return text
+
+
+def _format_error(text: str) -> str:
+    try:
+        return _fetch_command(text)
+    except (KeyError, IndexError) as error:
+        raise ValueError from error
+
+
+MOST = 2**31 - 1  # what a message and a tensor's size can count
+Whole = Annotated[int, Field(ge=0, le=MOST)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Two = Annotated[int, Field(ge=2, le=MOST)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Share = Annotated[float, Field(ge=0, le=1)]
+ShareAboveZero = Annotated[float, Field(gt=0, le=1)]
+ShareBelowOne = Annotated[float, Field(ge=0, lt=1)]
+Inside = Annotated[float, Field(gt=0, lt=1)]
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+Text = Annotated[str, Field(min_length=1)]
+Seconds = Annotated[float, Field(gt=0, le=31_536_000)]  # a year: longer overflows a timer
+Selector = Annotated[
+    str, AfterValidator(_selector), Says("none, all, last:N, first:N or name patterns")
+]
+Device = Annotated[
+    str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$"), Says("auto, cpu, cuda or cuda:N")
+]
+Address = Annotated[str, AfterValidator(_address), Says("host:port")]
+Fetch = Annotated[
+    str, AfterValidator(_format_error), Says("a command with {server} and {here} and no other {}")
+]
+
+_TYPES: Mapping[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text (in quotes, where it looks like a number)",
+    NoneType: "null",
+    dict: "a mapping",
+    Any: "anything",
+}
+_SHORT = {"text (in quotes, where it looks like a number)": "text"}
+
+
+def in_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """Return what a type allows, such as "a number in (0, 1] or null"."""
+    bounds: dict[str, float] = {}
+    for one in _flat(metadata):
+        if isinstance(one, Says):
+            return one.text
+        bounds |= {n: getattr(one, n) for n in ("gt", "ge", "lt", "le") if hasattr(one, n)}
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        inner, *own = get_args(annotation)
+        return in_words(inner, [*own, *metadata])
+    if origin is Literal:
+        return "one of " + ", ".join(str(value) for value in get_args(annotation))
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(in_words(one) for one in get_args(annotation)))
+    if origin in (list, tuple, Sequence):
+        return f"a list, each of it {in_words(get_args(annotation)[0])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a mapping"
+    return _TYPES[origin or annotation] + _span(annotation, bounds)
+
+
+def short_words(field: FieldInfo) -> str:
+    """Return what a field allows, in the words of a table."""
+    words = in_words(field.annotation, field.metadata)
+    for long, short in _SHORT.items():
+        words = words.replace(long, short)
+    return words.removeprefix("one of ").replace(" or one of ", " or ")
+
+
+def choices_of(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
+    """Return the values of a type that is a choice, with null where that is one."""
+    origin = get_origin(annotation)
+    if origin is Literal:
+        return [str(value) for value in get_args(annotation)]
+    if origin in (Union, UnionType):
+        options = [choices_of(one) for one in get_args(annotation) if one is not NoneType]
+        null = ["null"] if NoneType in get_args(annotation) else []
+        return [*options[0], *null] if len(options) == 1 and options[0] else []
+    return []
+
+
+def _flat(metadata: Iterable[Any]) -> Iterable[Any]:
+    for one in metadata:
+        yield from one.metadata if isinstance(one, FieldInfo) else (one,)
+
+
+def _span(annotation: Any, bounds: Mapping[str, float]) -> str:
+    if not bounds:
+        return ""
+    low, high = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+    if annotation is int and high in (None, MOST):
+        return f" of at least {low}"
+    if high is None:
+        return f" above {low:g}" if "gt" in bounds else f" of at least {low:g}"
+    left, right = "(" if "gt" in bounds else "[", "]" if "le" in bounds else ")"
+    return f" in {left}{low}, {high}{right}"

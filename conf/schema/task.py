@@ -1,0 +1,123 @@
+"""Keys of the group task; tasks/config.py builds from them, and checks how they fit together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from conf.schema.kinds import MOST, Count, Inside, Positive, Section, Share, Text, Two
+
+ImageModel = Literal[
+    "mlp",
+    "fedavg_cnn",
+    "feddw_cnn",
+    "gn_cnn",
+    "maecho_cnn",
+    "vgg11",
+    "resnet8",
+    "resnet18_gn",
+    "resnet18_bn",
+    "feddw_resnet18",
+    "feddw_shufflenet",
+    "feddw_mobilenetv2",
+    "frozen_resnet18",
+    "frozen_resnet34",
+    "cvae",
+]
+
+
+class _Task(Section):
+    name: Text = Field(description="of the task; set by task=...")
+    num_classes: Two | None = Field(None, description="number of classes; null: those of the data")
+    classes: list[str | int] | None = Field(
+        None, description="the classes in the order of their labels; null: 0, 1, ..., or subfolders"
+    )
+    hub: Text | None = Field(None, description="name of the data set on the Hugging Face hub")
+    path: Text | None = Field(None, description="folder with the data set's; null: FEDHET_DATA")
+    label_column: Text = Field("label", description="column of the labels")
+    group_column: Text | None = Field(None, description="column of the natural ids")
+    train_split: Text = Field("train", description="name of the training split")
+    test_split: Text | None = Field(
+        "test", description="name of the test split; null: split off, always in the same way"
+    )
+    test_fraction: Inside = Field(
+        0.2, description="the fraction that is split off for the test where there is no test split"
+    )
+    head_bias: bool | None = Field(
+        None, description="whether the classifier has a bias; null: as the model's paper has it"
+    )
+    head_init: Literal["orthogonal"] | None = Field(
+        None,
+        description="orthogonal: the classifier starts with rows of length 1 at right angles; "
+        "null: as PyTorch has it",
+    )
+    train_size: Count | None = Field(
+        None, description="train on a random subset of that many examples; null: all"
+    )
+    test_size: Count | None = Field(
+        None, description="test on a subset of that many, the same for every seed; null: all"
+    )
+
+
+class ImageTask(_Task):
+    """A task on images."""
+
+    inputs: Literal["images"] = Field("images", description="images | text")
+    source: Literal["embedded", "hub", "files", "image_folder"] = Field(
+        description="where the examples come from; hub: files below task.path or FEDHET_DATA when "
+        "there, or else the hub"
+    )
+    model: ImageModel = Field(
+        description="what is trained; frozen_*: ImageNet's weights, with two layers to train"
+    )
+    channels: Literal[1, 3] = Field(description="3: colour, 1: grey")
+    image_size: Annotated[int, Field(ge=1, le=4096)] = Field(
+        description="images of another size are scaled to it"
+    )
+    mean: list[float] = Field(description="per channel, of pixels in [0, 1]")
+    std: list[Positive] = Field(description="per channel, of pixels in [0, 1]")
+    image_column: Text = Field("image", description="column of the images")
+    flip: bool = Field(False, description="training images: mirror half of them")
+    crop_padding: Annotated[int, Field(ge=0, le=4096)] = Field(
+        0,
+        description="training images: cut from a copy padded by so many black pixels; 0: no crop",
+    )
+    crop_probability: Share = Field(1.0, description="of a training image to be cut so")
+    stem: Literal["imagenet", "cifar"] | None = Field(
+        None, description="of a ResNet-18; null: as the model's paper has it"
+    )
+
+
+class TextTask(_Task):
+    """A task on texts of words from a vocabulary."""
+
+    inputs: Literal["text"] = Field(description="images | text")
+    source: Literal["hub", "files"] = Field(
+        description="where the examples come from; hub: files below task.path or FEDHET_DATA when "
+        "there, or else the hub"
+    )
+    model: Literal["bilstm"] = Field(description="what is trained")
+    length: Two = Field(
+        description="tokens of a text, the start included: longer ones are cut, shorter ones "
+        "padded, both at the end"
+    )
+    vocabulary_size: Annotated[int, Field(ge=4, le=MOST)] = Field(
+        description="tokens: padding, start, unknown, and the most frequent words of the training "
+        "split"
+    )
+    vocabulary_file: Text | None = Field(
+        None,
+        description="a file of words instead, one a line, by rank, as runs leave it in the cache "
+        "folder; partition=site needs one, at the same path everywhere",
+    )
+    text_column: Text = Field("text", description="column of the texts")
+
+
+def _inputs(node: Any) -> str:
+    return str(node.get("inputs", "images")) if isinstance(node, dict) else ""
+
+
+AnyTask = Annotated[
+    Annotated[ImageTask, Tag("images")] | Annotated[TextTask, Tag("text")], Discriminator(_inputs)
+]

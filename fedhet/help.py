@@ -1,0 +1,72 @@
+"""`fedhet --help`: the groups, and a table of the recipe's keys, made from the schema."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydra._internal.utils import get_args_parser
+from omegaconf import OmegaConf
+from rich.table import Table
+from rich.text import Text
+
+from common.errors import ConfigError
+from conf import compose_overrides
+from conf.check import shown, value_at
+from conf.mistakes import did_you_mean, groups, options_of
+from conf.renamed import leaves
+from conf.schema import Recipe, Strategy
+from conf.schema.kinds import short_words
+from conf.schema.lookup import fields_of, keys_below, tags_of
+from fedhet.commands import table_console
+
+_OWN_FLAGS = ("--resume", "--help")
+_HEAD = """fedhet KEY=VALUE ...     runs a recipe: fedhet strategy=scaffold task=mnist rounds=50
+fedhet -m KEY=A,B ...    is a sweep; fedhet -m --resume FOLDER continues one (docs/sweeps.md)
+fedhet KEY=VALUE --help  shows the keys of that recipe; fedhet --hydra-help Hydra's own flags
+
+Groups, GROUP=OPTION (strategy=[a,b] combines methods):"""
+
+
+def check_flags(words: Sequence[str]) -> None:
+    """Refuse a flag that neither fedhet nor Hydra has, with the nearest one."""
+    known = [flag for action in get_args_parser()._actions for flag in action.option_strings]
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and not any(one.startswith(flag) for one in known):
+            near = did_you_mean(flag, [*known, *_OWN_FLAGS])
+            raise ConfigError(f"unknown option {flag}{near}; fedhet --hydra-help lists Hydra's")
+
+
+def print_help(words: Sequence[str]) -> None:
+    """Print the groups, and the keys of the recipe that the words stand for."""
+    overrides = tuple(word for word in words if "=" in word and not word.startswith("-"))
+    recipe = compose_overrides(overrides)
+    values: Any = OmegaConf.to_container(recipe)
+    console = table_console()
+    console.print(_HEAD, highlight=False, markup=False)
+    for group in groups():
+        if not group.startswith("experiment"):
+            line = Text(f"  {group}: ", style="bold")
+            line.append(", ".join(options_of(group)), style="not bold")
+            console.print(line)
+    table = Table(
+        "key", "value", "allowed", "meaning", box=None, header_style="bold", pad_edge=False
+    )
+    for row in _rows(values):
+        table.add_row(*map(Text, row))
+    console.print()
+    console.print(table)
+
+
+def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield key, value, what is allowed, and the meaning."""
+    for key in keys_below(Recipe, (), tags_of(values)):
+        assert key.field is not None
+        value = value_at(values, key.path)
+        text = "..." if isinstance(value, dict) and value else shown(value)
+        yield key.name, text, short_words(key.field), key.field.description or ""
+    for name, node in values["strategy"].items():
+        if name not in fields_of(Strategy):
+            for key_name, value in leaves(node, ".", f"strategy.{name}."):
+                yield key_name, shown(value), "", f"of the method: docs/methods.md, {name}"
