@@ -21,8 +21,7 @@ from torch import Tensor, nn
 
 Tensors = Mapping[str, Tensor]  # by parameter (or statistic) name
 Payloads = Mapping[str, Tensors]  # by payload name
-# by payload name, then tensor name; None: a length that is not known beforehand
-Shapes = Mapping[str, Mapping[str, tuple[int | None, ...]]]
+Shapes = Mapping[str, Mapping[str, tuple[int | None, ...]]]  # None: not known beforehand
 Batch = tuple[Tensor, Tensor]  # inputs (B, ...), labels (B,)
 Weighting = Literal["examples", "clients"]  # clients weigh n_i, or all the same
 
@@ -221,8 +220,7 @@ class ClientSide:
         per_example: the sent payloads that are sums over the client's examples.
         private: the sent payloads that the side itself clips and adds noise to.
         clips: whether ``upload`` clips all payloads that are not ``per_example``.
-        measures: names of the numbers that it measures with ``context.measure``; a reply with
-            others is refused.
+        measures: names that it gives to ``context.measure``; other numbers are refused.
         dtypes: of the sent payloads that are neither float32 nor of the model's type.
     """
 
@@ -274,9 +272,8 @@ class ServerSide:
         additive_payloads: payloads of which ``receive`` and ``reduce`` read only the sum over the
             clients: replacing each reply by their mean changes nothing. None: they may read
             single replies.
-        averages: whether ``receive`` replaces the replies by copies of one, so that no other part
-            may read single replies, and how many arrive must not show: a client that is not
-            connected leaves its place in the cohort empty.
+        averages: whether ``receive`` replaces the replies by copies of one: no other part may read
+            single replies, and a client that is not connected leaves its place empty.
     """
 
     needs: frozenset[str] = frozenset()
@@ -368,11 +365,7 @@ class Output(Protocol):
     def __call__(
         self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
     ) -> Tensors:
-        """Return the trainable shared tensors of the output model.
-
-        ``params`` is x as it was sent, ``update`` Delta and ``stepped`` the new x, which is
-        returned itself where the output is x.
-        """
+        """Return the trainable shared tensors of the output model from x, Delta and the new x."""
 
 
 @runtime_checkable

@@ -9,10 +9,10 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.serverapp import Grid
 
+from strategies.round.decoder import printable
 from strategies.round.records import count_bytes, no_reply, with_senders
 
 _REFUSED = 2  # Flower's code for a ClientApp that raised
-_TEXT = 300  # characters of a site's text that are shown
 T = TypeVar("T")
 
 
@@ -52,12 +52,12 @@ class SecAggWire:
             if node not in asked or node in found or node in self.lost:
                 continue
             if answer.has_error():
-                self.lost[node] = _shown(answer.error.reason)
+                self.lost[node] = printable(answer.error.reason)
                 continue
             try:
                 found[node] = read(node, answer.content.config_records[RECORD_KEY_CONFIGS])
             except Exception as error:  # a client's answer may be anything
-                self.lost[node] = f"its answer at {stage!r} cannot be read: {_shown(error)}"
+                self.lost[node] = f"its answer at {stage!r} cannot be read: {printable(error)}"
         for node in asked.keys() - found.keys() - self.lost.keys():
             self.lost[node] = no_reply(self.timeout)
         return found
@@ -77,11 +77,6 @@ class SecAggWire:
 def error_reply(message: Message, reason: str) -> Message:
     """Return the reply of a client whose ClientApp raised."""
     return Message(Error(code=_REFUSED, reason=reason), reply_to=message)
-
-
-def _shown(text: object) -> str:
-    """Return a site's text on one line, cut, with control characters escaped."""
-    return repr(str(text)[:_TEXT])[1:-1]
 
 
 def _bytes_of(content: RecordDict) -> int:

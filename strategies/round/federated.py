@@ -331,11 +331,7 @@ class FederatedStrategy(Strategy):
     # ---- pieces ------------------------------------------------------------------------------
 
     def _cohort(self, round: int) -> list[int]:
-        """Return the connected clients that take part in a round.
-
-        They are drawn from the connected clients; where a client's absence must not show (see
-        ``ServerSide.averages``), from all N, and the absent ones are left out.
-        """
+        """Draw from the connected clients, or from all N where no absence must show (averages)."""
         present = self.availability.present
         if any(side.averages for side in self.server_sides.values()):
             drawn = self.sampler.sample(round, len(self.availability.registry))
@@ -382,14 +378,12 @@ class FederatedStrategy(Strategy):
         return report, trained, metrics
 
     def _output_model(self, arrays: ArrayRecord) -> ArrayRecord:
-        output_model = self.server_step.output_model
-        return arrays if output_model is None else to_record(output_model)
+        return arrays if (found := self.server_step.output_model) is None else to_record(found)
 
     def _decode(self, expected: ExpectedReply, message: Message, client: int) -> Reply:
         if self.secure_aggregation is None:
             examples = self.availability.registry.num_examples[client]
-            training = self.local_training
-            steps = training.max_steps(examples) if training else None
+            steps = self.local_training.max_steps(examples) if self.local_training else None
             had_state = client in self.state.committed
             reply = expected.decode(message, client, examples, steps, had_state)
         else:  # the mean that the server has made itself of what it could not look into
