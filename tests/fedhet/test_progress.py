@@ -16,6 +16,7 @@ ROWS = [
     {"round": 2, "accuracy": 0.734, "loss": 0.91, "train_loss": 0.9, "seconds": 0.25},
 ]
 SUMMARY = {"strategy": "fedavg", "task": "digits", "rounds": 2, "accuracy": 0.734}
+SUMMARY |= {"status": "completed"}
 SUMMARY |= {"best_accuracy": 0.8, "seconds": 0.75, "seconds_per_round": 0.25}
 SUMMARY |= {"bytes_up": 1_500_000, "bytes_down": 2_000_000}
 NOTHING = {"accuracy": None, "status": "completed"}
