@@ -227,7 +227,9 @@ class Captured:
         )
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", ["fedavg", *(pytest.param(name, marks=pytest.mark.slow) for name in METHODS[1:])]
+)
 def test_every_attack_on_a_reply_is_refused_by_name(method, tmp_path):
     """One site's genuine reply is accepted, and no spoilt copy of it is."""
     captured = Captured(method, tmp_path)
