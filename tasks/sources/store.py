@@ -10,7 +10,6 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +23,9 @@ from tasks.sources.encodings import Encoding
 FORMAT = 1  # of the cache's files
 IDENTITY, MANIFEST = "identity.json", "checksums.json"
 logger = logging.getLogger(__name__)
+
+Stats = tuple[tuple[str, int, int, int], ...]
+_whole: dict[Path, Stats] = {}  # what this process has read: once, unless it changes
 
 
 class Decoder(Protocol):
@@ -91,15 +93,23 @@ def _problem(folder: Path) -> str | None:
     if not folder.is_dir():
         return "is no folder"
     try:
-        stats = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+        stats = _stats(folder)
+        if _whole.get(folder) == stats:
+            return None
+        problem = _problem_of(folder, stats)
+        if problem is None and _stats(folder) == stats:
+            _whole[folder] = stats
     except OSError as error:  # another process is making it again
         return f"cannot be read ({error})"
-    key = tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in stats)
-    return _problem_of(folder, key)
+    return problem
 
 
-@lru_cache(maxsize=64)  # a process reads the files of a folder once, unless they change
-def _problem_of(folder: Path, stats: tuple[tuple[str, int, int, int], ...]) -> str | None:
+def _stats(folder: Path) -> Stats:
+    found = [(path.name, path.stat()) for path in sorted(folder.iterdir())]
+    return tuple((name, s.st_ino, s.st_size, s.st_mtime_ns) for name, s in found)
+
+
+def _problem_of(folder: Path, stats: Stats) -> str | None:
     names = {name for name, *_ in stats} - {MANIFEST}
     try:
         manifest = _read_manifest(folder)
