@@ -30,7 +30,7 @@ run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist stra
 test: $(STAMP) ## the whole test suite, real Flower runs included
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=30 $(ARGS)
 
-check: lint ## lint, types and the unit tests, for every commit; half a minute
+check: lint ## lint, types and the unit tests, for every commit; a minute
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=5 -m "not flower and not slow" $(ARGS)
 

@@ -34,9 +34,13 @@ from strategies.base import (
     LocalOptimizer,
     LocalSummary,
     Payloads,
+    RefusedReplyError,
     Reply,
+    ServerSide,
+    Shapes,
     Tensors,
 )
+from strategies.components.local_optimizers import reach
 from strategies.round.federated import FederatedStrategy, Slots
 
 REACH = "fednova_reach"
@@ -60,6 +64,30 @@ class FedNovaClient(ClientSide):
         """Send them (number of tensors,)."""
         reaches = [summary.reach_of(name) for name in sorted(context.anchor)]
         return {REACH: {"reach": torch.tensor(reaches, dtype=torch.float64)}}
+
+
+class FedNovaServer(ServerSide):
+    """Refuses |a_i| that no client of the recipe can have."""
+
+    needs = frozenset({REACH})
+
+    def init(self, params: Tensors) -> None:
+        """Note the number of tensors."""
+        self.size = len(params)
+
+    def expected(self) -> Shapes:
+        """One number a tensor (number of tensors,)."""
+        return {REACH: {"reach": (self.size,)}}
+
+    def check(self, reply: Reply) -> None:
+        """Refuse numbers below 0, or above those of so many steps with momentum 1."""
+        found = reply.payloads[REACH]["reach"]
+        most = reach(reply.num_steps, 1.0) * reply.lr_sum / reply.num_steps
+        if found.numel() and not 0 <= float(found.min()) <= float(found.max()) <= most * (1 + 1e-6):
+            raise RefusedReplyError(
+                f"its {REACH} is from {float(found.min()):g} to {float(found.max()):g}: it must be "
+                f"from 0 to {most:g}, which {reply.num_steps} steps can have"
+            )
 
 
 class NormalizedMean:
@@ -86,4 +114,8 @@ class FedNova(FederatedStrategy):
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
         slots["aggregator"] = NormalizedMean()
-        super().__init__(client_sides={"fednova": FedNovaClient()}, **slots)
+        super().__init__(
+            client_sides={"fednova": FedNovaClient()},
+            server_sides={"fednova": FedNovaServer()},
+            **slots,
+        )

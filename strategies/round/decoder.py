@@ -22,6 +22,7 @@ from strategies.round.records import CLIENT, METRICS, PERSONAL_SCORE, UPDATE
 _LARGEST = torch.finfo(torch.float32).max  # of a number among the metrics
 _MOST_CLIENTS = 10_000_000
 _MOST_EXAMPLES = 1 << 48
+_DIMS = 2  # of a payload whose shape no server side declares
 _TEXT = 300  # characters of a site's text that are shown
 _COUNTS = frozenset({"partition-id", "num-examples", "num-steps", "lr-sum"})
 _MEASURED = _COUNTS | {
@@ -103,8 +104,12 @@ def check_shape(
     label: str, shape: tuple[int, ...], expected: tuple[int | None, ...] | None, widest: int
 ) -> None:
     """Refuse another shape; None stands for any length up to ``widest``, or for any such shape."""
-    if expected is None:
-        expected = (None,) * len(shape) if len(shape) <= 2 else (0,)
+    if expected is None and len(shape) > _DIMS:
+        raise RefusedReplyError(
+            f"{label} has shape {shape}: without a shape in ServerSide.expected a payload has at "
+            f"most {_DIMS} dimensions"
+        )
+    expected = (None,) * len(shape) if expected is None else expected
     fits = len(shape) == len(expected) and all(
         length == wanted or (wanted is None and length <= widest)
         for length, wanted in zip(shape, expected, strict=True)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from client_app.state import ContextStateStore
 from client_app.training import train_locally
-from strategies.base import LocalContext, LocalSummary, Reply
+from strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
 from strategies.components.local_optimizers import SGD
 from strategies.components.local_training_config import LocalTrainingConfig, Phase
 from strategies.components.schedules import ExponentialDecay
 from strategies.components.tensor_selection import TensorSelector
-from strategies.fednova import REACH, FedNova, FedNovaClient, NormalizedMean
+from strategies.fednova import REACH, FedNova, FedNovaClient, FedNovaServer, NormalizedMean
 from strategies.fedprox import FedProx
 from strategies.scaffold import SCAFFOLD, ControlVariateClient
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
@@ -181,6 +181,22 @@ def test_fednova_by_hand(momentum, reaches):
     found = trained(FedNova(local_lr=lr), (1, 3), optimizer=partial(SGD, momentum)) / lr
     effective = 0.25 * reaches[0] + 0.75 * reaches[1]
     assert found == pytest.approx(effective * (0.25 * 1 + 0.75 * 8), rel=1e-5)
+
+
+@pytest.mark.parametrize("reach", [-1.0, 0.61, 1e300])
+def test_fednova_refuses_more_than_three_steps_of_a_tenth_can_reach(reach):
+    """With momentum 1 they reach (1 + 2 + 3) / 10."""
+    server = FedNovaServer()
+    server.init({"w": torch.zeros(1)})
+
+    def reply(value: float) -> Reply:
+        sent = {REACH: {"reach": torch.tensor([value], dtype=torch.float64)}}
+        return Reply(0, 5, 3, 0.3, {}, sent)
+
+    for honest in (0.0, 0.3, 0.6):
+        server.check(reply(honest))
+    with pytest.raises(RefusedReplyError, match=r"from 0 to 0\.6"):
+        server.check(reply(reach))
 
 
 def test_fednova_counts_each_tensors_own_steps_and_leaves_untrained_ones():

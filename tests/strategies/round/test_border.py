@@ -1,6 +1,6 @@
 """What a hostile site may send: it is refused by name, and the run ends as without that site.
 
-ARRAYS, METRICS and RECORDS have one attack a line. Each is made of a genuine reply of each method.
+ARRAYS, METRICS_SENT and RECORDS have one attack a line, made of a genuine reply of each method.
 """
 
 import copy
@@ -21,7 +21,7 @@ from strategies.round.decoder import ExpectedReply, printable
 from strategies.round.records import METRICS, UPDATE, to_tensors
 from tests.recipes import TINY, grid_of, overrides, run_recipe
 
-METHODS = ["fedavg", "scaffold", "fedpvr", "feddw", "maecho", "fedmrur", "fedproto"]
+METHODS = ["fedavg", "scaffold", "fedpvr", "feddw", "maecho", "fedmrur", "fedproto", "fednova"]
 WORDS = [*TINY, "clients=4", "local.epochs=1", "task.train_size=240", "partition=iid"]
 BAD = 3  # the hostile client
 
