@@ -136,7 +136,9 @@ class Session:
 
     def _write_index(self) -> None:
         for job in self._snapshot.jobs:
-            if not (job.report.skipped and job.report.number in self._entries):
+            is_new = job.report.number not in self._entries
+            # A job of an earlier call waits before it knows whether it has to run again.
+            if is_new or not (job.report.skipped or job.report.status == "waiting"):
                 self._entries[job.report.number] = job.report.entry()
         self._folder.write(self._sweep, self._entries)
 
