@@ -30,7 +30,7 @@ from safetensors import safe_open
 
 from benchmarks.floor_app.floor import TOLD
 from benchmarks.harness import ROOT, options_of, run_fedhet, save, spread
-from common.results import METRICS, read_rows
+from fedhet.common.results import METRICS, read_rows
 from tests.deployed import SITES, Deployment, Loopback
 
 RECIPE = [

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks.harness import FOLDER, in_turns, options_of, save, spread, timed_run
-from tasks.device import keep_freed_memory
+from fedhet.tasks.device import keep_freed_memory
 
 CLIENTS, PER_ROUND, BATCH, LR, WORKERS, SEED = 100, 10, 32, 0.01, 2, 0
 RECIPE = [

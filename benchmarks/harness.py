@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 import torch
 
-from common.results import METRICS, SUMMARY, read_rows
+from fedhet.common.results import METRICS, SUMMARY, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks"

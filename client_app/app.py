@@ -10,12 +10,12 @@ from collections.abc import Iterator
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client_app.calibration import calibrate_reply
-from client_app.messages import evaluate_reply, train_reply, trained, upload_seed
-from client_app.runtime import client_runtime, site_folder
-from conf import compose_overrides, overrides_of
-from strategies.round.records import CLIENT, CONFIG
-from tasks.conformal import CALIBRATE
+from fedhet.client_app.calibration import calibrate_reply
+from fedhet.client_app.messages import evaluate_reply, train_reply, trained, upload_seed
+from fedhet.client_app.runtime import client_runtime, site_folder
+from fedhet.conf import compose_overrides, overrides_of
+from fedhet.strategies.round.records import CLIENT, CONFIG
+from fedhet.tasks.conformal import CALIBRATE
 
 app = ClientApp()
 

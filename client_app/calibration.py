@@ -9,11 +9,11 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
 
-from client_app.client import FederatedClient
-from strategies.round.records import CONFIG, PARAMS, to_record, to_tensors
-from tasks.conformal import CALIBRATE, LOG_LOSSES
-from tasks.conformal.scores import scores_for
-from tasks.conformal.sketch import Client, Grid
+from fedhet.client_app.client import FederatedClient
+from fedhet.strategies.round.records import CONFIG, PARAMS, to_record, to_tensors
+from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
+from fedhet.tasks.conformal.scores import scores_for
+from fedhet.tasks.conformal.sketch import Client, Grid
 
 _SPLIT = 0xCA  # makes draws here independent of other draws
 

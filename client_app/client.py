@@ -17,9 +17,9 @@ from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from client_app.state import ClientState, ClientStateStore
-from client_app.training import train_locally
-from strategies.base import (
+from fedhet.client_app.state import ClientState, ClientStateStore
+from fedhet.client_app.training import train_locally
+from fedhet.strategies.base import (
     STATE_LOST,
     ClientData,
     ClientSide,
@@ -29,15 +29,15 @@ from strategies.base import (
     Payloads,
     Tensors,
 )
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.tensor_selection import (
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.tensor_selection import (
     TensorSelector,
     personal_names,
     shared_names,
     trainable_shared,
 )
-from strategies.round.client_snapshots import FILE, load_trained
-from tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
+from fedhet.strategies.round.client_snapshots import FILE, load_trained
+from fedhet.tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
 
 PERSONAL = "personal"  # entry of the client state: the tensors that are never sent
 

@@ -11,10 +11,10 @@ import torch
 from flwr.app import Message, RecordDict
 from flwr.common.typing import Scalar
 
-from client_app.client import FederatedClient
-from strategies.base import Reply, subtract
-from strategies.privacy.reply_vector import per_example
-from strategies.round.records import (
+from fedhet.client_app.client import FederatedClient
+from fedhet.strategies.base import Reply, subtract
+from fedhet.strategies.privacy.reply_vector import per_example
+from fedhet.strategies.round.records import (
     CONFIG,
     METRICS,
     PARAMS,

@@ -12,9 +12,9 @@ from flwr.app import Context, Message
 from omegaconf import DictConfig
 from torch import nn
 
-from client_app.client import FederatedClient
-from client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
-from conf import (
+from fedhet.client_app.client import FederatedClient
+from fedhet.client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
+from fedhet.conf import (
     build_local_optimizer,
     build_part,
     compose_overrides,
@@ -23,14 +23,14 @@ from conf import (
     plain_part,
     versions,
 )
-from strategies.base import ClientSide, LocalOptimizer, Reply, Weighting
-from strategies.components.local_training_config import local_training_config
-from strategies.components.tensor_selection import TensorSelector
-from strategies.privacy.reply_vector import Layout
-from strategies.privacy.secure_aggregation import SecAggPlus
-from strategies.round.records import CONFIG
-from tasks import build_task, keep_freed_memory, pick_device
-from tasks.tensor_data import TensorData
+from fedhet.strategies.base import ClientSide, LocalOptimizer, Reply, Weighting
+from fedhet.strategies.components.local_training_config import local_training_config
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.privacy.reply_vector import Layout
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.records import CONFIG
+from fedhet.tasks import build_task, keep_freed_memory, pick_device
+from fedhet.tasks.tensor_data import TensorData
 
 Examples = tuple[TensorData, TensorData | None]  # to train on, held out
 _CACHE_BYTES = 256 << 20

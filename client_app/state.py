@@ -16,10 +16,10 @@ from flwr.app import RecordDict
 from flwr.common.logger import log
 from torch import Tensor
 
-from common.checksums import CLIENT_STATE
-from common.errors import DamagedFileError
-from strategies.round.records import to_record, to_tensors
-from strategies.round.tensor_files import below, load_tensors, save_tensors
+from fedhet.common.checksums import CLIENT_STATE
+from fedhet.common.errors import DamagedFileError
+from fedhet.strategies.round.records import to_record, to_tensors
+from fedhet.strategies.round.tensor_files import below, load_tensors, save_tensors
 
 ClientState = dict[str, Mapping[str, Tensor]]
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from strategies.base import (
+from fedhet.strategies.base import (
     Batch,
     ClientData,
     ClientSide,
@@ -19,9 +19,9 @@ from strategies.base import (
     LocalSummary,
     Step,
 )
-from strategies.components.local_optimizers import reach
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.components.local_optimizers import reach
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.tensor_selection import TensorSelector
 
 
 def train_locally(

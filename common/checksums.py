@@ -15,7 +15,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
-from common.errors import DamagedFileError
+from fedhet.common.errors import DamagedFileError
 
 FORMAT = 3  # of labels; files of version 0.1 have no such key
 CHECKPOINT, CLIENT_STATE, CLIENT_MODELS, MODEL = (

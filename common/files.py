@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 
 
 def save_text(path: Path, text: str) -> None:

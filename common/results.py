@@ -34,9 +34,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from common.checksums import text_sha256
-from common.errors import DamagedFileError
-from common.files import save_text
+from fedhet.common.checksums import text_sha256
+from fedhet.common.errors import DamagedFileError
+from fedhet.common.files import save_text
 
 Row = dict[str, Any]
 

@@ -25,12 +25,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
-from common.errors import ConfigError
-from conf.arguments import check_arguments
-from conf.check import checked
-from conf.mistakes import explain, one_line
-from conf.relations import joined_methods
-from conf.renamed import refuse_old_keys
+from fedhet.common.errors import ConfigError
+from fedhet.conf.arguments import check_arguments
+from fedhet.conf.check import checked
+from fedhet.conf.mistakes import explain, one_line
+from fedhet.conf.relations import joined_methods
+from fedhet.conf.renamed import refuse_old_keys
 
 FOLDER = Path(__file__).resolve().parent
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")

@@ -16,9 +16,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hydra._internal.utils import _locate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from common.errors import ConfigError, is_list
-from conf.mistakes import did_you_mean, one_line
-from conf.schema.kinds import in_words
+from fedhet.common.errors import ConfigError, is_list
+from fedhet.conf.mistakes import did_you_mean, one_line
+from fedhet.conf.schema.kinds import in_words
 
 _REFERENCE = re.compile(r"\$\{([\w.]+\.\w+)\}")
 _PLAIN = (bool, int, float, str, NoneType)

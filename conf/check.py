@@ -2,8 +2,8 @@
 
 Every command composes through ``conf.compose``, and Hydra's own composition passes through
 ``checked``, so this is the one place where fixed keys are checked. What needs the code of a class
-(torch), the data or the model is checked after it: ``conf.arguments``, constructors,
-``server_app.assembly``.
+(torch), the data or the model is checked after it: ``fedhet.conf.arguments``, constructors,
+``fedhet.server_app.assembly``.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from common.errors import ConfigError
-from conf.mistakes import check_option, did_you_mean, groups, unknown_key
-from conf.relations import check_relations
-from conf.renamed import leaves
-from conf.schema import Recipe
-from conf.schema.kinds import MOST, in_words
-from conf.schema.lookup import Key, fields_of, locate, variants_of
+from fedhet.common.errors import ConfigError
+from fedhet.conf.mistakes import check_option, did_you_mean, groups, unknown_key
+from fedhet.conf.relations import check_relations
+from fedhet.conf.renamed import leaves
+from fedhet.conf.schema import Recipe
+from fedhet.conf.schema.kinds import MOST, in_words
+from fedhet.conf.schema.lookup import Key, fields_of, locate, variants_of
 
 _UNRESOLVED = ("optimizers", "paper", "choice")  # of classes, or read by one command alone
 _OF_STRATEGY = ("personal", "phases", "allow_stacked_corrections")  # the rest is built

@@ -13,10 +13,10 @@ import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
-from common.errors import ConfigError, is_list
-from conf.renamed import leaves
-from conf.schema import Recipe
-from conf.schema.lookup import fields_of, keys_below, tags_of, variants_of
+from fedhet.common.errors import ConfigError, is_list
+from fedhet.conf.renamed import leaves
+from fedhet.conf.schema import Recipe
+from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of, variants_of
 
 FOLDER = Path(__file__).resolve().parent
 NO_OPTION = "Config group override must be"  # Hydra's ValueError

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from common.errors import ConfigError, require_choice
+from fedhet.common.errors import ConfigError, require_choice
 
 # Training examples of the data sets that the shipped tasks name on the hub; the test part that a
 # task splits off is not taken off: these only refuse what cannot be.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 
 KEYS: dict[str, tuple[str, ...]] = {
     "strategy.client_sides.fedprox.mu": ("strategy.fedprox.mu",),
@@ -55,6 +55,7 @@ _TARGET = re.compile(
         for old in sorted(MODULES, key=len, reverse=True)  # the most specific first
     )
 )
+_CLASS = re.compile(r"(?:strategies|server_app)(?:\.[a-z_]+)+\.[A-Z]\w*\Z")  # now in fedhet
 _DENSE = re.compile(r"\Astrategy[.\0].*[.\0]dense\Z")  # projections sent as P: gone
 _SIDE = re.compile(r"strategy[.\0]client_sides[.\0](\w+)")
 _SLOTS = re.compile(r"strategy[.\0]methods[.\0]")
@@ -116,6 +117,8 @@ def _value_of_today(path: str, value: Any) -> Any:
         return [_value_of_today(path, one) for one in value]
     if value == "solver" and _SLOTS.match(path):
         return "optimizer"
-    if isinstance(value, str) and (found := _TARGET.match(value)):
-        return MODULES[found[0]] + value[found.end() :]
-    return value
+    if not isinstance(value, str):
+        return value
+    if found := _TARGET.match(value):
+        value = MODULES[found[0]] + value[found.end() :]
+    return f"fedhet.{value}" if _CLASS.match(value) else value

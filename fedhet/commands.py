@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from hydra.errors import HydraException
 from rich.console import Console
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 from fedhet.runtimes.flower_install import LaunchError
 
 _UNLIMITED = 10_000  # columns

@@ -10,15 +10,15 @@ from omegaconf import OmegaConf
 from rich.table import Table
 from rich.text import Text
 
-from common.errors import ConfigError
-from conf import compose_overrides
-from conf.check import shown, value_at
-from conf.mistakes import did_you_mean, groups, options_of
-from conf.renamed import leaves
-from conf.schema import Recipe, Strategy
-from conf.schema.kinds import short_words
-from conf.schema.lookup import fields_of, keys_below, tags_of
 from fedhet.commands import table_console
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose_overrides
+from fedhet.conf.check import shown, value_at
+from fedhet.conf.mistakes import did_you_mean, groups, options_of
+from fedhet.conf.renamed import leaves
+from fedhet.conf.schema import Recipe, Strategy
+from fedhet.conf.schema.kinds import short_words
+from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of
 
 _OWN_FLAGS = ("--resume", "--help")
 _HEAD = """fedhet KEY=VALUE ...     runs a recipe: fedhet strategy=scaffold task=mnist rounds=50

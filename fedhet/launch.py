@@ -25,14 +25,14 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
-from common.errors import ConfigError
-from common.files import writable_folder
-from common.results import ResultsFollower, Row, read_rows
-from conf import explain_words, method_name
-from conf.check import checked
-from conf.mistakes import NO_OPTION
-from conf.renamed import refuse_old_keys
 from fedhet.commands import reported_errors
+from fedhet.common.errors import ConfigError
+from fedhet.common.files import writable_folder
+from fedhet.common.results import ResultsFollower, Row, read_rows
+from fedhet.conf import explain_words, method_name
+from fedhet.conf.check import checked
+from fedhet.conf.mistakes import NO_OPTION
+from fedhet.conf.renamed import refuse_old_keys
 from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run
 from fedhet.progress import closing_panel, round_display
@@ -78,7 +78,7 @@ def main() -> None:
     sys.exit(0 if all_completed else 1)
 
 
-@hydra.main(version_base="1.3", config_path="pkg://conf", config_name="config")
+@hydra.main(version_base="1.3", config_path="pkg://fedhet.conf", config_name="config")
 def _hydra_main(recipe: DictConfig) -> float | None:
     if HydraConfig.get().mode == RunMode.MULTIRUN:
         return run_job(recipe, run)
@@ -121,7 +121,7 @@ def check_run(recipe: DictConfig, words: Sequence[str]) -> None:
     checked(recipe, words)
     check_machine(recipe)
     if recipe.runtime.name in _WITH_CODE or any(map(_is_of_code, words)):
-        from server_app.assembly import check_parts
+        from fedhet.server_app.assembly import check_parts
 
         check_parts(recipe)
 

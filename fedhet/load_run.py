@@ -12,15 +12,15 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 from yaml import YAMLError
 
-from client_app.client import PERSONAL
-from common.checksums import CLIENT_STATE, MODEL, require_label
-from common.errors import ConfigError, DamagedFileError
-from common.results import CONFIG, SUMMARY, read_config, read_summary
-from conf.renamed import upgrade_config
-from strategies.components.tensor_selection import TensorSelector, personal_names
-from strategies.round.tensor_files import load_tensors, parameters_sha256
-from tasks import Task, build_task, pick_device
-from tasks.evaluation import classifies
+from fedhet.client_app.client import PERSONAL
+from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
+from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
+from fedhet.conf.renamed import upgrade_config
+from fedhet.strategies.components.tensor_selection import TensorSelector, personal_names
+from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
+from fedhet.tasks import Task, build_task, pick_device
+from fedhet.tasks.evaluation import classifies
 
 MODEL_FILE = "model.safetensors"
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from common.results import Row
+from fedhet.common.results import Row
 from fedhet.progress import percent
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from common.results import Row
+from fedhet.common.results import Row
 
 
 @contextmanager

@@ -11,14 +11,14 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
 
-from common.errors import ConfigError
-from common.files import writable_folder
-from common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, read_summary
-from conf import compose, method_name
-from server_app.assembly import check_parts
-from server_app.checkpoint import checkpoints, last_whole_checkpoint
-from server_app.polling_grid import with_fast_polling
-from server_app.run import Run, log_write_errors, write_failure
+from fedhet.common.errors import ConfigError
+from fedhet.common.files import writable_folder
+from fedhet.common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, read_summary
+from fedhet.conf import compose, method_name
+from fedhet.server_app.assembly import check_parts
+from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
+from fedhet.server_app.polling_grid import with_fast_polling
+from fedhet.server_app.run import Run, log_write_errors, write_failure
 
 app = ServerApp()
 

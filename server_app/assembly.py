@@ -7,27 +7,27 @@ from collections.abc import Sequence
 from omegaconf import DictConfig
 from torch import nn
 
-from common.errors import ConfigError
-from conf import (
+from fedhet.common.errors import ConfigError
+from fedhet.conf import (
     build_local_optimizer,
     build_part,
     fingerprint,
     method_name,
     plain_part,
 )
-from conf.arguments import check_arguments
-from server_app.calibration import Calibration
-from strategies.base import Observer, Output, ReplyTransform
-from strategies.components.local_training_config import local_training_config
-from strategies.components.tensor_selection import TensorSelector, trainable_shared
-from strategies.round.federated import FederatedStrategy
-from strategies.round.registration import FederationConfig
-from strategies.round.server_model import BuildsOutputModel, ServerModel
-from tasks import Task
-from tasks.config import read_config
-from tasks.evaluation import classifies
-from tasks.partitions import PartitionConfig
-from tasks.transform import Transform
+from fedhet.conf.arguments import check_arguments
+from fedhet.server_app.calibration import Calibration
+from fedhet.strategies.base import Observer, Output, ReplyTransform
+from fedhet.strategies.components.local_training_config import local_training_config
+from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.round.registration import FederationConfig
+from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
+from fedhet.tasks import Task
+from fedhet.tasks.config import read_config
+from fedhet.tasks.evaluation import classifies
+from fedhet.tasks.partitions import PartitionConfig
+from fedhet.tasks.transform import Transform
 
 _PARTS = (
     "strategy.client_sides",

@@ -18,12 +18,18 @@ from flwr.app import ArrayRecord, ConfigRecord, MessageType, RecordDict
 from flwr.common.logger import log
 from torch import nn
 
-from strategies.base import RefusedReplyError
-from strategies.round.decoder import decode_tensors
-from tasks.conformal import CALIBRATE, LOG_LOSSES
-from tasks.conformal.scores import Array, coverage_and_size, probabilities_of, scores_for
-from tasks.conformal.sketch import BINS, TEMPERATURES, Grid, shared_quantile, shared_temperature
-from tasks.evaluation import Batched, logits_of
+from fedhet.strategies.base import RefusedReplyError
+from fedhet.strategies.round.decoder import decode_tensors
+from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
+from fedhet.tasks.conformal.scores import Array, coverage_and_size, probabilities_of, scores_for
+from fedhet.tasks.conformal.sketch import (
+    BINS,
+    TEMPERATURES,
+    Grid,
+    shared_quantile,
+    shared_temperature,
+)
+from fedhet.tasks.evaluation import Batched, logits_of
 
 Answers = Mapping[int, RecordDict]
 Read = TypeVar("Read")

@@ -10,12 +10,12 @@ from typing import Any
 
 from flwr.common.logger import log
 
-from common.checksums import CHECKPOINT
-from common.errors import ConfigError, DamagedFileError
-from common.results import METRICS, Row, read_rows, rows_sha256
-from strategies.base import Tensors
-from strategies.round.round_report import StrategyState
-from strategies.round.tensor_files import below, load_tensors, save_tensors
+from fedhet.common.checksums import CHECKPOINT
+from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.results import METRICS, Row, read_rows, rows_sha256
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.round.round_report import StrategyState
+from fedhet.strategies.round.tensor_files import below, load_tensors, save_tensors
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
 _PLAIN = ("round", "experiment", "failed_rounds", "restarted")  # of the state

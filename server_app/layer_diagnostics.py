@@ -15,15 +15,15 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from common.errors import ConfigError
-from common.results import RowsFile
-from server_app.machine import usable_cpus
-from strategies.base import Cohort, Reply, Tensors
-from strategies.components.tensor_selection import TensorSelector
-from strategies.round.server_model import ServerModel
-from strategies.statistics.linear_cka import layers_of, similarities
-from strategies.statistics.update_diagnostics import diagnose_layers
-from tasks.evaluation import Batched
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import RowsFile
+from fedhet.server_app.machine import usable_cpus
+from fedhet.strategies.base import Cohort, Reply, Tensors
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.statistics.linear_cka import layers_of, similarities
+from fedhet.strategies.statistics.update_diagnostics import diagnose_layers
+from fedhet.tasks.evaluation import Batched
 
 LAYERS, SIMILARITY = "layers.jsonl", "similarity.jsonl"
 DIGITS = 6

@@ -7,12 +7,12 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from common.checksums import CLIENT_MODELS, read_label, require_label
-from common.errors import ConfigError
-from common.results import CONFIG, SUMMARY, read_config, read_summary
-from conf import build_part, config_yaml
-from strategies.base import ClientSide
-from strategies.round.client_snapshots import FILE
+from fedhet.common.checksums import CLIENT_MODELS, read_label, require_label
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
+from fedhet.conf import build_part, config_yaml
+from fedhet.strategies.base import ClientSide
+from fedhet.strategies.round.client_snapshots import FILE
 
 KEY = "local.reuse_training"
 _TRAINING = ("seed", "clients", "task", "partition", "local", "strategy.phases")

@@ -15,10 +15,10 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from omegaconf import DictConfig, OmegaConf
 
-from common.checksums import MODEL
-from common.errors import ConfigError
-from common.results import ResultsFolder
-from conf import (
+from fedhet.common.checksums import MODEL
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import ResultsFolder
+from fedhet.conf import (
     FOLDER_KEYS,
     LONGER,
     NOTES,
@@ -31,21 +31,25 @@ from conf import (
     resume_fingerprint,
     versions,
 )
-from server_app.assembly import build_strategy, calibration_of, server_model_of
-from server_app.calibration import CalibrationError, add_coverage
-from server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from server_app.layer_diagnostics import observers_of
-from server_app.loggers import LoggedRun, Loggers
-from server_app.machine import machine, usable_cpus
-from server_app.reused_training import check_reused_training
-from strategies.base import Tensors
-from strategies.components.tensor_selection import TensorSelector, personal_names, shared_names
-from strategies.round.client_snapshots import FILE, ClientSnapshots
-from strategies.round.records import to_metrics, to_record, to_tensors
-from strategies.round.round_report import RoundReport
-from strategies.round.tensor_files import parameters_sha256, save_tensors
-from tasks import build_task, keep_freed_memory, pick_device
-from tasks.evaluation import evaluate_model
+from fedhet.server_app.assembly import build_strategy, calibration_of, server_model_of
+from fedhet.server_app.calibration import CalibrationError, add_coverage
+from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedhet.server_app.layer_diagnostics import observers_of
+from fedhet.server_app.loggers import LoggedRun, Loggers
+from fedhet.server_app.machine import machine, usable_cpus
+from fedhet.server_app.reused_training import check_reused_training
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.components.tensor_selection import (
+    TensorSelector,
+    personal_names,
+    shared_names,
+)
+from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
+from fedhet.strategies.round.records import to_metrics, to_record, to_tensors
+from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
+from fedhet.tasks import build_task, keep_freed_memory, pick_device
+from fedhet.tasks.evaluation import evaluate_model
 
 
 class Run:

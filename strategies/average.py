@@ -13,10 +13,10 @@ from typing import Unpack
 
 from torch import Tensor
 
-from strategies.base import Reply, Tensors
-from strategies.fusion.projected_layers import local_models, masked_classifier
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
+from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.fusion.projected_layers import local_models, masked_classifier
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 
 class MaskedMean:

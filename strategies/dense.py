@@ -46,16 +46,16 @@ import torch
 from flwr.common.logger import log
 from torch import Tensor, nn
 
-from common.errors import ConfigError, require_choice, require_whole
-from strategies.base import Reply, Tensors
-from strategies.components.aggregators import mean_of
-from strategies.components.local_optimizers import SGD
-from strategies.ensemble import MeanLogits, mean_logits, require_logits
-from strategies.fusion.distillation import Distillation, Generation, distil, generate
-from strategies.fusion.image_generator import Generator, Views
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.round.server_model import ServerModel
-from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
+from fedhet.common.errors import ConfigError, require_choice, require_whole
+from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.components.aggregators import mean_of
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.ensemble import MeanLogits, mean_logits, require_logits
+from fedhet.strategies.fusion.distillation import Distillation, Generation, distil, generate
+from fedhet.strategies.fusion.image_generator import Generator, Views
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 _LOG_LINES = 20
 

@@ -25,11 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from common.errors import ConfigError
-from strategies.base import Reply, Tensors
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.round.server_model import ServerModel
-from strategies.statistics.class_counts import (
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.statistics.class_counts import (
     CLASS_COUNTS,
     ClassCountsClient,
     ClassCountsServer,

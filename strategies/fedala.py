@@ -31,8 +31,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from common.errors import require_range
-from strategies.base import (
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import (
     Batch,
     ClientSide,
     LocalContext,
@@ -41,8 +41,8 @@ from strategies.base import (
     Payloads,
     Tensors,
 )
-from strategies.components.tensor_selection import TensorSelector, as_selector
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.components.tensor_selection import TensorSelector, as_selector
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 LOCAL, MIXING = "fedala_local", "fedala_mixing"  # w_local and A, in the client state
 _WINDOW = 10  # passes whose losses are compared

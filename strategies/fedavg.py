@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from typing import ClassVar, Unpack
 
-from strategies.components import server_optimizers
-from strategies.components.tensor_selection import TensorSelector
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.round.registration import FederationConfig
+from fedhet.strategies.components import server_optimizers
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.round.registration import FederationConfig
 
 
 class FedAvg(FederatedStrategy):

@@ -27,8 +27,8 @@ from typing import Unpack
 import torch
 from torch import nn
 
-from common.errors import ConfigError, require_range
-from strategies.base import (
+from fedhet.common.errors import ConfigError, require_range
+from fedhet.strategies.base import (
     ClientSide,
     Cohort,
     LocalContext,
@@ -39,8 +39,8 @@ from strategies.base import (
     Tensors,
     zeros_like,
 )
-from strategies.components.aggregators import UniformMean
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.components.aggregators import UniformMean
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 MOMENTUM = "momentum"
 

@@ -24,12 +24,12 @@ from typing import Any, Unpack
 from torch import Tensor
 from torch.nn.functional import kl_div, log_softmax
 
-from common.errors import require_range
-from strategies.base import ClientSide, Step
-from strategies.privacy.gaussian_mechanism import GaussianMechanism
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.statistics.class_means import MEANS
-from strategies.statistics.soft_labels import SOFT_LABELS, SoftLabelClient, SoftLabelServer
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import ClientSide, Step
+from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.statistics.class_means import MEANS
+from fedhet.strategies.statistics.soft_labels import SOFT_LABELS, SoftLabelClient, SoftLabelServer
 
 
 class FedDistillClient(ClientSide):

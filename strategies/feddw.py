@@ -37,12 +37,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss, softmax
 
-from common.errors import ConfigError, require_range, require_whole
-from strategies.base import ClientSide, LocalOptimizer, Step
-from strategies.privacy.gaussian_mechanism import GaussianMechanism
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.statistics.class_means import MEANS
-from strategies.statistics.soft_labels import HEAD, SOFT_LABELS, SoftLabelClient, SoftLabelServer
+from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.strategies.base import ClientSide, LocalOptimizer, Step
+from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.statistics.class_means import MEANS
+from fedhet.strategies.statistics.soft_labels import (
+    HEAD,
+    SOFT_LABELS,
+    SoftLabelClient,
+    SoftLabelServer,
+)
 
 
 class FedDWClient(ClientSide):

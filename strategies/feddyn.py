@@ -32,8 +32,8 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from common.errors import require_range
-from strategies.base import (
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import (
     ClientSide,
     Cohort,
     LocalContext,
@@ -43,9 +43,9 @@ from strategies.base import (
     Tensors,
     zeros_like,
 )
-from strategies.components.aggregators import UniformMean
-from strategies.components.model_outputs import Participants
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.components.aggregators import UniformMean
+from fedhet.strategies.components.model_outputs import Participants
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 DRIFT_SUM = "drift_sum"
 

@@ -27,11 +27,11 @@ from typing import Unpack
 
 from torch import Tensor
 
-from common.errors import require_range
-from strategies.base import Reply, Tensors
-from strategies.components.aggregators import mean_of
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.statistics.update_diagnostics import norm
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.components.aggregators import mean_of
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.statistics.update_diagnostics import norm
 
 
 class ExtrapolatedMean:

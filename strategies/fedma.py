@@ -20,12 +20,12 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from strategies.base import Tensors
-from strategies.fusion.grown_network import GrownNetwork, spread
-from strategies.fusion.layer_chain import Link
-from strategies.fusion.projected_layers import bias_of
-from strategies.pfnm import PFNM
-from strategies.round.federated import Slots
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.fusion.grown_network import GrownNetwork, spread
+from fedhet.strategies.fusion.layer_chain import Link
+from fedhet.strategies.fusion.projected_layers import bias_of
+from fedhet.strategies.pfnm import PFNM
+from fedhet.strategies.round.federated import Slots
 
 
 class MatchedAveraging(GrownNetwork):

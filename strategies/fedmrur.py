@@ -44,11 +44,11 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from common.errors import require_choice, require_range
-from strategies.base import ClientSide, Step
-from strategies.components.aggregators import NormMean
-from strategies.fedcm import ClientMomentum, ClientMomentumServer
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.common.errors import require_choice, require_range
+from fedhet.strategies.base import ClientSide, Step
+from fedhet.strategies.components.aggregators import NormMean
+from fedhet.strategies.fedcm import ClientMomentum, ClientMomentumServer
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 _LINEAR_FROM = 20.0  # e^20 = 4.9e8: far from float32's limits, and from any D2 / sigma of use
 
@@ -111,7 +111,7 @@ class ManifoldRegularizer(ClientSide):
 
 
 class FedMRUR(FederatedStrategy):
-    """The paper's method. Its clients' local optimizer is :class:`strategies.fedsam.SAM`."""
+    """The paper's method. Its clients' local optimizer is :class:`fedhet.strategies.fedsam.SAM`."""
 
     def __init__(
         self,

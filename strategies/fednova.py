@@ -27,8 +27,8 @@ from typing import Unpack
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError
-from strategies.base import (
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import (
     ClientSide,
     LocalContext,
     LocalOptimizer,
@@ -40,8 +40,8 @@ from strategies.base import (
     Shapes,
     Tensors,
 )
-from strategies.components.local_optimizers import reach
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.components.local_optimizers import reach
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 REACH = "fednova_reach"
 

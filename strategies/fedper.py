@@ -19,8 +19,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from strategies.components.tensor_selection import TensorSelector
-from strategies.round.federated import FederatedStrategy
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.round.federated import FederatedStrategy
 
 
 class FedPer(FederatedStrategy):

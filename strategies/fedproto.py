@@ -30,8 +30,8 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from common.errors import require_range
-from strategies.base import (
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import (
     ClientSide,
     Cohort,
     LocalContext,
@@ -43,8 +43,15 @@ from strategies.base import (
     Step,
     Tensors,
 )
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_means, class_sums, total
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.statistics.class_means import (
+    COUNTS,
+    MEANS,
+    SUMS,
+    class_means,
+    class_sums,
+    total,
+)
 
 PROTOTYPES = "prototypes"
 PROTOTYPE_SUMS = "prototype_sums"

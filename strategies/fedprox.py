@@ -18,9 +18,9 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from common.errors import require_range
-from strategies.base import ClientSide, Step
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import ClientSide, Step
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 
 class FedProxClient(ClientSide):

@@ -24,10 +24,10 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from strategies.components.aggregators import UniformMean
-from strategies.components.tensor_selection import TensorSelector
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.scaffold import ControlVariateClient, ControlVariateServer, Option
+from fedhet.strategies.components.aggregators import UniformMean
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.scaffold import ControlVariateClient, ControlVariateServer, Option
 
 
 class FedPVR(FederatedStrategy):
@@ -35,7 +35,7 @@ class FedPVR(FederatedStrategy):
 
     Args:
         layers: S_svr, e.g. ``"last:6"`` for VGG-11, ``"last:2"`` for ResNet-8.
-        option: how c_i is estimated, see :mod:`strategies.scaffold`.
+        option: how c_i is estimated, see :mod:`fedhet.strategies.scaffold`.
     """
 
     def __init__(

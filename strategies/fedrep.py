@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from strategies.components.local_training_config import Phase
-from strategies.components.tensor_selection import TensorSelector
-from strategies.round.federated import FederatedStrategy
+from fedhet.strategies.components.local_training_config import Phase
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.round.federated import FederatedStrategy
 
 
 class FedRep(FederatedStrategy):

@@ -25,12 +25,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from common.errors import require_range
-from strategies.base import Batch, Tensors
-from strategies.components.local_optimizers import SGD
-from strategies.components.tensor_selection import TensorSelector
-from strategies.fedcm import FedCM
-from strategies.round.federated import FederatedStrategy
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import Batch, Tensors
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.fedcm import FedCM
+from fedhet.strategies.round.federated import FederatedStrategy
 
 _LEAST_NORM = 1e-7
 

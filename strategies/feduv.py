@@ -27,9 +27,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu, softmax
 
-from common.errors import require_range
-from strategies.base import ClientSide, Step
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import ClientSide, Step
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 
 class FedUVClient(ClientSide):

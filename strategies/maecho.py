@@ -41,10 +41,10 @@ import torch
 from flwr.common.logger import log
 from torch import Tensor
 
-from common.errors import ConfigError, require_choice, require_range, require_whole
-from strategies.base import Reply, Tensors
-from strategies.fusion.maecho_iterates import Cumulative, FromLocal, Iterate, Normalised
-from strategies.fusion.projected_layers import (
+from fedhet.common.errors import ConfigError, require_choice, require_range, require_whole
+from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.fusion.maecho_iterates import Cumulative, FromLocal, Iterate, Normalised
+from fedhet.strategies.fusion.projected_layers import (
     Layer,
     ProjectionServer,
     bias_of,
@@ -54,9 +54,9 @@ from strategies.fusion.projected_layers import (
     read_layer,
     unflattened,
 )
-from strategies.fusion.projections import ProjectionClient
-from strategies.regmean import regression_mean
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.fusion.projections import ProjectionClient
+from fedhet.strategies.regmean import regression_mean
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 _CHECK_EVERY = 10  # iterations between tests for convergence, which wait for the GPU
 

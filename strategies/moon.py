@@ -30,9 +30,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, log_softmax
 
-from common.errors import require_range, require_whole
-from strategies.base import ClientSide, LocalContext, LocalSummary, Payloads, Step, Tensors
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.common.errors import require_range, require_whole
+from fedhet.strategies.base import ClientSide, LocalContext, LocalSummary, Payloads, Step, Tensors
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 _STATE = "moon-previous"
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Unpack
 
-from strategies.average import MaskedMean
-from strategies.fusion.layer_chain import Chain, ChainServer
-from strategies.fusion.neuron_alignment import Alignment
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
+from fedhet.strategies.average import MaskedMean
+from fedhet.strategies.fusion.layer_chain import Chain, ChainServer
+from fedhet.strategies.fusion.neuron_alignment import Alignment
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 
 class OTFusion(FederatedStrategy):

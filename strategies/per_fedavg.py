@@ -39,10 +39,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from common.errors import require_choice, require_range
-from strategies.base import Batch, Tensors
-from strategies.components.local_optimizers import SGD
-from strategies.round.federated import FederatedStrategy
+from fedhet.common.errors import require_choice, require_range
+from fedhet.strategies.base import Batch, Tensors
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.round.federated import FederatedStrategy
 
 Backward = Callable[[Batch], Tensor]
 Grads = Sequence[Tensor | None]  # by param; None where a batch gives none

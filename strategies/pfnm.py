@@ -43,13 +43,13 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError
-from strategies.base import Tensors
-from strategies.fusion.grown_network import BIAS_MEAN, GrownNetwork, spread
-from strategies.fusion.layer_chain import Chain, Link
-from strategies.fusion.projected_layers import bias_of, flattened
-from strategies.round.federated import FederatedStrategy, Slots
-from strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.fusion.grown_network import BIAS_MEAN, GrownNetwork, spread
+from fedhet.strategies.fusion.layer_chain import Chain, Link
+from fedhet.strategies.fusion.projected_layers import bias_of, flattened
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 
 class NeuralMatching(GrownNetwork):

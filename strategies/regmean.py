@@ -24,9 +24,9 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from common.errors import require_choice, require_range
-from strategies.base import Reply, Tensors
-from strategies.fusion.projected_layers import (
+from fedhet.common.errors import require_choice, require_range
+from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.fusion.projected_layers import (
     Layer,
     ProjectionServer,
     local_models,
@@ -35,8 +35,8 @@ from strategies.fusion.projected_layers import (
     read_layer,
     unflattened,
 )
-from strategies.fusion.projections import PROJECTIONS, ProjectionClient
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.fusion.projections import PROJECTIONS, ProjectionClient
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 
 def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:

@@ -29,8 +29,8 @@ from typing import Literal, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError, require_choice
-from strategies.base import (
+from fedhet.common.errors import ConfigError, require_choice
+from fedhet.strategies.base import (
     ClientSide,
     Cohort,
     LocalContext,
@@ -44,9 +44,9 @@ from strategies.base import (
     subtract,
     zeros_like,
 )
-from strategies.components.aggregators import UniformMean
-from strategies.components.tensor_selection import TensorSelector, as_selector
-from strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.components.aggregators import UniformMean
+from fedhet.strategies.components.tensor_selection import TensorSelector, as_selector
+from fedhet.strategies.round.federated import FederatedStrategy, Slots
 
 CONTROL_VARIATE = "control_variate"
 DELTA = "control_variate_delta"

@@ -1,11 +1,11 @@
 """Data sets, partitions, models and metrics."""
 
-from common.errors import ConfigError
-from tasks.device import keep_freed_memory, pick_device
-from tasks.models import MODELS, Model, build_model
-from tasks.task import Task, build_task
-from tasks.tensor_data import TensorData
-from tasks.transform import Transform
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.device import keep_freed_memory, pick_device
+from fedhet.tasks.models import MODELS, Model, build_model
+from fedhet.tasks.task import Task, build_task
+from fedhet.tasks.tensor_data import TensorData
+from fedhet.tasks.transform import Transform
 
 __all__ = [
     "MODELS",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self, get_type_hints
 
-from common.errors import (
+from fedhet.common.errors import (
     ConfigError,
     is_list,
     require_choice,
@@ -15,9 +15,9 @@ from common.errors import (
     require_types,
     require_whole,
 )
-from tasks.models import CONDITIONAL
-from tasks.transform import TokenTransform, Transform
-from tasks.vocabulary import SPECIAL_TOKENS
+from fedhet.tasks.models import CONDITIONAL
+from fedhet.tasks.transform import TokenTransform, Transform
+from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # <malloc.h>
 _TRIM_BYTES, _MMAP_BYTES = 1 << 30, 32 << 20  # the second is glibc's largest

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn.functional import softmax
 
-from tasks.transform import InputTransform
+from fedhet.tasks.transform import InputTransform
 
 
 class InferenceModel(nn.Module):

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import ConfigError
-from tasks.config import ImageConfig, TextConfig, read_config
-from tasks.models import CONDITIONAL, Model, build_model
-from tasks.models.cvae import CVAE
-from tasks.partitions import PartitionConfig, hold_out, partition_rows
-from tasks.sources import Split, open_source
-from tasks.sources.arrays import Indices
-from tasks.tensor_data import ConditionedData, TensorData
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.config import ImageConfig, TextConfig, read_config
+from fedhet.tasks.models import CONDITIONAL, Model, build_model
+from fedhet.tasks.models.cvae import CVAE
+from fedhet.tasks.partitions import PartitionConfig, hold_out, partition_rows
+from fedhet.tasks.sources import Split, open_source
+from fedhet.tasks.sources.arrays import Indices
+from fedhet.tasks.tensor_data import ConditionedData, TensorData
 
 SUBSET_STREAM = 2
 TEST_SUBSET_SEED = 0  # the same test examples whatever the run's seed

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from tasks.transform import InputTransform
+from fedhet.tasks.transform import InputTransform
 
 
 class TensorData:

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 
 PADDING, START, UNKNOWN = range(3)
 SPECIAL_TOKENS = 3  # and the token of the first word

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from common.files import last_lines
+from fedhet.common.files import last_lines
 from fedhet.runtimes.run_config import run_config_toml
 from tests.compose import DOCKER, Service, names_seen_by, services
 from tests.processes import SECONDS, kill_all, marked

@@ -9,18 +9,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, Message
 from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from client_app.client import FederatedClient
-from client_app.messages import evaluate_reply, train_reply, trained, upload_seed
-from client_app.state import ContextStateStore
-from strategies.base import ClientSide, LocalOptimizer, Weighting
-from strategies.components.local_optimizers import SGD
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.tensor_selection import TensorSelector, shared_names
-from strategies.privacy.reply_vector import Layout
-from strategies.privacy.secure_aggregation import SecAggPlus
-from strategies.round.federated import FederatedStrategy
-from strategies.round.records import to_record, to_tensors
-from strategies.round.round_report import RoundReport
+from fedhet.client_app.client import FederatedClient
+from fedhet.client_app.messages import evaluate_reply, train_reply, trained, upload_seed
+from fedhet.client_app.state import ContextStateStore
+from fedhet.strategies.base import ClientSide, LocalOptimizer, Weighting
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
+from fedhet.strategies.privacy.reply_vector import Layout
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.round.records import to_record, to_tensors
+from fedhet.strategies.round.round_report import RoundReport
 
 Handler = Callable[[Message], Message]
 

@@ -10,9 +10,9 @@ from flwr.app import Context, Message, RecordDict
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from client_app.app import app as client_app
-from conf import compose, compose_overrides
-from server_app import app as server
+from fedhet.client_app.app import app as client_app
+from fedhet.conf import compose, compose_overrides
+from fedhet.server_app import app as server
 from tests.deployed import RECIPE
 from tests.federation import InProcessGrid
 

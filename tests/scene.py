@@ -16,10 +16,10 @@ from flwr.app import Message, MessageType
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from common.results import read_rows
-from conf import PACKAGES, compose
-from server_app.run import Run
-from strategies.round.records import CONFIG
+from fedhet.common.results import read_rows
+from fedhet.conf import PACKAGES, compose
+from fedhet.server_app.run import Run
+from fedhet.strategies.round.records import CONFIG
 from tests.deployed import RECIPE as DEPLOYED
 from tests.deployed import ROOT, SITES, Deployment
 from tests.faulty.faulty import GO, WAITING
@@ -169,12 +169,12 @@ def equal_tensors(first: Path, second: Path) -> int:
 def make_app(folder: Path) -> None:
     """Make the project's app with the ClientApp of tests/faulty."""
     leave_out = shutil.ignore_patterns("__pycache__")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, folder / package, ignore=leave_out)
+    for package in (*PACKAGES, "fedhet"):
+        shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=leave_out)
     shutil.copy(ROOT / "tests" / "faulty" / "faulty.py", folder)
     text = (ROOT / "pyproject.toml").read_text()
     for old, new in (
-        ('clientapp = "client_app.app:app"', 'clientapp = "faulty:app"'),
+        ('clientapp = "fedhet.client_app.app:app"', 'clientapp = "faulty:app"'),
         ("fab-include = [", 'fab-include = [\n  "/faulty.py",'),
         ('license-files = ["LICENSE"]', ""),
     ):

@@ -7,11 +7,11 @@ import shutil
 import pytest
 from flwr.app import Context, RecordDict
 
-from common.errors import ConfigError
-from conf import compose, compose_overrides
-from server_app import app as server
-from server_app.app import results_folder
-from server_app.assembly import check_parts
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose, compose_overrides
+from fedhet.server_app import app as server
+from fedhet.server_app.app import results_folder
+from fedhet.server_app.assembly import check_parts
 from tests.recipes import TINY, changed, overrides, run_recipe
 
 DP = "strategy.differential_privacy"

@@ -19,18 +19,18 @@ import torch
 from flwr.app import Message
 from safetensors.torch import load_file, save_file
 
-from client_app.state import FolderStateStore
-from common.checksums import read_label
-from common.errors import ConfigError, DamagedFileError
-from common.results import read_rows, read_summary
-from conf import compose
+from fedhet.client_app.state import FolderStateStore
+from fedhet.common.checksums import read_label
+from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.results import read_rows, read_summary
+from fedhet.conf import compose
 from fedhet.load_run import classifier_of, recipe_of, task_of
 from fedhet.report.run_data import read_run
+from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
+from fedhet.server_app.reused_training import check_reused_training
+from fedhet.strategies.round.tensor_files import load_tensors
 from fedhet.sweep.resume import Plan, plan_for
 from fedhet.tools import evaluate, export
-from server_app.checkpoint import checkpoints, last_whole_checkpoint
-from server_app.reused_training import check_reused_training
-from strategies.round.tensor_files import load_tensors
 from tests.recipes import TINY, overrides, run_recipe
 from tests.tasks.generated import make_task, write_hub_set, write_image_folder, write_texts
 

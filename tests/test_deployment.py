@@ -19,9 +19,9 @@ import pytest
 from PIL import Image
 from safetensors.torch import load_file
 
-from common.results import read_rows
-from common.run_events import RECORD_FILE
-from strategies.round.tensor_files import parameters_sha256
+from fedhet.common.results import read_rows
+from fedhet.common.run_events import RECORD_FILE
+from fedhet.strategies.round.tensor_files import parameters_sha256
 from tests.deployed import MARKS, RECIPE, ROOT, SITES, Deployment, Loopback
 from tests.faults import replies
 from tests.namespaces import STRANGER, Namespaces, make_keys, why_not

@@ -13,7 +13,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from conf import PACKAGES
+from fedhet.conf import PACKAGES
 from fedhet.runtimes.flower_install import FLOWER
 from tests.compose import COMPOSE, DOCKER, names_seen_by, services
 

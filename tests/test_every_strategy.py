@@ -17,15 +17,15 @@ from omegaconf import DictConfig
 from safetensors.torch import load_file
 from torch import Tensor
 
-from common.errors import ConfigError
-from common.results import read_rows, rows_sha256, write_rows
-from conf import FOLDER, build_part
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import read_rows, rows_sha256, write_rows
+from fedhet.conf import FOLDER, build_part
 from fedhet.load_run import recipe_of, task_of
-from server_app.checkpoint import checkpoints, load_checkpoint, save_checkpoint
-from strategies.privacy.secure_aggregation import SecAggPlus
-from strategies.round.records import CLIENT, METRICS, UPDATE
-from strategies.round.tensor_files import below
-from tasks.evaluation import evaluate_model
+from fedhet.server_app.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.records import CLIENT, METRICS, UPDATE
+from fedhet.strategies.round.tensor_files import below
+from fedhet.tasks.evaluation import evaluate_model
 from tests.recipes import TINY, run_recipe
 from tests.test_what_leaves import MESSAGES, NUMBERS, PAYLOADS
 

@@ -9,7 +9,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf, open_dict
 
-from conf import FOLDER, compose_overrides, config_yaml, method_name
+from fedhet.conf import FOLDER, compose_overrides, config_yaml, method_name
 from fedhet.report.published_tables import Paper, read_paper, selects
 from fedhet.report.run_data import flat
 

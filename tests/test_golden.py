@@ -5,10 +5,10 @@ import os
 import pytest
 import torch
 
-from conf import compose, plain_part
-from strategies.round.client_snapshots import FILE, load_replies
-from tasks import build_task
-from tasks.evaluation import evaluate_model
+from fedhet.conf import compose, plain_part
+from fedhet.strategies.round.client_snapshots import FILE, load_replies
+from fedhet.tasks import build_task
+from fedhet.tasks.evaluation import evaluate_model
 from tests.recipes import overrides, run_recipe
 
 WORDS = ["+experiment=maecho/golden", "checkpoint.client_models=true"]

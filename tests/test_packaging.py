@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from conf import PACKAGES, compose
+from fedhet.conf import PACKAGES, compose
 from fedhet.report.run_data import flat
 from fedhet.runtimes.flower_install import FLOWER
 from tests.test_imports import imported
@@ -96,7 +96,7 @@ def test_the_bundle_holds_the_code_and_the_recipes_and_nothing_else():
         for path in files
         if path.startswith(tuple(f"{package}/" for package in PACKAGES))
         and (path.endswith(".py") or (path.startswith("conf/") and path.endswith(".yaml")))
-    }
+    } | {"fedhet/__init__.py"}
     assert {"server_app/app.py", "client_app/app.py", "conf/config.yaml"} <= wanted
     assert names == wanted | {"pyproject.toml", ".info/CONTENT"}
     assert "federations" not in PROJECT["tool"]["flwr"]  # Flower would move them away

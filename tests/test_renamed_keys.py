@@ -2,9 +2,9 @@
 
 import pytest
 
-from common.errors import ConfigError
-from conf import compose
-from conf.renamed import upgrade_config
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose
+from fedhet.conf.renamed import upgrade_config
 from tests.recipes import overrides
 
 OLD = [
@@ -24,7 +24,7 @@ def test_an_old_key_is_refused_with_its_new_name(word, message):
 
 
 def test_an_old_config_gets_the_names_of_today():
-    sides = {"scaffold": {"_target_": "strategies.scaffold.ControlVariateClient", "option": "II"}}
+    side = "strategies.scaffold.ControlVariateClient"
     old = {
         "rounds": 1,
         "strategy": {
@@ -32,7 +32,7 @@ def test_an_old_config_gets_the_names_of_today():
             "transforms": {},
             "methods": {"fedsam": ["solver"], "scaffold": []},
             "requires": {"local.solver": "sam"},
-            "client_sides": sides,
+            "client_sides": {"scaffold": {"_target_": side, "option": "II"}},
             "option": "II",
         },
         "local": {"solver": "sam", "solvers": {"sam": {"_target_": "strategies.solvers.SGD"}}},
@@ -41,16 +41,18 @@ def test_an_old_config_gets_the_names_of_today():
     assert new == {
         "rounds": 1,
         "strategy": {
-            "aggregator": {"_target_": "strategies.components.aggregators.UniformMean"},
+            "aggregator": {"_target_": "fedhet.strategies.components.aggregators.UniformMean"},
             "transforms": {},
             "methods": {"fedsam": ["optimizer"], "scaffold": []},
             "requires": {"local.optimizer": "sam"},
-            "client_sides": sides,
+            "client_sides": {"scaffold": {"_target_": f"fedhet.{side}", "option": "II"}},
             "scaffold": {"option": "II"},
         },
         "local": {
             "optimizer": "sam",
-            "optimizers": {"sam": {"_target_": "strategies.components.local_optimizers.SGD"}},
+            "optimizers": {
+                "sam": {"_target_": "fedhet.strategies.components.local_optimizers.SGD"}
+            },
         },
     }
     assert upgrade_config(new) == new
@@ -77,6 +79,6 @@ def test_flat_settings_are_converted_as_nested_ones():
         "strategy.fedpvr.layers": "last:2",
         "strategy.methods.fedsam": ["optimizer"],
         "strategy.requires.local.optimizer": "sam",
-        "schedule._target_": "strategies.components.schedules.Cosine",
+        "schedule._target_": "fedhet.strategies.components.schedules.Cosine",
         "local.reuse_training": None,
     }

@@ -17,15 +17,15 @@ import pytest
 import ray
 from flwr.app import Context, RecordDict
 
-from common.results import read_rows
-from conf import compose
+from fedhet.common.results import read_rows
+from fedhet.conf import compose
 from fedhet.runtimes.deployment.control_client import RunStatus
 from fedhet.runtimes.flower_simulation import Simulation
 from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation, Workers
 from fedhet.runtimes.local.ray_workers import _capacity
 from fedhet.runtimes.local.worker_grid import WorkerGrid
-from server_app import app as server
+from fedhet.server_app import app as server
 from tests.processes import alive, finish, kill_all, marked, read_until, start, summary_of
 from tests.recipes import TINY, overrides, run_recipe
 
@@ -265,7 +265,9 @@ def test_every_kind_of_exchange_gives_the_same_bits_over_workers(words, workers,
         run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=run_config
     )
     clients = int(compose(run_config).clients)
-    server.main(WorkerGrid(workers, Federation("client_app.app:app", run_config, clients)), context)
+    server.main(
+        WorkerGrid(workers, Federation("fedhet.client_app.app:app", run_config, clients)), context
+    )
     found = summary_of(tmp_path / "run")
     for key in ("parameters_sha256", "accuracy", "failures"):
         assert found[key] == expected[key], key

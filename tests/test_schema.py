@@ -6,15 +6,15 @@ import pytest
 from omegaconf import OmegaConf
 from pydantic.fields import FieldInfo
 
-from common.errors import ConfigError
-from conf import FOLDER, compose_overrides
-from conf.check import checked
-from conf.schema import Recipe
-from conf.schema.lookup import fields_of, keys_below, variants_of
-from strategies.components.local_training_config import LocalTrainingConfig
-from tasks.config import ImageConfig, TextConfig
-from tasks.models import ALL, ON_TEXT
-from tasks.partitions import FLAVOURS
+from fedhet.common.errors import ConfigError
+from fedhet.conf import FOLDER, compose_overrides
+from fedhet.conf.check import checked
+from fedhet.conf.schema import Recipe
+from fedhet.conf.schema.lookup import fields_of, keys_below, variants_of
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.tasks.config import ImageConfig, TextConfig
+from fedhet.tasks.models import ALL, ON_TEXT
+from fedhet.tasks.partitions import FLAVOURS
 from tests.recipes import changed
 
 ALLOWED = ("must be", "allowed: ", "set ", "lower ", "lacks ", "missing", "choose ")

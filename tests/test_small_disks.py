@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from common.results import read_rows
-from conf import compose
-from server_app.app import last_checkpoint
+from fedhet.common.results import read_rows
+from fedhet.conf import compose
+from fedhet.server_app.app import last_checkpoint
 from tests.recipes import overrides
 from tests.scene import RECIPE, attended, equal_tensors, run_alone
 

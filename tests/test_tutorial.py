@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from common.results import read_rows
-from conf import PACKAGES
+from fedhet.common.results import read_rows
+from fedhet.conf import PACKAGES
 from tests.processes import kill_all, marked
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -133,7 +133,7 @@ def copy_of_the_clone(folder: Path) -> Path:
     """Return a clone that may be changed, with this environment as its .venv."""
     for package in (*PACKAGES, "fedhet"):
         unwanted = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, folder / package, ignore=unwanted)
+        shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=unwanted)
     for name in ("pyproject.toml", ".gitignore"):
         shutil.copy(ROOT / name, folder)
     (folder / ".venv").symlink_to(sys.prefix)

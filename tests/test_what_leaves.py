@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-from conf import build_part, compose
-from strategies.round.records import METRICS, UPDATE
+from fedhet.conf import build_part, compose
+from fedhet.strategies.round.records import METRICS, UPDATE
 from tests.recipes import TINY, overrides, run_recipe
 
 ROOT = Path(__file__).parents[1]

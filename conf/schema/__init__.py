@@ -1,9 +1,9 @@
 """The schema of the recipe: every fixed key with its type, range and meaning.
 
 ``fedhet --help``, docs/keys.md, the comments in conf/ and docs/recipe.schema.json are made from it,
-and ``conf.check`` checks every recipe against it. Keys of one method (``strategy.<method>.*``) and
-arguments of classes (``_target_``) are typed by the constructors that take them
-(``conf.arguments``).
+and ``fedhet.conf.check`` checks every recipe against it. Keys of one method
+(``strategy.<method>.*``) and arguments of classes (``_target_``) are typed by the constructors that
+take them (``fedhet.conf.arguments``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from conf.schema.groups import AnyPartition, AnyRuntime, AnySchedule, Local, Logger
-from conf.schema.kinds import (
+from fedhet.conf.schema.groups import AnyPartition, AnyRuntime, AnySchedule, Local, Logger
+from fedhet.conf.schema.kinds import (
     Count,
     Device,
     Inside,
@@ -28,7 +28,7 @@ from conf.schema.kinds import (
     Two,
     Whole,
 )
-from conf.schema.task import AnyTask
+from fedhet.conf.schema.task import AnyTask
 
 MOST_CLIENTS = 1_000_000  # far beyond what a server can hold the registrations of
 Slot = Literal[

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from conf.schema.kinds import (
+from fedhet.conf.schema.kinds import (
     Address,
     Count,
     Fetch,
@@ -168,13 +168,13 @@ def by_target(node: Any) -> str:
     return str(node.get("_target_")) if isinstance(node, dict) else OWN
 
 
-_SCHEDULES = "strategies.components.schedules."
+_SCHEDULES = "fedhet.strategies.components.schedules."
 
 
 class Constant(Section):
     """The same learning rate in all rounds."""
 
-    target: Literal["strategies.components.schedules.Constant"] = Field(
+    target: Literal["fedhet.strategies.components.schedules.Constant"] = Field(
         alias="_target_", description="class of the schedule; set by schedule=..."
     )
 
@@ -182,21 +182,23 @@ class Constant(Section):
 class Cosine(Constant):
     """Half a cosine over the rounds."""
 
-    target: Literal["strategies.components.schedules.Cosine"] = Field(alias="_target_")  # type: ignore[assignment]
+    target: Literal["fedhet.strategies.components.schedules.Cosine"] = Field(alias="_target_")  # type: ignore[assignment]
     floor: Share = Field(description="the last factor")
 
 
 class ExponentialDecay(Constant):
     """A factor a round."""
 
-    target: Literal["strategies.components.schedules.ExponentialDecay"] = Field(alias="_target_")  # type: ignore[assignment]
+    target: Literal["fedhet.strategies.components.schedules.ExponentialDecay"] = Field(
+        alias="_target_"
+    )  # type: ignore[assignment]
     decay: ShareAboveZero = Field(description="factor a round")
 
 
 class MultiStep(Constant):
     """A factor at each milestone."""
 
-    target: Literal["strategies.components.schedules.MultiStep"] = Field(alias="_target_")  # type: ignore[assignment]
+    target: Literal["fedhet.strategies.components.schedules.MultiStep"] = Field(alias="_target_")  # type: ignore[assignment]
     milestones: list[Inside] = Field(description="fractions of rounds")
     decay: ShareAboveZero = Field(description="factor at each milestone")
 

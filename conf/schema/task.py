@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from conf.schema.kinds import MOST, Count, Inside, Positive, Section, Share, Text, Two
+from fedhet.conf.schema.kinds import MOST, Count, Inside, Positive, Section, Share, Text, Two
 
 ImageModel = Literal[
     "mlp",

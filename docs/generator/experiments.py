@@ -9,8 +9,8 @@ import yaml
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from conf import FOLDER
 from docs.generator.markdown import table
+from fedhet.conf import FOLDER
 
 _PAPERS = {
     "fedpvr": "FedPVR (Li et al., CVPR 2023)",

@@ -10,12 +10,12 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from conf import FOLDER, compose_overrides
-from conf.check import shown, value_at
-from conf.schema import Recipe
-from conf.schema.kinds import short_words
-from conf.schema.lookup import Key, fields_of, keys_below, variants_of
 from docs.generator.markdown import escape, first_sentence, table
+from fedhet.conf import FOLDER, compose_overrides
+from fedhet.conf.check import shown, value_at
+from fedhet.conf.schema import Recipe
+from fedhet.conf.schema.kinds import short_words
+from fedhet.conf.schema.lookup import Key, fields_of, keys_below, variants_of
 
 SCHEMA = FOLDER.parent / "docs" / "recipe.schema.json"
 _GROUPS = {  # what a group's variants are called, and the file that has their defaults

@@ -15,11 +15,11 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
 
-from conf import compose, plain_part
-from server_app import app as server
-from server_app.checkpoint import checkpoints
-from strategies.round.records import to_tensors
-from tasks import build_task
+from fedhet.conf import compose, plain_part
+from fedhet.server_app import app as server
+from fedhet.server_app.checkpoint import checkpoints
+from fedhet.strategies.round.records import to_tensors
+from fedhet.tasks import build_task
 from tests.recipes import grid_of, overrides
 
 TASK = "`digits` with its default model"

@@ -10,7 +10,7 @@ from pathlib import Path
 from docs.generator.markdown import escape, table, to_markdown
 from docs.generator.measure import TASK, Cost, Sizes
 from docs.generator.recipes import ROOT, Method, Part
-from strategies.round.records import PARAMS, UPDATE
+from fedhet.strategies.round.records import PARAMS, UPDATE
 
 METHODS = ROOT / "docs" / "methods"
 _TEMPLATE = Path(__file__).parent / "notes" / "methods.md"

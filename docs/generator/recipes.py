@@ -15,10 +15,10 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from conf import FOLDER, compose_overrides
 from docs.generator.markdown import first_sentence, url_after
 from docs.generator.measure import Cost, measure
-from strategies.base import ClientSide, ServerSide
+from fedhet.conf import FOLDER, compose_overrides
+from fedhet.strategies.base import ClientSide, ServerSide
 
 ROOT = FOLDER.parent
 _NOTES = Path(__file__).parent / "notes"
@@ -126,7 +126,7 @@ class Method:
         if not self.is_alone:
             return None
         wanted = "".join(filter(str.isalnum, self.name)).lower()
-        module = importlib.import_module(f"strategies.{self.id}")
+        module = importlib.import_module(f"fedhet.strategies.{self.id}")
         return next((v for n, v in vars(module).items() if n.lower() == wanted), None)
 
     @cached_property

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
-from conf import FOLDER_KEYS
+from fedhet.conf import FOLDER_KEYS
 from fedhet.report.data_file import Partition
 from fedhet.report.partition_plot import chosen_values, partition_title
 from fedhet.report.run_data import Run
@@ -103,8 +103,8 @@ def _counted(wanted: Sequence[Partition]) -> list[Partition]:
 
 def count(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the class names and counts of one partition, or the error that prevents them."""
-    from common.errors import ConfigError
-    from tasks import build_task
+    from fedhet.common.errors import ConfigError
+    from fedhet.tasks import build_task
 
     if settings["partition.name"] == "site":
         return {"error": "every node has data of its own (partition=site)"}

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from common.errors import ConfigError
-from conf import FOLDER
 from fedhet.commands import parser_of, reported_errors, table_console
+from fedhet.common.errors import ConfigError
+from fedhet.conf import FOLDER
 from fedhet.report.blocks import Block, Heading, Table, Warn
 from fedhet.report.class_counts import start_counting
 from fedhet.report.data_file import ReportData, thinned, to_text

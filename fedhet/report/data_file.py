@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 from fedhet.report.layer_data import LayerFigures
 from fedhet.report.old_data_file import upgraded
 from fedhet.report.run_data import LATE_ROUNDS, Column, Run

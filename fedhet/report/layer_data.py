@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from common.results import Row, read_rows
+from fedhet.common.results import Row, read_rows
 
 LAYERS, SIMILARITY = "layers.jsonl", "similarity.jsonl"
 MOST_ROUNDS = 40  # that are kept: a picture has no room for more

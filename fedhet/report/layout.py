@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from conf import FOLDER_KEYS, NOTES, SITE_KEYS
+from fedhet.conf import FOLDER_KEYS, NOTES, SITE_KEYS
 from fedhet.report.run_data import COMPLETED, Run, by_seed
 
 METHOD_KEYS = "strategy."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conf.renamed import upgrade_config
+from fedhet.conf.renamed import upgrade_config
 from fedhet.report.run_data import flat
 
 # Fields of a run in format 1 that packages of reproductions/ have collected.

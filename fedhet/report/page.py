@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 from fedhet.plot import can_plot
 from fedhet.report import figures, paper_figures
 from fedhet.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph, Table, Warn

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from common.errors import ConfigError, require_choice, require_known_keys
+from fedhet.common.errors import ConfigError, require_choice, require_known_keys
 from fedhet.report.layout import Layout, Line, Published, split_lines
 from fedhet.report.run_data import Run, flat
 from fedhet.report.statistics import NAMES, TO_TARGET, Figure, percent

@@ -12,7 +12,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from common.results import (
+from fedhet.common.results import (
     CONFIG,
     METRICS,
     SUMMARY,
@@ -22,8 +22,8 @@ from common.results import (
     read_rows,
     read_summary,
 )
-from conf import method_name
-from conf.renamed import upgrade_config
+from fedhet.conf import method_name
+from fedhet.conf.renamed import upgrade_config
 from fedhet.report.layer_data import LayerFigures, read_layers
 
 COMPLETED, FAILED, UNFINISHED = "completed", "failed", "unfinished"

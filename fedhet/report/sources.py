@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 from fedhet.report.data_file import Origin, ReportData, merged, read_data
 from fedhet.report.run_data import COMPLETED, FAILED, Run, find_runs, read_run
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import shutil
 import sys
 from pathlib import Path
 
-from conf import PACKAGES
+import fedhet
+from fedhet.conf import FOLDER, PACKAGES
 
 FLOWER = "1.39"
 PROGRAMS = Path(sys.executable).parent
@@ -27,8 +27,8 @@ dependencies = []
 publisher = "fedhet"
 
 [tool.flwr.app.components]
-serverapp = "server_app.app:app"
-clientapp = "client_app.app:app"
+serverapp = "fedhet.server_app.app:app"
+clientapp = "fedhet.client_app.app:app"
 
 [tool.flwr.app.config]
 overrides = ""
@@ -62,13 +62,11 @@ def stage_app(folder: Path) -> Path:
     app = folder / "fedhet"
     if app.exists():
         return app
-    app.mkdir()
+    (app / "fedhet").mkdir(parents=True)
     version = importlib.metadata.version("fedhet")
     (app / "pyproject.toml").write_text(_APP.format(version=version))
+    shutil.copy(fedhet.__file__, app / "fedhet")
+    leave_out = shutil.ignore_patterns("__pycache__")
     for package in PACKAGES:
-        found = importlib.util.find_spec(package)
-        if found is None or not found.submodule_search_locations:
-            raise LaunchError(f"the package {package} is not installed: run `pip install -e .`")
-        source = found.submodule_search_locations[0]
-        shutil.copytree(source, app / package, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(FOLDER.parent / package, app / "fedhet" / package, ignore=leave_out)
     return app

@@ -20,7 +20,7 @@ from typing import Self
 import psutil
 from omegaconf import DictConfig
 
-from common.files import last_lines
+from fedhet.common.files import last_lines
 from fedhet.runtimes.deployment.connection import Connection
 from fedhet.runtimes.deployment.control_client import Control, flower_environment
 from fedhet.runtimes.flower_install import PROGRAMS, LaunchError, flower_program

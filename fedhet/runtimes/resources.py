@@ -8,7 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 
 _WSL = Path("/dev/dxg")  # its GPUs have no /dev/nvidia*
 MOST_CLIENTS_A_GPU = 8  # each holds a CUDA context of about half a GiB besides its model

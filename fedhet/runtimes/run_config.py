@@ -9,7 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from conf import FOLDER_KEYS, quoted
+from fedhet.conf import FOLDER_KEYS, quoted
 from fedhet.runtimes.resources import cpus_for, gpu_share
 
 _PATH_KEYS = (*FOLDER_KEYS, "task.vocabulary_file")

@@ -8,8 +8,8 @@ from typing import Any
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from conf import plain_part
 from fedhet.commands import reported_errors
+from fedhet.conf import plain_part
 from fedhet.sweep import resume, session
 from fedhet.sweep.plan import plan_sweep
 

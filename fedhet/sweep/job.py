@@ -23,9 +23,9 @@ from typing import Any, NoReturn
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, read_write
 
-from common.errors import ConfigError
-from common.results import SUMMARY, write_summary
-from conf import method_name, plain_part
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import SUMMARY, write_summary
+from fedhet.conf import method_name, plain_part
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep import resource_slots, session

@@ -14,8 +14,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import OverrideParseException
 
-from common.errors import ConfigError
-from conf.mistakes import options_with
+from fedhet.common.errors import ConfigError
+from fedhet.conf.mistakes import options_with
 
 _MULTIRUN = ("-m", "--multirun")
 _GROUPS = ("strategy", "partition", "runtime")

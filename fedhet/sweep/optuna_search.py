@@ -8,8 +8,8 @@ from typing import Any, get_args
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
-from common.errors import ConfigError
-from conf.schema import Objective
+from fedhet.common.errors import ConfigError
+from fedhet.conf.schema import Objective
 from fedhet.sweep.sweep_folder import JobReport
 
 FIGURES: tuple[str, ...] = get_args(Objective)

@@ -13,8 +13,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from omegaconf import DictConfig
 
-from common.errors import ConfigError
-from conf.check import check_sweep
+from fedhet.common.errors import ConfigError
+from fedhet.conf.check import check_sweep
 from fedhet.sweep.method_keys import is_single
 from fedhet.sweep.optuna_search import check_search, is_search
 

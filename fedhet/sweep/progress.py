@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from common.results import METRICS, read_rows
+from fedhet.common.results import METRICS, read_rows
 from fedhet.sweep.sweep_folder import JobReport, SweepFolder
 
 _NAMED_BY_VALUE = ("strategy", "task", "partition", "experiment")

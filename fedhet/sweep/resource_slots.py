@@ -20,7 +20,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 from fedhet.runtimes.resources import MOST_CLIENTS_A_GPU, gpu_names
 
 _POLL_SECONDS = 0.1

@@ -16,10 +16,10 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from common.checksums import read_label
-from common.errors import ConfigError, DamagedFileError
-from common.results import read_summary
-from conf import fingerprint, quoted, resume_fingerprint
+from fedhet.common.checksums import read_label
+from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.results import read_summary
+from fedhet.conf import fingerprint, quoted, resume_fingerprint
 from fedhet.runtimes.deployment.run_record import read_record
 from fedhet.sweep.sweep_folder import SweepFolder
 

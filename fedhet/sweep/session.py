@@ -18,7 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 from fedhet.runtimes.processes import ProcessTree, adopt_orphans
 from fedhet.sweep.display import closing_summary, display_for
 from fedhet.sweep.optuna_search import direction_of, is_search

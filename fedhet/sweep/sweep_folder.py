@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError
-from common.files import save_text
+from fedhet.common.errors import ConfigError
+from fedhet.common.files import save_text
 
 
 @dataclass(frozen=True)

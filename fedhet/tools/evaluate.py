@@ -25,16 +25,16 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from yaml import YAMLError
 
-from common.errors import ConfigError
-from common.files import save_text
 from fedhet.commands import at_least, parser_of, reported_errors, say_error, table_console
+from fedhet.common.errors import ConfigError
+from fedhet.common.files import save_text
 from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, summary_of, task_of
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.report.run_data import Run
 from fedhet.report.sources import completed_runs
-from tasks import Task
-from tasks.evaluation import class_accuracies
+from fedhet.tasks import Task
+from fedhet.tasks.evaluation import class_accuracies
 
 ADVICE = {
     "classes": "name them by --task classes=[...] in the order of its labels",

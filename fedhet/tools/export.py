@@ -26,15 +26,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from common.errors import ConfigError
-from common.files import replace_file
-from common.results import read_summary
-from conf import method_name
 from fedhet.commands import parser_of, reported_errors
+from fedhet.common.errors import ConfigError
+from fedhet.common.files import replace_file
+from fedhet.common.results import read_summary
+from fedhet.conf import method_name
 from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, task_of
-from tasks import Task
-from tasks.inference_model import InferenceModel
-from tasks.vocabulary import SPECIAL_TOKENS
+from fedhet.tasks import Task
+from fedhet.tasks.inference_model import InferenceModel
+from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 
 ABOUT = "about.json"
 OF_THE_RUN = ("accuracy", "parameters_sha256", "seed")  # of summary.json

@@ -15,9 +15,9 @@ import numpy as np
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from common.errors import ConfigError
-from conf import compose, plain_part
 from fedhet.commands import reported_errors, table_console
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose, plain_part
 from fedhet.report.partition_plot import (
     Counts,
     chosen_values,
@@ -25,7 +25,7 @@ from fedhet.report.partition_plot import (
     partition_title,
     picture_size,
 )
-from tasks import Task, build_task
+from fedhet.tasks import Task, build_task
 
 FOLDER = Path("results") / "partitions"
 MAX_TABLE_CLIENTS = 100

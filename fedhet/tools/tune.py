@@ -29,10 +29,10 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from rich.console import Console
 
-from common.errors import ConfigError
-from common.files import save_text
-from conf import compose, quoted
 from fedhet.commands import parser_of, reported_errors
+from fedhet.common.errors import ConfigError
+from fedhet.common.files import save_text
+from fedhet.conf import compose, quoted
 from fedhet.sweep.resume import Plan, make_ready, plan_for
 from fedhet.sweep.sweep_folder import SweepFolder
 

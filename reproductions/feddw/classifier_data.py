@@ -18,8 +18,8 @@ from safetensors import SafetensorError, safe_open
 from scipy.special import softmax
 from scipy.stats import spearmanr
 
-from common.checksums import read_label
-from common.errors import DamagedFileError
+from fedhet.common.checksums import read_label
+from fedhet.common.errors import DamagedFileError
 from fedhet.report.run_data import Run
 
 LEAST_CLASSES, MOST_CLASSES = 3, 100  # two classes have a single number per row

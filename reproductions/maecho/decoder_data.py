@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from scipy.special import expit
 
-from common.checksums import read_label
-from common.errors import DamagedFileError
+from fedhet.common.checksums import read_label
+from fedhet.common.errors import DamagedFileError
 
 MODEL, CLIENTS = "model.safetensors", "client_models.safetensors"
 SAMPLES = 4  # per class

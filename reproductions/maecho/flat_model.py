@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from strategies.base import Tensors
+from fedhet.strategies.base import Tensors
 
 
 def flat(tensors: Tensors) -> Tensor:
@@ -25,7 +25,7 @@ def unflat(row: Tensor, like: Tensors) -> dict[str, Tensor]:
 
 
 class Batches:
-    """Batches in memory, as :func:`tasks.evaluation.evaluate_model` takes them."""
+    """Batches in memory, as :func:`fedhet.tasks.evaluation.evaluate_model` takes them."""
 
     def __init__(self, kept: Sequence[tuple[Tensor, Tensor]]) -> None:
         self.kept = kept

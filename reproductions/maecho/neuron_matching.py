@@ -14,16 +14,16 @@ import torch
 from sklearn.manifold import TSNE
 from torch import Tensor
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Reply, Tensors, local_model
+from fedhet.strategies.fusion.neuron_alignment import Alignment
+from fedhet.strategies.fusion.projected_layers import flattened, projected_layers, unflattened
+from fedhet.strategies.fusion.projections import PROJECTIONS
+from fedhet.strategies.maecho import HarmonizedOptima, Released
+from fedhet.tasks import Task
+from fedhet.tasks.evaluation import evaluate_model
 from reproductions.maecho.flat_model import Batches
 from reproductions.maecho.fusion_path import Neurons, Stage
-from strategies.base import Reply, Tensors, local_model
-from strategies.fusion.neuron_alignment import Alignment
-from strategies.fusion.projected_layers import flattened, projected_layers, unflattened
-from strategies.fusion.projections import PROJECTIONS
-from strategies.maecho import HarmonizedOptima, Released
-from tasks import Task
-from tasks.evaluation import evaluate_model
 
 LATER = 30  # iterations of the last stage
 MOST_NEURONS = 100  # of a layer

@@ -20,16 +20,16 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 from fedhet.load_run import recipe_of, task_of
+from fedhet.strategies.base import Reply
+from fedhet.strategies.maecho import HarmonizedOptima
+from fedhet.strategies.round.client_snapshots import load_replies
+from fedhet.tasks.evaluation import evaluate_model
 from reproductions.maecho.decoder_data import CLIENTS
 from reproductions.maecho.flat_model import Batches, flat, unflat
 from reproductions.maecho.fusion_path import FusionPath
 from reproductions.maecho.neuron_matching import Fusion, neurons
-from strategies.base import Reply
-from strategies.maecho import HarmonizedOptima
-from strategies.round.client_snapshots import load_replies
-from tasks.evaluation import evaluate_model
 
 GRID = 21  # points on a side
 EXAMPLES = 2000  # of the test set, for the surface

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from flwr.common.logger import log
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 
 Row = Mapping[str, Any]
 

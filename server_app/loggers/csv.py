@@ -7,8 +7,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common.files import save_text
-from server_app.loggers import LoggedRun, Row, scalars
+from fedhet.common.files import save_text
+from fedhet.server_app.loggers import LoggedRun, Row, scalars
 
 
 class CSV:

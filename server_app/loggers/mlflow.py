@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from common.files import save_text
-from server_app.loggers import LoggedRun, Row, require_package, scalars
+from fedhet.common.files import save_text
+from fedhet.server_app.loggers import LoggedRun, Row, require_package, scalars
 
 _PARAMS_AT_ONCE = 100  # MLflow's limit for a request
 _IN_EVERY_ROW = "elapsed_seconds"

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from common.run_events import RECORD_FILE, ROW, START, SUMMARY, Event, encode, new_key
-from server_app.loggers import LoggedRun, Row
+from fedhet.common.run_events import RECORD_FILE, ROW, START, SUMMARY, Event, encode, new_key
+from fedhet.server_app.loggers import LoggedRun, Row
 
 
 class RunLog:

@@ -13,7 +13,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from server_app.loggers import LoggedRun, Row, require_package, scalars
+from fedhet.server_app.loggers import LoggedRun, Row, require_package, scalars
 
 
 class TensorBoard:

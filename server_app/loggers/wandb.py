@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from common.files import save_text
-from server_app.loggers import LoggedRun, Row, require_package, scalars
+from fedhet.common.files import save_text
+from fedhet.server_app.loggers import LoggedRun, Row, require_package, scalars
 
 
 class WandB:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strategies.base import Reply, Tensors, Weighting
-from strategies.statistics.update_diagnostics import norm
+from fedhet.strategies.base import Reply, Tensors, Weighting
+from fedhet.strategies.statistics.update_diagnostics import norm
 
 
 def mean_of(values: Sequence[Tensors], coefficients: Sequence[float]) -> dict[str, Tensor]:

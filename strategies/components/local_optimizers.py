@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim.sgd import sgd
 
-from common.errors import require_range
-from strategies.base import Batch, Tensors
-from strategies.components.tensor_selection import TensorSelector, as_selector
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import Batch, Tensors
+from fedhet.strategies.components.tensor_selection import TensorSelector, as_selector
 
 
 def reach(num_steps: int, momentum: float) -> float:

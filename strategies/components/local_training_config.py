@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from common.errors import ConfigError, require_choice, require_range, require_whole
-from strategies.components.tensor_selection import TensorSelector
+from fedhet.common.errors import ConfigError, require_choice, require_range, require_whole
+from fedhet.strategies.components.tensor_selection import TensorSelector
 
 
 @dataclass(frozen=True)

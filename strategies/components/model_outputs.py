@@ -15,7 +15,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reply, Tensors
 
 
 class Latest:

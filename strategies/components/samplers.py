@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.errors import require_range
+from fedhet.common.errors import require_range
 
 _STREAM = 0x5A  # keeps cohorts independent of every other use of the run's seed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from common.errors import ConfigError, require_range
+from fedhet.common.errors import ConfigError, require_range
 
 
 class Constant:

@@ -23,8 +23,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from common.errors import require_range
-from strategies.base import Cohort, Payloads, Tensors, zeros_like
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import Cohort, Payloads, Tensors, zeros_like
 
 
 class SGD:

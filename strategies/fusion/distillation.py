@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from common.errors import require_range
-from strategies.components.local_optimizers import SGD, Adam
-from strategies.ensemble import MeanLogits
-from strategies.fusion.image_generator import Generator, Views
+from fedhet.common.errors import require_range
+from fedhet.strategies.components.local_optimizers import SGD, Adam
+from fedhet.strategies.ensemble import MeanLogits
+from fedhet.strategies.fusion.image_generator import Generator, Views
 
 LOSSES = ("one_hot", "bn", "adversarial")
 

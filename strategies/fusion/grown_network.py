@@ -11,12 +11,12 @@ import torch
 from flwr.common.logger import log
 from torch import Tensor, nn
 
-from common.errors import ConfigError, require_range, require_whole
-from strategies.base import Reply, Tensors, local_model
-from strategies.fusion.layer_chain import Link, read_chain
-from strategies.fusion.neuron_matching import Neurons, match
-from strategies.round.server_model import ServerModel
-from strategies.statistics.class_counts import class_counts
+from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.strategies.base import Reply, Tensors, local_model
+from fedhet.strategies.fusion.layer_chain import Link, read_chain
+from fedhet.strategies.fusion.neuron_matching import Neurons, match
+from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.statistics.class_counts import class_counts
 
 GROWN = "grown"
 BIAS_MEAN = 0.1

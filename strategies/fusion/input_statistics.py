@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 
 _EPS = torch.finfo(torch.float32).eps
 

@@ -22,10 +22,10 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional as F
 
-from common.errors import ConfigError
-from strategies.base import ClientSide, LocalOptimizer, ServerSide, Tensors
-from strategies.fusion.projected_layers import bias_of, flattened, unflattened
-from strategies.statistics.class_counts import HEAD
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import ClientSide, LocalOptimizer, ServerSide, Tensors
+from fedhet.strategies.fusion.projected_layers import bias_of, flattened, unflattened
+from fedhet.strategies.statistics.class_counts import HEAD
 
 _LAYERS = (nn.Linear, nn.Conv2d)
 _ALIKE = (  # modules that treat all neurons alike

@@ -16,9 +16,9 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from strategies.fusion.projected_layers import Layer
-from strategies.fusion.projection_steps import Span, Steps
-from strategies.fusion.quadratic_program import min_norm_weights
+from fedhet.strategies.fusion.projected_layers import Layer
+from fedhet.strategies.fusion.projection_steps import Span, Steps
+from fedhet.strategies.fusion.quadratic_program import min_norm_weights
 
 
 class Iterate(ABC):

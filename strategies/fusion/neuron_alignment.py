@@ -31,11 +31,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from common.errors import ConfigError
-from strategies.base import Reply, Tensors, local_model, subtract
-from strategies.fusion.layer_chain import Link, read_chain, reordered
-from strategies.fusion.projected_layers import flattened
-from strategies.fusion.projections import PROJECTIONS, SCALES
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Reply, Tensors, local_model, subtract
+from fedhet.strategies.fusion.layer_chain import Link, read_chain, reordered
+from fedhet.strategies.fusion.projected_layers import flattened
+from fedhet.strategies.fusion.projections import PROJECTIONS, SCALES
 
 _ITERATIONS = 10_000_000  # POT's default of 100,000 is too low above a few hundred neurons
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from common.errors import ConfigError
-from strategies.base import RefusedReplyError, Reply, ServerSide, Shapes, Tensors
-from strategies.fusion.input_statistics import Spectrum
-from strategies.fusion.projections import PROJECTIONS, SCALES, is_layer
-from strategies.statistics.class_counts import (
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide, Shapes, Tensors
+from fedhet.strategies.fusion.input_statistics import Spectrum
+from fedhet.strategies.fusion.projections import PROJECTIONS, SCALES, is_layer
+from fedhet.strategies.statistics.class_counts import (
     CLASS_COUNTS,
     COUNTS,
     HEAD,

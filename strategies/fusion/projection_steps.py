@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from strategies.fusion.projected_layers import Layer
+from fedhet.strategies.fusion.projected_layers import Layer
 
 _ZERO_EIGENVALUE = 1e-12
 

@@ -24,9 +24,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError, require_choice, require_range, require_whole
-from strategies.base import ClientSide, LocalContext, LocalOptimizer, LocalSummary, Payloads
-from strategies.fusion.input_statistics import (
+from fedhet.common.errors import ConfigError, require_choice, require_range, require_whole
+from fedhet.strategies.base import ClientSide, LocalContext, LocalOptimizer, LocalSummary, Payloads
+from fedhet.strategies.fusion.input_statistics import (
     DampedProjector,
     SecondMoment,
     SketchedMoment,
@@ -37,7 +37,7 @@ from strategies.fusion.input_statistics import (
     rows_of,
     width_of,
 )
-from strategies.statistics.class_counts import CLASS_COUNTS, counted
+from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, counted
 
 PROJECTIONS, SCALES = "projections", "projection_scales"
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common.errors import ConfigError
-from strategies.base import ClientSide, MeanAggregator, Shapes, Tensors
-from strategies.privacy.reply_vector import (
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import ClientSide, MeanAggregator, Shapes, Tensors
+from fedhet.strategies.privacy.reply_vector import (
     Layout,
     per_example,
     require_private,
     require_sums,
     shapes_of,
 )
-from strategies.privacy.secure_aggregation import KEY, SecAggPlus
-from strategies.round.server_step import ServerStep
-from strategies.statistics.update_diagnostics import step_norm
+from fedhet.strategies.privacy.secure_aggregation import KEY, SecAggPlus
+from fedhet.strategies.round.server_step import ServerStep
+from fedhet.strategies.statistics.update_diagnostics import step_norm
 
 
 def check_privacy(

@@ -31,9 +31,9 @@ from flwr.supercore.differential_privacy import (
 )
 from numpy.typing import NDArray
 
-from common.errors import ConfigError, require_range
-from strategies.base import Reply, Tensors
-from strategies.privacy.seeded_rng import Noise
+from fedhet.common.errors import ConfigError, require_range
+from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.privacy.seeded_rng import Noise
 
 KEY = "strategy.differential_privacy"
 NORM_BIT = "norm_bit"  # payload: 1 from a client whose upload was not clipped

@@ -33,8 +33,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from common.errors import ConfigError, require_choice, require_range
-from strategies.base import (
+from fedhet.common.errors import ConfigError, require_choice, require_range
+from fedhet.strategies.base import (
     ClientSampler,
     ClientSide,
     LocalOptimizer,
@@ -45,8 +45,8 @@ from strategies.base import (
     Shapes,
     Tensors,
 )
-from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from strategies.privacy.clipping import (
+from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
+from fedhet.strategies.privacy.clipping import (
     KEY,
     NORM_BIT,
     ClippingNorm,
@@ -55,9 +55,9 @@ from strategies.privacy.clipping import (
     clip,
     with_arrays,
 )
-from strategies.privacy.gaussian_mechanism import Uploads, epsilon_of
-from strategies.privacy.reply_vector import mean_reply
-from strategies.privacy.seeded_rng import noise_from
+from fedhet.strategies.privacy.gaussian_mechanism import Uploads, epsilon_of
+from fedhet.strategies.privacy.reply_vector import mean_reply
+from fedhet.strategies.privacy.seeded_rng import noise_from
 
 CLIPPING, NORM = "clipping", "norm"
 UNCLIPPED = "unclipped"

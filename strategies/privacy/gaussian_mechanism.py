@@ -29,9 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError, require_range
-from strategies.base import Tensors
-from strategies.privacy.seeded_rng import hidden_noise
+from fedhet.common.errors import ConfigError, require_range
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.privacy.seeded_rng import hidden_noise
 
 if TYPE_CHECKING:
     from opacus.accountants import IAccountant

@@ -25,8 +25,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.errors import ConfigError
-from strategies.base import (
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import (
     STATE_LOST,
     Aggregator,
     ClientSide,
@@ -41,7 +41,7 @@ from strategies.base import (
     Tensors,
     Weighting,
 )
-from strategies.components.aggregators import mean_of
+from fedhet.strategies.components.aggregators import mean_of
 
 CLIPPED = "clipped-share"
 # The metrics of a client that are summed, too; others are not sent. The scores of a client's own

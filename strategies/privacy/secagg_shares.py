@@ -28,7 +28,7 @@ from flwr.supercore.primitives.asymmetric import (
     public_key_to_bytes,
 )
 
-from strategies.base import RefusedReplyError
+from fedhet.strategies.base import RefusedReplyError
 
 # Stages and keys of messages beside Flower's own.
 CHECK_SHARES, PAIRWISE_SEEDS = "check shares", "pairwise seeds"

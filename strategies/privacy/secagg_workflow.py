@@ -39,9 +39,9 @@ from flwr.supercore.primitives.asymmetric import (
 )
 from numpy.typing import NDArray
 
-from strategies.privacy import secagg_shares as shares
-from strategies.privacy.reply_vector import Vector
-from strategies.privacy.secagg_wire import SecAggWire
+from fedhet.strategies.privacy import secagg_shares as shares
+from fedhet.strategies.privacy.reply_vector import Vector
+from fedhet.strategies.privacy.secagg_wire import SecAggWire
 
 _LONGEST = 4096  # bytes of an encrypted pair of shares; Flower's has about 600
 Masked = NDArray[np.uint32]

@@ -48,10 +48,10 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.compat.common.recorddict_compat import fitres_to_recorddict
 from flwr.serverapp import Grid
 
-from common.errors import ConfigError, require_range, require_whole
-from strategies.base import RefusedReplyError, Reply
-from strategies.privacy.reply_vector import CLIPPED, Layout, Vector
-from strategies.privacy.secagg_shares import (
+from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.strategies.base import RefusedReplyError, Reply
+from fedhet.strategies.privacy.reply_vector import CLIPPED, Layout, Vector
+from fedhet.strategies.privacy.secagg_shares import (
     CHECK_SHARES,
     PAIRWISE_SEEDS,
     add_hashes,
@@ -59,11 +59,11 @@ from strategies.privacy.secagg_shares import (
     reveal_seeds,
     take_ciphertexts,
 )
-from strategies.privacy.secagg_wire import SecAggWire, error_reply
-from strategies.privacy.secagg_workflow import NoSumError, SecureSum
-from strategies.privacy.seeded_rng import seeded_numpy
-from strategies.round.decoder import check_finite
-from strategies.round.records import CONFIG, METRICS, UPDATE, to_metrics, to_record
+from fedhet.strategies.privacy.secagg_wire import SecAggWire, error_reply
+from fedhet.strategies.privacy.secagg_workflow import NoSumError, SecureSum
+from fedhet.strategies.privacy.seeded_rng import seeded_numpy
+from fedhet.strategies.round.decoder import check_finite
+from fedhet.strategies.round.records import CONFIG, METRICS, UPDATE, to_metrics, to_record
 
 KEY = "strategy/secure_aggregation"
 _MODULUS = 1 << 32  # of Flower's masks

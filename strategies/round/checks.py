@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from common.errors import ConfigError
-from strategies.base import ClientSide, Output, ServerSide
-from strategies.round.server_model import BuildsOutputModel
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import ClientSide, Output, ServerSide
+from fedhet.strategies.round.server_model import BuildsOutputModel
 
 RESERVED_RECORDS = frozenset({"params", "config", "update", "metrics", "client"})
 

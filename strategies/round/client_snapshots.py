@@ -12,10 +12,10 @@ from pathlib import Path
 from safetensors import safe_open
 from torch import Tensor
 
-from common.checksums import CLIENT_MODELS, read_label, require_label
-from common.errors import ConfigError
-from strategies.base import LocalSummary, Reply, Tensors, local_model
-from strategies.round.tensor_files import below, load_tensors, save_tensors
+from fedhet.common.checksums import CLIENT_MODELS, read_label, require_label
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import LocalSummary, Reply, Tensors, local_model
+from fedhet.strategies.round.tensor_files import below, load_tensors, save_tensors
 
 FILE = "client_models.safetensors"
 RECEIVED, MODEL, PAYLOAD = "received", "model", "payload"

@@ -15,9 +15,9 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from strategies.base import STATE_LOST, RefusedReplyError, Reply, Shapes, Tensors
-from strategies.round.array_codec import to_tensor
-from strategies.round.records import CLIENT, METRICS, PERSONAL_SCORE, UPDATE
+from fedhet.strategies.base import STATE_LOST, RefusedReplyError, Reply, Shapes, Tensors
+from fedhet.strategies.round.array_codec import to_tensor
+from fedhet.strategies.round.records import CLIENT, METRICS, PERSONAL_SCORE, UPDATE
 
 _LARGEST = torch.finfo(torch.float32).max  # of a number among the metrics
 _MOST_CLIENTS = 10_000_000

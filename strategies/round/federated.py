@@ -23,8 +23,8 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from common.errors import require_range
-from strategies.base import (
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import (
     STATE_LOST,
     Aggregator,
     ClientSampler,
@@ -38,19 +38,25 @@ from strategies.base import (
     ServerSide,
     Tensors,
 )
-from strategies.components import server_optimizers
-from strategies.components.aggregators import WeightedMean
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.model_outputs import Latest
-from strategies.components.samplers import FixedSizeSampler
-from strategies.components.schedules import Constant
-from strategies.privacy.checks import check_privacy, reply_layout
-from strategies.privacy.reply_vector import per_example
-from strategies.privacy.secure_aggregation import SecAggPlus
-from strategies.round.checks import check_output, check_sides
-from strategies.round.decoder import ExpectedReply
-from strategies.round.messages import NUM_ROUNDS, TIMEOUT, MessageWriter, exchange, timeout_of
-from strategies.round.records import (
+from fedhet.strategies.components import server_optimizers
+from fedhet.strategies.components.aggregators import WeightedMean
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.model_outputs import Latest
+from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.schedules import Constant
+from fedhet.strategies.privacy.checks import check_privacy, reply_layout
+from fedhet.strategies.privacy.reply_vector import per_example
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.checks import check_output, check_sides
+from fedhet.strategies.round.decoder import ExpectedReply
+from fedhet.strategies.round.messages import (
+    NUM_ROUNDS,
+    TIMEOUT,
+    MessageWriter,
+    exchange,
+    timeout_of,
+)
+from fedhet.strategies.round.records import (
     count_bytes,
     mean_metrics,
     mean_scores,
@@ -61,16 +67,16 @@ from strategies.round.records import (
     to_tensors,
     valid_replies,
 )
-from strategies.round.registration import (
+from fedhet.strategies.round.registration import (
     ClientAvailability,
     FederationConfig,
     register_clients,
     valid_evaluations,
 )
-from strategies.round.round_report import RoundReport, StrategyState
-from strategies.round.server_model import ServerModel
-from strategies.round.server_step import ServerStep
-from strategies.round.training_round import RoundReplies, TrainingRound
+from fedhet.strategies.round.round_report import RoundReport, StrategyState
+from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.round.server_step import ServerStep
+from fedhet.strategies.round.training_round import RoundReplies, TrainingRound
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 OnRound = Callable[[RoundReport, ArrayRecord], bool]

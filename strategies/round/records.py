@@ -8,8 +8,8 @@ from statistics import fmean
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from strategies.base import RefusedReplyError, Reply, Tensors
-from strategies.round.array_codec import to_array, to_tensor
+from fedhet.strategies.base import RefusedReplyError, Reply, Tensors
+from fedhet.strategies.round.array_codec import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
 PERSONAL_SCORE = "personal-"  # prefix of the scores of a client's own model

@@ -13,9 +13,9 @@ from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from common.errors import ConfigError, require_whole
-from strategies.base import RefusedReplyError
-from strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
+from fedhet.common.errors import ConfigError, require_whole
+from fedhet.strategies.base import RefusedReplyError
+from fedhet.strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
 
 _POLL_SECONDS = 0.2
 _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round

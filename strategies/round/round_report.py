@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from strategies.base import Payloads
-from strategies.round.client_versions import ClientVersions
+from fedhet.strategies.base import Payloads
+from fedhet.strategies.round.client_versions import ClientVersions
 
 
 @dataclass
@@ -29,7 +29,7 @@ class RoundReport:
     client_evaluation: Mapping[str, float] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
-        """Return the round's line of metrics.jsonl (see ``common.results``)."""
+        """Return the round's line of metrics.jsonl (see ``fedhet.common.results``)."""
         row: dict[str, Any] = {"round": self.round, **self.evaluation}
         if self.round > 0:
             row |= {_key(name): value for name, value in self.metrics.items()}

@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reply, Tensors
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from common.errors import ConfigError
-from strategies.base import (
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import (
     Aggregator,
     ClientSide,
     Cohort,
@@ -22,11 +22,11 @@ from strategies.base import (
     Shapes,
     Tensors,
 )
-from strategies.components.aggregators import mean_of
-from strategies.round.decoder import ExpectedReply, widest_of
-from strategies.round.server_model import BuildsOutputModel, ServerModel, UsesServerModel
-from strategies.round.tensor_files import below
-from strategies.statistics.update_diagnostics import diagnose
+from fedhet.strategies.components.aggregators import mean_of
+from fedhet.strategies.round.decoder import ExpectedReply, widest_of
+from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel, UsesServerModel
+from fedhet.strategies.round.tensor_files import below
+from fedhet.strategies.statistics.update_diagnostics import diagnose
 
 OUTPUT = "output"  # owner of the last output model in the state
 

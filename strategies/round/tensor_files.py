@@ -11,10 +11,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from common.checksums import Label, add_checksum, metadata_of, read_header, require_label
-from common.errors import DamagedFileError
-from common.files import replace_file
-from strategies.base import Tensors
+from fedhet.common.checksums import Label, add_checksum, metadata_of, read_header, require_label
+from fedhet.common.errors import DamagedFileError
+from fedhet.common.files import replace_file
+from fedhet.strategies.base import Tensors
 
 
 def save_tensors(

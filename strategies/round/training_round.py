@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from flwr.app import Message
 
-from strategies.base import Tensors
-from strategies.round.round_report import RoundReport
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.round.round_report import RoundReport
 
 
 @dataclass(frozen=True)

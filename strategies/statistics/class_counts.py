@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError
-from strategies.base import (
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import (
     ClientSide,
     LocalContext,
     LocalSummary,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from strategies.base import LocalContext, Reply
+from fedhet.strategies.base import LocalContext, Reply
 
 SUMS, COUNTS, MEANS = "sums", "counts", "means"
 _BATCH = 500  # examples at once; nothing depends on it but speed

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from common.errors import ConfigError
-from strategies.base import Tensors
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Tensors
 
 
 class FeatureProducts:

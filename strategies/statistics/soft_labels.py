@@ -29,8 +29,8 @@ from typing import Literal
 import torch
 from torch.nn.functional import softmax
 
-from common.errors import ConfigError, require_choice, require_range
-from strategies.base import (
+from fedhet.common.errors import ConfigError, require_choice, require_range
+from fedhet.strategies.base import (
     ClientSide,
     Cohort,
     LocalContext,
@@ -41,8 +41,15 @@ from strategies.base import (
     Shapes,
     Tensors,
 )
-from strategies.privacy.gaussian_mechanism import GaussianMechanism, Uploads
-from strategies.statistics.class_means import COUNTS, MEANS, SUMS, class_means, class_sums, total
+from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism, Uploads
+from fedhet.strategies.statistics.class_means import (
+    COUNTS,
+    MEANS,
+    SUMS,
+    class_means,
+    class_sums,
+    total,
+)
 
 SOFT_LABELS = "soft_labels"
 SOFT_LABEL_SUMS = "soft_label_sums"

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from strategies.base import Reply, Tensors
+from fedhet.strategies.base import Reply, Tensors
 
 
 def norm(tensors: Tensors) -> float:

@@ -24,7 +24,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.conformal.scores import (
+from fedhet.tasks.conformal.scores import (
     COLDEST,
     HOTTEST,
     Array,

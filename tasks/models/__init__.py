@@ -8,16 +8,16 @@ from functools import partial
 import torch
 from torch import nn
 
-from common.errors import ConfigError, require_choice
-from tasks.models.bilstm import bilstm
-from tasks.models.convolutional import fedavg_cnn, feddw_cnn, gn_cnn, maecho_cnn
-from tasks.models.cvae import CVAE, cvae
-from tasks.models.frozen import frozen_resnet18, frozen_resnet34
-from tasks.models.mlp import mlp
-from tasks.models.mobile import feddw_mobilenetv2, feddw_shufflenet
-from tasks.models.model import Model
-from tasks.models.resnet import feddw_resnet18, resnet8, resnet18_bn, resnet18_gn
-from tasks.models.vgg import vgg11
+from fedhet.common.errors import ConfigError, require_choice
+from fedhet.tasks.models.bilstm import bilstm
+from fedhet.tasks.models.convolutional import fedavg_cnn, feddw_cnn, gn_cnn, maecho_cnn
+from fedhet.tasks.models.cvae import CVAE, cvae
+from fedhet.tasks.models.frozen import frozen_resnet18, frozen_resnet34
+from fedhet.tasks.models.mlp import mlp
+from fedhet.tasks.models.mobile import feddw_mobilenetv2, feddw_shufflenet
+from fedhet.tasks.models.model import Model
+from fedhet.tasks.models.resnet import feddw_resnet18, resnet8, resnet18_bn, resnet18_gn
+from fedhet.tasks.models.vgg import vgg11
 
 ON_IMAGES: dict[str, Callable[..., Model]] = {
     "mlp": mlp,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tasks.models.model import MAPPED, Model
+from fedhet.tasks.models.model import MAPPED, Model
 
 WIDE = 128  # of a word's embedding, and of each direction
 PART = 64  # texts at once on a CPU: an LSTM's activations for 64 stay in the cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from tasks.models.model import Model, Shape, mapped_model, require_size
+from fedhet.tasks.models.model import Model, Shape, mapped_model, require_size
 
 
 def fedavg_cnn(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tasks.models.model import Shape
+from fedhet.tasks.models.model import Shape
 
 LATENT = 20
 HIDDEN = (256, 512)  # of the decoder; the encoder has them in reverse

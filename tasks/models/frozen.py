@@ -7,8 +7,8 @@ import os
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError
-from tasks.models.model import Model, Shape
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.models.model import Model, Shape
 
 
 class Frozen(nn.Module):

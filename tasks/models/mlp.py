@@ -7,7 +7,7 @@ import math
 
 from torch import nn
 
-from tasks.models.model import Model, Shape
+from fedhet.tasks.models.model import Model, Shape
 
 
 def mlp(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tasks.models.model import Model, Shape, mapped_model, require_size
+from fedhet.tasks.models.model import Model, Shape, mapped_model, require_size
 
 LEAST_SIZE = 9  # after three halvings, BatchNorm still gets two values from one image
 GROUPS = 2

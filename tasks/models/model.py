@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 
 Shape = tuple[int, int, int]  # (C, H, W) of an image
 MAPPED = 128  # features of FedDW's networks

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
-from common.errors import require_choice
-from tasks.models.model import Model, Shape, mapped_model, require_size
+from fedhet.common.errors import require_choice
+from fedhet.tasks.models.model import Model, Shape, mapped_model, require_size
 
 
 def group_norm(channels: int) -> nn.Module:

@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from tasks.models.model import Model, Shape, require_size
+from fedhet.tasks.models.model import Model, Shape, require_size
 
 WIDTHS = (64, None, 128, None, 256, 256, None, 512, 512, None, 512, 512, None)  # None: halve
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from common.errors import ConfigError, require_whole
-from tasks.partitions.config import FLAVOURS, PartitionConfig
-from tasks.sources.arrays import Indices
-from tasks.sources.store import build_once, cache_folder, cache_key
+from fedhet.common.errors import ConfigError, require_whole
+from fedhet.tasks.partitions.config import FLAVOURS, PartitionConfig
+from fedhet.tasks.sources.arrays import Indices
+from fedhet.tasks.sources.store import build_once, cache_folder, cache_key
 
 __all__ = ["FLAVOURS", "PartitionConfig", "hold_out", "partition_rows"]
 
@@ -54,7 +54,7 @@ def partition_rows(
     }
 
     def draw(unfinished: Path) -> None:
-        from tasks.partitions.library import draw_rows  # imports Flower Datasets: seconds
+        from fedhet.tasks.partitions.library import draw_rows  # imports Flower Datasets: seconds
 
         rows = draw_rows(config, labels, groups, num_clients, seed)
         np.save(unfinished / "rows.npy", np.concatenate(rows))

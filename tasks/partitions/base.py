@@ -8,7 +8,7 @@ import numpy as np
 from datasets import Dataset
 from flwr_datasets.partitioner import Partitioner
 
-from tasks.sources.arrays import Indices
+from fedhet.tasks.sources.arrays import Indices
 
 LABEL, GROUP, ROW = "label", "group", "row"  # columns of the table that is partitioned
 

@@ -17,9 +17,9 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import ConfigError
-from tasks.partitions.base import RowPartitioner, rows_by_class
-from tasks.sources.arrays import Indices
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.partitions.base import RowPartitioner, rows_by_class
+from fedhet.tasks.sources.arrays import Indices
 
 
 class ClassPriorPartitioner(RowPartitioner):

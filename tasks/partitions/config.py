@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from common.errors import (
+from fedhet.common.errors import (
     require_choice,
     require_known_keys,
     require_range,

@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from common.errors import ConfigError
-from tasks.partitions.base import RowPartitioner, rows_by_class
-from tasks.sources.arrays import Indices
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.partitions.base import RowPartitioner, rows_by_class
+from fedhet.tasks.sources.arrays import Indices
 
 MAX_DRAWS = 20_000  # MA-Echo's 20 clients at alpha .01 take about 3,000, a few seconds
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from common.errors import ConfigError
-from tasks.partitions.base import RowPartitioner
-from tasks.sources.arrays import Indices
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.partitions.base import RowPartitioner
+from fedhet.tasks.sources.arrays import Indices
 
 KEY = "partition.sets"
 

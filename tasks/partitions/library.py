@@ -14,13 +14,16 @@ from flwr_datasets.partitioner import (
     ShardPartitioner,
 )
 
-from common.errors import ConfigError
-from tasks.partitions.base import GROUP, LABEL, ROW, RowPartitioner
-from tasks.partitions.class_prior import ClassPriorDirichletPartitioner, FewClassesPartitioner
-from tasks.partitions.config import PartitionConfig
-from tasks.partitions.dirichlet import ClassDirichletPartitioner, RecutDirichletPartitioner
-from tasks.partitions.disjoint import DisjointClassesPartitioner
-from tasks.sources.arrays import Indices
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.partitions.base import GROUP, LABEL, ROW, RowPartitioner
+from fedhet.tasks.partitions.class_prior import (
+    ClassPriorDirichletPartitioner,
+    FewClassesPartitioner,
+)
+from fedhet.tasks.partitions.config import PartitionConfig
+from fedhet.tasks.partitions.dirichlet import ClassDirichletPartitioner, RecutDirichletPartitioner
+from fedhet.tasks.partitions.disjoint import DisjointClassesPartitioner
+from fedhet.tasks.sources.arrays import Indices
 
 OURS: dict[str, type[RowPartitioner]] = {
     "dirichlet": ClassDirichletPartitioner,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tasks.config import ImageConfig, TextConfig
-from tasks.sources.arrays import Split
-from tasks.sources.images import ImageSource
-from tasks.sources.source import Source
-from tasks.sources.texts import TextSource
+from fedhet.tasks.config import ImageConfig, TextConfig
+from fedhet.tasks.sources.arrays import Split
+from fedhet.tasks.sources.images import ImageSource
+from fedhet.tasks.sources.source import Source
+from fedhet.tasks.sources.texts import TextSource
 
 __all__ = ["Source", "Split", "open_source"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tasks.vocabulary import Vocabulary
+from fedhet.tasks.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # imported only to decode: it is slow
     from PIL import Image

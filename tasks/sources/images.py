@@ -13,13 +13,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from common.errors import ConfigError, DamagedFileError
-from tasks.config import ImageConfig
-from tasks.sources.arrays import Record
-from tasks.sources.encodings import ImageEncoding
-from tasks.sources.source import Source, require_folder
-from tasks.sources.store import Decoder
-from tasks.sources.tables import Columns
+from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.tasks.config import ImageConfig
+from fedhet.tasks.sources.arrays import Record
+from fedhet.tasks.sources.encodings import ImageEncoding
+from fedhet.tasks.sources.source import Source, require_folder
+from fedhet.tasks.sources.store import Decoder
+from fedhet.tasks.sources.tables import Columns
 
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
 

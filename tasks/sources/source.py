@@ -11,13 +11,20 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from common.errors import ConfigError
-from tasks.config import TaskConfig
-from tasks.sources.arrays import Indices, Split, stratified_split
-from tasks.sources.encodings import Encoding
-from tasks.sources.store import Decoder, content_sha256, decode_once, decoded_folder
-from tasks.sources.tables import Columns, HubTable, ParquetTable, Table, TableDecoder, parquet_files
-from tasks.vocabulary import Vocabulary
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.config import TaskConfig
+from fedhet.tasks.sources.arrays import Indices, Split, stratified_split
+from fedhet.tasks.sources.encodings import Encoding
+from fedhet.tasks.sources.store import Decoder, content_sha256, decode_once, decoded_folder
+from fedhet.tasks.sources.tables import (
+    Columns,
+    HubTable,
+    ParquetTable,
+    Table,
+    TableDecoder,
+    parquet_files,
+)
+from fedhet.tasks.vocabulary import Vocabulary
 
 # The data sets whose copies lie in a folder with the task's name: those of conf/task/*.yaml.
 HUB = {

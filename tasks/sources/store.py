@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from common.checksums import file_sha256, text_sha256
-from common.errors import ConfigError
-from tasks.sources.arrays import Record, Split
-from tasks.sources.encodings import Encoding
+from fedhet.common.checksums import file_sha256, text_sha256
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.sources.arrays import Record, Split
+from fedhet.tasks.sources.encodings import Encoding
 
 FORMAT = 1  # of the cache's files
 IDENTITY, MANIFEST = "identity.json", "checksums.json"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import ConfigError, DamagedFileError
-from tasks.sources.arrays import Record
-from tasks.sources.encodings import Encoding
+from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.tasks.sources.arrays import Record
+from fedhet.tasks.sources.encodings import Encoding
 
 CHUNK = 512  # rows per read
 

@@ -9,12 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from tasks.config import TextConfig
-from tasks.sources.encodings import TokenEncoding
-from tasks.sources.source import SPLIT_SEED, Source
-from tasks.sources.store import build_once, cache_folder, cache_key
-from tasks.sources.tables import Columns
-from tasks.vocabulary import SPLITTING, Vocabulary, count_words, read_vocabulary, write_vocabulary
+from fedhet.tasks.config import TextConfig
+from fedhet.tasks.sources.encodings import TokenEncoding
+from fedhet.tasks.sources.source import SPLIT_SEED, Source
+from fedhet.tasks.sources.store import build_once, cache_folder, cache_key
+from fedhet.tasks.sources.tables import Columns
+from fedhet.tasks.vocabulary import (
+    SPLITTING,
+    Vocabulary,
+    count_words,
+    read_vocabulary,
+    write_vocabulary,
+)
 
 FILE = "vocabulary.txt"
 logger = logging.getLogger(__name__)

@@ -6,12 +6,12 @@ import torch
 from flwr.app import RecordDict
 from torch.nn import functional as F
 
-from client_app.client import FederatedClient
-from client_app.state import ContextStateStore
-from strategies.base import ClientSide
-from strategies.components.local_optimizers import SGD, Adam
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.tensor_selection import TensorSelector
+from fedhet.client_app.client import FederatedClient
+from fedhet.client_app.state import ContextStateStore
+from fedhet.strategies.base import ClientSide
+from fedhet.strategies.components.local_optimizers import SGD, Adam
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.tensor_selection import TensorSelector
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.strategies.labelled import Classifier, blobs
 

@@ -14,13 +14,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from client_app import client as client_module
-from client_app.training import train_locally
-from conf import build_local_optimizer, build_part, compose, plain_part
-from strategies.base import Batch, LocalContext
-from strategies.components.local_training_config import local_training_config
-from strategies.round.federated import FederatedStrategy
-from tasks import build_task
+from fedhet.client_app import client as client_module
+from fedhet.client_app.training import train_locally
+from fedhet.conf import build_local_optimizer, build_part, compose, plain_part
+from fedhet.strategies.base import Batch, LocalContext
+from fedhet.strategies.components.local_training_config import local_training_config
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.tasks import build_task
 from tests.federation import federate
 from tests.recipes import TINY, overrides
 from tests.test_every_strategy import METHODS, name_of

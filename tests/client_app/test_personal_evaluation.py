@@ -8,14 +8,14 @@ from flwr.app import Message, RecordDict
 from torch import nn
 from torch.nn import functional as F
 
-from client_app.client import FederatedClient
-from client_app.state import ContextStateStore
-from common.results import read_rows
-from server_app.checkpoint import checkpoints, load_checkpoint
-from strategies.components.local_optimizers import SGD, Adam
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.tensor_selection import TensorSelector
-from strategies.fedbabu import FedBABU
+from fedhet.client_app.client import FederatedClient
+from fedhet.client_app.state import ContextStateStore
+from fedhet.common.results import read_rows
+from fedhet.server_app.checkpoint import checkpoints, load_checkpoint
+from fedhet.strategies.components.local_optimizers import SGD, Adam
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.fedbabu import FedBABU
 from tests.federation import TensorBatches
 from tests.recipes import TINY, run_recipe
 from tests.strategies.labelled import Classifier, assert_same, blobs

@@ -6,7 +6,7 @@ import json
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from client_app.app import app
+from fedhet.client_app.app import app
 
 DEPLOYED = ["runtime.simulation=false"]
 

@@ -8,12 +8,12 @@ import yaml
 from jsonschema import Draft202012Validator
 from omegaconf import OmegaConf
 
-import conf
 from docs.generator.__main__ import made_of_schema, pages
 from docs.generator.experiments import number_of_jobs
 from docs.generator.markdown import to_markdown
 from docs.generator.pages import METHODS
 from docs.generator.recipes import ROOT
+from fedhet import conf
 
 FOLDERS = (ROOT, ROOT / "docs", ROOT / "docs" / "methods", ROOT / "docs" / "results")
 DOCUMENTS = [path for folder in FOLDERS for path in sorted(folder.glob("*.md"))]

@@ -13,8 +13,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import client_app.app
-from strategies.round.records import CONFIG, UPDATE, to_record, to_tensors
+from fedhet.client_app import app as honest
+from fedhet.strategies.round.records import CONFIG, UPDATE, to_record, to_tensors
 
 app = ClientApp()
 DELTA = "control_variate_delta"
@@ -23,7 +23,7 @@ WAITING, GO = "waiting", "go"
 
 @app.query()
 def query(message: Message, context: Context) -> Message:
-    return client_app.app.app(message, context)
+    return honest.app(message, context)
 
 
 @app.train()
@@ -34,7 +34,7 @@ def train(message: Message, context: Context) -> Message:
     fault = faults.get(str(message.content.config_records[CONFIG]["round"]), "")
     if fault in BEFORE:
         BEFORE[fault](folder)
-    reply = client_app.app.app(message, context)
+    reply = honest.app(message, context)
     if fault in AFTER:
         AFTER[fault](reply)
     return reply
@@ -55,7 +55,7 @@ def hang(folder: Path) -> None:
         while True:
             time.sleep(1.0)
 
-    client_app.app.train_reply = train_for_ever
+    honest.train_reply = train_for_ever
 
 
 def wait(folder: Path) -> None:

@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from common.errors import ConfigError
 from fedhet.commands import number_between, reported_errors, table_console
+from fedhet.common.errors import ConfigError
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.runtimes import flower_install

@@ -6,7 +6,7 @@ import os
 
 from rich.console import Console
 
-from common.results import ResultsFollower, write_rows
+from fedhet.common.results import ResultsFollower, write_rows
 from fedhet.plot import plot_run
 from fedhet.progress import closing_panel, figures, round_display
 

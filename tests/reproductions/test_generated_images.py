@@ -9,12 +9,12 @@ from fedhet.report.data_file import Partition
 from fedhet.report.layout import automatic_layout
 from fedhet.report.paper_figures import with_figures
 from fedhet.report.run_data import read_run
+from fedhet.strategies.base import Reply
+from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
+from fedhet.tasks.models.cvae import CVAE
 from reproductions.maecho import generated_images as module
 from reproductions.maecho.decoder_data import SAMPLES, decode, read_generated
 from reproductions.maecho.generated_images import generated, generated_of
-from strategies.base import Reply
-from strategies.round.client_snapshots import FILE, ClientSnapshots
-from tasks.models.cvae import CVAE
 
 SIDE, CLASSES = 4, 3
 TASK = {"model": "cvae", "image_size": SIDE, "channels": 1, "num_classes": CLASSES}

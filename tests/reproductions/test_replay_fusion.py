@@ -17,6 +17,11 @@ from fedhet.report.blocks import Picture
 from fedhet.report.layout import automatic_layout
 from fedhet.report.run_data import read_run
 from fedhet.report.subprocess_call import CallError
+from fedhet.strategies.base import local_model
+from fedhet.strategies.fusion.projected_layers import projected_layers
+from fedhet.strategies.maecho import HarmonizedOptima, Released
+from fedhet.strategies.round.client_snapshots import FILE
+from fedhet.tasks.evaluation import evaluate_model
 from reproductions.maecho import neuron_matching as matching
 from reproductions.maecho import replay_fusion as replay
 from reproductions.maecho.flat_model import unflat
@@ -24,11 +29,6 @@ from reproductions.maecho.fusion_path import FusionPath, Neurons, Stage
 from reproductions.maecho.fusion_path_plot import fusion
 from reproductions.maecho.neuron_matching import local_optima, matched
 from reproductions.maecho.neuron_plot import neurons
-from strategies.base import local_model
-from strategies.fusion.projected_layers import projected_layers
-from strategies.maecho import HarmonizedOptima, Released
-from strategies.round.client_snapshots import FILE
-from tasks.evaluation import evaluate_model
 from tests.recipes import TINY, run_recipe
 from tests.reproductions.blocks import by_type, texts_of
 
@@ -119,7 +119,10 @@ def test_what_a_process_prints_of_the_fusion_is_collected_or_why_it_failed(
         return json.loads(capsys.readouterr().out)
 
     settings, said = read_run(folder, "run", 0).settings, []
-    for other in ({"task.model": "cvae"}, {"strategy.aggregator._target_": "strategies.regmean.A"}):
+    for other in (
+        {"task.model": "cvae"},
+        {"strategy.aggregator._target_": "fedhet.strategies.regmean.A"},
+    ):
         assert package.collect(folder, settings | other, said.append) is None
     assert package.collect(tmp_path, settings, said.append) is None  # without clients' models
     monkeypatch.setattr(package, "call", run)
@@ -131,7 +134,9 @@ def test_what_a_process_prints_of_the_fusion_is_collected_or_why_it_failed(
     found = package.collect(tmp_path, settings, said.append)
     assert found["fusion"]["error"].endswith("it has no config.yaml")
     recipe = OmegaConf.load(folder / "config.yaml")
-    recipe.strategy.aggregator = {"_target_": "strategies.components.aggregators.UniformMean"}
+    recipe.strategy.aggregator = {
+        "_target_": "fedhet.strategies.components.aggregators.UniformMean"
+    }
     OmegaConf.save(recipe, tmp_path / "config.yaml")
     assert package.collect(tmp_path, settings, said.append) is None  # it does not iterate
     monkeypatch.setattr(package, "call", Mock(side_effect=CallError("it took longer")))

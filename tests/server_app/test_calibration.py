@@ -6,15 +6,15 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from safetensors.torch import load_file
 
-from common.errors import ConfigError
-from conf import compose, plain_part
-from server_app.calibration import Calibration, CalibrationError
-from strategies.round.records import to_record
-from tasks import build_task
-from tasks.conformal import CALIBRATE, LOG_LOSSES
-from tasks.conformal.scores import APS, of_labels, probabilities_of, raps
-from tasks.conformal.sketch import TEMPERATURES
-from tasks.evaluation import logits_of
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose, plain_part
+from fedhet.server_app.calibration import Calibration, CalibrationError
+from fedhet.strategies.round.records import to_record
+from fedhet.tasks import build_task
+from fedhet.tasks.conformal import CALIBRATE, LOG_LOSSES
+from fedhet.tasks.conformal.scores import APS, of_labels, probabilities_of, raps
+from fedhet.tasks.conformal.sketch import TEMPERATURES
+from fedhet.tasks.evaluation import logits_of
 from tests.federation import lost
 from tests.recipes import TINY, grid_of, overrides, run_recipe
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.errors import ConfigError
-from common.results import read_rows
-from strategies.base import Reply
-from strategies.round.client_snapshots import FILE, ClientSnapshots, load_replies
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import read_rows
+from fedhet.strategies.base import Reply
+from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots, load_replies
 from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.slow
@@ -82,7 +82,7 @@ def trained(tmp_path_factory):
 def test_nothing_is_trained_and_the_result_is_the_same(trained, tmp_path, monkeypatch):
     words = [*ONE, "strategy=maecho"]
     plain = run_recipe(tmp_path / "plain", *words)
-    monkeypatch.delattr("client_app.client.train_locally")
+    monkeypatch.delattr("fedhet.client_app.client.train_locally")
     again = run_recipe(tmp_path / "again", *words, f"local.reuse_training={trained}")
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "again"))
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)

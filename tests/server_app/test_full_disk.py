@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-import strategies.round.tensor_files
-from common.checksums import MODEL
-from common.results import ResultsFolder, read_rows, read_summary
-from server_app.run import log_write_errors, write_failure
-from strategies.round.tensor_files import save_tensors
+from fedhet.common.checksums import MODEL
+from fedhet.common.results import ResultsFolder, read_rows, read_summary
+from fedhet.server_app.run import log_write_errors, write_failure
+from fedhet.strategies.round import tensor_files
+from fedhet.strategies.round.tensor_files import save_tensors
 
 FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
@@ -35,7 +35,7 @@ def test_tensors_that_do_not_fit_name_their_file_and_leave_the_old_one(
     path = tmp_path / "round-000001.safetensors"
     save_tensors(path, {"a": torch.ones(2)}, {"kind": MODEL})
     before = path.read_bytes()
-    monkeypatch.setattr(strategies.round.tensor_files, "save_file", Mock(side_effect=error))
+    monkeypatch.setattr(tensor_files, "save_file", Mock(side_effect=error))
     with pytest.raises(OSError, match=r"round-000001\.safetensors could not be written: .*28"):
         save_tensors(path, {"a": torch.zeros(2)}, {"kind": MODEL})
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
@@ -47,6 +47,6 @@ def test_a_summary_that_does_not_fit_does_not_hide_why_the_run_ended(tmp_path, m
     write_failure(results, {"seed": 0}, first)
     assert read_summary(tmp_path)["error"] == f"RuntimeError: {first}"
     full = OSError("summary.json could not be written: No space left on device")
-    monkeypatch.setattr("common.results.save_text", Mock(side_effect=full))
+    monkeypatch.setattr("fedhet.common.results.save_text", Mock(side_effect=full))
     with log_write_errors(tmp_path):
         write_failure(results, {}, first)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from common.results import RowsFile, read_rows
-from server_app.layer_diagnostics import LAYERS, SIMILARITY
-from strategies.round.client_snapshots import FILE, load_replies
+from fedhet.common.results import RowsFile, read_rows
+from fedhet.server_app.layer_diagnostics import LAYERS, SIMILARITY
+from fedhet.strategies.round.client_snapshots import FILE, load_replies
 from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.slow

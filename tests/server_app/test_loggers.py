@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from flwr.app import Message
 
-from common.errors import ConfigError
-from common.results import read_rows
-from conf import compose, fingerprint, resume_fingerprint
-from server_app.loggers import LoggedRun, Loggers
-from server_app.loggers.csv import CSV
-from server_app.loggers.tensorboard import TensorBoard
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import read_rows
+from fedhet.conf import compose, fingerprint, resume_fingerprint
+from fedhet.server_app.loggers import LoggedRun, Loggers
+from fedhet.server_app.loggers.csv import CSV
+from fedhet.server_app.loggers.tensorboard import TensorBoard
 from tests.recipes import TINY, overrides, run_recipe
 
 ROWS = [
@@ -212,7 +212,7 @@ class StepsTaken:
 @pytest.mark.parametrize(("step", "logged"), [(0, [0, 1, 2, 3]), (2, [2, 3])])
 def test_wandb_gets_only_the_rounds_it_lacks(step, logged, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb", reason="the extra `wandb` is not installed")
-    from server_app.loggers.wandb import WandB
+    from fedhet.server_app.loggers.wandb import WandB
 
     run = StepsTaken(step)
     monkeypatch.setattr(wandb, "init", lambda **words: run)
@@ -240,7 +240,7 @@ def test_mlflow_of_a_resumed_run_has_every_round_once(tmp_path, monkeypatch):
 
 def test_mlflow_takes_figures_that_are_no_numbers(tmp_path):
     pytest.importorskip("mlflow.tracking", reason="the extra `mlflow` is not installed")
-    from server_app.loggers.mlflow import MLflow
+    from fedhet.server_app.loggers.mlflow import MLflow
 
     logger = MLflow(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     logger.start(logged_run(tmp_path))

@@ -3,8 +3,8 @@
 import pytest
 from flwr.app import Message, RecordDict
 
-from server_app import polling_grid
-from server_app.polling_grid import with_fast_polling
+from fedhet.server_app import polling_grid
+from fedhet.server_app.polling_grid import with_fast_polling
 from tests.federation import InProcessGrid
 
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.results import read_rows
-from conf import compose, plain_part
-from server_app.checkpoint import checkpoints
-from strategies.round.tensor_files import below
-from tasks import build_task
-from tasks.evaluation import evaluate_model
+from fedhet.common.results import read_rows
+from fedhet.conf import compose, plain_part
+from fedhet.server_app.checkpoint import checkpoints
+from fedhet.strategies.round.tensor_files import below
+from fedhet.tasks import build_task
+from fedhet.tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
 
 pytestmark = pytest.mark.slow

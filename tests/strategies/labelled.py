@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from strategies.base import LocalContext, Reply
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.round.federated import FederatedStrategy
-from strategies.round.round_report import RoundReport
-from strategies.statistics.class_means import COUNTS, SUMS
-from strategies.statistics.soft_labels import SOFT_LABEL_SUMS
+from fedhet.strategies.base import LocalContext, Reply
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.round.round_report import RoundReport
+from fedhet.strategies.statistics.class_means import COUNTS, SUMS
+from fedhet.strategies.statistics.soft_labels import SOFT_LABEL_SUMS
 from tests.federation import TensorBatches, federate
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from strategies.base import ClientSide, LocalOptimizer
+from fedhet.strategies.base import ClientSide, LocalOptimizer
 
 
 def check_side(side: ClientSide, model: nn.Module, optimizer: LocalOptimizer | Any) -> None:

@@ -7,16 +7,16 @@ import torch
 from flwr.app import RecordDict
 from torch import Tensor, nn
 
-from client_app.state import ContextStateStore
-from client_app.training import train_locally
-from strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
-from strategies.components.local_optimizers import SGD
-from strategies.components.local_training_config import LocalTrainingConfig, Phase
-from strategies.components.schedules import ExponentialDecay
-from strategies.components.tensor_selection import TensorSelector
-from strategies.fednova import REACH, FedNova, FedNovaClient, FedNovaServer, NormalizedMean
-from strategies.fedprox import FedProx
-from strategies.scaffold import SCAFFOLD, ControlVariateClient
+from fedhet.client_app.state import ContextStateStore
+from fedhet.client_app.training import train_locally
+from fedhet.strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
+from fedhet.strategies.components.schedules import ExponentialDecay
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.fednova import REACH, FedNova, FedNovaClient, FedNovaServer, NormalizedMean
+from fedhet.strategies.fedprox import FedProx
+from fedhet.strategies.scaffold import SCAFFOLD, ControlVariateClient
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
 
 STEPS = LocalTrainingConfig(batch_size=100, epochs=5)

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common.errors import ConfigError
-from strategies import dense
-from strategies.base import Reply
-from strategies.components.local_optimizers import SGD
-from strategies.dense import DENSE, Distilled
-from strategies.ensemble import AllClients, Ensemble, MeanLogits, mean_logits
-from strategies.fusion.distillation import (
+from fedhet.common.errors import ConfigError
+from fedhet.strategies import dense
+from fedhet.strategies.base import Reply
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.dense import DENSE, Distilled
+from fedhet.strategies.ensemble import AllClients, Ensemble, MeanLogits, mean_logits
+from fedhet.strategies.fusion.distillation import (
     Distillation,
     Generation,
     disagreement,
@@ -24,9 +24,9 @@ from strategies.fusion.distillation import (
     generate,
     statistics_gaps,
 )
-from strategies.fusion.image_generator import Generator, Views
-from strategies.round.server_model import ServerModel
-from strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
+from fedhet.strategies.fusion.image_generator import Generator, Views
+from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.statistics.class_counts import CLASS_COUNTS, COUNTS
 
 SHAPE = (1, 8, 8)
 SMALL = Generation(steps=3, images=12, latent=5, width=4, lr=0.01)

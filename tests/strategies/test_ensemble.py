@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import ConfigError
-from strategies.base import RefusedReplyError, Reply
-from strategies.ensemble import AllClients, ensemble_of, mean_logits
-from strategies.round.server_model import ServerModel
-from strategies.statistics.class_counts import (
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import RefusedReplyError, Reply
+from fedhet.strategies.ensemble import AllClients, ensemble_of, mean_logits
+from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.statistics.class_counts import (
     CLASS_COUNTS,
     COUNTS,
     ClassCountsServer,

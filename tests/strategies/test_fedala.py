@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from strategies.base import LocalSummary
-from strategies.fedala import LOCAL, MIXING, FedALAClient
+from fedhet.strategies.base import LocalSummary
+from fedhet.strategies.fedala import LOCAL, MIXING, FedALAClient
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.strategies.labelled import Classifier, blobs, context_of
 

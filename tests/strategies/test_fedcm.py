@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from strategies.components.aggregators import NormMean, UniformMean
-from strategies.components.local_optimizers import SGD
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.schedules import ExponentialDecay
-from strategies.fedcm import FedCM
+from fedhet.strategies.components.aggregators import NormMean, UniformMean
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.schedules import ExponentialDecay
+from fedhet.strategies.fedcm import FedCM
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.test_closed_forms import clients, gradient
 

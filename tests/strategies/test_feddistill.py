@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from strategies.base import Step
-from strategies.feddistill import FedDistill, FedDistillClient
-from strategies.statistics.class_means import MEANS
-from strategies.statistics.soft_labels import SOFT_LABELS
+from fedhet.strategies.base import Step
+from fedhet.strategies.feddistill import FedDistill, FedDistillClient
+from fedhet.strategies.statistics.class_means import MEANS
+from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
 from tests.federation import TensorBatches
 from tests.strategies.labelled import Classifier, blobs, train
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import nn
 
-from conf import build_part, compose
-from strategies.base import Step
-from strategies.feddw import FedDWClient
-from strategies.privacy.gaussian_mechanism import GaussianMechanism
-from strategies.statistics.class_means import MEANS
-from strategies.statistics.soft_labels import SOFT_LABELS
+from fedhet.conf import build_part, compose
+from fedhet.strategies.base import Step
+from fedhet.strategies.feddw import FedDWClient
+from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism
+from fedhet.strategies.statistics.class_means import MEANS
+from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
 from tests.recipes import overrides
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from flwr.app import Message
 
-from conf import compose
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.model_outputs import Latest
-from strategies.feddyn import DRIFT_SUM, FedDyn
+from fedhet.conf import compose
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.model_outputs import Latest
+from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn
 from tests.federation import Regression, federate
 from tests.recipes import overrides
 from tests.strategies.round import test_round

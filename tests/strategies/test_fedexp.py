@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from strategies.base import Reply
-from strategies.fedexp import ExtrapolatedMean
+from fedhet.strategies.base import Reply
+from fedhet.strategies.fedexp import ExtrapolatedMean
 
 
 def replies(*updates, num_examples=1):

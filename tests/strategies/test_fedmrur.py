@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from client_app.training import train_locally
-from strategies.base import Step
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.fedmrur import FedMRUR, ManifoldRegularizer, growth, lorentz_distance
-from strategies.fedsam import SAM
+from fedhet.client_app.training import train_locally
+from fedhet.strategies.base import Step
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.fedmrur import FedMRUR, ManifoldRegularizer, growth, lorentz_distance
+from fedhet.strategies.fedsam import SAM
 from tests.federation import TensorBatches
 from tests.strategies.labelled import WithoutDropout, blobs, context_of, train
 from tests.strategies.test_reductions import PLAIN_MEAN

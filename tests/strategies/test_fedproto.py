@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from strategies.base import Cohort, Reply
-from strategies.fedproto import (
+from fedhet.strategies.base import Cohort, Reply
+from fedhet.strategies.fedproto import (
     PROTOTYPE_SUMS,
     PROTOTYPES,
     FedProto,
     PrototypeServer,
     prototype_distance,
 )
-from strategies.statistics.class_means import COUNTS, MEANS, SUMS
+from fedhet.strategies.statistics.class_means import COUNTS, MEANS, SUMS
 from tests.federation import TensorBatches
 from tests.strategies.labelled import Classifier, blobs, train
 from tests.strategies.test_closed_forms import stores

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from strategies.fedsam import SAM
+from fedhet.strategies.fedsam import SAM
 from tests.strategies.test_per_fedavg import ONES, drive, quadratics
 
 

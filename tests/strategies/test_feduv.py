@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from strategies.base import Step
-from strategies.feduv import (
+from fedhet.strategies.base import Step
+from fedhet.strategies.feduv import (
     FedUVClient,
     crowding,
     median_apart,

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from strategies.base import Step
-from strategies.feddistill import FedDistillClient
-from strategies.feddw import FedDWClient
-from strategies.feddyn import DRIFT_SUM, FedDynClient
-from strategies.fedmrur import ManifoldRegularizer
-from strategies.fedproto import PrototypeClient
-from strategies.fedprox import FedProxClient
-from strategies.feduv import FedUVClient
-from strategies.moon import contrastive_loss
+from fedhet.strategies.base import Step
+from fedhet.strategies.feddistill import FedDistillClient
+from fedhet.strategies.feddw import FedDWClient
+from fedhet.strategies.feddyn import DRIFT_SUM, FedDynClient
+from fedhet.strategies.fedmrur import ManifoldRegularizer
+from fedhet.strategies.fedproto import PrototypeClient
+from fedhet.strategies.fedprox import FedProxClient
+from fedhet.strategies.feduv import FedUVClient
+from fedhet.strategies.moon import contrastive_loss
 
 
 class Contrastive:

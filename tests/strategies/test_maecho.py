@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from strategies.base import Reply
-from strategies.fusion.projected_layers import masked_classifier
-from strategies.fusion.quadratic_program import min_norm_weights
-from strategies.maecho import Algorithm1, Equation11, HarmonizedOptima, MAEcho, Released
+from fedhet.strategies.base import Reply
+from fedhet.strategies.fusion.projected_layers import masked_classifier
+from fedhet.strategies.fusion.quadratic_program import min_norm_weights
+from fedhet.strategies.maecho import Algorithm1, Equation11, HarmonizedOptima, MAEcho, Released
 from tests.strategies.fusion.test_projections import draw
 
 

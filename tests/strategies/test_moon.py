@@ -9,11 +9,11 @@ from flwr.app import RecordDict
 from torch import nn
 from torch.nn import functional as F
 
-from client_app.state import ContextStateStore
-from strategies.base import LocalSummary
-from strategies.components.local_training_config import LocalTrainingConfig, Phase
-from strategies.components.tensor_selection import TensorSelector
-from strategies.moon import MOON, MOONClient, contrastive_loss
+from fedhet.client_app.state import ContextStateStore
+from fedhet.strategies.base import LocalSummary
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.moon import MOON, MOONClient, contrastive_loss
 from tests.strategies.labelled import WithoutDropout, blobs, train
 from tests.strategies.test_personal import Normed
 

@@ -8,13 +8,13 @@ from flwr.app import RecordDict
 from torch import Tensor
 from torch.nn import functional as F
 
-from client_app.client import FederatedClient
-from client_app.state import ContextStateStore
-from common.errors import ConfigError
-from conf import build_local_optimizer, compose
-from strategies.components.local_optimizers import SGD
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.per_fedavg import PerFedAvgOptimizer
+from fedhet.client_app.client import FederatedClient
+from fedhet.client_app.state import ContextStateStore
+from fedhet.common.errors import ConfigError
+from fedhet.conf import build_local_optimizer, compose
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
 from tests.recipes import overrides
 from tests.strategies.labelled import Classifier, blobs
 

@@ -8,16 +8,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conf import compose
-from strategies.components.local_optimizers import SGD, Adam
-from strategies.components.local_training_config import LocalTrainingConfig, local_training_config
-from strategies.components.tensor_selection import TensorSelector
-from strategies.fedavg import Centralised, FedAvg, Local
-from strategies.fedbabu import FedBABU
-from strategies.fedper import FedPer
-from strategies.fedrep import FedRep
-from strategies.per_fedavg import PerFedAvgOptimizer
-from strategies.round.federated import FederatedStrategy
+from fedhet.conf import compose
+from fedhet.strategies.components.local_optimizers import SGD, Adam
+from fedhet.strategies.components.local_training_config import (
+    LocalTrainingConfig,
+    local_training_config,
+)
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.fedavg import Centralised, FedAvg, Local
+from fedhet.strategies.fedbabu import FedBABU
+from fedhet.strategies.fedper import FedPer
+from fedhet.strategies.fedrep import FedRep
+from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
+from fedhet.strategies.round.federated import FederatedStrategy
 from tests.federation import TensorBatches
 from tests.recipes import overrides
 from tests.strategies.labelled import WithoutDropout, assert_same, blobs, train

@@ -7,17 +7,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.errors import ConfigError
-from conf import compose, plain_part
-from strategies.base import Reply
-from strategies.ensemble import ensemble_of
-from strategies.fedma import FedMA, MatchedAveraging
-from strategies.fusion.grown_network import GrownNetwork, grown_network
-from strategies.fusion.neuron_matching import Neurons, assign, match
-from strategies.pfnm import PFNM, NeuralMatching
-from strategies.round.server_model import ServerModel
-from tasks import build_task
-from tasks.evaluation import evaluate_model
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose, plain_part
+from fedhet.strategies.base import Reply
+from fedhet.strategies.ensemble import ensemble_of
+from fedhet.strategies.fedma import FedMA, MatchedAveraging
+from fedhet.strategies.fusion.grown_network import GrownNetwork, grown_network
+from fedhet.strategies.fusion.neuron_matching import Neurons, assign, match
+from fedhet.strategies.pfnm import PFNM, NeuralMatching
+from fedhet.strategies.round.server_model import ServerModel
+from fedhet.tasks import build_task
+from fedhet.tasks.evaluation import evaluate_model
 from tests.recipes import TINY, overrides, run_recipe
 from tests.strategies.fusion.test_layer_chain import tensors
 from tests.strategies.fusion.test_neuron_alignment import INPUTS, model_of, permuted

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from common.errors import ConfigError
-from strategies.base import ClientSide
-from strategies.components.local_optimizers import SGD, Adam
-from strategies.components.local_training_config import LocalTrainingConfig, Phase
-from strategies.components.tensor_selection import TensorSelector
-from strategies.fedbabu import FedBABU
-from strategies.fedrep import FedRep
-from strategies.per_fedavg import PerFedAvgOptimizer
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import ClientSide
+from fedhet.strategies.components.local_optimizers import SGD, Adam
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.fedbabu import FedBABU
+from fedhet.strategies.fedrep import FedRep
+from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
 from tests.strategies.labelled import Classifier
 from tests.strategies.test_per_fedavg import fit
 

@@ -5,30 +5,30 @@ from functools import cache
 import pytest
 import torch
 
-from strategies.components.aggregators import UniformMean
-from strategies.components.local_optimizers import SGD
-from strategies.components.local_training_config import LocalTrainingConfig, Phase
-from strategies.components.model_outputs import Latest
-from strategies.components.samplers import FixedSizeSampler
-from strategies.components.tensor_selection import TensorSelector
-from strategies.fedala import FedALA
-from strategies.fedavg import FedAvg, FedAvgM
-from strategies.fedcm import FedCM
-from strategies.feddistill import FedDistill
-from strategies.feddw import FedDW
-from strategies.feddyn import FedDyn
-from strategies.fedexp import FedExP
-from strategies.fedmrur import FedMRUR
-from strategies.fedper import FedPer
-from strategies.fedproto import FedProto
-from strategies.fedprox import FedProx
-from strategies.fedpvr import FedPVR
-from strategies.fedrep import FedRep
-from strategies.fedsam import SAM, FedSAM, MoFedSAM
-from strategies.feduv import FedUV
-from strategies.moon import MOON
-from strategies.round.federated import FederatedStrategy
-from strategies.scaffold import SCAFFOLD
+from fedhet.strategies.components.aggregators import UniformMean
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
+from fedhet.strategies.components.model_outputs import Latest
+from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.fedala import FedALA
+from fedhet.strategies.fedavg import FedAvg, FedAvgM
+from fedhet.strategies.fedcm import FedCM
+from fedhet.strategies.feddistill import FedDistill
+from fedhet.strategies.feddw import FedDW
+from fedhet.strategies.feddyn import FedDyn
+from fedhet.strategies.fedexp import FedExP
+from fedhet.strategies.fedmrur import FedMRUR
+from fedhet.strategies.fedper import FedPer
+from fedhet.strategies.fedproto import FedProto
+from fedhet.strategies.fedprox import FedProx
+from fedhet.strategies.fedpvr import FedPVR
+from fedhet.strategies.fedrep import FedRep
+from fedhet.strategies.fedsam import SAM, FedSAM, MoFedSAM
+from fedhet.strategies.feduv import FedUV
+from fedhet.strategies.moon import MOON
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.scaffold import SCAFFOLD
 from tests.strategies.labelled import Biasless, Classifier, assert_same, train
 
 

@@ -5,32 +5,32 @@ import re
 import pytest
 from torch import nn
 
-from common.errors import ConfigError
-from strategies.components.local_optimizers import SGD, Adam
-from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from strategies.components.schedules import MultiStep
-from strategies.components.tensor_selection import TensorSelector
-from strategies.dense import DENSE, Distilled
-from strategies.ensemble import Ensemble
-from strategies.fedala import FedALAClient
-from strategies.fedcm import ClientMomentum
-from strategies.feddistill import FedDistillClient
-from strategies.feddw import FedDWClient
-from strategies.feddyn import FedDynClient, FedDynServer
-from strategies.fedexp import ExtrapolatedMean
-from strategies.fedmrur import ManifoldRegularizer
-from strategies.fednova import FedNovaClient
-from strategies.fedproto import PrototypeClient
-from strategies.fedprox import FedProxClient
-from strategies.fedsam import SAM
-from strategies.feduv import FedUVClient
-from strategies.fusion.distillation import Distillation, Generation
-from strategies.maecho import Algorithm1, Equation11, HarmonizedOptima, Released
-from strategies.moon import MOONClient
-from strategies.per_fedavg import PerFedAvgOptimizer
-from strategies.pfnm import PFNM, NeuralMatching
-from strategies.scaffold import ControlVariateClient
-from strategies.statistics.soft_labels import SoftLabelServer
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.components.local_optimizers import SGD, Adam
+from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
+from fedhet.strategies.components.schedules import MultiStep
+from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.dense import DENSE, Distilled
+from fedhet.strategies.ensemble import Ensemble
+from fedhet.strategies.fedala import FedALAClient
+from fedhet.strategies.fedcm import ClientMomentum
+from fedhet.strategies.feddistill import FedDistillClient
+from fedhet.strategies.feddw import FedDWClient
+from fedhet.strategies.feddyn import FedDynClient, FedDynServer
+from fedhet.strategies.fedexp import ExtrapolatedMean
+from fedhet.strategies.fedmrur import ManifoldRegularizer
+from fedhet.strategies.fednova import FedNovaClient
+from fedhet.strategies.fedproto import PrototypeClient
+from fedhet.strategies.fedprox import FedProxClient
+from fedhet.strategies.fedsam import SAM
+from fedhet.strategies.feduv import FedUVClient
+from fedhet.strategies.fusion.distillation import Distillation, Generation
+from fedhet.strategies.maecho import Algorithm1, Equation11, HarmonizedOptima, Released
+from fedhet.strategies.moon import MOONClient
+from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
+from fedhet.strategies.pfnm import PFNM, NeuralMatching
+from fedhet.strategies.scaffold import ControlVariateClient
+from fedhet.strategies.statistics.soft_labels import SoftLabelServer
 from tests.federation import Regression
 from tests.strategies.labelled import Biasless, Classifier
 from tests.strategies.sides import check_side

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies.fusion.input_statistics import SecondMoment, Spectrum
-from strategies.fusion.projected_layers import Layer
-from strategies.regmean import RegressionMean, regression_mean
+from fedhet.strategies.fusion.input_statistics import SecondMoment, Spectrum
+from fedhet.strategies.fusion.projected_layers import Layer
+from fedhet.strategies.regmean import RegressionMean, regression_mean
 from tests.strategies.fusion.test_projections import draw
 from tests.strategies.test_maecho import replies_of
 

@@ -9,7 +9,7 @@ import yaml
 from PIL import Image
 from pyarrow import parquet
 
-from tasks import build_task
+from fedhet.tasks import build_task
 
 CONF = Path(__file__).parents[2] / "conf"
 TASKS = sorted(path.stem for path in (CONF / "task").glob("*.yaml"))

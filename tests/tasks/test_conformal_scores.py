@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from fedhet.tools.conformal.measure import Options, Outputs, on_test_set
-from tasks.conformal.scores import (
+from fedhet.tasks.conformal.scores import (
     APS,
     Score,
     coverage_and_size,
@@ -19,6 +18,7 @@ from tasks.conformal.scores import (
     quantile,
     raps,
 )
+from fedhet.tools.conformal.measure import Options, Outputs, on_test_set
 
 PROBABILITIES = np.array([[0.2, 0.5, 0.3]])  # in order: class 1, 2, 0
 

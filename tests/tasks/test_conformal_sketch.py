@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from fedhet.tools.conformal.measure import Options, Outputs, at_clients
-from tasks.conformal.scores import APS, log_loss, of_labels, probabilities_of, quantile, raps
-from tasks.conformal.sketch import (
+from fedhet.tasks.conformal.scores import APS, log_loss, of_labels, probabilities_of, quantile, raps
+from fedhet.tasks.conformal.sketch import (
     TEMPERATURES,
     Client,
     Grid,
@@ -16,6 +15,7 @@ from tasks.conformal.sketch import (
     shared_quantile,
     shared_temperature,
 )
+from fedhet.tools.conformal.measure import Options, Outputs, at_clients
 from tests.tasks.test_conformal_scores import synthetic
 
 

@@ -8,10 +8,10 @@ import torch
 from torch.distributions import Bernoulli, Normal, kl_divergence
 from torchvision.models import ResNet18_Weights, resnet18
 
-from common.errors import ConfigError
-from tasks import build_model
-from tasks.evaluation import evaluate_model
-from tasks.models.cvae import CVAE
+from fedhet.common.errors import ConfigError
+from fedhet.tasks import build_model
+from fedhet.tasks.evaluation import evaluate_model
+from fedhet.tasks.models.cvae import CVAE
 from tests.tasks.generated import make_task
 
 

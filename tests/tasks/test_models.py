@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common.errors import ConfigError
-from tasks import MODELS, build_model
-from tasks.models.mobile import ShuffleUnit
+from fedhet.common.errors import ConfigError
+from fedhet.tasks import MODELS, build_model
+from fedhet.tasks.models.mobile import ShuffleUnit
 
 MNIST, CIFAR, DIGITS, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (20,)
 FEDDWS = {"feddw_resnet18": 512, "feddw_shufflenet": 800, "feddw_mobilenetv2": 640}

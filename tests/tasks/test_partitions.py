@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from common.errors import ConfigError
-from tasks.partitions import PartitionConfig, hold_out, library, partition_rows
-from tasks.partitions.config import FLAVOURS
-from tasks.partitions.dirichlet import ClassDirichletPartitioner
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.partitions import PartitionConfig, hold_out, library, partition_rows
+from fedhet.tasks.partitions.config import FLAVOURS
+from fedhet.tasks.partitions.dirichlet import ClassDirichletPartitioner
 from tests.tasks.generated import make_task
 
 DRAWN = sorted(set(FLAVOURS) - {"site"})
@@ -111,7 +111,7 @@ def test_shares_and_priors_have_the_dirichlets_second_moment(alpha):
 def test_dirichlet_meets_its_minimum_size_or_says_what_to_change(monkeypatch):
     for seed in range(3):
         assert min(map(len, draw("dirichlet", seed=seed, alpha=0.05, min_size=60))) >= 60
-    monkeypatch.setattr("tasks.partitions.dirichlet.MAX_DRAWS", 50)
+    monkeypatch.setattr("fedhet.tasks.partitions.dirichlet.MAX_DRAWS", 50)
     with pytest.raises(ConfigError, match=r"partition\.min_size=301 with clients=10 needs 3010"):
         draw("dirichlet", min_size=301)
     wanted = r"50 draws .* partition\.min_size=10 .* partition\.alpha=0\.001 and clients=40"
@@ -138,7 +138,7 @@ def test_feddf_draws_for_groups_of_ten_with_few_classes_at_small_alpha(monkeypat
     rows = draw("feddf_dirichlet", labels, clients=25, alpha=0.1)
     assert [len(part) for part in rows] == [240] * 25
     assert len(np.unique(np.concatenate(rows))) == 6000
-    monkeypatch.setattr("tasks.partitions.dirichlet.MAX_DRAWS", 50)
+    monkeypatch.setattr("fedhet.tasks.partitions.dirichlet.MAX_DRAWS", 50)
     with pytest.raises(ConfigError, match=r"partition\.alpha=0\.01 and clients=60 .*group_size"):
         draw("feddf_dirichlet", labels_of(10, 60), clients=60, alpha=0.01, group_size=100)
 

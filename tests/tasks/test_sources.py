@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from common.errors import ConfigError
-from tasks.sources.source import HUB
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.sources.source import HUB
 from tests.tasks.generated import (
     TASKS,
     make_task,

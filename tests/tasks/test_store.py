@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from common.errors import ConfigError
-from tasks.sources import store, tables
-from tasks.sources.arrays import stratified_split
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.sources import store, tables
+from fedhet.tasks.sources.arrays import stratified_split
 from tests.tasks.generated import make_task, write_hub_set
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import ConfigError
-from tasks import build_task
+from fedhet.common.errors import ConfigError
+from fedhet.tasks import build_task
 from tests.tasks.generated import TASKS, make_task, values, write_hub_set
 
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from tasks import TensorData, Transform
-from tasks.transform import Augmentation
+from fedhet.tasks import TensorData, Transform
+from fedhet.tasks.transform import Augmentation
 from tests.tasks.generated import random_images
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.3, 0.4)

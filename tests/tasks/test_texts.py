@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import ConfigError
-from tasks.sources import tables
-from tasks.sources.encodings import TokenEncoding
-from tasks.vocabulary import Vocabulary, split_words
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.sources import tables
+from fedhet.tasks.sources.encodings import TokenEncoding
+from fedhet.tasks.vocabulary import Vocabulary, split_words
 from tests.tasks.generated import make_task, write_texts
 
 pytestmark = pytest.mark.usefixtures("empty_cache")

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from common.results import Row, read_rows, write_rows
-from common.run_events import ROW, START, SUMMARY, decode
+from fedhet.common.results import Row, read_rows, write_rows
+from fedhet.common.run_events import ROW, START, SUMMARY, decode
 from fedhet.runtimes.deployment.control_client import Control
 
 _RETRY_SECONDS = 5.0

@@ -22,11 +22,11 @@ from typing import Any, Self
 
 from omegaconf import DictConfig, OmegaConf
 
-from common.errors import DamagedFileError
-from common.files import last_lines, save_text
-from common.results import CONFIG, METRICS, SUMMARY, read_rows, write_summary
-from common.run_events import RECORD_FILE
-from conf import quoted, resume_fingerprint
+from fedhet.common.errors import DamagedFileError
+from fedhet.common.files import last_lines, save_text
+from fedhet.common.results import CONFIG, METRICS, SUMMARY, read_rows, write_summary
+from fedhet.common.run_events import RECORD_FILE
+from fedhet.conf import quoted, resume_fingerprint
 from fedhet.runtimes.deployment.connection import check_reachable, connection_of
 from fedhet.runtimes.deployment.control_client import Control, RunStatus, Unreachable
 from fedhet.runtimes.deployment.log_stream import LogStream, update_rows
@@ -300,8 +300,10 @@ def _fetch_command(text: object) -> list[str]:
 
 def _is_the_model(path: Path, parameters_sha256: str) -> bool:
     """Return whether a model's file holds the parameters with this hash."""
-    from strategies.round.tensor_files import load_tensors  # imports torch, which takes seconds
-    from strategies.round.tensor_files import parameters_sha256 as hash_of
+    from fedhet.strategies.round.tensor_files import (
+        load_tensors,  # imports torch, which takes seconds
+    )
+    from fedhet.strategies.round.tensor_files import parameters_sha256 as hash_of
 
     try:
         return hash_of(load_tensors(path)[0]) == parameters_sha256

@@ -6,8 +6,8 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from common.files import save_text
-from common.run_events import RECORD_FILE
+from fedhet.common.files import save_text
+from fedhet.common.run_events import RECORD_FILE
 from fedhet.runtimes.flower_install import LaunchError
 
 

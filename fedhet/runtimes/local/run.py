@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from omegaconf import DictConfig
 
-from common.files import last_lines
+from fedhet.common.files import last_lines
 from fedhet.runtimes.processes import (
     NOTHING_LEFT,
     ProcessTree,
@@ -41,10 +41,10 @@ if TYPE_CHECKING:  # imports Flower and torch, which takes seconds
     from fedhet.runtimes.local.protocol import Workers
 
 MARK = "FEDHET_RUN"  # in the environment of the processes that Ray starts for a run
-CLIENT_APP = "client_app.app:app"
+CLIENT_APP = "fedhet.client_app.app:app"
 _HEAVY = (
-    "server_app.app",
-    "client_app.app",
+    "fedhet.server_app.app",
+    "fedhet.client_app.app",
     "fedhet.runtimes.local.worker_grid",
     "fedhet.runtimes.local.forked_workers",
 )
@@ -129,10 +129,10 @@ def _serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
 def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
     from flwr.app import Context, RecordDict
 
-    from conf import compose_overrides
+    from fedhet.conf import compose_overrides
     from fedhet.runtimes.local.protocol import Federation
     from fedhet.runtimes.local.worker_grid import WorkerGrid
-    from server_app.app import main
+    from fedhet.server_app.app import main
 
     recipe = compose_overrides(tuple(overrides))  # before the fork: the workers inherit it
     run_config: dict[str, bool | float | int | str] = {"overrides": json.dumps(list(overrides))}

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from common.files import save_text
 from fedhet.commands import (
     at_least,
     number_between,
@@ -26,6 +25,7 @@ from fedhet.commands import (
     say_error,
     table_console,
 )
+from fedhet.common.files import save_text
 from fedhet.report.blocks import Table
 from fedhet.report.command import rich_table
 from fedhet.report.layout import automatic_layout

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from torch import nn
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 from fedhet.load_run import classifier_of, recipe_of, task_of
-from tasks import Task
-from tasks.conformal.scores import (
+from fedhet.tasks import Task
+from fedhet.tasks.conformal.scores import (
     Array,
     Labels,
     Score,
@@ -23,8 +23,8 @@ from tasks.conformal.scores import (
     quantile,
     scores_for,
 )
-from tasks.conformal.sketch import Client, Grid, shared_quantile, shared_temperature
-from tasks.evaluation import logits_of
+from fedhet.tasks.conformal.sketch import Client, Grid, shared_quantile, shared_temperature
+from fedhet.tasks.evaluation import logits_of
 
 LEVELS = 20  # of the curve, beside the requested one
 LOWEST = 0.02

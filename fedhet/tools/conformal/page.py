@@ -14,9 +14,9 @@ from fedhet.report.colors import keys_of
 from fedhet.report.curves import Curve, Panel, common_range, gallery
 from fedhet.report.layout import NO_COLUMN, Cell, Layout
 from fedhet.report.tables import cell_table
+from fedhet.tasks.conformal.scores import coverage_band
+from fedhet.tasks.conformal.sketch import Grid, bytes_down, bytes_up
 from fedhet.tools.conformal.measure import Measured, Options, RunSets
-from tasks.conformal.scores import coverage_band
-from tasks.conformal.sketch import Grid, bytes_down, bytes_up
 
 Found = Mapping[int, RunSets]  # by the run's id()
 DRAWN = "RAPS"

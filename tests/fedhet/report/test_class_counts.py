@@ -6,13 +6,13 @@ import json
 import numpy as np
 import pytest
 
-from conf import compose, config_yaml
+from fedhet.conf import compose, config_yaml
 from fedhet.report import class_counts
 from fedhet.report.class_counts import MOST_COUNTS, count, partitions_of, start_counting
 from fedhet.report.data_file import Partition
 from fedhet.report.figures import partitions
 from fedhet.report.run_data import read_run
-from tasks import build_task
+from fedhet.tasks import build_task
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.results import write_rows
+from fedhet.common.results import write_rows
 from fedhet.report.blocks import Heading, Table
 from fedhet.report.data_file import ReportData, parse, to_text
 from fedhet.report.layer_data import LAYERS, MOST_ROUNDS, SIMILARITY, read_layers

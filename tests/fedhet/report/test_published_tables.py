@@ -2,7 +2,7 @@
 
 import pytest
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 from fedhet.report.published_tables import paper_layout, read_paper
 from fedhet.report.statistics import Figure
 from fedhet.report.tables import main_table, target_tables

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from common.errors import ConfigError
-from common.results import read_rows, write_rows
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import read_rows, write_rows
 from fedhet.report import data_file
 from fedhet.report.data_file import Origin, Partition, ReportData, merged, parse, thinned, to_text
 from fedhet.report.run_data import Run, find_runs, read_run

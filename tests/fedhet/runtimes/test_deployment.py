@@ -14,9 +14,9 @@ from unittest.mock import Mock
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from common.results import Row, write_rows
-from common.run_events import ROW, START, Event, decode, encode, new_key
-from conf import compose_overrides, resume_fingerprint
+from fedhet.common.results import Row, write_rows
+from fedhet.common.run_events import ROW, START, Event, decode, encode, new_key
+from fedhet.conf import compose_overrides, resume_fingerprint
 from fedhet.runtimes.deployment import run as run_module
 from fedhet.runtimes.deployment.connection import Connection, check_reachable, connection_of
 from fedhet.runtimes.deployment.control_client import RunStatus
@@ -24,9 +24,9 @@ from fedhet.runtimes.deployment.log_stream import LogStream, RunEvents
 from fedhet.runtimes.deployment.run import DeploymentRun
 from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.flower_install import LaunchError
+from fedhet.server_app.loggers import LoggedRun
+from fedhet.server_app.loggers.run_log import RunLog
 from fedhet.sweep.resume import Plan, plan_for
-from server_app.loggers import LoggedRun
-from server_app.loggers.run_log import RunLog
 from tests.test_docker import keys
 
 

@@ -11,8 +11,8 @@ from flwr.common.config import parse_config_args
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from common.errors import ConfigError
-from conf import compose, quoted
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose, quoted
 from fedhet.runtimes import resources
 from fedhet.runtimes.run_config import app_overrides, federation_config, run_config_toml
 

@@ -11,8 +11,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import open_dict
 
-from common.results import read_summary, totals
-from conf import fingerprint
+from fedhet.common.results import read_summary, totals
+from fedhet.conf import fingerprint
 from fedhet.sweep.job import run_job
 from fedhet.sweep.optuna_search import FIGURES
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder

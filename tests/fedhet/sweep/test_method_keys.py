@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from common.errors import ConfigError
+from fedhet.common.errors import ConfigError
 from fedhet.sweep.method_keys import with_single_sweeps
 
 RHO = "strategy.sam.rho"

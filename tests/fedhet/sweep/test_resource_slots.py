@@ -6,7 +6,7 @@ import threading
 import pytest
 from filelock import FileLock
 
-from conf import compose
+from fedhet.conf import compose
 from fedhet.sweep import resource_slots
 from fedhet.sweep.resource_slots import Slot, divide, free_slot, jobs_at_once, limit_recipe
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import ConfigError
-from conf import compose, fingerprint, quoted, resume_fingerprint
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose, fingerprint, quoted, resume_fingerprint
+from fedhet.server_app.checkpoint import Checkpoint, save_checkpoint
+from fedhet.strategies.round.round_report import StrategyState
 from fedhet.sweep.resume import Plan, make_ready, plan_for, resuming, take_resume
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
-from server_app.checkpoint import Checkpoint, save_checkpoint
-from strategies.round.round_report import StrategyState
 
 
 def recipe_of(*words):

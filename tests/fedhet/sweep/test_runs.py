@@ -6,7 +6,7 @@ import subprocess
 import psutil
 import pytest
 
-from common.results import read_rows
+from fedhet.common.results import read_rows
 from fedhet.sweep.resource_slots import slots_of_machine
 from tests.fedhet.sweep.sweeps import FEDHET, read_json, run_in, statuses, sweep_folder, wait_for
 from tests.processes import alive

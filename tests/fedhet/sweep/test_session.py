@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import ConfigError
-from common.results import write_rows
-from conf import _composed, compose_overrides, fingerprint
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import write_rows
+from fedhet.conf import _composed, compose_overrides, fingerprint
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.plan import SweepPlan, plan_sweep
 from tests.fedhet.sweep.sweeps import fork, forked, read_json, statuses, sweep_folder, wait_for

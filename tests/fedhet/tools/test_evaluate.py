@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 
 from fedhet.load_run import classifier_of, recipe_of, task_of
+from fedhet.tasks.evaluation import evaluate_model
+from fedhet.tasks.transform import Augmentation
 from fedhet.tools.evaluate import evaluate, main
-from tasks.evaluation import evaluate_model
-from tasks.transform import Augmentation
 from tests.fedhet.tools.conftest import COLOURS, write_images
 from tests.recipes import TINY, run_recipe
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from conf import compose, fingerprint
+from fedhet.conf import compose, fingerprint
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 from fedhet.tools import tune as module
 from fedhet.tools.tune import CHOICES, Candidate, Search, cell_name, chosen, expanded, main, tune

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.local_optimizers import SGD
 
 
 def params_of(seed: int) -> dict[str, torch.Tensor]:

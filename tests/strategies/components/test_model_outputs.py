@@ -6,12 +6,12 @@ import pytest
 import torch
 from flwr.app import ArrayRecord, MetricRecord
 
-from strategies.components.model_outputs import LastTwo, Latest, Participants
-from strategies.components.samplers import FixedSizeSampler
-from strategies.components.server_optimizers import SGD
-from strategies.fedavg import FedAvg
-from strategies.round.federated import FederatedStrategy
-from strategies.round.records import to_tensors
+from fedhet.strategies.components.model_outputs import LastTwo, Latest, Participants
+from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.server_optimizers import SGD
+from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.round.records import to_tensors
 from tests.federation import federate
 from tests.strategies.round.test_round import BUFFERS, OPTIONS, Normed, clients
 

@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from common.errors import ConfigError
-from strategies.base import Cohort, Reply
-from strategies.components.aggregators import UniformMean, WeightedMean
-from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from strategies.components.schedules import Constant, Cosine, ExponentialDecay, MultiStep
-from strategies.components.server_optimizers import SGD, Adagrad, Adam, Yogi
-from strategies.components.tensor_selection import TensorSelector
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Cohort, Reply
+from fedhet.strategies.components.aggregators import UniformMean, WeightedMean
+from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
+from fedhet.strategies.components.schedules import Constant, Cosine, ExponentialDecay, MultiStep
+from fedhet.strategies.components.server_optimizers import SGD, Adagrad, Adam, Yogi
+from fedhet.strategies.components.tensor_selection import TensorSelector
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import ConfigError
-from strategies.components.local_optimizers import SGD
-from strategies.fusion.layer_chain import Chain, read_chain, reordered
-from tasks.models import build_model
-from tasks.models.model import Model
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.fusion.layer_chain import Chain, read_chain, reordered
+from fedhet.tasks.models import build_model
+from fedhet.tasks.models.model import Model
 from tests.strategies.fusion.test_projections import draw
 from tests.strategies.sides import check_side
 

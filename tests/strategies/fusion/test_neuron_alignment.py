@@ -8,16 +8,16 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 
-from common.errors import ConfigError
-from strategies.average import MaskedMean
-from strategies.base import Reply
-from strategies.fusion.layer_chain import read_chain, reordered
-from strategies.fusion.neuron_alignment import Alignment, transport
-from strategies.fusion.projections import ProjectionClient
-from strategies.maecho import HarmonizedOptima, Released
-from strategies.otfusion import OTFusion
-from strategies.regmean import RegressionMean
-from tasks.models import build_model
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.average import MaskedMean
+from fedhet.strategies.base import Reply
+from fedhet.strategies.fusion.layer_chain import read_chain, reordered
+from fedhet.strategies.fusion.neuron_alignment import Alignment, transport
+from fedhet.strategies.fusion.projections import ProjectionClient
+from fedhet.strategies.maecho import HarmonizedOptima, Released
+from fedhet.strategies.otfusion import OTFusion
+from fedhet.strategies.regmean import RegressionMean
+from fedhet.tasks.models import build_model
 from tests.strategies.fusion.test_layer_chain import any_orders, normalised, tensors
 from tests.strategies.fusion.test_projections import draw, sent_by
 

@@ -5,13 +5,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from common.errors import ConfigError
-from strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
-from strategies.components.local_optimizers import SGD
-from strategies.fusion import input_statistics as statistics
-from strategies.fusion.projected_layers import ProjectionServer, spectrum_of
-from strategies.fusion.projection_steps import Inputs
-from strategies.fusion.projections import ProjectionClient
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.fusion import input_statistics as statistics
+from fedhet.strategies.fusion.projected_layers import ProjectionServer, spectrum_of
+from fedhet.strategies.fusion.projection_steps import Inputs
+from fedhet.strategies.fusion.projections import ProjectionClient
 from tests.federation import TensorBatches
 from tests.strategies.sides import check_side
 

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import ConfigError
-from conf import compose_overrides
-from strategies.base import RefusedReplyError, Reply
-from strategies.components.aggregators import NormMean, UniformMean
-from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from strategies.fedavg import FedAvg
-from strategies.privacy.clipping import NORM_BIT, AdaptiveNorm, FixedNorm, clip
-from strategies.privacy.differential_privacy import (
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose_overrides
+from fedhet.strategies.base import RefusedReplyError, Reply
+from fedhet.strategies.components.aggregators import NormMean, UniformMean
+from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
+from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.privacy.clipping import NORM_BIT, AdaptiveNorm, FixedNorm, clip
+from fedhet.strategies.privacy.differential_privacy import (
     UNCLIPPED,
     CentralPrivacy,
     ClippingClient,
@@ -24,10 +24,10 @@ from strategies.privacy.differential_privacy import (
     LocalPrivacyClient,
     LocalPrivacyServer,
 )
-from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
-from strategies.privacy.secure_aggregation import SecAggPlus
-from strategies.round.federated import FederatedStrategy
-from strategies.statistics.soft_labels import SoftLabelClient, SoftLabelServer
+from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.statistics.soft_labels import SoftLabelClient, SoftLabelServer
 from tests.strategies.labelled import train
 from tests.strategies.privacy.test_gaussian_mechanism import exact_epsilon
 from tests.strategies.sides import check_side

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError
-from strategies.base import LocalSummary
-from strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
-from strategies.statistics.class_means import COUNTS, SUMS, class_sums
-from strategies.statistics.soft_labels import SOFT_LABEL_SUMS, SoftLabelClient
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import LocalSummary
+from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
+from fedhet.strategies.statistics.class_means import COUNTS, SUMS, class_sums
+from fedhet.strategies.statistics.soft_labels import SOFT_LABEL_SUMS, SoftLabelClient
 from tests.federation import TensorBatches
 from tests.strategies.labelled import Biasless, PassThrough, assert_same, blobs, context_of, upload
 from tests.strategies.statistics.test_soft_labels import COHORT, matrix, server

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from strategies.base import Reply
-from strategies.components.aggregators import UniformMean
-from strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from strategies.privacy.clipping import AdaptiveNorm, FixedNorm, arrays_of
-from strategies.privacy.differential_privacy import CentralPrivacy, ClippingClient
-from strategies.privacy.gaussian_mechanism import epsilon_of
-from strategies.round.federated import FederatedStrategy
-from strategies.round.registration import FederationConfig
-from strategies.scaffold import ControlVariateClient, ControlVariateServer
+from fedhet.strategies.base import Reply
+from fedhet.strategies.components.aggregators import UniformMean
+from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
+from fedhet.strategies.privacy.clipping import AdaptiveNorm, FixedNorm, arrays_of
+from fedhet.strategies.privacy.differential_privacy import CentralPrivacy, ClippingClient
+from fedhet.strategies.privacy.gaussian_mechanism import epsilon_of
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.round.registration import FederationConfig
+from fedhet.strategies.scaffold import ControlVariateClient, ControlVariateServer
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.privacy.test_gaussian_mechanism import exact_epsilon
 

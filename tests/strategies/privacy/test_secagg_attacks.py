@@ -13,15 +13,15 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 
-from strategies.fedavg import FedAvg
-from strategies.privacy.secagg_shares import (
+from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.privacy.secagg_shares import (
     CHECK_SHARES,
     SEED_HASH,
     SEEDS,
     SHARE_HASHES,
     UNREADABLE,
 )
-from strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from tests.strategies.labelled import assert_same, blobs, train
 from tests.strategies.privacy.test_secure_aggregation import VECTORS, answered, losing
 

@@ -13,18 +13,18 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key, Stage
 from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 
-from common.errors import ConfigError
-from strategies.base import RefusedReplyError, Reply, ServerSide
-from strategies.fedavg import FedAvg
-from strategies.feddw import FedDW
-from strategies.privacy.checks import reply_layout
-from strategies.privacy.reply_vector import Layout
-from strategies.privacy.secagg_shares import CHECK_SHARES, UNREADABLE
-from strategies.privacy.secure_aggregation import SecAggPlus
-from strategies.round.decoder import ExpectedReply
-from strategies.round.federated import FederatedStrategy
-from strategies.scaffold import SCAFFOLD
-from strategies.statistics.soft_labels import SOFT_LABELS
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide
+from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.feddw import FedDW
+from fedhet.strategies.privacy.checks import reply_layout
+from fedhet.strategies.privacy.reply_vector import Layout
+from fedhet.strategies.privacy.secagg_shares import CHECK_SHARES, UNREADABLE
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.decoder import ExpectedReply
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.scaffold import SCAFFOLD
+from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
 from tests.strategies.labelled import Biasless, blobs, train
 
 SECURE = SecAggPlus(max_examples=50)

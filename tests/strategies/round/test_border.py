@@ -14,11 +14,11 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app import MessageType as Kind
 
-from conf import compose
-from server_app.run import Run
-from strategies.base import RefusedReplyError
-from strategies.round.decoder import ExpectedReply, printable
-from strategies.round.records import METRICS, UPDATE, to_tensors
+from fedhet.conf import compose
+from fedhet.server_app.run import Run
+from fedhet.strategies.base import RefusedReplyError
+from fedhet.strategies.round.decoder import ExpectedReply, printable
+from fedhet.strategies.round.records import METRICS, UPDATE, to_tensors
 from tests.recipes import TINY, grid_of, overrides, run_recipe
 
 METHODS = ["fedavg", "scaffold", "fedpvr", "feddw", "maecho", "fedmrur", "fedproto", "fednova"]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
-from strategies.fedavg import FedAvg
-from strategies.round.registration import (
+from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.round.registration import (
     ClientAvailability,
     ClientRegistry,
     FederationConfig,
@@ -17,7 +17,7 @@ from strategies.round.registration import (
 from tests.federation import InProcessGrid, lost, node_info
 from tests.strategies.round.test_round import run
 
-registration = "strategies.round.registration"
+registration = "fedhet.strategies.round.registration"
 
 
 def grid_of(*clients: int, size: int = 3, **hashes: str) -> InProcessGrid:

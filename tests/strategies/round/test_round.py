@@ -10,21 +10,21 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import nn
 
-from client_app.state import ContextStateStore, FolderStateStore
-from common.errors import ConfigError
-from server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from strategies.base import ClientSide, ServerSide
-from strategies.components.local_training_config import LocalTrainingConfig
-from strategies.components.samplers import FixedSizeSampler
-from strategies.components.server_optimizers import SGD
-from strategies.fedavg import FedAvg
-from strategies.feddyn import FedDyn
-from strategies.fedpvr import FedPVR
-from strategies.privacy.secure_aggregation import SecAggPlus
-from strategies.round.federated import FederatedStrategy
-from strategies.round.records import count_bytes, to_record, to_tensors
-from strategies.round.registration import FederationConfig
-from strategies.scaffold import SCAFFOLD
+from fedhet.client_app.state import ContextStateStore, FolderStateStore
+from fedhet.common.errors import ConfigError
+from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedhet.strategies.base import ClientSide, ServerSide
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.server_optimizers import SGD
+from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.feddyn import FedDyn
+from fedhet.strategies.fedpvr import FedPVR
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.round.records import count_bytes, to_record, to_tensors
+from fedhet.strategies.round.registration import FederationConfig
+from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate, lost
 from tests.strategies import test_closed_forms as closed_forms
 

@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from common.errors import ConfigError
-from conf import compose, plain_part
-from server_app.assembly import server_model_of
-from strategies.base import Reply
-from strategies.components.aggregators import WeightedMean
-from strategies.fedavg import FedAvg
-from strategies.round.records import to_tensors
-from strategies.round.server_model import ServerModel
-from tasks import build_task
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose, plain_part
+from fedhet.server_app.assembly import server_model_of
+from fedhet.strategies.base import Reply
+from fedhet.strategies.components.aggregators import WeightedMean
+from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.round.records import to_tensors
+from fedhet.strategies.round.server_model import ServerModel
+from fedhet.tasks import build_task
 from tests.federation import Regression, federate
 from tests.recipes import TINY, overrides
 from tests.strategies.round.test_round import BUFFERS, OPTIONS, Normed, clients

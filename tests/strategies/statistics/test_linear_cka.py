@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from common.errors import ConfigError
-from strategies.statistics.linear_cka import FeatureProducts, similarities
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.statistics.linear_cka import FeatureProducts, similarities
 
 
 def cka_of(left: Tensor, right: Tensor) -> float:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import ConfigError
-from strategies.base import Cohort, LocalSummary
-from strategies.statistics.class_means import COUNTS, MEANS, SUMS
-from strategies.statistics.soft_labels import (
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Cohort, LocalSummary
+from fedhet.strategies.statistics.class_means import COUNTS, MEANS, SUMS
+from fedhet.strategies.statistics.soft_labels import (
     SOFT_LABEL_SUMS,
     SOFT_LABELS,
     SoftLabelClient,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from strategies.base import Reply
-from strategies.components.aggregators import NormMean, UniformMean
-from strategies.statistics.update_diagnostics import diagnose, diagnose_layers
+from fedhet.strategies.base import Reply
+from fedhet.strategies.components.aggregators import NormMean, UniformMean
+from fedhet.strategies.statistics.update_diagnostics import diagnose, diagnose_layers
 
 
 def replies_of(*updates: list[float]) -> list[Reply]:
