@@ -5,91 +5,110 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedhet.client_app.calibration import calibrate_reply
 from fedhet.client_app.messages import evaluate_reply, train_reply, trained, upload_seed
-from fedhet.client_app.runtime import client_runtime, site_folder
-from fedhet.conf import compose_overrides, overrides_of
+from fedhet.client_app.runtime import ClientRuntime, client_runtime, site_folder
+from fedhet.conf import RunConfig, compose_overrides, overrides_of
 from fedhet.strategies.round.records import CLIENT, CONFIG
+from fedhet.tasks import Functions
 from fedhet.tasks.conformal import CALIBRATE
 
-app = ClientApp()
 
+@dataclass(frozen=True)
+class Handlers:
+    """The answers to the server's messages.
 
-@app.query()
-def register(message: Message, context: Context) -> Message:
-    """Answer the registration: partition id, example count, hashes, versions."""
-    with _exit_at_timeout(message, context):
-        runtime = client_runtime(context)
-        client_id = runtime.client_id(context)
-        data, held_out = runtime.task.client_data(client_id, site_folder=site_folder(context))
-    node_info: dict[str, int | str] = {
-        **runtime.node_info,
-        "partition-id": client_id,
-        "num-partitions": runtime.num_clients,
-        "num-examples": len(data),
-        "num-held-out": 0 if held_out is None else len(held_out),
-    }
-    if runtime.secure_aggregation is not None:
-        runtime.secure_aggregation.check_client(len(data))
-        node_info |= {"num-examples": 0, "num-held-out": 0}  # the server learns only sums
-    return Message(RecordDict({CLIENT: ConfigRecord({**node_info})}), reply_to=message)
-
-
-@app.train()
-def train(message: Message, context: Context) -> Message:
-    """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
-    with _exit_at_timeout(message, context):
-        runtime = client_runtime(context)
-        evaluation = runtime.evaluation
-        every = int(evaluation.every) if evaluation.received else 0
-        own = evaluation.model != "global"
-        if runtime.secure_aggregation is None:
-            return train_reply(runtime.client_for(context, message), message, every, own)
-        client_id = runtime.client_id(context)
-        return runtime.secure_aggregation.reply(
-            message,
-            context,
-            train=lambda asked: trained(runtime.client_for(context, asked), asked, every, own),
-            layout=runtime.layout,
-            seed=lambda asked: upload_seed(runtime.seed, client_id, asked),
-        )
-
-
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
-    with _exit_at_timeout(message, context):
-        runtime = client_runtime(context)
-        finetune_epochs = int(runtime.evaluation.finetune_epochs)
-        return evaluate_reply(runtime.client_for(context, message), message, finetune_epochs)
-
-
-@app.query(CALIBRATE)
-def calibrate(message: Message, context: Context) -> Message:
-    """Send sums and counts of the scores that "params" give the held-out examples."""
-    with _exit_at_timeout(message, context):
-        return calibrate_reply(client_runtime(context).client_for(context, message), message)
-
-
-@contextlib.contextmanager
-def _exit_at_timeout(message: Message, context: Context) -> Iterator[None]:
-    """End this process with a traceback when the server no longer waits for the reply.
-
-    A SuperNode waits for its executor without end, so a client that hangs would never take part
-    again. Not in a simulation, whose workers play other clients, too.
+    Args:
+        words: the recipe's overrides for a run config.
+        functions: of a task on own data, in place of those that the recipe names.
     """
-    if compose_overrides(tuple(overrides_of(context.run_config))).runtime.simulation:
-        yield
-        return
-    config = message.content.config_records.get(CONFIG, ConfigRecord())
-    seconds = float(str(config.get("timeout-seconds", message.metadata.ttl)))
-    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
-    try:
-        yield
-    finally:
-        faulthandler.cancel_dump_traceback_later()
+
+    words: Callable[[RunConfig], Sequence[str]] = overrides_of
+    functions: Functions | None = None
+
+    def client_app(self) -> ClientApp:
+        """Return the ClientApp that answers so."""
+        app = ClientApp()
+        app.query()(self.register)
+        app.query(CALIBRATE)(self.calibrate)
+        app.train()(self.train)
+        app.evaluate()(self.evaluate)
+        return app
+
+    def register(self, message: Message, context: Context) -> Message:
+        """Answer the registration: partition id, example count, hashes, versions."""
+        with self._exit_at_timeout(message, context):
+            runtime = self._runtime(context)
+            client_id = runtime.client_id(context)
+            data, held_out = runtime.task.client_data(client_id, site_folder=site_folder(context))
+        node_info: dict[str, int | str] = {
+            **runtime.node_info,
+            "partition-id": client_id,
+            "num-partitions": runtime.num_clients,
+            "num-examples": len(data),
+            "num-held-out": 0 if held_out is None else len(held_out),
+        }
+        if runtime.secure_aggregation is not None:
+            runtime.secure_aggregation.check_client(len(data))
+            node_info |= {"num-examples": 0, "num-held-out": 0}  # the server learns only sums
+        return Message(RecordDict({CLIENT: ConfigRecord({**node_info})}), reply_to=message)
+
+    def train(self, message: Message, context: Context) -> Message:
+        """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
+        with self._exit_at_timeout(message, context):
+            runtime = self._runtime(context)
+            evaluation = runtime.evaluation
+            every = int(evaluation.every) if evaluation.received else 0
+            own = evaluation.model != "global"
+            if runtime.secure_aggregation is None:
+                return train_reply(runtime.client_for(context, message), message, every, own)
+            client_id = runtime.client_id(context)
+            return runtime.secure_aggregation.reply(
+                message,
+                context,
+                train=lambda asked: trained(runtime.client_for(context, asked), asked, every, own),
+                layout=runtime.layout,
+                seed=lambda asked: upload_seed(runtime.seed, client_id, asked),
+            )
+
+    def evaluate(self, message: Message, context: Context) -> Message:
+        """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
+        with self._exit_at_timeout(message, context):
+            runtime = self._runtime(context)
+            finetune_epochs = int(runtime.evaluation.finetune_epochs)
+            return evaluate_reply(runtime.client_for(context, message), message, finetune_epochs)
+
+    def calibrate(self, message: Message, context: Context) -> Message:
+        """Send sums and counts of the scores that "params" give the held-out examples."""
+        with self._exit_at_timeout(message, context):
+            return calibrate_reply(self._runtime(context).client_for(context, message), message)
+
+    def _runtime(self, context: Context) -> ClientRuntime:
+        return client_runtime(context, tuple(self.words(context.run_config)), self.functions)
+
+    @contextlib.contextmanager
+    def _exit_at_timeout(self, message: Message, context: Context) -> Iterator[None]:
+        """End this process with a traceback when the server no longer waits for the reply.
+
+        A SuperNode waits for its executor without end, so a client that hangs would never take
+        part again. Not in a simulation, whose workers play other clients, too.
+        """
+        if compose_overrides(tuple(self.words(context.run_config))).runtime.simulation:
+            yield
+            return
+        config = message.content.config_records.get(CONFIG, ConfigRecord())
+        seconds = float(str(config.get("timeout-seconds", message.metadata.ttl)))
+        faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+
+app = Handlers().client_app()

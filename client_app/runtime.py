@@ -19,7 +19,6 @@ from fedhet.conf import (
     build_part,
     compose_overrides,
     fingerprint,
-    overrides_of,
     plain_part,
     versions,
 )
@@ -29,10 +28,9 @@ from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.privacy.reply_vector import Layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.records import CONFIG
-from fedhet.tasks import build_task, keep_freed_memory, pick_device
-from fedhet.tasks.tensor_data import TensorData
+from fedhet.tasks import AnyData, Functions, build_task, keep_freed_memory, pick_device
 
-Examples = tuple[TensorData, TensorData | None]  # to train on, held out
+Examples = tuple[AnyData, AnyData | None]  # to train on, held out
 _CACHE_BYTES = 256 << 20
 
 
@@ -46,9 +44,16 @@ class ClientRuntime:
         recipe: composed.
         device: of the node config; empty: the recipe's.
         num_partitions: N of the node config, for clients=0.
+        functions: of a task on own data, in place of those that the recipe names.
     """
 
-    def __init__(self, recipe: DictConfig, device: str, num_partitions: int) -> None:
+    def __init__(
+        self,
+        recipe: DictConfig,
+        device: str,
+        num_partitions: int,
+        functions: Functions | None = None,
+    ) -> None:
         keep_freed_memory()
         self.num_clients, self.seed = int(recipe.clients) or num_partitions, int(recipe.seed)
         if self.num_clients == 0:
@@ -61,6 +66,7 @@ class ClientRuntime:
             plain_part(recipe, "partition"),
             seed=self.seed,
             num_clients=self.num_clients,
+            functions=functions,
         )
         self.device = pick_device(device or str(recipe.device))
         self.channels_last = bool(recipe.runtime.channels_last)
@@ -85,7 +91,7 @@ class ClientRuntime:
         self.client: FederatedClient | None = None
 
     @cached_property
-    def test_data(self) -> TensorData | None:
+    def test_data(self) -> AnyData | None:
         """The global test set, where a simulation's clients evaluate their own models."""
         if self.evaluation.model == "global" or not self.simulation:
             return None
@@ -162,15 +168,19 @@ def site_folder(context: Context) -> Path | None:
     return Path(str(folder)) if folder else None
 
 
-def client_runtime(context: Context) -> ClientRuntime:
-    """Return the runtime of a node's recipe and config; built once per process."""
+def client_runtime(
+    context: Context, overrides: tuple[str, ...], functions: Functions | None
+) -> ClientRuntime:
+    """Return the runtime of a recipe and a node's config; built once per process."""
     node = context.node_config
     if "partition-id" not in node:
         raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
     device, num_partitions = str(node.get("device", "")), int(node.get("num-partitions", 0))
-    return _build_runtime(tuple(overrides_of(context.run_config)), device, num_partitions)
+    return _build_runtime(overrides, device, num_partitions, functions)
 
 
 @lru_cache(maxsize=2)
-def _build_runtime(overrides: tuple[str, ...], device: str, num_partitions: int) -> ClientRuntime:
-    return ClientRuntime(compose_overrides(overrides), device, num_partitions)
+def _build_runtime(
+    overrides: tuple[str, ...], device: str, num_partitions: int, functions: Functions | None
+) -> ClientRuntime:
+    return ClientRuntime(compose_overrides(overrides), device, num_partitions, functions)

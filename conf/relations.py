@@ -115,6 +115,8 @@ def _most_examples(task: Mapping[str, Any]) -> tuple[int, str] | None:
     """Return how many training examples a task has at most, and which; None: only its data tell."""
     if task.get("train_size"):
         return int(task["train_size"]), "task.train_size"
+    if "source" not in task:  # a function gives the examples
+        return None
     if task["source"] == "embedded":
         return _DIGITS, f"task={task['name']}"
     from_hub = task["source"] == "hub" and not task.get("path") and "FEDHET_DATA" not in os.environ

@@ -19,7 +19,7 @@ from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf.renamed import upgrade_config
 from fedhet.strategies.components.tensor_selection import TensorSelector, personal_names
 from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
-from fedhet.tasks import Task, build_task, pick_device
+from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.evaluation import classifies
 
 MODEL_FILE = "model.safetensors"
@@ -44,7 +44,7 @@ def summary_of(folder: Path) -> dict[str, Any]:
     return read_summary(folder) if (folder / SUMMARY).exists() else {}
 
 
-def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> Task:
+def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> AnyTask:
     """Return the task of a run's recipe; ``metadata`` names its classes if the recipe does not."""
     plain: Any = OmegaConf.to_container(recipe)
     plain["task"].pop("classifier_tensors", None)  # the run has added it
@@ -55,13 +55,28 @@ def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> Ta
     )
 
 
+def data_set_task_of(recipe: DictConfig) -> Task:
+    """Return the task of a run on a data set that fedhet reads.
+
+    Raises:
+        ConfigError: if a function of the user's gave the examples.
+    """
+    task = task_of(recipe)
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"task={task.name}: this works on data sets that fedhet reads, and the run's examples "
+            f"come from {task.config.data}"
+        )
+    return task
+
+
 def label_metadata_of(folder: Path) -> dict[str, str]:
     """Return the label metadata stored with a run's model (``Task.label_metadata``), if any."""
     _, metadata, _ = load_tensors(_model_path(folder), kind=MODEL)
     return {key: metadata[key] for key in ("classes", "vocabulary") if key in metadata}
 
 
-def classifier_of(folder: Path, task: Task, state: Path | None = None) -> nn.Module:
+def classifier_of(folder: Path, task: AnyTask, state: Path | None = None) -> nn.Module:
     """Return a run's output model in eval mode, on the GPU if there is one.
 
     Tensors that do not travel come from a client's state file, if one is named. Otherwise those

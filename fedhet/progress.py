@@ -39,7 +39,7 @@ def round_display(console: Console, title: str, rounds: int) -> Iterator[Callabl
 
     def write(row: Row) -> None:
         words = f"round {row['round']:>3}/{rounds}"
-        if row.get("accuracy") is not None or row["round"] == rounds:
+        if any(row.get(name) is not None for name in _SHOWN) or row["round"] == rounds:
             line(f"{words}  {figures(row)}")
         for failure in row.get("failures", ()):
             line(f"{words}  {failure}")
@@ -48,16 +48,25 @@ def round_display(console: Console, title: str, rounds: int) -> Iterator[Callabl
     yield write
 
 
+_SHOWN = ("accuracy", "client_accuracy")
+
+
 def figures(row: Row) -> str:
     """Return a round's figures as text; what was not measured is left out."""
+    # At the clients, where the server has no test examples.
+    where = "" if any(row.get(name) is not None for name in ("accuracy", "loss")) else "client_"
     words = []
-    if row.get("accuracy") is not None:
-        words.append(f"accuracy {percent(row['accuracy'])}")
-    if row.get("loss") is not None:
-        words.append(f"loss {row['loss']:.4f}")
+    if row.get(f"{where}accuracy") is not None:
+        words.append(f"{_spoken(where)}accuracy {percent(row[f'{where}accuracy'])}")
+    if row.get(f"{where}loss") is not None:
+        words.append(f"{_spoken(where)}loss {row[f'{where}loss']:.4f}")
     if row.get("seconds") is not None:
         words.append(f"{row['seconds']:.2f} s/round")
     return "  ".join(words)
+
+
+def _spoken(where: str) -> str:
+    return where.replace("_", " ")
 
 
 def closing_panel(summary: Mapping[str, Any]) -> Panel:
@@ -69,8 +78,12 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("accuracy", Text(percent(summary.get("accuracy")), style="bold green"))
-    table.add_row("best accuracy", percent(summary.get("best_accuracy")))
+    at_clients = summary.get("accuracy") is None and summary.get("client_accuracy") is not None
+    where = "client_" if at_clients else ""
+    accuracy = Text(percent(summary.get(f"{where}accuracy")), style="bold green")
+    table.add_row(f"{_spoken(where)}accuracy", accuracy)
+    if not at_clients:
+        table.add_row("best accuracy", percent(summary.get("best_accuracy")))
     table.add_row("rounds", str(summary.get("rounds", "?")))
     table.add_row("time", seconds)
     table.add_row("sent", f"{up:,.1f} MB to the server, {down:,.1f} MB to the clients")

@@ -19,25 +19,34 @@ from fedhet.server_app.assembly import check_parts
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
 from fedhet.server_app.polling_grid import with_fast_polling
 from fedhet.server_app.run import Run, log_write_errors, write_failure
+from fedhet.tasks import Functions
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Compose the recipe, check it, run it."""
-    recipe = compose(context.run_config)
+    """Compose the recipe of the run config, and run it."""
+    run_recipe(compose(context.run_config), grid)
+
+
+def run_recipe(recipe: DictConfig, grid: Grid, functions: Functions | None = None) -> Path:
+    """Check a recipe, run it, and return its results directory.
+
+    ``functions`` are those of a task on own data, in place of those that the recipe names.
+    """
     check_parts(recipe)
     folder = results_folder(recipe)
     last = last_checkpoint(recipe, folder)
     try:
-        run = Run(recipe, folder, last)
+        run = Run(recipe, folder, last, functions)
     except Exception as error:
         if not recipe.resume:  # a resumed run keeps the summary that is in the folder
             with log_write_errors(folder):
                 write_failure(ResultsFolder(folder), {}, error)
         raise
     run.start(with_fast_polling(grid))
+    return folder
 
 
 def results_folder(recipe: DictConfig) -> Path:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from omegaconf import DictConfig
-from torch import nn
+from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError
 from fedhet.conf import (
@@ -23,8 +24,8 @@ from fedhet.strategies.components.tensor_selection import TensorSelector, traina
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
-from fedhet.tasks import Task
-from fedhet.tasks.config import read_config
+from fedhet.tasks import AnyTask, Task
+from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.partitions import PartitionConfig
 from fedhet.tasks.transform import Transform
@@ -69,21 +70,36 @@ def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Cali
     return found
 
 
-def server_model_of(task: Task, model: nn.Module) -> ServerModel:
+def server_model_of(task: AnyTask, model: nn.Module) -> ServerModel:
     """Return the task's model for the parts of a strategy that run it."""
-    black = white = None
-    if isinstance(task.config.transform, Transform):
-        scale, black = task.config.transform.constants(next(model.parameters()).device)
-        white = 255 * scale + black
-    return ServerModel(model, task.input_shape, task.num_classes, black, white)
+    black, white = _black_and_white(task, next(model.parameters()).device)
+    shape = task.input_shape if isinstance(task, Task) else task.config.input_shape or ()
+    return ServerModel(model, shape, task.num_classes, black, white)
+
+
+def _black_and_white(task: AnyTask, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
+    """Return the inputs of a pixel of 0 and of 1, by channel (C,); None if they are no images."""
+    config = task.config
+    if isinstance(config, OwnConfig):
+        channels = (config.input_shape or (0,))[0]
+        if config.input_range is None or not channels:
+            return None, None
+        black, white = (torch.full((channels,), value) for value in config.input_range)
+        return black.to(device), white.to(device)
+    if not isinstance(config.transform, Transform):
+        return None, None
+    scale, shift = config.transform.constants(device)
+    return shift, 255 * scale + shift
 
 
 def build_strategy(
     recipe: DictConfig,
-    task: Task,
+    task: AnyTask,
     server_model: ServerModel,
     first: Sequence[ReplyTransform] = (),
     observers: Sequence[Observer] = (),
+    *,
+    evaluate_on_clients: bool,
 ) -> FederatedStrategy:
     """Assemble the recipe's strategy; both halves are checked against each other and the model.
 
@@ -122,7 +138,7 @@ def build_strategy(
             nodes_may_join=not recipe.runtime.simulation,
             fingerprint=fingerprint(recipe),
         ),
-        evaluate_on_clients=bool(recipe.evaluation.clients),
+        evaluate_on_clients=evaluate_on_clients,
         secure_aggregation=build_part(recipe, "strategy.secure_aggregation", tensors),
         allow_stacked_corrections=bool(recipe.strategy.allow_stacked_corrections),
     )

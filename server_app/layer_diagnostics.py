@@ -124,7 +124,7 @@ def _rounded(value: float) -> float | None:
 
 
 def observers_of(
-    recipe: DictConfig, folder: Path, server_model: ServerModel, test_data: Batched
+    recipe: DictConfig, folder: Path, server_model: ServerModel, test_data: Batched | None
 ) -> list[Recorder]:
     """Return the observers of the recipe's ``diagnostics``, writing into ``folder``."""
     options, found = recipe.diagnostics, list[Recorder]()
@@ -139,6 +139,11 @@ def observers_of(
             raise ConfigError(
                 f"diagnostics.cka={options.cka} compares whole models, but the server does not "
                 f"have {kept} (strategy.personal={recipe.strategy.personal}): set it to none"
+            )
+        if test_data is None:
+            raise ConfigError(
+                f"diagnostics.cka={options.cka} compares models on test examples, and the server "
+                "has none: set task.test_data, or diagnostics.cka=none"
             )
         examples = len(test_data) if options.cka_examples is None else int(options.cka_examples)
         found.append(

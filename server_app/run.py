@@ -48,14 +48,24 @@ from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
 from fedhet.strategies.round.records import to_metrics, to_record, to_tensors
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
-from fedhet.tasks import build_task, keep_freed_memory, pick_device
+from fedhet.tasks import Functions, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.evaluation import evaluate_model
 
 
 class Run:
-    """One run of a recipe into ``folder``, checked before round 1; ``last`` is a checkpoint."""
+    """One run of a recipe into ``folder``, checked before round 1.
 
-    def __init__(self, recipe: DictConfig, folder: Path, last: Path | None) -> None:
+    ``last`` is a checkpoint; ``functions`` are those of a task on own data, in place of those that
+    the recipe names.
+    """
+
+    def __init__(
+        self,
+        recipe: DictConfig,
+        folder: Path,
+        last: Path | None,
+        functions: Functions | None = None,
+    ) -> None:
         self.loggers = Loggers(build_part(recipe, "logger", classifier_tensors=0))
         keep_freed_memory()
         torch.set_num_threads(1)  # idle threads of a pool would take the simulated clients' CPUs
@@ -70,6 +80,7 @@ class Run:
             plain_part(recipe, "partition"),
             seed=int(recipe.seed),
             num_clients=int(recipe.clients) or 1,
+            functions=functions,
         )
         if reused := recipe.local.reuse_training:
             check_reused_training(recipe, Path(reused), self.task.classifier_tensors)
@@ -83,10 +94,21 @@ class Run:
         self.server_model = server_model_of(self.task, model)
         snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
         self.test_data = self.task.test_data(self.device, channels_last=channels_last)
+        at_clients = bool(recipe.evaluation.clients)
+        if self.test_data is None and not at_clients:
+            log(INFO, "The server has no test examples: the clients evaluate the model on theirs")
+            at_clients = True
         # the nodes of a deployment have training examples that a server may lack
         self.data = self.task.data_used(train=bool(recipe.runtime.simulation))
         observers = observers_of(recipe, folder, self.server_model, self.test_data)
-        self.strategy = build_strategy(recipe, self.task, self.server_model, snapshots, observers)
+        self.strategy = build_strategy(
+            recipe,
+            self.task,
+            self.server_model,
+            snapshots,
+            observers,
+            evaluate_on_clients=at_clients,
+        )
         self.calibration = calibration_of(recipe, model, self.strategy.server_step.output)
         state = model.state_dict()
         initial = {name: state[name] for name in self.names}
@@ -174,6 +196,8 @@ class Run:
             return None
         if round > 0 and self.recipe.evaluation.model == "clients":
             return self._client_scores()
+        if self.test_data is None:
+            return None
         model = self._model_of(to_tensors(arrays))
         torch.set_num_threads(usable_cpus())  # no client trains meanwhile
         loss, accuracy = evaluate_model(model, self.test_data, self.task.loss)
@@ -205,7 +229,9 @@ class Run:
         except (CalibrationError, TimeoutError) as error:
             log(ERROR, "no prediction sets: %s", error)
             return {"error": str(error)}
-        if not self.has_personal:  # else every client has its own model
+        if (
+            self.test_data is not None and not self.has_personal
+        ):  # else every client has its own model
             model = self._model_of(to_tensors(arrays))
             add_coverage(found, model, self.test_data, classes, int(self.recipe.seed))
         return found
@@ -232,7 +258,7 @@ class Run:
             checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data)
             save_checkpoint(self.folder / "checkpoints", checkpoint)
             self.strategy.state.mark_durable()
-        shown = ("accuracy", "loss", "train_loss")
+        shown = ("accuracy", "loss", "client_accuracy", "client_loss", "train_loss")
         figures = "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row)
         log(INFO, "[round %s/%s] %s  %.2f s", report.round, last, figures, report.seconds)
         return reached

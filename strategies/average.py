@@ -15,7 +15,8 @@ from torch import Tensor
 
 from fedhet.strategies.base import Reply, Tensors
 from fedhet.strategies.fusion.projected_layers import local_models, masked_classifier
-from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCountsServer
 
 

@@ -40,7 +40,8 @@ from fedhet.strategies.base import (
     zeros_like,
 )
 from fedhet.strategies.components.aggregators import UniformMean
-from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
 
 MOMENTUM = "momentum"
 

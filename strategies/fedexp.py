@@ -30,7 +30,8 @@ from torch import Tensor
 from fedhet.common.errors import require_range
 from fedhet.strategies.base import Reply, Tensors
 from fedhet.strategies.components.aggregators import mean_of
-from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.update_diagnostics import norm
 
 

@@ -25,7 +25,7 @@ from fedhet.strategies.fusion.grown_network import GrownNetwork, spread
 from fedhet.strategies.fusion.layer_chain import Link
 from fedhet.strategies.fusion.projected_layers import bias_of
 from fedhet.strategies.pfnm import PFNM
-from fedhet.strategies.round.federated import Slots
+from fedhet.strategies.round.arguments import Slots
 
 
 class MatchedAveraging(GrownNetwork):

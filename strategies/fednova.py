@@ -41,7 +41,8 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.local_optimizers import reach
-from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
 
 REACH = "fednova_reach"
 

@@ -26,7 +26,8 @@ from typing import Unpack
 
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.scaffold import ControlVariateClient, ControlVariateServer, Option
 
 
@@ -34,12 +35,13 @@ class FedPVR(FederatedStrategy):
     """SCAFFOLD's two halves on a layer selector.
 
     Args:
-        layers: S_svr, e.g. ``"last:6"`` for VGG-11, ``"last:2"`` for ResNet-8.
+        layers: S_svr, e.g. ``"last:6"`` for VGG-11, ``"last:2"`` for ResNet-8; by default the
+            classifier.
         option: how c_i is estimated, see :mod:`fedhet.strategies.scaffold`.
     """
 
     def __init__(
-        self, layers: TensorSelector | str, option: Option = "II", **slots: Unpack[Slots]
+        self, layers: TensorSelector | str = "head.*", option: Option = "II", **slots: Unpack[Slots]
     ) -> None:
         slots.setdefault("aggregator", UniformMean())
         super().__init__(

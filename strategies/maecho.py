@@ -56,7 +56,8 @@ from fedhet.strategies.fusion.projected_layers import (
 )
 from fedhet.strategies.fusion.projections import ProjectionClient
 from fedhet.strategies.regmean import regression_mean
-from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
 
 _CHECK_EVERY = 10  # iterations between tests for convergence, which wait for the GPU
 

@@ -36,7 +36,8 @@ from fedhet.strategies.fusion.projected_layers import (
     unflattened,
 )
 from fedhet.strategies.fusion.projections import PROJECTIONS, ProjectionClient
-from fedhet.strategies.round.federated import FederatedStrategy, Slots
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
 
 
 def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:

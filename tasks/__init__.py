@@ -3,14 +3,19 @@
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.device import keep_freed_memory, pick_device
 from fedhet.tasks.models import MODELS, Model, build_model
-from fedhet.tasks.task import Task, build_task
+from fedhet.tasks.own_task import Functions, OwnTask
+from fedhet.tasks.task import AnyData, AnyTask, Task, build_task
 from fedhet.tasks.tensor_data import TensorData
 from fedhet.tasks.transform import Transform
 
 __all__ = [
     "MODELS",
+    "AnyData",
+    "AnyTask",
     "ConfigError",
+    "Functions",
     "Model",
+    "OwnTask",
     "Task",
     "TensorData",
     "Transform",

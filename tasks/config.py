@@ -15,34 +15,26 @@ from fedhet.common.errors import (
     require_types,
     require_whole,
 )
+from fedhet.tasks.losses import KINDS
 from fedhet.tasks.models import CONDITIONAL
-from fedhet.tasks.transform import TokenTransform, Transform
+from fedhet.tasks.transform import NoTransform, Transform
 from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig:
-    """Data and model of a task; each kind of inputs adds its own keys."""
-
-    sources: ClassVar[tuple[str, ...]]
+    """What every task has."""
 
     name: str
-    source: str
     model: str
     inputs: str = "images"
     num_classes: int | None = None
     classes: tuple[str, ...] | None = None
-    hub: str | None = None
-    label_column: str = "label"
-    group_column: str | None = None
-    train_split: str = "train"
-    test_split: str | None = "test"
-    test_fraction: float = 0.2
+    classifier: str | None = None
     head_bias: bool | None = None
     head_init: str | None = None
-    path: str | None = None
-    train_size: int | None = None
-    test_size: int | None = None
+    model_options: Mapping[str, Any] | None = None
+    loss: str | None = None
 
     @classmethod
     def from_mapping(cls, task: Mapping[str, Any]) -> Self:
@@ -54,7 +46,9 @@ class TaskConfig:
         values = dict(task)
         if is_list(values.get("classes")):  # a class may be named 0
             values["classes"] = [str(name) for name in values["classes"]]
-        require_types("task", values, get_type_hints(cls))
+        options = [key for key in values if key.endswith("_options")]
+        plain = {key: value for key, value in values.items() if key not in options}
+        require_types("task", plain, get_type_hints(cls))
         for key, value in values.items():
             if is_list(value):
                 values[key] = tuple(value)
@@ -62,13 +56,6 @@ class TaskConfig:
 
     def __post_init__(self) -> None:
         """Check the ranges."""
-        require_choice("task.source", self.source, self.sources)
-        require_range(
-            "task.test_fraction", self.test_fraction, high=1.0, open_low=True, open_high=True
-        )
-        for key in ("train_size", "test_size"):
-            if getattr(self, key) is not None:
-                require_whole(f"task.{key}", getattr(self, key), low=1)
         if self.classes is not None and self.num_classes not in (None, len(self.classes)):
             raise ConfigError(
                 f"task.classes names {len(self.classes)} classes and "
@@ -82,6 +69,35 @@ class TaskConfig:
             return tuple(str(label) for label in range(self.num_classes))
         return self.classes
 
+
+@dataclass(frozen=True, kw_only=True)
+class SourceConfig(TaskConfig):
+    """A task on a data set that fedhet reads; each kind of inputs adds its own keys."""
+
+    sources: ClassVar[tuple[str, ...]]
+
+    source: str
+    hub: str | None = None
+    label_column: str = "label"
+    group_column: str | None = None
+    train_split: str = "train"
+    test_split: str | None = "test"
+    test_fraction: float = 0.2
+    path: str | None = None
+    train_size: int | None = None
+    test_size: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        super().__post_init__()
+        require_choice("task.source", self.source, self.sources)
+        require_range(
+            "task.test_fraction", self.test_fraction, high=1.0, open_low=True, open_high=True
+        )
+        for key in ("train_size", "test_size"):
+            if getattr(self, key) is not None:
+                require_whole(f"task.{key}", getattr(self, key), low=1)
+
     def require_shared_meaning(self) -> None:
         """Require the values that sites with their own data must agree on."""
         if self.class_names is None:
@@ -91,7 +107,7 @@ class TaskConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageConfig(TaskConfig):
+class ImageConfig(SourceConfig):
     """A task on images."""
 
     sources: ClassVar[tuple[str, ...]] = ("embedded", "hub", "files", "image_folder")
@@ -149,13 +165,13 @@ class ImageConfig(TaskConfig):
         return Transform(self.mean, self.std, self.flip, self.crop_padding, self.crop_probability)
 
     @property
-    def model_options(self) -> dict[str, Any]:
+    def model_arguments(self) -> dict[str, Any]:
         """Arguments of ``build_model`` for images only."""
         return {"stem": self.stem}
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextConfig(TaskConfig):
+class TextConfig(SourceConfig):
     """A task on texts of words from a vocabulary."""
 
     sources: ClassVar[tuple[str, ...]] = ("hub", "files")
@@ -177,12 +193,12 @@ class TextConfig(TaskConfig):
         return (self.length,)
 
     @property
-    def transform(self) -> TokenTransform:
+    def transform(self) -> NoTransform:
         """Copies tokens to the device."""
-        return TokenTransform()
+        return NoTransform()
 
     @property
-    def model_options(self) -> dict[str, Any]:
+    def model_arguments(self) -> dict[str, Any]:
         """Arguments of ``build_model`` for texts only."""
         return {"vocabulary_size": self.vocabulary_size}
 
@@ -197,15 +213,59 @@ class TextConfig(TaskConfig):
             )
 
 
-KINDS: dict[str, type[ImageConfig | TextConfig]] = {"images": ImageConfig, "text": TextConfig}
+@dataclass(frozen=True, kw_only=True)
+class OwnConfig(TaskConfig):
+    """A task on data that a user's own function gives."""
+
+    data: str
+    kind: str = "classification"
+    test_data: str | None = None
+    data_options: Mapping[str, Any] | None = None
+    columns: tuple[str, ...] | None = None
+    input_shape: tuple[int, ...] | None = None
+    input_range: tuple[float, ...] | None = None
+    transform: ClassVar[NoTransform] = NoTransform()
+
+    @property
+    def outputs(self) -> int:
+        """How many outputs a model of fedhet's must have."""
+        if self.kind == "regression":
+            return 1
+        if self.class_names is None:
+            raise ConfigError(
+                f"task.num_classes=null: task.model={self.model} is one of fedhet's and needs it"
+            )
+        return len(self.class_names)
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        super().__post_init__()
+        require_choice("task.kind", self.kind, KINDS)
+        if self.columns is not None and len(self.columns) != 2:
+            raise ConfigError(
+                f"task.columns={list(self.columns)} must be two names, of the input and the target"
+            )
+        if self.input_range is not None and len(self.input_range) != 2:
+            raise ConfigError(
+                f"task.input_range={list(self.input_range)} must be two numbers, of black and white"
+            )
+        if self.kind == "regression" and (self.num_classes or self.classes):
+            raise ConfigError(
+                "task.kind=regression has no classes: set task.num_classes=null and "
+                "task.classes=null"
+            )
 
 
-def read_config(task: Mapping[str, Any]) -> ImageConfig | TextConfig:
+AnyConfig = ImageConfig | TextConfig | OwnConfig
+INPUTS: dict[str, type[AnyConfig]] = {"images": ImageConfig, "text": TextConfig, "own": OwnConfig}
+
+
+def read_config(task: Mapping[str, Any]) -> AnyConfig:
     """Check a plain mapping; ``task.inputs`` decides which keys it has.
 
     Raises:
         ConfigError: for an unknown or missing key, or a value out of range.
     """
     inputs = task.get("inputs", "images")
-    require_choice("task.inputs", inputs, KINDS)
-    return KINDS[inputs].from_mapping(task)
+    require_choice("task.inputs", inputs, INPUTS)
+    return INPUTS[inputs].from_mapping(task)

@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
-from fedhet.tasks.config import ImageConfig, TextConfig, read_config
-from fedhet.tasks.models import CONDITIONAL, Model, build_model
-from fedhet.tasks.models.cvae import CVAE
+from fedhet.tasks.config import ImageConfig, OwnConfig, TextConfig, read_config
+from fedhet.tasks.examples import Examples
+from fedhet.tasks.losses import loss_of
+from fedhet.tasks.models import CONDITIONAL, AnyModel, build_model
+from fedhet.tasks.own_task import Functions, OwnTask
 from fedhet.tasks.partitions import PartitionConfig, hold_out, partition_rows
 from fedhet.tasks.sources import Split, open_source
 from fedhet.tasks.sources.arrays import Indices
@@ -27,8 +28,13 @@ TEST_SUBSET_SEED = 0  # the same test examples whatever the run's seed
 
 
 def build_task(
-    task: Mapping[str, Any], partition: Mapping[str, Any], *, seed: int, num_clients: int
-) -> Task:
+    task: Mapping[str, Any],
+    partition: Mapping[str, Any],
+    *,
+    seed: int,
+    num_clients: int,
+    functions: Functions | None = None,
+) -> AnyTask:
     """Return the task that plain values of conf/task/*.yaml and conf/partition/*.yaml describe.
 
     Args:
@@ -36,12 +42,16 @@ def build_task(
         partition: values of the partition group.
         seed: of the partition, the held-out examples and the training subset.
         num_clients: N.
+        functions: of a task on own data, in place of those that it names.
 
     Raises:
         ConfigError: for unknown keys and values out of range; the examples are checked when they
             are first read.
     """
-    return Task(read_config(task), PartitionConfig.from_mapping(partition), seed, num_clients)
+    config, split = read_config(task), PartitionConfig.from_mapping(partition)
+    if isinstance(config, OwnConfig):
+        return OwnTask(config, split, seed, num_clients, functions)
+    return Task(config, split, seed, num_clients)
 
 
 class Task:
@@ -58,6 +68,7 @@ class Task:
         self.seed, self.num_clients = seed, num_clients
         self.name = config.name
         self._source = open_source(config)
+        self._loss = loss_of("classification", config.loss)
         if partition.name == "site":
             config.require_shared_meaning()
 
@@ -88,7 +99,7 @@ class Task:
         words = {} if vocabulary is None else {"vocabulary": vocabulary.digest}
         return {"classes": json.dumps(self.class_names), **words}
 
-    def build_model(self, seed: int) -> Model | CVAE:
+    def build_model(self, seed: int) -> AnyModel:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
         return build_model(
             self.config.model,
@@ -96,8 +107,10 @@ class Task:
             num_classes=self.num_classes,
             head_bias=self.config.head_bias,
             head_init=self.config.head_init,
+            classifier=self.config.classifier,
+            options=self.config.model_options,
             seed=seed,
-            **self.config.model_options,
+            **self.config.model_arguments,
         )
 
     @cached_property
@@ -106,13 +119,13 @@ class Task:
         return self.build_model(0).classifier_tensors
 
     def loss(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean cross-entropy of logits (B, C).
+        """Return the mean loss of logits (B, C), by default the cross-entropy.
 
         The outputs of a conditional model are parts of each example's loss: the mean of their sum.
         """
         if self.config.model in CONDITIONAL:
             return outputs.sum(dim=1).mean()
-        return F.cross_entropy(outputs, labels)
+        return self._loss(outputs, labels)
 
     def client_data(
         self,
@@ -241,6 +254,10 @@ class Task:
             device=device,
             channels_last=channels_last,
         )
+
+
+AnyTask = Task | OwnTask
+AnyData = TensorData | Examples
 
 
 def _subset(size: int, wanted: int | None, seed: list[int]) -> Indices | None:

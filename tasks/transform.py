@@ -182,8 +182,8 @@ class PlacedImages:
 
 
 @dataclass(frozen=True)
-class TokenTransform:
-    """Texts are not augmented and have no memory format."""
+class NoTransform:
+    """Tokens, and what a user's function has made, are the inputs as they are."""
 
     augments = False
 
@@ -217,4 +217,4 @@ class PlacedTokens:
             yield self.tokens[chosen].long()
 
 
-InputTransform = Transform | TokenTransform
+InputTransform = Transform | NoTransform

@@ -88,6 +88,13 @@ Fetch = Annotated[
     str, AfterValidator(_format_error), Says("a command with {server} and {here} and no other {}")
 ]
 
+# A function of the user's own: tasks/references.py loads it.
+Reference = Annotated[
+    str,
+    Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.\w+)*$"),
+    Says("package.module:function"),
+]
+
 _TYPES: Mapping[Any, str] = {
     int: "a whole number",
     float: "a number",
@@ -138,7 +145,9 @@ def choices_of(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
     if origin in (Union, UnionType):
         options = [choices_of(one) for one in get_args(annotation) if one is not NoneType]
         null = ["null"] if NoneType in get_args(annotation) else []
-        return [*options[0], *null] if len(options) == 1 and options[0] else []
+        own = [in_words(one) for one in get_args(annotation) if one is Reference]
+        found = [one for one in options if one]
+        return [*found[0], *own, *null] if len(found) == 1 == len(options) - len(own) else []
     return []
 
 

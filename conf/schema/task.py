@@ -6,7 +6,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from fedhet.conf.schema.kinds import MOST, Count, Inside, Positive, Section, Share, Text, Two
+from fedhet.conf.schema.kinds import (
+    MOST,
+    Count,
+    Inside,
+    Positive,
+    Reference,
+    Section,
+    Share,
+    Text,
+    Two,
+)
 
 ImageModel = Literal[
     "mlp",
@@ -27,11 +37,36 @@ ImageModel = Literal[
 ]
 
 
-class _Task(Section):
+ClassificationLoss = Literal["cross_entropy"] | Reference
+
+
+class _AnyTask(Section):
     name: Text = Field(description="of the task; set by task=...")
     num_classes: Two | None = Field(None, description="number of classes; null: those of the data")
     classes: list[str | int] | None = Field(
         None, description="the classes in the order of their labels; null: 0, 1, ..., or subfolders"
+    )
+    classifier: Text | None = Field(
+        None,
+        description="of an own model: the module that makes the outputs, such as fc; null: its "
+        "last linear layer",
+    )
+    head_bias: bool | None = Field(
+        None, description="whether the classifier has a bias; null: as the model's paper has it"
+    )
+    head_init: Literal["orthogonal"] | None = Field(
+        None,
+        description="orthogonal: the classifier starts with rows of length 1 at right angles; "
+        "null: as PyTorch has it",
+    )
+    model_options: dict[str, Any] | None = Field(
+        None, description="of an own model: further arguments of its function"
+    )
+
+
+class _Task(_AnyTask):
+    loss: ClassificationLoss | None = Field(
+        None, description="(outputs, targets) -> mean loss; null: cross_entropy"
     )
     hub: Text | None = Field(None, description="name of the data set on the Hugging Face hub")
     path: Text | None = Field(None, description="folder with the data set's; null: FEDHET_DATA")
@@ -44,14 +79,6 @@ class _Task(Section):
     test_fraction: Inside = Field(
         0.2, description="the fraction that is split off for the test where there is no test split"
     )
-    head_bias: bool | None = Field(
-        None, description="whether the classifier has a bias; null: as the model's paper has it"
-    )
-    head_init: Literal["orthogonal"] | None = Field(
-        None,
-        description="orthogonal: the classifier starts with rows of length 1 at right angles; "
-        "null: as PyTorch has it",
-    )
     train_size: Count | None = Field(
         None, description="train on a random subset of that many examples; null: all"
     )
@@ -63,12 +90,12 @@ class _Task(Section):
 class ImageTask(_Task):
     """A task on images."""
 
-    inputs: Literal["images"] = Field("images", description="images | text")
+    inputs: Literal["images"] = Field("images", description="images | text | own")
     source: Literal["embedded", "hub", "files", "image_folder"] = Field(
         description="where the examples come from; hub: files below task.path or FEDHET_DATA when "
         "there, or else the hub"
     )
-    model: ImageModel = Field(
+    model: ImageModel | Reference = Field(
         description="what is trained; frozen_*: ImageNet's weights, with two layers to train"
     )
     channels: Literal[1, 3] = Field(description="3: colour, 1: grey")
@@ -92,12 +119,12 @@ class ImageTask(_Task):
 class TextTask(_Task):
     """A task on texts of words from a vocabulary."""
 
-    inputs: Literal["text"] = Field(description="images | text")
+    inputs: Literal["text"] = Field(description="images | text | own")
     source: Literal["hub", "files"] = Field(
         description="where the examples come from; hub: files below task.path or FEDHET_DATA when "
         "there, or else the hub"
     )
-    model: Literal["bilstm"] = Field(description="what is trained")
+    model: Literal["bilstm"] | Reference = Field(description="what is trained")
     length: Two = Field(
         description="tokens of a text, the start included: longer ones are cut, shorter ones "
         "padded, both at the end"
@@ -114,10 +141,47 @@ class TextTask(_Task):
     text_column: Text = Field("text", description="column of the texts")
 
 
+class OwnTask(_AnyTask):
+    """A task on data that a function of the user's gives."""
+
+    inputs: Literal["own"] = Field(description="images | text | own")
+    kind: Literal["classification", "regression", "segmentation"] = Field(
+        "classification", description="what the model's outputs are"
+    )
+    model: ImageModel | Reference = Field(description="what is trained")
+    data: Reference = Field(
+        description="gives (train, test): of one client, if it has a parameter client_id or "
+        "partition_id, or else of all; docs/own.md"
+    )
+    test_data: Reference | None = Field(
+        None,
+        description="gives the server's test examples; null: those of task.data, if it has all",
+    )
+    loss: Literal["cross_entropy", "mse", "l1", "huber"] | Reference | None = Field(
+        None,
+        description="(outputs, targets) -> mean loss; null: cross_entropy, of a regression mse",
+    )
+    data_options: dict[str, Any] | None = Field(
+        None, description="further arguments of the data function"
+    )
+    columns: list[Text] | None = Field(
+        None, description="names of input and target where an example is a dict; null: found"
+    )
+    input_shape: list[Count] | None = Field(
+        None, description="of one input, for a model of fedhet's; null: that of the test examples"
+    )
+    input_range: list[float] | None = Field(
+        None, description="of images: the values of black and white, for strategy=dense"
+    )
+
+
 def _inputs(node: Any) -> str:
     return str(node.get("inputs", "images")) if isinstance(node, dict) else ""
 
 
 AnyTask = Annotated[
-    Annotated[ImageTask, Tag("images")] | Annotated[TextTask, Tag("text")], Discriminator(_inputs)
+    Annotated[ImageTask, Tag("images")]
+    | Annotated[TextTask, Tag("text")]
+    | Annotated[OwnTask, Tag("own")],
+    Discriminator(_inputs),
 ]

@@ -33,7 +33,7 @@ from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.report.run_data import Run
 from fedhet.report.sources import completed_runs
-from fedhet.tasks import Task
+from fedhet.tasks import AnyTask
 from fedhet.tasks.evaluation import class_accuracies
 
 ADVICE = {
@@ -79,6 +79,8 @@ def evaluate(
     if not words:
         _require_same_examples(folder, task)
     data = task.test_data(next(model.parameters()).device)
+    if data is None:
+        raise ConfigError(f"the task of {folder} has no test set: set --task test_data=...")
     score = partial(class_accuracies, model, data, task.loss, task.num_classes)
     loss, accuracy, by_class = score()
     generator = torch.Generator().manual_seed(seed)
@@ -126,7 +128,7 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
     return len(found) == len(runs)
 
 
-def _require_same_examples(folder: Path, task: Task) -> None:
+def _require_same_examples(folder: Path, task: AnyTask) -> None:
     """Refuse a test set that is not the run's, though it lies where that one was."""
     theirs = summary_of(folder).get("data", {}).get("test", {})
     ours = task.data_used(train=False)["test"]
@@ -137,7 +139,7 @@ def _require_same_examples(folder: Path, task: Task) -> None:
         )
 
 
-def _task(folder: Path, words: Sequence[str]) -> Task:
+def _task(folder: Path, words: Sequence[str]) -> AnyTask:
     """Return the run's task with these changes, if the model's labels mean the same in it."""
     stored = label_metadata_of(folder)
     task = task_of(_changed(recipe_of(folder), words), stored)

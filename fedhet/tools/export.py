@@ -32,7 +32,7 @@ from fedhet.common.files import replace_file
 from fedhet.common.results import read_summary
 from fedhet.conf import method_name
 from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, task_of
-from fedhet.tasks import Task
+from fedhet.tasks import AnyTask, OwnTask
 from fedhet.tasks.inference_model import InferenceModel
 from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 
@@ -83,8 +83,14 @@ def main(words: Sequence[str] | None = None) -> None:
     )
 
 
-def _examples(task: Task, count: int) -> Tensor:
-    """Return random raw examples."""
+def _examples(task: AnyTask, count: int) -> Tensor:
+    """Return random raw examples; of own data, the first ones of the test set."""
+    if isinstance(task, OwnTask):
+        test = task.test_data()
+        if test is None:
+            raise ConfigError("the model's input is that of a test example: set task.test_data")
+        inputs, _ = next(test.batches(count, generator=None, train=False))
+        return inputs
     shape = (count, *task.input_shape)
     generator = torch.Generator().manual_seed(count)
     if task.vocabulary is None:

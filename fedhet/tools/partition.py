@@ -57,6 +57,11 @@ def _build(words: list[str]) -> tuple[Task, str, str]:
     if clients == 0:
         raise ConfigError("clients=0 takes the number from the connected SuperNodes: set clients")
     task = build_task(task_values, partition, seed=seed, num_clients=clients)
+    if not isinstance(task, Task):
+        raise ConfigError(
+            f"task={task.name} has its examples from a function of yours, and fedhet-partition "
+            "shows the partitions of data sets that fedhet reads"
+        )
     chosen = chosen_values(partition, clients=clients, seed=seed, train_size=task.config.train_size)
     name = "-".join(f"{key}{value}" for key, value in chosen.items())
     title = partition_title(task.name, partition["name"], chosen)

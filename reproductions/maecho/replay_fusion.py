@@ -21,7 +21,7 @@ from hydra.utils import instantiate
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
-from fedhet.load_run import recipe_of, task_of
+from fedhet.load_run import data_set_task_of, recipe_of
 from fedhet.strategies.base import Reply
 from fedhet.strategies.maecho import HarmonizedOptima
 from fedhet.strategies.round.client_snapshots import load_replies
@@ -48,7 +48,7 @@ def read_fusion(folder: Path) -> Fusion | None:
     replies: Sequence[Reply] = sent
     for _, transform in sorted(instantiate(recipe.strategy.transforms, _convert_="all").items()):
         replies = transform(params, replies)
-    return Fusion(task_of(recipe), aggregator, params, sent, replies)
+    return Fusion(data_set_task_of(recipe), aggregator, params, sent, replies)
 
 
 def fusion_path(fusion: Fusion, grid: int = GRID, examples: int = EXAMPLES) -> FusionPath:

@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from logging import INFO, WARNING
-from typing import TypedDict
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common.logger import log
@@ -47,6 +46,7 @@ from fedhet.strategies.components.schedules import Constant
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
 from fedhet.strategies.privacy.reply_vector import per_example
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.checks import check_output, check_sides
 from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.messages import (
@@ -82,26 +82,7 @@ EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 OnRound = Callable[[RoundReport, ArrayRecord], bool]
 
 
-class Slots(TypedDict, total=False):
-    """Arguments of every method's strategy besides its own: see FederatedStrategy."""
-
-    aggregator: Aggregator
-    server_optimizer: ServerOptimizer
-    output: Output
-    server_model: ServerModel
-    sampler: ClientSampler
-    transforms: Sequence[ReplyTransform]
-    observers: Sequence[Observer]
-    schedule: Schedule
-    local_lr: float
-    local_training: LocalTrainingConfig
-    buffers: Collection[str]
-    federation: FederationConfig
-    evaluate_on_clients: bool
-    secure_aggregation: SecAggPlus | None
-
-
-class FederatedStrategy(Strategy):
+class FederatedStrategy(KeepsArguments, Strategy):
     """A method, assembled from sides and slots (strategies/base.py); FedAvg by default.
 
     Args:

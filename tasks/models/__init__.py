@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,6 +19,14 @@ from fedhet.tasks.models.mobile import feddw_mobilenetv2, feddw_shufflenet
 from fedhet.tasks.models.model import Model
 from fedhet.tasks.models.resnet import feddw_resnet18, resnet8, resnet18_bn, resnet18_gn
 from fedhet.tasks.models.vgg import vgg11
+from fedhet.tasks.models.wrapped import WrappedModel
+from fedhet.tasks.references import (
+    Function,
+    call_with_known,
+    is_reference,
+    load_reference,
+    name_of,
+)
 
 ON_IMAGES: dict[str, Callable[..., Model]] = {
     "mlp": mlp,
@@ -45,7 +54,9 @@ PRETRAINED: dict[str, Callable[..., Model]] = {
 }
 ALL: dict[str, Callable[..., Model | CVAE]] = {**ON_IMAGES, **ON_TEXT, **CONDITIONAL, **PRETRAINED}
 
-__all__ = ["CONDITIONAL", "MODELS", "Model", "build_model"]
+AnyModel = Model | CVAE | WrappedModel
+
+__all__ = ["CONDITIONAL", "MODELS", "AnyModel", "Model", "build_model", "build_own_model"]
 
 
 def build_model(
@@ -53,18 +64,22 @@ def build_model(
     *,
     input_shape: tuple[int, ...],
     num_classes: int,
+    classifier: str | None = None,
+    options: Mapping[str, Any] | None = None,
     head_bias: bool | None = None,
     head_init: str | None = None,
     stem: str | None = None,
     vocabulary_size: int | None = None,
     seed: int,
-) -> Model | CVAE:
+) -> AnyModel:
     """Return a freshly initialised model on the CPU; the same seed gives the same parameters.
 
     Args:
-        name: one of MODELS, CONDITIONAL or PRETRAINED.
+        name: one of MODELS, CONDITIONAL or PRETRAINED, or ``package.module:function``.
         input_shape: (C, H, W) of images, (T,) of texts.
         num_classes: the number of outputs.
+        classifier: of an own model, see :class:`WrappedModel`.
+        options: further arguments of an own model's function.
         head_bias: None: as in the model's paper.
         head_init: orthogonal: the classifier starts with orthonormal rows and a bias of zero;
             None: PyTorch's.
@@ -76,20 +91,76 @@ def build_model(
         ConfigError: for an unknown name, a model for other inputs, a stem or head_init that the
             model does not have, too small images, or missing weights.
     """
+    if is_reference(name):
+        known = {"input_shape": input_shape, "num_classes": num_classes}
+        if vocabulary_size is not None:
+            known["vocabulary_size"] = vocabulary_size
+        return build_own_model(
+            load_reference("task.model", name),
+            known,
+            options or {},
+            classifier=classifier,
+            head_bias=head_bias,
+            head_init=head_init,
+            seed=seed,
+        )
     require_choice("task.model", name, ALL)
+    for key, value in (("classifier", classifier), ("model_options", options)):
+        if value:
+            raise ConfigError(
+                f"task.{key}={value} is for models of your own, and task.model={name} is one of "
+                f"fedhet's: set task.{key}=null"
+            )
     build = _builder(name, input_shape, stem, vocabulary_size)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs, too
         model = build(num_classes=num_classes, head_bias=head_bias)
         if head_init is not None:  # last, so that the body stays the same
-            require_choice("task.head_init", head_init, ("orthogonal",))
-            _start_orthogonal(name, model)
+            _start_orthogonal(name, head_init, model)
         return model
 
 
-def _start_orthogonal(name: str, model: Model | CVAE) -> None:
+def build_own_model(
+    function: Function,
+    known: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    classifier: str | None = None,
+    head_bias: bool | None = None,
+    head_init: str | None = None,
+    classifies: bool = True,
+    seed: int,
+) -> WrappedModel:
+    """Return the model that a user's function builds, wrapped; see :func:`build_model`.
+
+    Args:
+        function: returns an ``nn.Module``.
+        known: what it is given, by the names of its parameters.
+        options: further arguments.
+        classifier: path of the module that makes the outputs; None: the last linear layer.
+        head_bias: False removes that layer's bias.
+        head_init: as in :func:`build_model`.
+        classifies: whether the outputs are logits of classes.
+        seed: of the initial parameters, which must come from torch's generator.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        network = call_with_known("task.model", function, known, options)
+        if not isinstance(network, nn.Module):
+            raise ConfigError(
+                f"task.model={name_of(function)} returned a {type(network).__name__}: it must "
+                "return an nn.Module"
+            )
+        model = WrappedModel(network, classifier, head_bias=head_bias, classifies=classifies)
+        if head_init is not None:
+            _start_orthogonal(name_of(function), head_init, model)
+        return model
+
+
+def _start_orthogonal(name: str, head_init: str, model: AnyModel) -> None:
     """Give the classifier orthonormal rows and a bias of zero."""
-    if isinstance(model, CVAE):
+    require_choice("task.head_init", head_init, ("orthogonal",))
+    if isinstance(model, CVAE) or not isinstance(model.head, nn.Linear):
         raise ConfigError(
             f"task.head_init=orthogonal is for classifiers, and task.model={name} is none: "
             "set task.head_init=null"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError
-from fedhet.tasks.config import TaskConfig
+from fedhet.tasks.config import SourceConfig
 from fedhet.tasks.sources.arrays import Indices, Split, stratified_split
 from fedhet.tasks.sources.encodings import Encoding
 from fedhet.tasks.sources.store import Decoder, content_sha256, decode_once, decoded_folder
@@ -44,7 +44,7 @@ class Source(ABC):
 
     site_layouts: ClassVar[str] = "train.parquet nor train-*.parquet"
 
-    task: TaskConfig
+    task: SourceConfig
 
     @property
     @abstractmethod

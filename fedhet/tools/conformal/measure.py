@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from fedhet.common.errors import ConfigError
-from fedhet.load_run import classifier_of, recipe_of, task_of
+from fedhet.load_run import classifier_of, data_set_task_of, recipe_of
 from fedhet.tasks import Task
 from fedhet.tasks.conformal.scores import (
     Array,
@@ -97,7 +97,7 @@ class RunSets:
 
 def measure(folder: Path, options: Options) -> RunSets:
     """Measure the sets of the model of the run in a folder."""
-    task = task_of(recipe_of(folder))
+    task = data_set_task_of(recipe_of(folder))
     model = classifier_of(folder, task)
     test = Outputs(*logits_of(model, task.test_data(next(model.parameters()).device)))
     levels = levels_for(test.accuracy, options.alpha)

@@ -1,0 +1,248 @@
+"""fedhet's methods in a Flower app of your own: a ClientApp and a ServerApp of your functions.
+
+    from fedhet import FedPVR, make_client_app                  # client_app.py
+    app = make_client_app(Net, load_data, FedPVR())
+
+    from fedhet import FedPVR, make_server_app                  # server_app.py
+    app = make_server_app(Net, load_data, FedPVR())
+
+Both take the same arguments; the server refuses clients whose recipe differs. Underneath is a
+recipe (``task=own``, ``strategy=fedpvr``), so every key of docs/keys.md can be set, in ``settings``
+or in the app's run config (``flwr run . --run-config 'rounds=20 local.lr=0.05'``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+
+from fedhet.client_app.app import Handlers
+from fedhet.common.errors import ConfigError
+from fedhet.conf import FOLDER, RunConfig, compose_overrides, overrides_of
+from fedhet.conf.schema import Recipe
+from fedhet.conf.schema.lookup import fields_of
+from fedhet.server_app.app import run_recipe
+from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.tasks import Functions
+from fedhet.tasks.losses import Loss, loss_of
+from fedhet.tasks.models.wrapped import last_layer, own_name
+from fedhet.tasks.references import Function, name_of
+
+Method = str | FederatedStrategy | type[FederatedStrategy]
+
+# Keys of Flower's own templates, which an app may have already.
+TEMPLATE_KEYS = {
+    "num-server-rounds": "rounds",
+    "fraction-train": "participation",
+    "fraction-fit": "participation",
+    "local-epochs": "local.epochs",
+    "learning-rate": "local.lr",
+    "lr": "local.lr",
+    "batch-size": "local.batch_size",
+}
+_SLOTS = {"local_lr": "local.lr"}
+_REFERENCE = re.compile(r"\$\{([\w.]+)\}")
+
+
+def make_client_app(
+    model: Function,
+    data: Function,
+    method: Method | Sequence[Method] = "fedavg",
+    *,
+    kind: str = "classification",
+    loss: str | Loss | None = None,
+    test_data: Function | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> ClientApp:
+    """Return the ClientApp of a federation on your own model and data.
+
+    Args:
+        model: returns a new ``nn.Module``: inputs (B, ...) to outputs, for classification logits
+            (B, C). It is called with ``num_classes`` and ``input_shape`` if it has such parameters
+            and the settings have ``task.num_classes`` and ``task.input_shape``. Its last linear
+            layer is the classifier, and features are that layer's inputs; another module is named
+            by the setting ``task.classifier``.
+        data: returns (train, test). With a parameter ``client_id`` or ``partition_id`` it gives one
+            client's (and is told ``num_clients`` or ``num_partitions``, ``seed``, and
+            ``data_folder``, the node config's data-folder as a Path); without one it gives
+            everybody's, which the setting ``partition`` divides. Each is a pair of arrays (inputs,
+            targets), a torch Dataset, or a DataLoader, whose Dataset is used; test may be None.
+        method: a method (``FedPVR(layers="last:2")``), its class, its recipe's name ("fedpvr"), or
+            several of them.
+        kind: classification, regression (targets (B,) or (B, k)) or segmentation (logits
+            (B, C, H, W), labels (B, H, W)).
+        loss: (outputs, targets) -> mean loss, or the name of one of the kind's; by default
+            cross_entropy, of a regression mse.
+        test_data: returns the server's test examples; by default those of ``data`` if that gives
+            everybody's, or else none, and the clients evaluate on theirs.
+        settings: keys of the recipe, such as ``{"local.epochs": 1, "participation": 0.5}``.
+
+    Raises:
+        ConfigError: for a method or setting that there is not.
+    """
+    app = _App.of(model, data, method, kind, loss, test_data, settings)
+    return Handlers(app.words, app.functions).client_app()
+
+
+def make_server_app(
+    model: Function,
+    data: Function,
+    method: Method | Sequence[Method] = "fedavg",
+    *,
+    kind: str = "classification",
+    loss: str | Loss | None = None,
+    test_data: Function | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> ServerApp:
+    """Return the ServerApp of a federation; the arguments are those of :func:`make_client_app`.
+
+    It writes what it measures into the folder that the setting or run-config key ``results_dir``
+    names, by default a new one below ~/fedhet-results (docs/running.md says what is in it);
+    :func:`load_weights` loads the trained tensors from there.
+    """
+    parts = _App.of(model, data, method, kind, loss, test_data, settings)
+    app = ServerApp()
+    app.main()(partial(_serve, parts))
+    return app
+
+
+def load_weights(model: nn.Module, folder: str | Path) -> None:
+    """Load a finished run's tensors into your own model, by the model's own names.
+
+    Args:
+        model: as the model function returns it.
+        folder: the run's results directory.
+
+    Raises:
+        ConfigError: if the folder has no such tensors, or they do not fit the model.
+    """
+    path = Path(folder) / "model.safetensors"
+    tensors, metadata, _ = load_tensors(path)
+    classifier = metadata.get("classifier", last_layer(model))
+    named = {own_name(name, classifier): value for name, value in tensors.items()}
+    try:
+        _, unknown = model.load_state_dict(named, strict=False)
+    except RuntimeError as error:
+        raise ConfigError(f"{path} does not fit the model: {error}") from None
+    if unknown:
+        raise ConfigError(f"{path} has tensors that the model lacks: {', '.join(unknown)}")
+
+
+@dataclass(frozen=True)
+class _App:
+    """What both apps are made of."""
+
+    overrides: tuple[str, ...]
+    functions: Functions
+
+    @classmethod
+    def of(
+        cls,
+        model: Function,
+        data: Function,
+        method: Method | Sequence[Method],
+        kind: str,
+        loss: str | Loss | None,
+        test_data: Function | None,
+        settings: Mapping[str, Any] | None,
+    ) -> _App:
+        own = {
+            "task": "own",
+            "task.kind": kind,
+            "task.model": name_of(model),
+            "task.data": name_of(data),
+            "task.test_data": None if test_data is None else name_of(test_data),
+            "task.loss": loss if loss is None or isinstance(loss, str) else name_of(loss),
+            "runtime": "deployment",  # the same everywhere: a client's state is in Flower's Context
+            "clients": 0,
+        }
+        several = isinstance(method, (list, tuple))
+        methods: Sequence[Any] = method if several else [method]  # type: ignore[assignment]
+        found: Any = loss_of(kind, loss) if loss is None or isinstance(loss, str) else loss
+        names = [_recipe_of(one) for one in methods]
+        words = [f"strategy=[{','.join(names)}]", *_words(own)]
+        for one, name in zip(methods, names, strict=True):
+            if isinstance(one, FederatedStrategy) and one.arguments:
+                words += _argument_words(one, name, compose_overrides(tuple(words)))
+        words += _words(settings or {})
+        compose_overrides(tuple(words))  # refuses what is wrong when the app is imported
+        return cls(tuple(words), Functions(data, model, test_data, found))
+
+    def words(self, run_config: RunConfig) -> list[str]:
+        """Return the recipe's overrides, those of the run config last; its other keys are yours."""
+        named = {TEMPLATE_KEYS.get(key, key): value for key, value in run_config.items()}
+        ours = {key: value for key, value in named.items() if _is_key(key)}
+        return [*self.overrides, *overrides_of(ours)]
+
+
+def _serve(parts: _App, grid: Grid, context: Context) -> None:
+    recipe = compose_overrides(tuple(parts.words(context.run_config))).copy()
+    run_recipe(recipe, grid, parts.functions)
+
+
+def _is_key(key: str) -> bool:
+    return key == "overrides" or key.partition(".")[0] in fields_of(Recipe)
+
+
+def _words(settings: Mapping[str, Any]) -> list[str]:
+    """Return settings as overrides; YAML reads JSON."""
+    return [f"{key}={_value(value)}" for key, value in settings.items()]
+
+
+def _value(value: Any) -> str:
+    (word,) = overrides_of({"x": value}) if isinstance(value, str) and value else [""]
+    return word.removeprefix("x=") or json.dumps(value).replace('"', "'")
+
+
+def _recipe_of(method: Method) -> str:
+    """Return the name of a method's recipe: its class's in small letters, or its file's."""
+    if isinstance(method, str):
+        return method.strip("[]")
+    kind = method if isinstance(method, type) else type(method)
+    options = {path.stem for path in (FOLDER / "strategy").glob("*.yaml")}
+    names = kind.__name__.lower(), kind.__module__.rpartition(".")[2]
+    for name in names:
+        if name in options:
+            return name
+    raise ConfigError(
+        f"method={kind.__name__} has no recipe: it is none of {', '.join(sorted(options))}. A "
+        "method of your own needs one (docs/own.md)"
+    )
+
+
+def _argument_words(method: FederatedStrategy, name: str, recipe: DictConfig) -> list[str]:
+    """Return the constructor's arguments as overrides of the recipe's keys."""
+    words = []
+    for argument, value in method.arguments.items():
+        key = _SLOTS.get(argument) or _key_of(argument, name, recipe)
+        if key is None or not isinstance(value, (bool, int, float, str, type(None))):
+            raise ConfigError(
+                f"{type(method).__name__}({argument}=...) cannot be taken into an app: set the "
+                f"recipe's key in settings, such as {{'strategy.{name}.KEY': value}} (docs/keys.md)"
+            )
+        words += _words({key: value})
+    return words
+
+
+def _key_of(argument: str, name: str, recipe: DictConfig) -> str | None:
+    """Return the key of the recipe's strategy that has this argument's name."""
+    plain: Any = OmegaConf.to_container(recipe.strategy)
+    sections = [name, *(key for key in plain if key != name and not key.endswith("_sides"))]
+    for section in sections:
+        node = plain.get(section)
+        if isinstance(node, dict) and argument in node:
+            reference = _REFERENCE.fullmatch(str(node[argument]))
+            return reference[1] if reference else f"strategy.{section}.{argument}"
+    return None

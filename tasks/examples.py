@@ -1,0 +1,248 @@
+"""What a user's own data function gives, as the examples that clients and server read.
+
+Arrays ``(inputs, targets)`` (NumPy or torch) lie on the device as a whole; a torch ``Dataset`` or
+the one of a ``DataLoader`` is read example by example, so that its own transforms act.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
+from torch.utils.data import Dataset as TorchDataset
+
+from fedhet.common.errors import ConfigError
+
+TARGETS = ("label", "labels", "target", "targets", "y", "fine_label", "mask")  # in a dict of two
+
+
+class Examples:
+    """Inputs and targets of one client, or of the test set.
+
+    Args:
+        given: ``(inputs, targets)``, a Dataset or a DataLoader.
+        kind: classification, regression or segmentation.
+        num_classes: C; 0 for regression.
+        columns: names of input and target, where an example is a dict.
+        device: of the batches.
+        channels_last: yield batches of images in that memory format.
+
+    Raises:
+        ConfigError: for anything else, or where lengths or targets do not fit.
+    """
+
+    def __init__(
+        self,
+        given: Any,
+        *,
+        kind: str,
+        num_classes: int,
+        columns: Sequence[str] | None = None,
+        device: torch.device | str = "cpu",
+        channels_last: bool = False,
+    ) -> None:
+        self.kind, self._num_classes = kind, num_classes
+        self.device, self._channels_last = torch.device(device), channels_last
+        self._read = _reader(given, columns)
+        if isinstance(self._read, _Arrays):
+            self._read = self._read.to(self.device)
+        self._targets: NDArray[Any] | None = None
+
+    def __len__(self) -> int:
+        """Return the number of examples."""
+        return len(self._read)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are held on the device."""
+        return self._read.num_bytes
+
+    @property
+    def num_classes(self) -> int:
+        """C, the number of classes."""
+        return self._num_classes
+
+    def targets(self) -> NDArray[Any]:
+        """Return all targets (n, ...), read once."""
+        if self._targets is None:
+            self._targets = self._read.targets()
+        return self._targets
+
+    def class_counts(self) -> list[int]:
+        """Return the number of examples of each class."""
+        if self.kind != "classification":
+            raise ConfigError(f"a task.kind={self.kind} has no examples by class")
+        labels = self.targets()
+        if len(labels) and not (0 <= labels.min() and labels.max() < self.num_classes):
+            raise ConfigError(
+                f"labels run from {labels.min()} to {labels.max()}, and the model has "
+                f"{self.num_classes} outputs: labels must be 0 to {self.num_classes - 1}"
+            )
+        counts = np.bincount(labels.astype(np.int64), minlength=self.num_classes)
+        return [int(count) for count in counts]
+
+    def batches(
+        self,
+        batch_size: int,
+        *,
+        generator: torch.Generator | None,
+        train: bool,
+        drop_last: bool = False,
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield one pass of (inputs (B, ...), targets (B, ...)) in the order of a generator.
+
+        A Dataset's random transforms must draw from torch's global generator, which is seeded for
+        each client and round. ``drop_last`` leaves out a last, smaller batch unless it is the only
+        one.
+        """
+        size = len(self)
+        order = torch.arange(size)
+        if generator is not None:
+            order = torch.randperm(size, generator=generator, device=generator.device).cpu()
+        if drop_last and size >= batch_size:
+            order = order[: size // batch_size * batch_size]
+        for chosen in torch.split(order, batch_size) if size else ():
+            inputs, targets = self._read.batch(chosen)
+            inputs, targets = inputs.to(self.device), targets.to(self.device)
+            if self._channels_last and inputs.dim() == 4:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            yield inputs, self._typed(targets)
+
+    def _typed(self, targets: Tensor) -> Tensor:
+        return targets.float() if self.kind == "regression" else targets.long()
+
+
+class _Arrays:
+    """Inputs and targets as tensors."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        if len(inputs) != len(targets):
+            raise ConfigError(f"there are {len(inputs)} inputs and {len(targets)} targets")
+        integers = not inputs.is_floating_point()
+        self.inputs = inputs if integers or inputs.dtype == torch.float32 else inputs.float()
+        self._targets = targets
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.inputs.numel() * self.inputs.element_size()
+
+    def to(self, device: torch.device) -> _Arrays:
+        return _Arrays(self.inputs.to(device), self._targets.to(device))
+
+    def targets(self) -> NDArray[Any]:
+        return self._targets.cpu().numpy()
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        chosen = chosen.to(self.inputs.device)
+        inputs = self.inputs[chosen]
+        return inputs if inputs.is_floating_point() else inputs.long(), self._targets[chosen]
+
+
+class _Dataset:
+    """A map-style Dataset and how its examples become a batch."""
+
+    num_bytes = 0
+
+    def __init__(
+        self,
+        dataset: TorchDataset[Any],
+        collate: Callable[[list[Any]], Any],
+        columns: Sequence[str] | None,
+    ) -> None:
+        self._dataset: Any = dataset
+        self._collate, self._columns = collate, columns
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def targets(self) -> NDArray[Any]:
+        steps = torch.split(torch.arange(len(self)), 256)
+        return torch.cat([self.batch(chosen)[1] for chosen in steps]).numpy()
+
+    def batch(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        rows = chosen.tolist()
+        if hasattr(self._dataset, "__getitems__"):
+            examples = self._dataset.__getitems__(rows)
+        else:
+            examples = [self._dataset[row] for row in rows]
+        return _pair(self._collate(examples), self._columns)
+
+
+def _reader(given: Any, columns: Sequence[str] | None) -> _Arrays | _Dataset:
+    if isinstance(given, DataLoader):
+        _check_loader(given)
+        return _Dataset(given.dataset, given.collate_fn, columns)
+    if isinstance(given, (tuple, list)) and len(given) == 2 and all(map(_is_array, given)):
+        inputs, targets = (torch.as_tensor(np.asarray(one)) for one in given)
+        return _Arrays(inputs, targets)
+    if isinstance(given, IterableDataset) or not (
+        hasattr(given, "__getitem__") and hasattr(given, "__len__")
+    ):
+        raise ConfigError(
+            f"the data function gave a {type(given).__name__}: it must give arrays (inputs, "
+            "targets), a torch Dataset with a length, or a DataLoader of one"
+        )
+    return _Dataset(given, default_collate, columns)
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, Tensor)) or hasattr(value, "__array__")
+
+
+def _check_loader(loader: DataLoader[Any]) -> None:
+    sampler = loader.sampler
+    plain = type(sampler) in (RandomSampler, SequentialSampler)
+    if isinstance(loader.dataset, IterableDataset) or not plain:
+        raise ConfigError(
+            f"the DataLoader draws its examples with a {type(sampler).__name__}, and fedhet draws "
+            "them itself, so that the same seed gives the same bits: give its Dataset"
+        )
+
+
+def _pair(batch: Any, columns: Sequence[str] | None) -> tuple[Tensor, Tensor]:
+    """Return inputs and targets of a collated batch."""
+    if isinstance(batch, Mapping):
+        first, second = columns or _columns_of(batch)
+        for name in (first, second):
+            if name not in batch:
+                raise ConfigError(
+                    f"task.columns names {name}, and an example has {', '.join(map(str, batch))}"
+                )
+        batch = (batch[first], batch[second])
+    if not (isinstance(batch, Sequence) and len(batch) == 2):
+        raise ConfigError(
+            f"a batch is a {type(batch).__name__}: it must be (inputs, targets), or a dict (whose "
+            "two names go into task.columns)"
+        )
+    inputs, targets = batch
+    if not (isinstance(inputs, Tensor) and isinstance(targets, Tensor)):
+        raise ConfigError(
+            f"a batch's inputs and targets are {type(inputs).__name__} and "
+            f"{type(targets).__name__}: both must be tensors"
+        )
+    return inputs, targets
+
+
+def _columns_of(batch: Mapping[str, Any]) -> tuple[str, str]:
+    targets = [name for name in batch if name in TARGETS]
+    inputs = [name for name in batch if name not in TARGETS and isinstance(batch[name], Tensor)]
+    if len(targets) != 1 or len(inputs) != 1:
+        raise ConfigError(
+            f"an example has {', '.join(map(str, batch))}: name its input and its target in "
+            "task.columns, such as [image,label]"
+        )
+    return inputs[0], targets[0]

@@ -1,0 +1,70 @@
+"""Losses by name, and what a task's outputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedhet.common.errors import ConfigError, require_choice
+from fedhet.tasks.references import is_reference, load_reference
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def _like(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return outputs (B, 1) as (B,) where the targets are (B,); other shapes must be equal."""
+    if outputs.dim() == targets.dim() + 1 and outputs.shape[-1] == 1:
+        outputs = outputs.squeeze(-1)
+    if outputs.shape != targets.shape:
+        raise ConfigError(
+            f"the model's outputs have the shape {tuple(outputs.shape)} and the targets "
+            f"{tuple(targets.shape)}: they must be the same, or (B, 1) and (B,)"
+        )
+    return outputs
+
+
+def _on_equal_shapes(function: Callable[..., Tensor]) -> Loss:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        return function(_like(outputs, targets), targets.to(outputs.dtype))
+
+    return loss
+
+
+# Of each kind: its losses by name, the default first.
+LOSSES: dict[str, dict[str, Loss]] = {
+    # logits (B, C), labels (B,)
+    "classification": {"cross_entropy": F.cross_entropy},
+    # outputs (B,), (B, 1) or (B, k), targets (B,) or (B, k)
+    "regression": {
+        "mse": _on_equal_shapes(F.mse_loss),
+        "l1": _on_equal_shapes(F.l1_loss),
+        "huber": _on_equal_shapes(F.huber_loss),
+    },
+    # logits (B, C, H, W), labels (B, H, W)
+    "segmentation": {"cross_entropy": F.cross_entropy},
+}
+KINDS = tuple(LOSSES)
+
+
+def loss_of(kind: str, name: str | None) -> Loss:
+    """Return the loss (outputs, targets) -> mean loss, a scalar, that ``task.loss`` names.
+
+    Args:
+        kind: classification, regression or segmentation.
+        name: of the kind's losses, or ``package.module:function``; None: the kind's first.
+
+    Raises:
+        ConfigError: for a loss that the kind does not have.
+    """
+    options = LOSSES[kind]
+    if name is None:
+        return next(iter(options.values()))
+    if is_reference(name):
+        found: Any = load_reference("task.loss", name)
+        loss: Loss = found() if isinstance(found, type) else found  # a class of nn.Module
+        return loss
+    require_choice("task.loss", name, options)
+    return options[name]

@@ -1,0 +1,175 @@
+"""Any ``nn.Module`` that returns logits, as the body and head that methods are written for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from logging import INFO, getLogger
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.common.errors import ConfigError
+
+BODY, HEAD = "body", "head"
+_LAST = (nn.Linear, nn.modules.conv._ConvNd)  # what a classifier is, if none is named
+
+
+class WrappedModel(nn.Module):
+    """A user's network whose features are taken at the input of its classifier.
+
+    The classifier becomes ``head`` and all else is below ``body``: its tensors are named so in what
+    travels and in what is stored (:meth:`own_names` gives the network's own names back). The
+    network computes what it did before. Tensors with ``requires_grad=False`` stay as they are: they
+    are not trained, sent or stored.
+
+    Args:
+        network: inputs (B, ...) to outputs; for classification, logits (B, C).
+        classifier: path of the module that makes the outputs of the features, such as ``fc``; None:
+            the last linear layer, or the last convolution of a network without one.
+        head_bias: False removes the classifier's bias.
+        classifies: whether the outputs are logits of classes.
+
+    Raises:
+        ConfigError: if there is no such module, or it is used by several names.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        classifier: str | None = None,
+        *,
+        head_bias: bool | None = None,
+        classifies: bool = True,
+    ) -> None:
+        super().__init__()
+        self.classifier = last_layer(network) if classifier is None else classifier
+        self.classifies = classifies
+        head = _module(network, self.classifier)
+        if head_bias is False:
+            _drop_bias(head, self.classifier)
+        _hide_frozen(network)
+        self.body = _put(network, self.classifier, _Place(self))
+        self.head = head
+        self.classifier_tensors = len(list(head.parameters()))
+        self._features: Tensor | None = None
+        if not any(True for _ in self.parameters()):
+            raise ConfigError("the model has no trainable tensor (requires_grad is false for all)")
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return features (B, d) and the network's outputs."""
+        outputs = self.body(inputs)
+        features, self._features = self._features, None
+        if features is None:
+            raise RuntimeError(
+                f"the model's forward does not call its classifier {self.classifier}: name the "
+                "module that makes the outputs (task.classifier)"
+            )
+        return features.flatten(1), _tensor(outputs)
+
+    def classify(self, features: Tensor) -> Tensor:
+        """Return the head's outputs, and keep its input."""
+        self._features = features
+        found: Tensor = self.head(features)
+        return found
+
+    def own_names(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return tensors by the names that the user's network has for them."""
+        return {own_name(name, self.classifier): value for name, value in tensors.items()}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move frozen tensors, too, which are no parameters any more."""
+        for module in self.modules():
+            for name in getattr(module, _FROZEN, ()):
+                setattr(module, name, fn(getattr(module, name)))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
+
+
+def own_name(name: str, classifier: str) -> str:
+    """Return the name that a user's network has for the tensor ``name`` of its WrappedModel."""
+    part, _, rest = name.partition(".")
+    return f"{classifier}.{rest}" if part == HEAD and classifier else rest
+
+
+def last_layer(network: nn.Module) -> str:
+    """Return the path of the last linear layer, or else of the last convolution."""
+    for kind in _LAST:
+        paths: list[str] = [path for path, one in network.named_modules() if isinstance(one, kind)]
+        if paths:
+            return paths[-1]
+    raise ConfigError(
+        f"the model {type(network).__name__} has no linear layer or convolution to take as its "
+        "classifier: name the module that makes its outputs (task.classifier)"
+    )
+
+
+_FROZEN = "_fedhet_frozen"
+
+
+class _Place(nn.Module):
+    """Stands where the classifier was."""
+
+    def __init__(self, owner: WrappedModel) -> None:
+        super().__init__()
+        self._owner = (owner,)  # a tuple hides it from the submodules
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the classifier's outputs."""
+        return self._owner[0].classify(features)
+
+
+def _module(network: nn.Module, path: str) -> nn.Module:
+    modules = dict(network.named_modules(remove_duplicate=False))
+    if path not in modules:
+        known = ", ".join(name for name in modules if name)
+        raise ConfigError(f"task.classifier={path} is no module of the model; it has: {known}")
+    found: nn.Module = modules[path]
+    names = [name for name, one in modules.items() if one is found]
+    if len(names) > 1:
+        raise ConfigError(
+            f"task.classifier={path} is used by the names {', '.join(names)}, and its tensors have "
+            "one name: choose another module"
+        )
+    return found
+
+
+def _put(network: nn.Module, path: str, place: nn.Module) -> nn.Module:
+    if not path:  # the network is its classifier, as in logistic regression
+        return place
+    parent, _, name = path.rpartition(".")
+    owner: Any = network.get_submodule(parent)
+    if isinstance(owner, (nn.Sequential, nn.ModuleList)):
+        owner[int(name)] = place
+    else:
+        setattr(owner, name, place)
+    return network
+
+
+def _drop_bias(head: nn.Module, path: str) -> None:
+    if head._parameters.get("bias") is None:
+        return
+    head._parameters["bias"] = None
+    getLogger("flwr").log(INFO, "task.head_bias=false: the bias of %s is removed", path)
+
+
+def _hide_frozen(network: nn.Module) -> None:
+    """Turn tensors that are not trained from parameters into plain attributes."""
+    for module in network.modules():
+        frozen = [n for n, p in module._parameters.items() if p is not None and not p.requires_grad]
+        for name in frozen:
+            value = module._parameters.pop(name)
+            assert value is not None
+            module.__dict__[name] = value.data
+        if frozen:
+            module.__dict__[_FROZEN] = frozen
+
+
+def _tensor(outputs: Any) -> Tensor:
+    """Return a network's outputs; of Hugging Face's models, the logits."""
+    found = getattr(outputs, "logits", outputs)
+    if not isinstance(found, torch.Tensor):
+        raise ConfigError(
+            f"the model returned a {type(found).__name__}: it must return a tensor, the logits"
+        )
+    return found

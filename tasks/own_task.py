@@ -1,0 +1,313 @@
+"""A task on the user's own data, which a function of theirs gives."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.utils.data import Subset
+
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.config import OwnConfig
+from fedhet.tasks.examples import Examples
+from fedhet.tasks.losses import Loss, loss_of
+from fedhet.tasks.models import AnyModel, build_model, build_own_model
+from fedhet.tasks.models.wrapped import WrappedModel
+from fedhet.tasks.partitions import PartitionConfig, hold_out, partition_rows
+from fedhet.tasks.references import Function, call_with_known, is_reference, load_reference
+from fedhet.tasks.sources.arrays import Indices
+
+CLIENT = ("client_id", "partition_id")  # a data function with one of these gives one client's data
+_BINS = 10  # a partition by label sees the targets of a regression as tenths of them
+
+
+@dataclass(frozen=True)
+class Functions:
+    """The user's functions behind a recipe's names.
+
+    Attributes:
+        data: gives (train, test) of one client, if it has a parameter ``client_id`` or
+            ``partition_id``, or else of all; test may be None.
+        model: returns an ``nn.Module``; None: the recipe names a model of fedhet's.
+        test_data: gives the server's test examples; None: there are those of ``data`` if it gives
+            all, or else none.
+        loss: (outputs, targets) -> scalar.
+    """
+
+    data: Function
+    model: Function | None
+    test_data: Function | None
+    loss: Loss
+
+    @classmethod
+    def of(cls, config: OwnConfig) -> Functions:
+        """Load the functions that a recipe names."""
+        own = is_reference(config.model)
+        return cls(
+            load_reference("task.data", config.data),
+            load_reference("task.model", config.model) if own else None,
+            load_reference("task.test_data", config.test_data) if config.test_data else None,
+            loss_of(config.kind, config.loss),
+        )
+
+
+class OwnTask:
+    """Model, examples and loss of the user's; reads examples only when they are needed.
+
+    Args:
+        config: the recipe's group ``task``.
+        partition: of the examples, where the data function gives all of them.
+        seed: of the partition and of the held-out examples.
+        num_clients: N.
+        functions: those behind the config's names.
+    """
+
+    vocabulary = None
+
+    def __init__(
+        self,
+        config: OwnConfig,
+        partition: PartitionConfig,
+        seed: int,
+        num_clients: int,
+        functions: Functions | None = None,
+    ) -> None:
+        self.config, self.partition = config, partition
+        self.seed, self.num_clients = seed, num_clients
+        self.name = config.name
+        self.functions = functions or Functions.of(config)
+        names = inspect.signature(self.functions.data).parameters
+        self.by_client = any(name in names for name in CLIENT)
+
+    @property
+    def loss(self) -> Loss:
+        """(outputs, targets) -> mean loss, a scalar."""
+        return self.functions.loss
+
+    @cached_property
+    def num_classes(self) -> int:
+        """C: of the recipe, or else the model's outputs; 0 for a regression."""
+        if self.config.kind == "regression":
+            return 0
+        if self.config.class_names is not None:
+            return len(self.config.class_names)
+        head = self.build_model(0).head
+        outputs = getattr(head, "out_features", getattr(head, "out_channels", None))
+        if outputs is None:
+            raise ConfigError(
+                f"task.num_classes=null: a {type(head).__name__} does not tell how many classes "
+                "the model has: set it"
+            )
+        return int(outputs)
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes in the order of their labels; none for a regression."""
+        return self.config.class_names or tuple(map(str, range(self.num_classes)))
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input: of the recipe, or else of the server's first test example."""
+        if self.config.input_shape is not None:
+            return self.config.input_shape
+        test = self.test_data()
+        if test is None or len(test) == 0:
+            raise ConfigError(
+                "task.input_shape=null, and the server has no test example to take it from: set it"
+            )
+        inputs, _ = next(test.batches(1, generator=None, train=False))
+        return tuple(inputs.shape[1:])
+
+    def label_metadata(self) -> dict[str, str]:
+        """Return the metadata of a model's file: the classes, the path of the classifier."""
+        model = self.build_model(0)
+        own = {"classifier": model.classifier} if isinstance(model, WrappedModel) else {}
+        return {"classes": json.dumps(self.class_names), "kind": self.config.kind, **own}
+
+    def build_model(self, seed: int) -> AnyModel:
+        """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
+        config, known = self.config, self._known_to_models()
+        how: dict[str, Any] = {
+            "classifier": config.classifier,
+            "head_bias": config.head_bias,
+            "head_init": config.head_init,
+            "seed": seed,
+        }
+        if self.functions.model is None:
+            shape = self.input_shape
+            return build_model(
+                config.model,
+                input_shape=shape,
+                num_classes=config.outputs,
+                options=config.model_options,
+                **how,
+            )
+        classifies = config.kind == "classification"
+        return build_own_model(
+            self.functions.model, known, config.model_options or {}, classifies=classifies, **how
+        )
+
+    @cached_property
+    def classifier_tensors(self) -> int:
+        """How many of the model's last tensors are its classifier."""
+        return self.build_model(0).classifier_tensors
+
+    def client_data(
+        self,
+        client_id: int,
+        device: torch.device | str = "cpu",
+        *,
+        channels_last: bool = False,
+        site_folder: Path | str | None = None,
+    ) -> tuple[Examples, Examples | None]:
+        """Return a client's training examples and its held-out examples.
+
+        Raises:
+            ConfigError: if the data function gives none, or other things than examples.
+        """
+        if not 0 <= client_id < self.num_clients:
+            raise ConfigError(
+                f"client {client_id} is not one of 0..{self.num_clients - 1}: change clients or "
+                "the node's partition-id"
+            )
+        if self.by_client:
+            train, test = self._given(client_id, site_folder)
+        else:
+            train, test = self._part(client_id)
+        examples = self._examples(train, device, channels_last)
+        if len(examples) == 0:
+            raise ConfigError(f"task.data gives client {client_id} no training example")
+        held_out = None if test is None else self._examples(test, device, channels_last)
+        return examples, held_out if held_out is not None and len(held_out) else None
+
+    def test_data(
+        self, device: torch.device | str = "cpu", *, channels_last: bool = False
+    ) -> Examples | None:
+        """Return the server's test set; None if there is none, and the clients evaluate."""
+        if self.functions.test_data is not None:
+            given = call_with_known(
+                "task.test_data", self.functions.test_data, self._known(None, None), {}
+            )
+        elif not self.by_client:
+            given = self._all[1]
+        else:
+            given = None
+        return None if given is None else self._examples(given, device, channels_last)
+
+    def data_used(self, *, train: bool = True) -> dict[str, dict[str, object]]:
+        """Return nothing: where a user's function has its examples from is not known."""
+        return {}
+
+    @cached_property
+    def client_rows(self) -> list[Indices]:
+        """The rows of the training examples that each client holds, if ``data`` gives all."""
+        return partition_rows(
+            self.partition, self._strata, None, num_clients=self.num_clients, seed=self.seed
+        )
+
+    def class_counts(self) -> Indices:
+        """Return how many examples of each class each client holds, (N, C)."""
+        if self.by_client:
+            clients = (self.client_data(number)[0] for number in range(self.num_clients))
+            return np.array([client.class_counts() for client in clients])
+        size, labels = self.num_classes or _BINS, self._strata
+        return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
+
+    # ---- pieces ------------------------------------------------------------------------------
+
+    def _known_to_models(self) -> dict[str, Any]:
+        known: dict[str, Any] = {}
+        if self.config.class_names is not None:
+            known["num_classes"] = len(self.config.class_names)
+        if self.config.input_shape is not None:
+            known["input_shape"] = self.config.input_shape
+        return known
+
+    def _known(self, client_id: int | None, folder: Path | str | None) -> dict[str, Any]:
+        """Return what a data function can ask for, by the names of its parameters."""
+        known: dict[str, Any] = {
+            "num_clients": self.num_clients,
+            "num_partitions": self.num_clients,
+            "seed": self.seed,
+        }
+        if client_id is not None:
+            known |= dict.fromkeys(CLIENT, client_id)
+        if folder is not None:
+            known["data_folder"] = Path(folder).expanduser()
+        return known
+
+    def _given(self, client_id: int | None, folder: Path | str | None) -> tuple[Any, Any]:
+        known, options = self._known(client_id, folder), self.config.data_options or {}
+        given = call_with_known("task.data", self.functions.data, known, options)
+        if not (isinstance(given, (tuple, list)) and len(given) == 2):
+            raise ConfigError(
+                f"task.data={self.config.data} returned a {type(given).__name__}: it must return "
+                "(train, test); test may be None"
+            )
+        return given[0], given[1]
+
+    @cached_property
+    def _all(self) -> tuple[Any, Any]:
+        return self._given(None, None)
+
+    def _part(self, client_id: int) -> tuple[Any, Any]:
+        if self.partition.name == "site":
+            raise ConfigError(
+                "with partition=site every client has its own data, and task.data="
+                f"{self.config.data} gives those of all: give it a parameter client_id"
+            )
+        rows = self.client_rows[client_id]
+        seed = self.seed if self.partition.seed is None else self.partition.seed
+        kept, held_out = hold_out(rows, self.partition.holdout, seed, client_id)
+        return _select(self._all[0], kept), _select(self._all[0], held_out)
+
+    @cached_property
+    def _strata(self) -> Indices:
+        """What a partition by label goes by: labels, or tenths of a regression's targets."""
+        examples = self._examples(self._all[0], "cpu", channels_last=False)
+        if self.config.kind == "classification":
+            examples.class_counts()  # checks the labels
+            return examples.targets().astype(np.int64)
+        if self.config.kind == "regression":
+            targets = examples.targets().reshape(len(examples), -1)[:, 0]
+            borders = np.quantile(targets, np.arange(1, _BINS) / _BINS)
+            return np.searchsorted(borders, targets).astype(np.int64)
+        if self.partition.name != "iid":
+            raise ConfigError(
+                f"partition={self.partition.name} goes by labels, and a task.kind="
+                f"{self.config.kind} has one a pixel: set partition=iid"
+            )
+        return np.zeros(len(examples), dtype=np.int64)
+
+    def _examples(self, given: Any, device: torch.device | str, channels_last: bool) -> Examples:
+        return Examples(
+            given,
+            kind=self.config.kind,
+            num_classes=self.num_classes,
+            columns=self.config.columns,
+            device=device,
+            channels_last=channels_last,
+        )
+
+
+def _select(given: Any, rows: Indices) -> Any:
+    """Return some rows of what a data function gave."""
+    if isinstance(given, (tuple, list)):
+        return tuple(_rows(one, rows) for one in given)
+    dataset = getattr(given, "dataset", given)  # of a DataLoader
+    subset: Any = Subset(dataset, rows.tolist())
+    if dataset is given:
+        return subset
+    return torch.utils.data.DataLoader(subset, given.batch_size, collate_fn=given.collate_fn)
+
+
+def _rows(values: Any, rows: Indices) -> NDArray[Any] | torch.Tensor:
+    chosen: Any = values[torch.from_numpy(rows)] if torch.is_tensor(values) else None
+    return np.asarray(values)[rows] if chosen is None else chosen

@@ -1,0 +1,98 @@
+"""Functions of the user's own package, named in a recipe as ``package.module:function``."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedhet.common.errors import ConfigError
+
+Function = Callable[..., Any]
+
+
+def is_reference(text: str) -> bool:
+    """Return whether a value of a recipe names a function, and not an option of fedhet's."""
+    return ":" in text
+
+
+def load_reference(key: str, text: str) -> Function:
+    """Return the function that a recipe's ``key`` names.
+
+    Raises:
+        ConfigError: if there is no such module or function; an error inside the module is raised
+            as it is.
+    """
+    path, _, name = text.partition(":")
+    try:
+        found: Any = importlib.import_module(path)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{path}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"{key}={text}: the module {path} needs {error.name}, which is not installed"
+            ) from error
+        raise ConfigError(
+            f"{key}={text}: there is no module {error.name}; it is looked for in the current "
+            "folder, in the app bundle and among the installed packages"
+        ) from None
+    for part in name.split("."):
+        if not hasattr(found, part):
+            near = difflib.get_close_matches(part, vars(found), n=3)
+            hint = f"; it has {', '.join(near)}" if near else ""
+            raise ConfigError(f"{key}={text}: {path} has no {part}{hint}")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{key}={text} is a {type(found).__name__} and no function")
+    function: Function = found
+    return function
+
+
+def name_of(function: Function) -> str:
+    """Return how a recipe names a function, ``package.module:function``."""
+    owner = function if hasattr(function, "__qualname__") else type(function)
+    return f"{owner.__module__}:{owner.__qualname__}"
+
+
+def call_with_known(
+    key: str, function: Function, known: Mapping[str, Any], options: Mapping[str, Any]
+) -> Any:
+    """Call a user's function with those of the known values that its parameters name.
+
+    Args:
+        key: of the recipe, for the errors.
+        function: of the user.
+        known: what fedhet can give, by parameter name.
+        options: values of the recipe for further parameters; they win.
+
+    Raises:
+        ConfigError: for a parameter without default that nobody gives, or an option that the
+            function does not take.
+    """
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # of a builtin
+        return function(**options)
+    kinds = {one.kind for one in parameters.values()}
+    takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    unknown = [] if takes_any else sorted(set(options) - set(parameters))
+    if unknown:
+        raise ConfigError(
+            f"{key}_options has {', '.join(unknown)}, and {name_of(function)} takes: "
+            f"{', '.join(parameters) or 'nothing'}"
+        )
+    given = {name: known[name] for name in parameters if name in known} | dict(options)
+    missing = [
+        name
+        for name, one in parameters.items()
+        if one.default is one.empty
+        and name not in given
+        and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+    ]
+    if missing:
+        raise ConfigError(
+            f"{key}={name_of(function)} needs {', '.join(missing)}: give them in {key}_options, "
+            f"or name the parameter one of {', '.join(sorted(known))}"
+        )
+    return function(**given)
