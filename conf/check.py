@@ -158,6 +158,8 @@ def _tag_key(key: Key) -> Key:
 
 def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
     value = value_at(values, key.path)
+    if value == "???":  # Hydra's mark of a value that a user has to give
+        return f"{key.name} is not set: it must be {key.allowed}"
     if key.field is None and (kind not in _NO_MAPPING or key.path[0] == "logger"):
         return unknown_key(key.name, value, values)
     if kind == "missing":

@@ -1,6 +1,8 @@
 """Every fixed key of the recipe: values that pass, and values that get one line of ConfigError."""
 
 from dataclasses import fields
+from itertools import chain
+from typing import get_args
 
 import pytest
 from omegaconf import OmegaConf
@@ -10,9 +12,11 @@ from fedhet.common.errors import ConfigError
 from fedhet.conf import FOLDER, compose_overrides
 from fedhet.conf.check import checked
 from fedhet.conf.schema import Recipe
+from fedhet.conf.schema.kinds import choices_of
 from fedhet.conf.schema.lookup import fields_of, keys_below, variants_of
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from fedhet.tasks.config import ImageConfig, TextConfig
+from fedhet.tasks.config import INPUTS
+from fedhet.tasks.losses import KINDS, LOSSES
 from fedhet.tasks.models import ALL, ON_TEXT
 from fedhet.tasks.partitions import FLAVOURS
 from tests.recipes import changed
@@ -120,6 +124,18 @@ TABLE = """
  | task.test_size | null 1 | 0 1.5 abc
  | task.head_bias | null true false | maybe 1
  | task.head_init | null orthogonal | ortogonal 3
+ | task.model | mlp a.b:c | mlpp a.b a: :b a-b:c 3 null
+ | task.classifier | null fc | 3
+ | task.model_options | null {a:1} | 3 abc
+ | task.loss | null cross_entropy a:b | mse a.b 3
+task=own,task.data=a.b:c,task.model=a.b:C | task.data | a:b a.b:c.d | null a.b 3 a:b:c
+task=own,task.data=a.b:c,task.model=a.b:C | task.test_data | null a:b | a 3
+task=own,task.data=a.b:c,task.model=a.b:C | task.kind | classification regression segmentation | sound null
+task=own,task.data=a.b:c,task.model=a.b:C | task.loss | null mse l1 huber a:b | rmse 3
+task=own,task.data=a.b:c,task.model=a.b:C | task.data_options | null {a:1} | 3
+task=own,task.data=a.b:c,task.model=a.b:C | task.columns | null [image,label] | 3 image
+task=own,task.data=a.b:c,task.model=a.b:C | task.input_shape | null [1,8,8] | 3 [0]
+task=own,task.data=a.b:c,task.model=a.b:C | task.input_range | null [0,1] | 3 [a]
  | task.stem | null imagenet cifar | cifr 3
  | task.classes | null [a,b] [0,1] | abc [1.5] 3
  | task.hub | null a/b | 3
@@ -264,12 +280,16 @@ def test_a_key_that_a_task_may_have_is_added_with_a_plus():
 # ------------------------------------------------------------------------- the schema and the code
 def test_the_schema_has_what_the_constructors_have():
     tasks = variants_of(fields_of(Recipe)["task"])
-    for name, config in (("images", ImageConfig), ("text", TextConfig)):
+    for name, config in INPUTS.items():
         assert set(fields_of(tasks[name])) == {field.name for field in fields(config)}
-        sources = fields_of(tasks[name])["source"]
-        assert choices(sources) == set(config.sources)
-    assert choices(fields_of(tasks["images"])["model"]) == set(ALL) - set(ON_TEXT)
-    assert choices(fields_of(tasks["text"])["model"]) == set(ON_TEXT)
+        if name != "own":
+            assert choices(fields_of(tasks[name])["source"]) == set(config.sources)
+    images, texts, own = (choices_of(fields_of(one)["model"].annotation) for one in tasks.values())
+    assert set(images) == set(own) == {*ALL, "package.module:function"} - {*ON_TEXT}
+    assert set(texts) == {*ON_TEXT, "package.module:function"}
+    assert set(get_args(fields_of(tasks["own"])["kind"].annotation)) == set(KINDS)
+    losses = choices_of(fields_of(tasks["own"])["loss"].annotation)
+    assert set(losses) == {*chain(*LOSSES.values()), "package.module:function", "null"}
     partitions = variants_of(fields_of(Recipe)["partition"])
     assert set(partitions) == set(FLAVOURS)
     for name, options in FLAVOURS.items():
@@ -293,6 +313,8 @@ def test_every_option_of_a_group_fits_the_schema(group):
         recipe = compose_overrides(()).copy()
         OmegaConf.set_struct(recipe, False)
         recipe[group] = own
+        for key in OmegaConf.missing_keys(own) if group == "task" else ():
+            recipe[group][key] = "package.module:function"
         checked(recipe)
 
 

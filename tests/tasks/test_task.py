@@ -100,7 +100,11 @@ def test_nobody_trains_on_what_another_client_holds_out():
         ("digits", {"path": "x"}, r"task\.path=x: task\.source=embedded .* task\.path=null"),
         ("digits", {"classes": ["a"]}, r"task\.classes names 1 classes and task\.num_classes=10"),
         ("digits", {"model": "cvae"}, r"model=cvae takes pixels in \[0, 1\].*task\.mean"),
-        ("imdb", {"inputs": "sound"}, r"task\.inputs='sound' is unknown; allowed: images, text"),
+        (
+            "imdb",
+            {"inputs": "sound"},
+            r"task\.inputs='sound' is unknown; allowed: images, own",
+        ),
         ("imdb", {"flip": True}, r"unknown key task\.flip; task has: .*vocabulary_size"),
         ("imdb", {"source": "image_folder"}, r"'image_folder' is unknown; allowed: files, hub"),
         ("imdb", {"length": 1}, r"task\.length=1 .* at least 2"),
