@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedhet.conf import compose_overrides, plain_part
 from fedhet.conf.mistakes import options_of
 from fedhet.flower_apps import TEMPLATE_KEYS
+from fedhet.server_app.assembly import check_parts
 from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.tasks import build_task
 from tests.fedhet.sweep.sweeps import fork
 from tests.processes import summary_of
 from tests.test_flower_apps import serve
@@ -64,7 +67,7 @@ def test_the_commands_train(folder):
     assert len(commands) == 2
     losses = []
     for number, command in enumerate(commands):
-        program, *words = shlex.split(command)
+        program, *words = shlex.split(command.replace("\\\n", ""))
         assert program == "fedhet"
         done = fork(folder, *words, f"results_dir=run{number}")
         assert done.returncode == 0, done.stderr
@@ -76,6 +79,16 @@ def test_the_table_of_run_config_keys_is_that_of_the_code():
     rows = re.findall(r"^\| (`[\w`, -]+) \| `([\w.]+)` \|$", PAGE, re.MULTILINE)
     found = {key: ours for keys, ours in rows for key in re.findall(r"[\w-]+", keys)}
     assert {key: found.get(key) for key in TEMPLATE_KEYS} == TEMPLATE_KEYS
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_feddws_recipe_removes_the_bias_of_a_users_classifier(first, folder):
+    words = ["task=own", "strategy=feddw"][:: 1 - 2 * first]
+    words += ["task.data=my_app.task:load_data", "task.model=my_app.task:Net"]
+    recipe = compose_overrides(tuple(words))
+    check_parts(recipe)
+    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
+    assert build_task(*parts, seed=0, num_clients=2).build_model(0).head.bias is None
 
 
 def test_the_methods_of_the_last_table_are_fedhets():
