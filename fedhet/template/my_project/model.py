@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 
 class Net(nn.Module):
-    """A convolution and two linear layers; ``task.model_options.hidden`` sets the width."""
+    """A convolution and two linear layers; ``task.model_options={hidden:128}`` sets the width."""
 
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
