@@ -26,6 +26,7 @@ from tests.deployed import MARKS, RECIPE, ROOT, SITES, Deployment, Loopback
 from tests.faults import replies
 from tests.namespaces import STRANGER, Namespaces, make_keys, why_not
 from tests.processes import finish, read_until, start, summary_of
+from tests.recipes import run_recipe
 from tests.scene import Scene
 
 PROBLEM = why_not()
@@ -56,7 +57,7 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_re
     federation, tmp_path
 ):
     """It ends with the bits of one machine; the launcher fetches all from the server's folder."""
-    here, there, alone = tmp_path / "here", tmp_path / "there", tmp_path / "alone"
+    here, there = tmp_path / "here", tmp_path / "there"
     server = federation.services["superlink"]
     host, _, port = federation.network.translated("127.0.0.1:8000", server).partition(":")
     inside = federation.network.prefix(server)
@@ -115,11 +116,8 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_re
         assert f"round {done[-1]:3}/" not in said
     finally:
         tunnel.kill()
-    code, output = finish(
-        start(tmp_path, *WORDS, f"rounds={rounds}", "runtime=local", f"results_dir={alone}")
-    )
-    assert code == 0, output
-    found, expected = summary_of(here), summary_of(alone)
+    expected = run_recipe(tmp_path / "alone", *WORDS, f"rounds={rounds}")
+    found = summary_of(here)
     assert found["strategy"] == "feddw+fedpvr"
     assert {key: found[key] for key in SAME} == {key: expected[key] for key in SAME}
     assert found["accuracy"] > 0.3
@@ -184,6 +182,14 @@ def test_a_sweep_in_the_server_app_container_trains_on_each_sites_own_images(fed
         mine = federation.folder / f"site-{site}"
         assert list((mine / "state" / "clients").glob(f"*/client-{site:05}/*.safetensors"))
         assert not list(mine.rglob("image_folder-test*"))
+
+
+def test_executors_fork_their_apps_and_log_what_they_say(federation):
+    for name in ("serverapp", "clientapp-0"):
+        words = [" ".join(one.cmdline()) for one in federation.processes(name)]
+        assert len([one for one in words if "fork_executor.py" in one]) == 1, words
+        assert "imports torch anew" not in federation.log_path(name).read_text()
+    assert "Start `flwr-clientapp` process" in federation.log_path("clientapp-0").read_text()
 
 
 # ---- strangers -----------------------------------------------------------------------------------
