@@ -29,7 +29,7 @@ from fedhet.tools.new import TEMPLATE
 from tests.processes import kill_all, marked
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 420  # of the whole script; it takes about a minute on 2 idle cores
+SECONDS = 1500  # of the whole script; it takes about a minute on 2 idle cores
 MARK = "FEDHET_TUTORIAL_TEST"  # in the environment of all that the script starts
 
 pytestmark = pytest.mark.timeout(SECONDS + 80)
@@ -205,7 +205,7 @@ def test_the_run_learns_and_weight_zero_of_the_sweep_is_fedavg(walk):
     assert first["accuracy"] > 0.6
     assert (first["strategy"], zero["strategy"], one["strategy"]) == ("fedavg", "fedntd", "fedntd")
     assert first["parameters_sha256"] == zero["parameters_sha256"] != one["parameters_sha256"]
-    assert first["fingerprint"]["code"] != zero["fingerprint"]["code"]
+    assert first["fingerprint"]["code"] == zero["fingerprint"]["code"]  # of fedhet and my_project
     assert (walk.work / "first" / "plot.png").stat().st_size > 10_000
 
 
