@@ -9,6 +9,8 @@ from fedhet.conf import compose_overrides, fingerprint, project
 from fedhet.conf.mistakes import groups, options_of
 from fedhet.flower_apps import make_client_app
 from fedhet.runtimes.flower_install import stage_app
+from fedhet.runtimes.local.ray_workers import RayWorker
+from fedhet.tasks.references import load_reference
 from fedhet.tools.new import main, write_project
 from tests.fedhet.sweep.sweeps import fork
 from tests.processes import finish, start, summary_of
@@ -161,6 +163,16 @@ def test_the_same_bytes_have_the_same_hash_in_the_folder_and_in_the_bundle(
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(bundle)])
     project_code = project.own_code(recipe)
     assert project.code_hash(project_code) != project.code_hash([bundle / "my_project"])
+
+
+def test_an_actor_of_ray_finds_modules_where_the_launcher_does(tmp_path, monkeypatch):
+    (tmp_path / "other.py").write_text("def model(): ...\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(ConfigError, match="there is no module other"):
+        load_reference("task.model", "other:model")
+    RayWorker(str(tmp_path))
+    assert load_reference("task.model", "other:model")() is None
+    assert sys.path[-1] == str(tmp_path)  # after Python's own and all installed modules
 
 
 # ---- runs ----------------------------------------------------------------------------------------
