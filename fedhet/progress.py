@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.common.results import Row
 
 
@@ -39,7 +40,8 @@ def round_display(console: Console, title: str, rounds: int) -> Iterator[Callabl
 
     def write(row: Row) -> None:
         words = f"round {row['round']:>3}/{rounds}"
-        if row.get("accuracy") is not None or row["round"] == rounds:
+        measured = any(row.get(name) is not None for name in ("accuracy", "loss"))
+        if measured or row["round"] == rounds:
             line(f"{words}  {figures(row)}")
         for failure in row.get("failures", ()):
             line(f"{words}  {failure}")
@@ -55,6 +57,8 @@ def figures(row: Row) -> str:
         words.append(f"accuracy {percent(row['accuracy'])}")
     if row.get("loss") is not None:
         words.append(f"loss {row['loss']:.4f}")
+    metrics = list(shown_metrics(row).items())[:SHOWN_METRICS]
+    words += [f"{name} {value:.4f}" for name, value in metrics]
     if row.get("seconds") is not None:
         words.append(f"{row['seconds']:.2f} s/round")
     return "  ".join(words)
@@ -71,6 +75,11 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
     table.add_column()
     table.add_row("accuracy", Text(percent(summary.get("accuracy")), style="bold green"))
     table.add_row("best accuracy", percent(summary.get("best_accuracy")))
+    for name, value in list(shown_metrics(summary).items())[:SHOWN_METRICS]:
+        best = summary.get(f"best_{name}", value)
+        table.add_row(name, f"{value:.4f}, best {best:.4f}")
+    if reason := summary.get("stop_reason"):
+        table.add_row("stopped", Text(str(reason)))
     table.add_row("rounds", str(summary.get("rounds", "?")))
     table.add_row("time", seconds)
     table.add_row("sent", f"{up:,.1f} MB to the server, {down:,.1f} MB to the clients")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.metrics import Kind, require_metrics
 from fedhet.tasks.config import ImageConfig, TextConfig, read_config
+from fedhet.tasks.metrics import MetricSet, Predictions
 from fedhet.tasks.models import CONDITIONAL, Model, build_model
 from fedhet.tasks.models.cvae import CVAE
 from fedhet.tasks.partitions import PartitionConfig, hold_out, partition_rows
@@ -42,6 +44,11 @@ def build_task(
             are first read.
     """
     return Task(read_config(task), PartitionConfig.from_mapping(partition), seed, num_clients)
+
+
+def kind_of(config: ImageConfig | TextConfig) -> Kind | None:
+    """Return what kind of task it is; None for a conditional model, which predicts nothing."""
+    return None if config.model in CONDITIONAL else "classification"
 
 
 class Task:
@@ -113,6 +120,28 @@ class Task:
         if self.config.model in CONDITIONAL:
             return outputs.sum(dim=1).mean()
         return F.cross_entropy(outputs, labels)
+
+    @property
+    def predictions(self) -> Predictions | None:
+        """What outputs and labels are; None where nothing is predicted."""
+        kind = kind_of(self.config)
+        return None if kind is None else Predictions(kind, self.class_names)
+
+    def metric_set(
+        self, names: Sequence[str], *, per_class: bool, device: torch.device | str
+    ) -> MetricSet | None:
+        """Return what collects these metrics of ``evaluation.metrics``; None without a name.
+
+        Raises:
+            ConfigError: for a metric that the task cannot have.
+        """
+        if not names:
+            return None
+        known = self.predictions
+        size = 0 if known is None else known.num_classes
+        require_metrics(names, known.kind if known else None, size, f"task={self.name}")
+        assert known is not None
+        return MetricSet(names, known, per_class=per_class, device=device)
 
     def client_data(
         self,
