@@ -67,7 +67,8 @@ def _check_stopping(values: Mapping[str, Any]) -> None:
     """Refuse early stopping and a best model where there is no evaluation to go by."""
     evaluation, patience = values["evaluation"], values["early_stopping"]["patience"]
     best = values["checkpoint"]["best"]
-    key = f"early_stopping.patience={patience}" if patience else f"checkpoint.best={best}"
+    chosen = "true" if best is True else best
+    key = f"early_stopping.patience={patience}" if patience else f"checkpoint.best={chosen}"
     if not (patience or best):
         return
     if evaluation["every"] == 0:
@@ -77,6 +78,6 @@ def _check_stopping(values: Mapping[str, Any]) -> None:
         )
     if best and evaluation["model"] == "clients":
         raise ConfigError(
-            f"checkpoint.best={best} keeps the server's model, and evaluation.model=clients scores "
+            f"checkpoint.best={chosen} keeps the server's model, and evaluation.model=clients scores "
             "the clients' own; set evaluation.model=both or global, or checkpoint.best=false"
         )

@@ -5,8 +5,8 @@ plain mean over the classes that occur: in labels or predictions, or for auroc, 
 and balanced_accuracy in the labels, as in scikit-learn. So a client's value is not drawn to zero by
 classes that it does not hold. f1_weighted weighs the classes by their labels. The value of one
 class is that of this class against the rest; its accuracy is its recall. calibration_error is the
-expected one with 15 bins. A segmentation's values count pixels, over all images together; those of a
-regression with several outputs are over all of them, or the mean over outputs (r2,
+expected one with 15 bins. A segmentation's values count pixels, over all images together. Those of
+a regression with several outputs are over all of them, or the mean over outputs (r2,
 explained_variance, pearson, spearman).
 
 What the examples do not define has no value and is left out: auroc where there is one class, r2 of
