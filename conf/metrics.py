@@ -78,6 +78,6 @@ def _check_stopping(values: Mapping[str, Any]) -> None:
         )
     if best and evaluation["model"] == "clients":
         raise ConfigError(
-            f"checkpoint.best={chosen} keeps the server's model, and evaluation.model=clients scores "
-            "the clients' own; set evaluation.model=both or global, or checkpoint.best=false"
+            f"checkpoint.best={chosen} keeps the server's model, and evaluation.model=clients "
+            "scores the clients' own; set evaluation.model=both or global, or checkpoint.best=false"
         )
