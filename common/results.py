@@ -15,6 +15,8 @@ A row of metrics.jsonl:
     failures                 one sentence for each reply that was lost or refused
     absent                   ids of the clients that were not connected
     client_*                 evaluation at the clients
+    f1, client_f1, f1/cat    metrics that evaluation.metrics names (common/metrics.py)
+    per_client               with evaluation.per_client: each client's value of these means, by id
     and what the clients and the method measured, by name.
 
 summary.json has the run's identity (strategy, task, seed, versions, machine, fingerprint), the
@@ -37,6 +39,7 @@ from typing import Any
 from fedhet.common.checksums import text_sha256
 from fedhet.common.errors import DamagedFileError
 from fedhet.common.files import save_text
+from fedhet.common.metrics import metric_totals
 
 Row = dict[str, Any]
 
@@ -277,6 +280,7 @@ def totals(rows: list[Row]) -> dict[str, Any]:
         "best_accuracy": max((row["accuracy"] for row in evaluated), default=None),
         "loss": losses[-1] if losses else None,
         **({name: at_clients[-1][name] for name in AT_CLIENTS} if at_clients else {}),
+        **metric_totals(rows),
         "seconds": sum(seconds),
         "seconds_per_round": statistics.median(seconds[1:] or seconds) if seconds else None,
         "bytes_up": sum(row["bytes_up"] for row in rounds),

@@ -42,7 +42,7 @@ NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
 # Folders of each machine, whose content belongs to the recipe.
 FOLDER_KEYS = ("task.path", "local.reuse_training")
 # What a resumed run may change.
-LONGER = ("rounds", "target_accuracy", "evaluation")
+LONGER = ("rounds", "target_accuracy", "evaluation", "early_stopping")
 
 RunConfig = Mapping[str, bool | float | int | str]
 

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.common.results import Row
 
 
@@ -60,6 +61,8 @@ def figures(row: Row) -> str:
         words.append(f"{_spoken(where)}accuracy {percent(row[f'{where}accuracy'])}")
     if row.get(f"{where}loss") is not None:
         words.append(f"{_spoken(where)}loss {row[f'{where}loss']:.4f}")
+    metrics = list(shown_metrics(row).items())[:SHOWN_METRICS]
+    words += [f"{name} {value:.4f}" for name, value in metrics]
     if row.get("seconds") is not None:
         words.append(f"{row['seconds']:.2f} s/round")
     return "  ".join(words)
@@ -84,6 +87,11 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
     table.add_row(f"{_spoken(where)}accuracy", accuracy)
     if not at_clients:
         table.add_row("best accuracy", percent(summary.get("best_accuracy")))
+    for name, value in list(shown_metrics(summary).items())[:SHOWN_METRICS]:
+        best = summary.get(f"best_{name}", value)
+        table.add_row(name, f"{value:.4f}, best {best:.4f}")
+    if reason := summary.get("stop_reason"):
+        table.add_row("stopped", Text(str(reason)))
     table.add_row("rounds", str(summary.get("rounds", "?")))
     table.add_row("time", seconds)
     table.add_row("sent", f"{up:,.1f} MB to the server, {down:,.1f} MB to the clients")

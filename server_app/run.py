@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.checksums import MODEL
 from fedhet.common.errors import ConfigError
+from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.common.results import ResultsFolder
 from fedhet.conf import (
     FOLDER_KEYS,
@@ -32,6 +33,12 @@ from fedhet.conf import (
     versions,
 )
 from fedhet.server_app.assembly import build_strategy, calibration_of, server_model_of
+from fedhet.server_app.best_round import (
+    BestModel,
+    EarlyStopping,
+    best_model_rule,
+    check_measured,
+)
 from fedhet.server_app.calibration import CalibrationError, add_coverage
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.server_app.layer_diagnostics import observers_of
@@ -98,6 +105,10 @@ class Run:
         if self.test_data is None and not at_clients:
             log(INFO, "The server has no test examples: the clients evaluate the model on theirs")
             at_clients = True
+        evaluation = recipe.evaluation
+        self.metrics = self.task.metric_set(
+            list(evaluation.metrics), per_class=bool(evaluation.per_class), device=self.device
+        )
         # the nodes of a deployment have training examples that a server may lack
         self.data = self.task.data_used(train=bool(recipe.runtime.simulation))
         observers = observers_of(recipe, folder, self.server_model, self.test_data)
@@ -115,6 +126,11 @@ class Run:
         self.arrays = self._restore(last) if last else to_record(initial)
         done = self.strategy.state.round if last else None
         self.results = ResultsFolder(folder, done)
+        self.stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
+        rule = best_model_rule(recipe, self.stopping)
+        check_measured(recipe, rule, self.task.predictions)
+        self.best_model = BestModel(folder, rule, done) if rule else None
+        self.stop_reason: str | None = None
         rows = self.results.rows  # of the run that is resumed
         self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0
         for observer in observers:
@@ -192,6 +208,7 @@ class Run:
 
     def _evaluate(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
         every, last = int(self.recipe.evaluation.every), int(self.recipe.rounds)
+        self.evaluated = arrays
         if round != last and (every == 0 or round % every != 0):
             return None
         if round > 0 and self.recipe.evaluation.model == "clients":
@@ -200,11 +217,11 @@ class Run:
             return None
         model = self._model_of(to_tensors(arrays))
         torch.set_num_threads(usable_cpus())  # no client trains meanwhile
-        loss, accuracy = evaluate_model(model, self.test_data, self.task.loss)
+        loss, accuracy = evaluate_model(model, self.test_data, self.task.loss, metrics=self.metrics)
         torch.set_num_threads(1)
-        if accuracy is None:  # the task is no classification
-            return MetricRecord({"loss": loss})
-        return MetricRecord({"accuracy": accuracy, "loss": loss})
+        scores = {} if accuracy is None else {"accuracy": accuracy}  # the task may not classify
+        found = self.metrics.compute() if self.metrics else {}
+        return to_metrics({**found, **scores, "loss": loss})
 
     def _model_of(self, tensors: Tensors) -> torch.nn.Module:
         """Return the output model with these tensors."""
@@ -240,7 +257,8 @@ class Run:
         """Return the clients' models' mean scores: on the global test set, or else their own."""
         scores = self.strategy.personal_scores()
         kind = "personal-test-" if "personal-test-loss" in scores else "personal-"
-        found = {n: scores[kind + n] for n in ("accuracy", "loss") if kind + n in scores}
+        names = ("accuracy", "loss", *self.strategy.client_metrics.names)
+        found = {n: scores[kind + n] for n in names if kind + n in scores}
         return to_metrics(found) if found else None
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
@@ -250,7 +268,14 @@ class Run:
         self.loggers.log(row)
         every, last = int(self.recipe.checkpoint.every), int(self.recipe.rounds)
         target = self.recipe.target_accuracy
-        reached = target is not None and report.evaluation.get("accuracy", -1.0) >= float(target)
+        if target is not None and report.evaluation.get("accuracy", -1.0) >= float(target):
+            self.stop_reason = f"accuracy {row['accuracy']:.6g} reached target_accuracy={target}"
+        else:
+            self.stop_reason = self.stopping.stop_reason(self.results.rows)
+        reached = self.stop_reason is not None
+        if self.best_model:
+            run, metadata = self.strategy.state.experiment, self.task.label_metadata()
+            self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, metadata)
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
         if report.round > 0 and due:
             state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)
@@ -258,9 +283,14 @@ class Run:
             checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data)
             save_checkpoint(self.folder / "checkpoints", checkpoint)
             self.strategy.state.mark_durable()
-        shown = ("accuracy", "loss", "client_accuracy", "client_loss", "train_loss")
+            if self.best_model:
+                self.best_model.keep()
+        metrics = list(shown_metrics(row))[:SHOWN_METRICS]
+        shown = ["accuracy", "loss", "client_accuracy", "client_loss", "train_loss", *metrics]
         figures = "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row)
         log(INFO, "[round %s/%s] %s  %.2f s", report.round, last, figures, report.seconds)
+        if self.stop_reason:
+            log(INFO, "%s", self.stop_reason)
         return reached
 
     def _about(self) -> dict[str, Any]:
@@ -278,7 +308,17 @@ class Run:
             "versions": versions(),
             "machine": machine(self.device),
             "fingerprint": fingerprint(recipe),
+            **self._best(),
         }
+
+    def _best(self) -> dict[str, Any]:
+        """Return what summary.json says of the best round, and of the end before the last one."""
+        found: dict[str, Any] = {"stop_reason": self.stop_reason} if self.stop_reason else {}
+        if self.stopping.patience is not None:
+            found["best_round"] = self.stopping.summary(self.results.rows)
+        if self.best_model and (file := self.best_model.summary()):
+            found["best_model"] = file
+        return found
 
 
 def write_failure(

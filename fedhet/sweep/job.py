@@ -24,12 +24,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, read_write
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.metrics import METRICS, figures_of
 from fedhet.common.results import SUMMARY, write_summary
 from fedhet.conf import method_name, plain_part
+from fedhet.conf.schema import FIGURES
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep import resource_slots, session
-from fedhet.sweep.optuna_search import FIGURES
 from fedhet.sweep.resume import Plan, make_ready, plan_for, read_summary_or_empty
 from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone
 from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
@@ -97,7 +98,8 @@ class _Attempt:
                     _resume(self._recipe)
                 run(self._recipe)
         summary = read_summary_or_empty(self._folder)
-        measured = {key: summary[key] for key in FIGURES if summary.get(key) is not None}
+        names = (*FIGURES, *figures_of(METRICS))
+        measured = {key: summary[key] for key in names if summary.get(key) is not None}
         figures = {key: value for key, value in measured.items() if math.isfinite(value)}
         skipped = plan is Plan.SKIP
         self._report_status(status="completed", figures=figures, skipped=skipped, ended=time.time())

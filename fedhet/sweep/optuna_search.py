@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 from fedhet.common.errors import ConfigError
-from fedhet.conf.schema import Objective
+from fedhet.common.metrics import larger_is_better
 from fedhet.sweep.sweep_folder import JobReport
 
-FIGURES: tuple[str, ...] = get_args(Objective)
-_BETTER_WHEN_LARGER = ("accuracy", "best_accuracy", "client_accuracy")
 _DEFAULTS = {
     "direction": "maximize",  # accuracy
     "n_jobs": "${oc.select:hydra.launcher.n_jobs,1}",  # trials proposed at once
@@ -57,7 +55,7 @@ def check_search(objective: str, sweeper: Mapping[str, Any]) -> None:
     """Refuse settings with which a search cannot work."""
     if not is_search(sweeper):
         return
-    if direction_of(sweeper) == "maximize" and objective not in _BETTER_WHEN_LARGER:
+    if direction_of(sweeper) == "maximize" and not larger_is_better(objective):
         raise ConfigError(
             f"objective={objective} is better when it is smaller, and the search would maximize "
             "it: set hydra.sweeper.direction=minimize"

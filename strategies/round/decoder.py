@@ -15,6 +15,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
+from fedhet.common.metrics import in_range, range_text
 from fedhet.strategies.base import STATE_LOST, RefusedReplyError, Reply, Shapes, Tensors
 from fedhet.strategies.round.array_codec import to_tensor
 from fedhet.strategies.round.records import CLIENT, METRICS, PERSONAL_SCORE, UPDATE
@@ -159,8 +160,8 @@ def decode_metrics(
             raise RefusedReplyError(f"its metric {name!r} is no number")
         if not abs(value) <= _LARGEST:
             raise RefusedReplyError(f"its metrics [{name!r}] are NaN or Inf, or too large")
-        if allowed is not None and name.endswith("accuracy") and not 0 <= value <= 1:
-            raise RefusedReplyError(f"its metric {name}={value:g} is not in [0, 1]")
+        if allowed is not None and not in_range(name, value):
+            raise RefusedReplyError(f"its metric {name}={value:g} is not in {range_text(name)}")
         found[name] = float(value)
     if found["num-examples"] < 1:
         raise RefusedReplyError("it has no example")
@@ -325,12 +326,14 @@ def decode_node_info(message: Message) -> NodeInfo:
     return NodeInfo(**numbers, texts=texts)
 
 
-def decode_evaluation(message: Message, client_id: int, max_examples: int) -> dict[str, float]:
-    """Return a client's numbers of an evaluation."""
+def decode_evaluation(
+    message: Message, client_id: int, max_examples: int, metrics: Collection[str] = ()
+) -> dict[str, float]:
+    """Return a client's numbers of an evaluation: accuracy, loss and ``metrics``."""
     content = content_of(message)
     if unknown := sorted(printable(name) for name in content.keys() - {METRICS}):
         raise RefusedReplyError(f"it has the unknown records {unknown[:5]}")
-    metrics = decode_metrics(content, {"partition-id", "num-examples"}, _EVALUATED)
+    metrics = decode_metrics(content, {"partition-id", "num-examples"}, {*_EVALUATED, *metrics})
     if metrics["partition-id"] != client_id:
         raise RefusedReplyError(f"it names partition {metrics['partition-id']:g}")
     if metrics["num-examples"] > max_examples:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -152,9 +152,12 @@ def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry
 
 
 def valid_evaluations(
-    replies: Iterable[Message], registry: ClientRegistry
+    replies: Iterable[Message], registry: ClientRegistry, metrics: Collection[str] = ()
 ) -> list[dict[str, float]]:
-    """Return the clients' valid evaluation metrics by client id; bad replies are logged."""
+    """Return the clients' valid evaluation metrics by client id; bad replies are logged.
+
+    ``metrics`` are the names that a client may send beside accuracy and loss.
+    """
     clients = {node: client for client, node in registry.nodes.items()}
     rows = {}
     for message in replies:
@@ -164,7 +167,7 @@ def valid_evaluations(
             if client is None:
                 raise RefusedReplyError("it was not asked, or has answered already")
             most = max(registry.num_examples[client], registry.num_held_out[client])
-            rows[client] = decode_evaluation(message, client, most)
+            rows[client] = decode_evaluation(message, client, most, metrics)
         except RefusedReplyError as refusal:
             log(WARNING, "evaluation at node %s: %s", node, refusal)
     return [rows[client] for client in sorted(rows)]

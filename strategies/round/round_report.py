@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedhet.common.metrics import row_key
 from fedhet.strategies.base import Payloads
 from fedhet.strategies.round.client_versions import ClientVersions
 
@@ -27,23 +28,26 @@ class RoundReport:
     # metrics of the output model, if evaluated: on the server's test set, and at the clients
     evaluation: Mapping[str, float] = field(default_factory=dict)
     client_evaluation: Mapping[str, float] = field(default_factory=dict)
+    # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
+    per_client: dict[str, dict[int, float]] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl (see ``fedhet.common.results``)."""
         row: dict[str, Any] = {"round": self.round, **self.evaluation}
         if self.round > 0:
-            row |= {_key(name): value for name, value in self.metrics.items()}
+            row |= {row_key(name): value for name, value in self.metrics.items()}
             figures = ("lr", "seconds", "server_seconds", "bytes_up", "bytes_down")
             row |= {name: getattr(self, name) for name in figures}
             row |= {"clients": list(self.clients), "failures": list(self.failures)}
         if self.absent:
             row["absent"] = list(self.absent)
-        row |= {f"client_{_key(name)}": value for name, value in self.client_evaluation.items()}
+        row |= {f"client_{row_key(name)}": value for name, value in self.client_evaluation.items()}
+        if self.per_client:
+            row["per_client"] = {
+                name: {str(client): value for client, value in sorted(values.items())}
+                for name, values in self.per_client.items()
+            }
         return row
-
-
-def _key(name: str) -> str:
-    return name.replace("-", "_")
 
 
 @dataclass(kw_only=True)
