@@ -10,12 +10,13 @@ from fedhet.conf.mistakes import groups, options_of
 from fedhet.flower_apps import make_client_app
 from fedhet.runtimes.flower_install import stage_app
 from fedhet.runtimes.local.ray_workers import RayWorker
+from fedhet.server_app.assembly import check_parts
 from fedhet.tasks.references import load_reference
 from fedhet.tools.new import main, write_project
-from tests.fedhet.sweep.sweeps import fork
 from tests.processes import finish, start, summary_of
+from tests.recipes import run_recipe
 
-RUN = ["runtime=local", "task=my_project", "clients=2", "rounds=1", "local.epochs=1"]
+RUN = ["task=my_project", "clients=2", "rounds=1", "local.epochs=1"]
 NAMES = ("my_project", "mine", "other")
 
 
@@ -179,30 +180,27 @@ def test_an_actor_of_ray_finds_modules_where_the_launcher_does(tmp_path, monkeyp
 
 
 @pytest.mark.slow
-def test_a_run_and_a_sweep_in_a_folder_with_modules_of_others_names(folder, tmp_path):
-    done = fork(folder, *RUN, "results_dir=fedavg")
-    assert done.returncode == 0, done.stderr
-    swept = ["strategy=fedntd", "strategy.fedntd.weight=0,1", "hydra.sweep.dir=sweep"]
-    done = fork(folder, "-m", *RUN, *swept)
-    assert done.returncode == 0, done.stdout + done.stderr
-    plain = summary_of(folder / "fedavg")
-    zero, one = (summary_of(path) for path in sorted((folder / "sweep").glob("[01]_*")))
-    assert zero["parameters_sha256"] == plain["parameters_sha256"] != one["parameters_sha256"]
-    done = fork(folder, *RUN, "strategy=fedntd", "strategy.fedntd.weight=-1")
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
-    assert "strategy.fedntd.weight=-1" in done.stderr
+def test_the_method_of_the_project_trains_and_is_fedavg_at_weight_zero(folder, tmp_path):
+    plain = run_recipe(tmp_path / "fedavg", *RUN)
+    hashes = [
+        run_recipe(tmp_path / weight, *RUN, "strategy=fedntd", f"strategy.fedntd.weight={weight}")
+        for weight in ("0", "1")
+    ]
+    zero, one = (summary["parameters_sha256"] for summary in hashes)
+    assert zero == plain["parameters_sha256"] != one
+    with pytest.raises(ConfigError, match=r"strategy\.fedntd\.weight=-1"):
+        check_parts(recipe_of("strategy=fedntd", "strategy.fedntd.weight=-1"))
 
 
 @pytest.mark.flower
 @pytest.mark.timeout(700)
-def test_the_code_travels_with_a_run_of_flowers_simulation(folder):
-    """Same bits as on runtime=local, whose processes have the code from the folder itself."""
+def test_the_code_travels_with_a_run_of_flowers_simulation(folder, tmp_path):
+    """In a folder with modules of others' names; same bits as in this process."""
     words = [*RUN, "strategy=fedntd", "strategy.fedntd.weight=2"]
-    local = fork(folder, *words, "results_dir=local")
-    assert local.returncode == 0, local.stderr
+    ours = run_recipe(tmp_path / "here", *words)
     launch = start(folder, *words, "runtime=flower", "results_dir=flower", OMP_NUM_THREADS="1")
     code, printed = finish(launch)
     assert code == 0, printed
-    ours, flowers = summary_of(folder / "local"), summary_of(folder / "flower")
+    flowers = summary_of(folder / "flower")
     assert flowers["parameters_sha256"] == ours["parameters_sha256"]
     assert flowers["fingerprint"]["code"] == ours["fingerprint"]["code"]

@@ -29,7 +29,7 @@ from fedhet.tools.new import TEMPLATE
 from tests.processes import kill_all, marked
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 1500  # of the whole script; it takes about a minute on 2 idle cores
+SECONDS = 420  # of the whole script; it takes about a minute on 2 idle cores
 MARK = "FEDHET_TUTORIAL_TEST"  # in the environment of all that the script starts
 
 pytestmark = pytest.mark.timeout(SECONDS + 80)
