@@ -108,6 +108,18 @@ def method_name(recipe: DictConfig) -> str:
     return joined_methods(recipe.strategy.methods)
 
 
+def identity(recipe: DictConfig) -> dict[str, Any]:
+    """Return what summary.json says of a recipe: method, task, model, partition, clients, seed."""
+    return {
+        "strategy": method_name(recipe),
+        "task": recipe.task.name,
+        "model": recipe.task.model,
+        "partition": recipe.partition.name,
+        "clients": int(recipe.clients),
+        "seed": int(recipe.seed),
+    }
+
+
 # Hydra's own ${hydra.runtime.choices.strategy} is missing where several methods are chosen.
 OmegaConf.register_new_resolver("method_name", joined_methods, replace=True)
 

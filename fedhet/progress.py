@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.common.results import Row
+from fedhet.common.results import COMPLETED, Row
 
 
 @contextmanager
@@ -61,7 +61,9 @@ def figures(row: Row) -> str:
 
 
 def closing_panel(summary: Mapping[str, Any]) -> Panel:
-    """Return the panel with the figures of a finished run."""
+    """Return the panel with the figures of a run that has ended."""
+    status = summary.get("status")
+    how, color = ("done", "green") if status == COMPLETED else (str(status), "yellow")
     seconds = f"{summary.get('seconds') or 0:.1f} s in rounds"
     if (per_round := summary.get("seconds_per_round")) is not None:
         seconds += f", {per_round:.2f} s each"
@@ -69,13 +71,13 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    table.add_row("accuracy", Text(percent(summary.get("accuracy")), style="bold green"))
+    table.add_row("accuracy", Text(percent(summary.get("accuracy")), style=f"bold {color}"))
     table.add_row("best accuracy", percent(summary.get("best_accuracy")))
     table.add_row("rounds", str(summary.get("rounds", "?")))
     table.add_row("time", seconds)
     table.add_row("sent", f"{up:,.1f} MB to the server, {down:,.1f} MB to the clients")
-    title = f"{summary.get('strategy', 'run')} on {summary.get('task', '?')}: done"
-    return Panel(table, title=Text(title), title_align="left", border_style="green", expand=False)
+    title = f"{summary.get('strategy', 'run')} on {summary.get('task', '?')}: {how}"
+    return Panel(table, title=Text(title), title_align="left", border_style=color, expand=False)
 
 
 def percent(share: float | None, missing: str = "not measured") -> str:

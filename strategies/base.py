@@ -32,6 +32,10 @@ class RefusedReplyError(Exception):
     """A reply is invalid and left out of the round; the message says why."""
 
 
+class NonFiniteReplyError(RefusedReplyError):
+    """A reply holds NaN or Inf, or numbers too large to be added up."""
+
+
 class ClientData(Protocol):
     """The examples of one client, on its device."""
 

@@ -15,7 +15,14 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedhet.strategies.base import STATE_LOST, RefusedReplyError, Reply, Shapes, Tensors
+from fedhet.strategies.base import (
+    STATE_LOST,
+    NonFiniteReplyError,
+    RefusedReplyError,
+    Reply,
+    Shapes,
+    Tensors,
+)
 from fedhet.strategies.round.array_codec import to_tensor
 from fedhet.strategies.round.records import CLIENT, METRICS, PERSONAL_SCORE, UPDATE
 
@@ -61,6 +68,7 @@ def decode_tensors(
     shapes: Mapping[str, tuple[int | None, ...]] | None,
     dtypes: Collection[torch.dtype],
     widest: int = 0,
+    largest: float = math.inf,
 ) -> dict[str, Tensor]:
     """Return a record's tensors.
 
@@ -71,9 +79,10 @@ def decode_tensors(
             are free, and every length is up to ``widest``.
         dtypes: the allowed ones.
         widest: the longest that an open dimension may be.
+        largest: that the size of a number may be; see :func:`largest_of`.
 
     Raises:
-        RefusedReplyError: also for NaN and Inf.
+        RefusedReplyError: says why; a NonFiniteReplyError for NaN and Inf, and beyond ``largest``.
     """
     if record is None:
         raise RefusedReplyError(f"it lacks the payload {printable(what)!r}")
@@ -95,7 +104,7 @@ def decode_tensors(
             kind = str(value.dtype).removeprefix("torch.")
             raise RefusedReplyError(f"{label} has the type {kind}, expected {allowed}")
         check_shape(label, tuple(value.shape), None if shapes is None else shapes[name], widest)
-        check_finite(what, {name: value})
+        check_finite(what, {name: value}, largest)
         found[name] = value
     return found
 
@@ -119,16 +128,29 @@ def check_shape(
         raise RefusedReplyError(f"{label} has shape {shape}, expected {wanted}")
 
 
-def check_finite(what: str, tensors: Tensors) -> None:
-    """Refuse NaN and Inf."""
+def check_finite(what: str, tensors: Tensors, largest: float = math.inf) -> None:
+    """Refuse NaN and Inf, and numbers beyond +-``largest``."""
     for name, value in tensors.items():
         if not value.is_floating_point() or value.numel() == 0:
             continue
-        if math.isfinite(value.sum()):  # fast path: a bad value spoils the sum
-            continue
-        low, high = value.aminmax()  # large values may spoil it, too
+        low, high = (float(end) for end in value.aminmax())  # NaN if there is one
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise RefusedReplyError(f"{what} {printable(name)!r} holds NaN or Inf")
+            raise NonFiniteReplyError(f"{what} {printable(name)!r} holds NaN or Inf")
+        if max(-low, high) > largest:
+            raise NonFiniteReplyError(
+                f"{what} {printable(name)!r} holds {high if high > -low else low:.3g}: numbers up "
+                f"to {largest:.3g} can be added up"
+            )
+
+
+def largest_of(params: Tensors, num_clients: int) -> float:
+    """Return the size of number up to which float32 holds all clients' sum of squares.
+
+    It is sqrt(3.4e38 / (N d)), with d numbers in the model, or in a square of its widest layer:
+    1e14 for a thousand clients and a model of 25 million parameters.
+    """
+    numbers = max(sum(value.numel() for value in params.values()), widest_of(params) ** 2)
+    return math.sqrt(_LARGEST / (max(num_clients, 1) * numbers))
 
 
 def widest_of(params: Tensors) -> int:
@@ -158,7 +180,7 @@ def decode_metrics(
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise RefusedReplyError(f"its metric {name!r} is no number")
         if not abs(value) <= _LARGEST:
-            raise RefusedReplyError(f"its metrics [{name!r}] are NaN or Inf, or too large")
+            raise NonFiniteReplyError(f"its metrics [{name!r}] are NaN or Inf, or too large")
         if allowed is not None and name.endswith("accuracy") and not 0 <= value <= 1:
             raise RefusedReplyError(f"its metric {name}={value:g} is not in [0, 1]")
         found[name] = float(value)
@@ -182,6 +204,7 @@ class ExpectedReply:
         dtypes: of payloads that are neither float32 nor of the model's type.
         measures: names of the numbers that the client sides measure; None: see decode_metrics.
         widest: the longest that an open dimension of a payload may be.
+        largest: the size that a number may have.
         lr: eta_l of the round; None: not checked.
     """
 
@@ -192,6 +215,7 @@ class ExpectedReply:
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     measures: Collection[str] | None = ()
     widest: int = 1 << 16
+    largest: float = math.inf
     lr: float | None = None
 
     def decode(
@@ -261,13 +285,14 @@ class ExpectedReply:
 
     def _update(self, content: RecordDict) -> dict[str, Tensor]:
         shapes = {name: tuple(value.shape) for name, value in self.params.items()}
-        return decode_tensors(UPDATE, content.array_records.get(UPDATE), shapes, self._dtypes)
+        record = content.array_records.get(UPDATE)
+        return decode_tensors(UPDATE, record, shapes, self._dtypes, largest=self.largest)
 
     def _payload(self, content: RecordDict, name: str) -> dict[str, Tensor]:
         record, shapes = content.array_records.get(name), self.shapes.get(name)
         what = name if record is None else f"payload {name!r}"
         dtypes = {self.dtypes[name]} if name in self.dtypes else self._dtypes
-        return decode_tensors(what, record, shapes, dtypes, self.widest)
+        return decode_tensors(what, record, shapes, dtypes, self.widest, self.largest)
 
     @property
     def _dtypes(self) -> set[torch.dtype]:

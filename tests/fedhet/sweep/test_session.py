@@ -77,8 +77,10 @@ def pretend(recipe):
     """Be a run in the launcher process: have a figure, or an error, or take long."""
     folder = Path(recipe.results_dir)
     subprocess.run(["echo", "a child says", str(recipe.seed)], check=True)
-    accuracies = enumerate((0.1, recipe.local.lr))
-    write_rows(folder / "metrics.jsonl", [{"round": t, "accuracy": a} for t, a in accuracies])
+    trained = {"seconds": 0.1, "bytes_up": 1, "bytes_down": 1, "failures": []}
+    accuracies = ((0, 0.1, {}), (1, recipe.local.lr, trained))
+    rows = [{"round": t, "accuracy": a, **more} for t, a, more in accuracies]
+    write_rows(folder / "metrics.jsonl", rows)
     if recipe.seed == 13:
         raise LaunchError("the run failed: an unlucky seed\nits log: there")
     if recipe.seed == 14:
