@@ -134,7 +134,7 @@ class ResultsFolder:
         summary |= {"rounds_without_rows": self._lost} if self._lost > 0 else {}
         summary["metrics_sha256"] = self._metrics.sha256
         summary |= {"config_sha256": self._config_sha256} if self._config_sha256 else {}
-        return finite(summary | {"error": error} if error else summary)
+        return dict(finite(summary | {"error": error} if error else summary))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json; a launcher ends what is left of a run that calls itself completed."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.results import write_rows
+from fedhet.common.results import DIVERGED, write_rows
 from fedhet.conf import _composed, compose_overrides, fingerprint
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.plan import SweepPlan, plan_sweep
@@ -88,6 +88,10 @@ def pretend(recipe):
     if recipe.seed == 15:  # as the ServerApp does
         (folder / "summary.json").write_text('{"status": "failed", "error": "its own"}')
         raise LaunchError("the run failed: its own")
+    if recipe.seed == 16:
+        about = {"status": DIVERGED, "fingerprint": fingerprint(recipe), "error": "its loss is nan"}
+        (folder / "summary.json").write_text(json.dumps(about))
+        raise LaunchError("the run diverged: its loss is nan", DIVERGED)
     if recipe.seed == 99:
         time.sleep(60)
     figures = {"accuracy": recipe.local.lr, "rounds": 1, "fingerprint": fingerprint(recipe)}
@@ -103,16 +107,17 @@ def index_of(cwd):
 
 @pytest.mark.slow
 def test_failed_jobs_say_why_the_others_are_kept_and_resuming_runs_what_is_left(tmp_path):
-    words = ["-m", "seed=1,13,14,15"]
+    words = ["-m", "seed=1,13,14,15,16"]
     done = fedhet(tmp_path, *words)
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
-    assert [line[:5] for line in lines[:4]] == [f"[{number}/4]" for number in range(1, 5)]
+    assert [line[:5] for line in lines[:5]] == [f"[{number}/5]" for number in range(1, 6)]
     assert "failed   #1 seed=13: the run failed: an unlucky seed" in lines
+    assert "diverged #4 seed=16: the run diverged: its loss is nan" in lines
     assert "a child says" not in done.stdout
-    index, ended = index_of(tmp_path), ["completed"] + ["failed"] * 3
+    index, ended = index_of(tmp_path), ["completed", *["failed"] * 3, "diverged"]
     assert statuses(tmp_path) == ended
-    assert (index["status"], index["total"], index["overrides"]) == ("failed", 4, words[1:])
+    assert (index["status"], index["total"], index["overrides"]) == ("failed", 5, words[1:])
     folders = [sweep_folder(tmp_path) / f"{n}_fedavg_digits_seed{n + 12}" for n in (1, 2, 3)]
     unlucky, full, own = (read_json(folder / "summary.json") for folder in folders)
     about = {"strategy": "fedavg", "task": "digits", "seed": 13, "status": "failed"}
@@ -124,7 +129,9 @@ def test_failed_jobs_say_why_the_others_are_kept_and_resuming_runs_what_is_left(
         assert error in log
     again = fedhet(tmp_path, "-m", "--resume", *words[1:])
     assert again.returncode == 1
-    assert "[1/4] #0 seed=1: 10.00 %, 1 rounds, earlier" in again.stdout
+    assert "[1/5] #0 seed=1: 10.00 %, 1 rounds, earlier" in again.stdout
+    assert "[5/5] #4 seed=16: diverged: its loss is nan" in again.stdout  # it would do so again
+    assert again.stdout.count("earlier") == 3  # a line, and the table
     assert "the run failed: an unlucky seed" in again.stdout
     resumed = index_of(tmp_path)
     assert len(resumed["resumed"]) == 1
