@@ -16,7 +16,7 @@ from flwr.app import Message, MessageType
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fedhet.common.results import read_rows
+from fedhet.common.results import METRICS, read_rows
 from fedhet.conf import PACKAGES, compose
 from fedhet.server_app.run import Run
 from fedhet.strategies.round.records import CONFIG
@@ -38,8 +38,8 @@ class Scene:
         self.server = federation.folder / "server"
         make_app(self.server / "state" / "app")
 
-    def plan(self, site: int, faults: Mapping[int, str]) -> None:
-        """Set a site's faults, by round."""
+    def plan(self, site: int, faults: Mapping[int | str, str]) -> None:
+        """Set a site's faults, by round, and that of its "card"."""
         for name in (WAITING, GO):
             (self.state(site) / name).unlink(missing_ok=True)
         (self.state(site) / "faults.json").write_text(json.dumps(faults))
@@ -147,6 +147,11 @@ class Submitted:
             alone = Path(folder)
             words = [*RECIPE, *others, f"rounds={rounds}", "max_failed_rounds=1000"]
             run_alone(alone, words, attended(words, took_part))
+            scores = [
+                [(row["round"], row["accuracy"], row["loss"]) for row in read_rows(path)[:rounds]]
+                for path in (self.folder / METRICS, alone / METRICS)
+            ]
+            assert scores[0] == scores[1]
             compared = equal_tensors(last, alone / "checkpoints" / last.name)
             (states,) = (alone / "client_state").iterdir()
             for site in SITES:
