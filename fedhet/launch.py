@@ -43,7 +43,7 @@ from fedhet.common.results import (
     read_summary,
     write_end,
 )
-from fedhet.conf import explain_words, identity, method_name, quoted
+from fedhet.conf import explain_words, identity, method_name, quoted, words_of
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import NO_OPTION
 from fedhet.conf.renamed import refuse_old_keys
@@ -104,7 +104,7 @@ def _hydra_main(recipe: DictConfig) -> float | None:
 
 def run(recipe: DictConfig) -> None:
     """Run one recipe from start to end; a LaunchError says why it did not complete."""
-    words = list(HydraConfig.get().overrides.task)
+    words = words_of(HydraConfig.get().overrides.task)
     check_run(recipe, words)
     results_dir = _prepare_results_dir(recipe)
     overrides = app_overrides(words, recipe, results_dir)

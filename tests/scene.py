@@ -56,6 +56,7 @@ class Scene:
         done = self.federation.flwr_run(recipe, name, "/state/app", "--format", "json")
         assert done.returncode == 0, f"{done.stdout}\n{self.federation.said()}"
         answer = json.loads(done.stdout[done.stdout.index("{") :])
+        assert answer.get("success"), answer
         return Submitted(self, name, int(answer["run-id"]), words)
 
     def begin_and_wait_at_site_1(self, name: str) -> Submitted:
@@ -112,7 +113,8 @@ class Submitted:
         end = time.monotonic() + SECONDS
         while not done():
             over = (self.folder / "summary.json").exists()
-            assert ended or not over, f"{what}: the run is over\n{self.scene.federation.said()}"
+            said = self.summary() if over and not ended else ""
+            assert ended or not over, f"{what}: {said}\n{self.scene.federation.said()}"
             assert time.monotonic() < end, f"{what}: not yet\n{self.scene.federation.said()}"
             time.sleep(0.5)
 
@@ -182,6 +184,7 @@ def make_app(folder: Path) -> None:
         ('clientapp = "fedhet.client_app.app:app"', 'clientapp = "faulty:app"'),
         ("fab-include = [", 'fab-include = [\n  "/faulty.py",'),
         ('license-files = ["LICENSE"]', ""),
+        ('fab-exclude = ["/tests/**"]', ""),
     ):
         assert text.count(old) == 1, old
         text = text.replace(old, new)

@@ -5,6 +5,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from omegaconf import OmegaConf
 
 from fedhet import launch
 from fedhet.common.errors import DivergedError
@@ -135,9 +136,8 @@ class Runtime:
 
 def launched(folder, monkeypatch, runtime):
     """Run a recipe by the launcher on this runtime; there is a plot of it then."""
-    config = SimpleNamespace(
-        mode=launch.RunMode.RUN, overrides=SimpleNamespace(task=["rounds=9", "resume=true"])
-    )
+    words = OmegaConf.create(["rounds=9", "resume=true"])
+    config = SimpleNamespace(mode=launch.RunMode.RUN, overrides=SimpleNamespace(task=words))
     monkeypatch.setattr(launch.HydraConfig, "get", lambda: config)
     monkeypatch.setattr(launch, "runtime_for", lambda *args: runtime)
     monkeypatch.setattr(launch, "check_run", lambda *args: None)

@@ -25,7 +25,7 @@ from omegaconf import DictConfig, read_write
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, write_end
-from fedhet.conf import identity, plain_part
+from fedhet.conf import identity, plain_part, words_of
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep import resource_slots, session
@@ -63,7 +63,7 @@ class _Attempt:
         self._report = JobReport(
             number=int(job.job.num),
             folder=folder.name,
-            overrides=[str(word) for word in job.overrides.task],
+            overrides=words_of(job.overrides.task),
             status="waiting",
             rounds=int(recipe.rounds),
             began=time.time(),

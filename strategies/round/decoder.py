@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -94,19 +95,25 @@ def decode_tensors(
         )
     found = {}
     for name, array in record.items():
-        label = f"{what} {printable(name)!r}"
         try:
-            value = to_tensor(array)
+            found[name] = value = to_tensor(array)
         except ValueError as error:
-            raise RefusedReplyError(f"{label} cannot be read: {printable(error)}") from None
+            said = f"{label_of(what, name)} cannot be read: {printable(error)}"
+            raise RefusedReplyError(said) from None
         if value.dtype not in dtypes:
             allowed = ", ".join(sorted(str(one).removeprefix("torch.") for one in dtypes))
             kind = str(value.dtype).removeprefix("torch.")
-            raise RefusedReplyError(f"{label} has the type {kind}, expected {allowed}")
-        check_shape(label, tuple(value.shape), None if shapes is None else shapes[name], widest)
-        check_finite(what, {name: value}, largest)
-        found[name] = value
+            raise RefusedReplyError(f"{label_of(what, name)} has the type {kind}, not {allowed}")
+        expected = None if shapes is None else shapes[name]
+        if value.shape != expected:
+            check_shape(label_of(what, name), tuple(value.shape), expected, widest)
+    check_finite(what, found, largest)
     return found
+
+
+def label_of(what: str, name: str) -> str:
+    """Return how errors name a tensor of a record."""
+    return f"{what} {printable(name)!r}"
 
 
 def check_shape(
@@ -135,11 +142,11 @@ def check_finite(what: str, tensors: Tensors, largest: float = math.inf) -> None
             continue
         low, high = (float(end) for end in value.aminmax())  # NaN if there is one
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise NonFiniteReplyError(f"{what} {printable(name)!r} holds NaN or Inf")
+            raise NonFiniteReplyError(f"{label_of(what, name)} holds NaN or Inf")
         if max(-low, high) > largest:
             raise NonFiniteReplyError(
-                f"{what} {printable(name)!r} holds {high if high > -low else low:.3g}: numbers up "
-                f"to {largest:.3g} can be added up"
+                f"{label_of(what, name)} holds {high if high > -low else low:.3g}: numbers up to "
+                f"{largest:.3g} can be added up"
             )
 
 
@@ -172,8 +179,8 @@ def decode_metrics(
     record = content.metric_records.get(METRICS, MetricRecord())
     if missing := sorted(set(required) - record.keys()):
         raise RefusedReplyError(f"its metrics lack {missing}")
-    unknown = () if allowed is None else sorted(map(printable, record.keys() - set(allowed)))
-    if unknown:
+    if allowed is not None and (more := record.keys() - allowed):
+        unknown = sorted(map(printable, more))
         raise RefusedReplyError(f"its metrics {unknown[:5]} are none that a client may send")
     found = {}
     for name, value in record.items():
@@ -263,8 +270,7 @@ class ExpectedReply:
         max_steps: int | None,
         had_state: bool,
     ) -> dict[str, float]:
-        allowed = None if self.measures is None else {*_MEASURED, *self.measures}
-        metrics = decode_metrics(content, _COUNTS, allowed)
+        metrics = decode_metrics(content, _COUNTS, self._allowed)
         examples, steps, lr_sum = (metrics[n] for n in ("num-examples", "num-steps", "lr-sum"))
         if steps < 1:
             raise RefusedReplyError("it took no step")
@@ -284,9 +290,8 @@ class ExpectedReply:
         return metrics
 
     def _update(self, content: RecordDict) -> dict[str, Tensor]:
-        shapes = {name: tuple(value.shape) for name, value in self.params.items()}
         record = content.array_records.get(UPDATE)
-        return decode_tensors(UPDATE, record, shapes, self._dtypes, largest=self.largest)
+        return decode_tensors(UPDATE, record, self._shapes, self._dtypes, largest=self.largest)
 
     def _payload(self, content: RecordDict, name: str) -> dict[str, Tensor]:
         record, shapes = content.array_records.get(name), self.shapes.get(name)
@@ -294,7 +299,16 @@ class ExpectedReply:
         dtypes = {self.dtypes[name]} if name in self.dtypes else self._dtypes
         return decode_tensors(what, record, shapes, dtypes, self.widest, self.largest)
 
-    @property
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int | None, ...]]:
+        return {name: tuple(value.shape) for name, value in self.params.items()}
+
+    @cached_property
+    def _allowed(self) -> set[str] | None:
+        """The names that its numbers may have; None: any."""
+        return None if self.measures is None else {*_MEASURED, *self.measures}
+
+    @cached_property
     def _dtypes(self) -> set[torch.dtype]:
         """The model's types, and float32, in which statistics and secure sums are."""
         return {torch.float32, *(value.dtype for value in self.params.values())}

@@ -107,6 +107,7 @@ def forge(reply: Message, **numbers: float) -> None:
     reply.content.metric_records[METRICS].update(numbers)
 
 
+HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**18},)}}"
 BEFORE: dict[str, Callable[[Path], object]] = {
     "raise": raise_error,
     "die": lambda folder: os._exit(9),
@@ -117,9 +118,7 @@ AFTER: dict[str, Callable[[Message], object]] = {
     "nothing": lambda reply: write(reply, b""),
     "zip": lambda reply: write(reply, b"PK\x03\x04" + bytes(100)),
     "unbalanced": lambda reply: write(reply, header("{'descr': '<f4', 'shape': (1,")),
-    "10^18": lambda reply: write(
-        reply, header("{'descr': '<f4', 'fortran_order': False, 'shape': (10**18,)}")
-    ),
+    "10^18": lambda reply: write(reply, header(HUGE)),
     "int64": lambda reply: change(reply, UPDATE, lambda x: x.long()),
     "complex_nan": lambda reply: write(reply, npy(np.array(complex("nan+nanj"), "c8"))),
     "3e38": lambda reply: change(reply, UPDATE, lambda x: torch.full_like(x, 3e38)),
