@@ -22,7 +22,7 @@ from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 
 from fedhet.common.errors import ConfigError
@@ -66,7 +66,7 @@ def _quote(value: bool | float | int | str) -> str:
     return quoted(value)
 
 
-def words_of(overrides: ListConfig) -> list[str]:
+def words_of(overrides: Any) -> list[str]:
     """Return the overrides that Hydra keeps as they were typed: references stay references."""
     return [str(word) for word in OmegaConf.to_container(overrides) or ()]
 

@@ -55,7 +55,7 @@ def replies(scene: Scene) -> list[str]:
     for row, said in zip(run.rows(), REFUSED.values(), strict=True):
         (failure,) = row["failures"]
         assert failure.startswith("client 0: ")
-        assert said in failure
+        assert said in failure, failure
         assert (row["clients"], row["absent"]) == ([2], [1])
     assert run.rows()[-1]["bytes_up"] > 200e6
     late = "refused a node that joined late: node "

@@ -168,6 +168,9 @@ def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(tm
     unknown = fedhet(tmp_path, "-m", "strategy=fedavg,fedavgg")
     assert unknown.returncode == 1
     assert "did you mean fedavg" in unknown.stderr
+    together = fedhet(tmp_path, "-m", "clients=3,5", "min_replies=2,4")
+    assert re.search(r"job #1 \(clients=3 min_replies=4\): min_replies=4, .* 3 or", together.stderr)
+    assert (together.returncode, together.stdout, len(together.stderr.splitlines())) == (1, "", 1)
     assert not (tmp_path / "results").exists()
 
 
