@@ -150,8 +150,8 @@ class Submitted:
             words = [*RECIPE, *others, f"rounds={rounds}", "max_failed_rounds=1000"]
             run_alone(alone, words, attended(words, took_part))
             scores = [
-                [(row["round"], row["accuracy"], row["loss"]) for row in read_rows(path)[:rounds]]
-                for path in (self.folder / METRICS, alone / METRICS)
+                [(row["round"], row["accuracy"], row["loss"]) for row in rows[: rounds + 1]]
+                for rows in (read_rows(run / METRICS) for run in (self.folder, alone))
             ]
             assert scores[0] == scores[1]
             compared = equal_tensors(last, alone / "checkpoints" / last.name)
