@@ -4,9 +4,10 @@ pytest collects this file only by name: it makes two empty environments outside 
 first time downloads gigabytes. The newest flwr is the newest whose dependencies can be had, too.
 """
 
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +45,17 @@ def install(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
 @pytest.fixture(scope="module")
 def pythons(
     install: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """Return the interpreters of two environments with the wheel and its dependencies."""
+) -> Iterator[dict[str, Path]]:
+    """Yield the interpreters of two environments with the wheel and its dependencies."""
     found = {}
     for name, flwr in RELEASES.items():
         folder = tmp_path_factory.mktemp(name)
         run([sys.executable, "-m", "uv", "venv", "--clear", str(folder)], folder.parent)
         found[name] = folder / "bin" / "python"
         install(found[name], flwr)
-    return found
+    yield found
+    for python in found.values():
+        shutil.rmtree(python.parents[1])  # gigabytes, which pytest would keep
 
 
 def the_same(summaries: dict[str, dict[str, Any]], what: str) -> None:
