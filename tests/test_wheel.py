@@ -32,7 +32,8 @@ def installed(wheel: zipfile.ZipFile, tmp_path_factory: pytest.TempPathFactory) 
 def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     names = wheel.namelist()
     assert len(names) == len(set(names))
-    package = {name for name in names if not name.startswith("fedhet-0.1.0.dist-info/")}
+    (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
+    package = {name for name in names if not name.startswith(metadata.removesuffix("METADATA"))}
     wanted = {
         Path(folder, name).relative_to(ROOT).as_posix()
         for folder, _, files in os.walk(ROOT / "fedhet", followlinks=True)
@@ -44,7 +45,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     assert package == wanted
     for name in package:
         assert wheel.read(name) == (ROOT / name).read_bytes(), name
-    assert b"Private" not in wheel.read("fedhet-0.1.0.dist-info/METADATA")
+    assert b"Do Not Upload" not in wheel.read(metadata)
 
 
 def test_import_fedhet_imports_no_torch(installed, tmp_path):
