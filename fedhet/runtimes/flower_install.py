@@ -47,13 +47,16 @@ class LaunchError(RuntimeError):
         self.status = status
 
 
-def check_flower() -> None:
-    """Raise LaunchError unless the installed Flower is of line 1.39."""
+def check_flower(runtime: str) -> None:
+    """Raise LaunchError unless the installed Flower is of the line that a runtime is written for.
+
+    Later releases have no gRPC, and other commands: docs/moving-on.md.
+    """
     installed = importlib.metadata.version("flwr")
     if installed.split(".")[:2] != FLOWER.split("."):
         raise LaunchError(
-            f"flwr {installed} is installed, but this launcher needs {FLOWER}: install fedhet with "
-            f"its own dependencies, or flwr=={FLOWER}.0"
+            f"runtime={runtime} needs flwr {FLOWER}, and {installed} is installed: set "
+            f"runtime=local or runtime=ray, or install flwr=={FLOWER}.0"
         )
 
 
