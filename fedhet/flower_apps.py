@@ -172,11 +172,10 @@ class _App:
         methods: Sequence[Any] = method if several else [method]  # type: ignore[assignment]
         found: Any = loss_of(kind, loss) if loss is None or isinstance(loss, str) else loss
         names = [_recipe_of(one) for one in methods]
-        words = [f"strategy=[{','.join(names)}]", *_words(own)]
+        words = [f"strategy=[{','.join(names)}]", *_words(own), *_words(settings or {})]
         for one, name in zip(methods, names, strict=True):
             if isinstance(one, FederatedStrategy) and one.arguments:
                 words += _argument_words(one, name, compose_overrides(tuple(words)))
-        words += _words(settings or {})
         compose_overrides(tuple(words))  # refuses what is wrong when the app is imported
         return cls(tuple(words), Functions(data, model, test_data, found))
 

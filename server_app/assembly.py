@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from omegaconf import DictConfig
@@ -18,12 +18,16 @@ from fedhet.conf import (
 )
 from fedhet.conf.arguments import check_arguments
 from fedhet.server_app.calibration import Calibration
-from fedhet.strategies.base import Observer, Output, ReplyTransform
+from fedhet.strategies.base import ClientSide, Observer, Output, ReplyTransform
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
+from fedhet.strategies.fedproto import PROTOTYPE_SUMS
+from fedhet.strategies.feduv import FedUVClient
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
+from fedhet.strategies.statistics.class_counts import CLASS_COUNTS
+from fedhet.strategies.statistics.soft_labels import SOFT_LABEL_SUMS
 from fedhet.tasks import AnyTask, Task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
@@ -41,6 +45,9 @@ _PARTS = (
     "strategy.secure_aggregation",
     "schedule",
 )
+
+
+_BY_CLASS = {CLASS_COUNTS, SOFT_LABEL_SUMS, PROTOTYPE_SUMS}  # payloads
 
 
 def check_parts(recipe: DictConfig) -> None:
@@ -92,6 +99,18 @@ def _black_and_white(task: AnyTask, device: torch.device) -> tuple[Tensor | None
     return shift, 255 * scale + shift
 
 
+def _check_kind(recipe: DictConfig, task: AnyTask, sides: Mapping[str, ClientSide]) -> None:
+    """Refuse methods that work by class where the labels are none."""
+    kind = task.config.kind if isinstance(task.config, OwnConfig) else "classification"
+    if kind == "classification":
+        return
+    if any(isinstance(side, FedUVClient) or side.sends & _BY_CLASS for side in sides.values()):
+        raise ConfigError(
+            f"strategy={method_name(recipe)} works by class, and task.kind={kind} has no classes: "
+            "choose another strategy"
+        )
+
+
 def build_strategy(
     recipe: DictConfig,
     task: AnyTask,
@@ -107,6 +126,7 @@ def build_strategy(
     """
     model, tensors = server_model.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
+    _check_kind(recipe, task, client_sides)
     optimizer = build_local_optimizer(recipe, tensors)
     shared = trainable_shared(model, TensorSelector(recipe.strategy.personal))
     for side in client_sides.values():

@@ -201,7 +201,7 @@ def _reader(given: Any, columns: Sequence[str] | None) -> _Arrays | _Dataset:
     if isinstance(given, DataLoader):
         _check_loader(given)
         return _Dataset(given.dataset, given.collate_fn, columns)
-    if isinstance(given, (tuple, list)) and len(given) == 2 and all(map(_is_array, given)):
+    if is_pair(given):
         inputs, targets = (torch.as_tensor(np.asarray(one)) for one in given)
         return _Arrays(inputs, targets)
     if isinstance(given, IterableDataset) or not (
@@ -214,8 +214,10 @@ def _reader(given: Any, columns: Sequence[str] | None) -> _Arrays | _Dataset:
     return _Dataset(given, default_collate, columns)
 
 
-def _is_array(value: Any) -> bool:
-    return isinstance(value, (np.ndarray, Tensor)) or hasattr(value, "__array__")
+def is_pair(given: Any) -> bool:
+    """Return whether a data function gave arrays (inputs, targets)."""
+    pair = isinstance(given, (tuple, list)) and len(given) == 2
+    return pair and all(hasattr(one, "__array__") for one in given)
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:

@@ -59,7 +59,7 @@ def loss_of(kind: str, name: str | None) -> Loss:
     Raises:
         ConfigError: for a loss that the kind does not have.
     """
-    options = LOSSES[kind]
+    options = LOSSES[require_choice("task.kind", kind, LOSSES)]
     if name is None:
         return next(iter(options.values()))
     if is_reference(name):

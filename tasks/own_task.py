@@ -16,7 +16,7 @@ from torch.utils.data import Subset
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.config import OwnConfig
-from fedhet.tasks.examples import Examples
+from fedhet.tasks.examples import Examples, is_pair
 from fedhet.tasks.losses import Loss, loss_of
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
 from fedhet.tasks.models.wrapped import WrappedModel
@@ -340,7 +340,7 @@ def _needs(function: Function | None, parameter: str) -> bool:
 
 def _select(given: Any, rows: Indices) -> Any:
     """Return some rows of what a data function gave."""
-    if isinstance(given, (tuple, list)):
+    if is_pair(given):
         return tuple(_rows(one, rows) for one in given)
     dataset = getattr(given, "dataset", given)  # of a DataLoader
     subset: Any = Subset(dataset, rows.tolist())

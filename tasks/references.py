@@ -11,6 +11,7 @@ from typing import Any
 from fedhet.common.errors import ConfigError
 
 Function = Callable[..., Any]
+_BRACKETS = {ord("<"): None, ord(">"): None}
 
 
 def is_reference(text: str) -> bool:
@@ -50,9 +51,12 @@ def load_reference(key: str, text: str) -> Function:
 
 
 def name_of(function: Function) -> str:
-    """Return how a recipe names a function, ``package.module:function``."""
+    """Return how a recipe names a function, ``package.module:function``.
+
+    A function inside another one (``<locals>``), or a lambda, has a name that cannot be loaded.
+    """
     owner = function if hasattr(function, "__qualname__") else type(function)
-    return f"{owner.__module__}:{owner.__qualname__}"
+    return f"{owner.__module__}:{owner.__qualname__}".translate(_BRACKETS)
 
 
 def call_with_known(

@@ -130,7 +130,7 @@ TABLE = """
  | task.loss | null cross_entropy a:b | mse a.b 3
 task=own,task.data=a.b:c,task.model=a.b:C | task.data | a:b a.b:c.d | null a.b 3 a:b:c
 task=own,task.data=a.b:c,task.model=a.b:C | task.test_data | null a:b | a 3
-task=own,task.data=a.b:c,task.model=a.b:C | task.kind | classification regression segmentation | sound null
+task=own,task.data=a.b:c,task.model=a.b:C | task.kind | regression segmentation | sound null
 task=own,task.data=a.b:c,task.model=a.b:C | task.loss | null mse l1 huber a:b | rmse 3
 task=own,task.data=a.b:c,task.model=a.b:C | task.data_options | null {a:1} | 3
 task=own,task.data=a.b:c,task.model=a.b:C | task.columns | null [image,label] | 3 image

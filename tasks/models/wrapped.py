@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from logging import INFO, getLogger
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError
@@ -167,9 +166,10 @@ def _hide_frozen(network: nn.Module) -> None:
 
 def _tensor(outputs: Any) -> Tensor:
     """Return a network's outputs; of Hugging Face's models, the logits."""
-    found = getattr(outputs, "logits", outputs)
-    if not isinstance(found, torch.Tensor):
+    found = outputs.get("logits") if isinstance(outputs, Mapping) else outputs
+    if found is None or isinstance(found, (tuple, list)):  # torch.fx traces with no tensor
         raise ConfigError(
-            f"the model returned a {type(found).__name__}: it must return a tensor, the logits"
+            f"the model returned a {type(outputs).__name__}: it must return a tensor, the logits"
         )
-    return found
+    tensor: Tensor = found
+    return tensor

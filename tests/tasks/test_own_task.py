@@ -1,0 +1,328 @@
+"""Tasks on a user's own data and model: what their functions may give, and what is refused."""
+
+import copy
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+
+from fedhet.common.errors import ConfigError
+from fedhet.tasks import Functions, build_task
+from fedhet.tasks.examples import Examples
+from fedhet.tasks.losses import loss_of
+from fedhet.tasks.models import build_model
+from fedhet.tasks.models.wrapped import WrappedModel
+from fedhet.tasks.references import call_with_known, load_reference
+
+OWN = {"name": "own", "inputs": "own", "data": "a:b", "model": "a:b"}
+IID = {"name": "iid"}
+DIRICHLET = {"name": "dirichlet", "alpha": 0.3, "min_size": 2}
+
+
+def network():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def everything():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(3, size=90)
+    inputs = rng.normal(size=(90, 4)).astype("float32")
+    return (inputs[:60], labels[:60]), (inputs[60:], labels[60:])
+
+
+def task_of(data, model=network, partition=IID, clients=3, test_data=None, **changes):
+    config = OWN | changes
+    loss = loss_of(config.get("kind", "classification"), None)
+    functions = Functions(data, model, test_data, loss)
+    return build_task(config, partition, seed=0, num_clients=clients, functions=functions)
+
+
+# ---- the model -----------------------------------------------------------------------------------
+
+
+class Sandwich(nn.Module):
+    """The classifier is in the middle of the list of modules, and frozen layers around it."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Linear(4, 6)
+        self.embed.requires_grad_(False)
+        self.fc = nn.Linear(6, 3)
+        self.norm = nn.BatchNorm1d(6)
+
+    def forward(self, inputs):
+        return self.fc(self.norm(torch.tanh(self.embed(inputs))))
+
+
+def test_a_wrapped_model_computes_the_same_and_gives_the_classifiers_input():
+    torch.manual_seed(0)
+    inputs, plain = torch.randn(5, 4), Sandwich().eval()
+    expected = plain(inputs)
+    hidden = plain.norm(torch.tanh(plain.embed(inputs)))
+    names = {name: value for name, value in plain.state_dict().items() if "embed" not in name}
+    model = WrappedModel(copy.deepcopy(plain)).eval()
+    features, logits = model(inputs)
+    assert torch.equal(logits, expected)
+    assert torch.equal(features, hidden)
+    assert torch.equal(model.head(features), expected)
+    assert {name.partition(".")[0] for name in model.state_dict()} == {"body", "head"}
+    assert [name for name, _ in model.named_parameters()][-2:] == ["head.weight", "head.bias"]
+    assert model.own_names(model.state_dict()).keys() == names.keys()  # no frozen tensor
+    twin = copy.deepcopy(model)
+    twin.head.weight.data.zero_()
+    assert torch.equal(model(inputs)[1], expected)  # the copy calls its own head
+    assert torch.equal(twin(inputs)[1], twin.head.bias.expand(5, 3))
+    doubled = model.double()
+    assert doubled(inputs.double())[1].dtype == torch.float64  # frozen tensors moved, too
+
+
+def test_a_lone_linear_layer_is_its_own_classifier():
+    model = WrappedModel(nn.Linear(4, 3))
+    inputs = torch.randn(2, 4)
+    assert torch.equal(model(inputs)[0], inputs)
+    assert set(model.own_names(model.state_dict())) == {"weight", "bias"}
+
+
+def test_hugging_faces_outputs_are_their_logits_and_a_convolution_may_be_the_classifier():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.classifier = nn.Conv2d(1, 2, 1)
+
+        def forward(self, inputs):
+            return {"loss": None, "logits": self.classifier(inputs)}
+
+    model = WrappedModel(Named(), classifies=False)
+    features, logits = model(torch.ones(3, 1, 2, 2))
+    assert (features.shape, logits.shape) == ((3, 4), (3, 2, 2, 2))
+
+
+def two_outputs():
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, inputs):
+            return self.fc(inputs), inputs
+
+    return Two()
+
+
+def shared_classifier():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    model.append(model[0])
+    return model
+
+
+def frozen():
+    return network().requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("build", "options", "message"),
+    [
+        (nn.ReLU, {}, "ReLU has no linear layer or convolution .*task.classifier"),
+        (network, {"classifier": "fc"}, "task.classifier=fc is no module of the model; it has: 0,"),
+        (network, {"classifier": "1"}, None),
+        (shared_classifier, {"classifier": "2"}, "is used by the names 0, 2"),
+        (frozen, {}, "no trainable tensor"),
+        (lambda: 3, {}, "returned a int: it must return an nn.Module"),
+        (lambda width: network(), {}, "needs width: give them in task.model_options"),
+        (
+            network,
+            {"model_options": {"width": 3}},
+            "options has width, and .* takes: nothing",
+        ),
+        (nn.ReLU, {"head_init": "orthogonal"}, "no linear layer"),
+        (two_outputs, {}, "returned a tuple: it must return a tensor, the logits"),
+    ],
+)
+def test_what_is_no_model_is_refused_in_one_line(build, options, message):
+    def made():
+        task = task_of(everything, build, **options)
+        return task.build_model(0)(torch.ones(2, 4))
+
+    if message is None:
+        assert made()[1].shape == (2, 3)
+        return
+    with pytest.raises(ConfigError, match=message) as refused:
+        made()
+    assert "\n" not in str(refused.value)
+
+
+def test_the_same_seed_gives_the_same_model_and_torchs_generator_is_left_alone():
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    task = task_of(everything, head_bias=False)
+    first, again, other = (task.build_model(seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+    assert "head.bias" not in first
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_own_model_is_told_what_its_parameters_name():
+    model = build_model(
+        "tests.tasks.test_own_task:sized", input_shape=(2, 3), num_classes=5, seed=0
+    )
+    assert model.head.out_features == 5
+    assert model.body[1].in_features == 6
+
+
+def sized(num_classes, input_shape, width=7):
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(input_shape[0] * input_shape[1], width),
+        nn.ReLU(),
+        nn.Linear(width, num_classes),
+    )
+
+
+# ---- the data ------------------------------------------------------------------------------------
+
+
+def test_everybodys_data_is_divided_by_the_partition_and_each_row_once():
+    task = task_of(everything, partition=DIRICHLET | {"holdout": 0.2})
+    parts = [task.client_data(client) for client in range(3)]
+    sizes = [len(train) + len(held_out) for train, held_out in parts]
+    assert sum(sizes) == 60
+    assert len(set(sizes)) > 1  # Dirichlet 0.3
+    labels = np.concatenate([both.targets() for pair in parts for both in pair])
+    assert sorted(labels) == sorted(everything()[0][1])
+    assert len(task.test_data()) == 30
+    assert task.class_counts().sum(axis=0).tolist() == np.bincount(everything()[0][1]).tolist()
+    assert (task.num_classes, task.class_names) == (3, ("0", "1", "2"))
+
+
+def test_a_function_of_one_client_is_told_who_asks_and_the_server_has_no_test_data():
+    asked = []
+
+    def data(client_id, num_clients, seed, data_folder=None, size=6):
+        asked.append((client_id, num_clients, seed, data_folder))
+        train, test = everything()
+        return (train[0][:size], train[1][:size]), test if client_id else None
+
+    task = task_of(data, data_options={"size": 9})
+    assert task.test_data() is None
+    train, held_out = task.client_data(0, site_folder="/data/mine")
+    assert (len(train), held_out) == (9, None)
+    assert len(task.client_data(1)[1]) == 30
+    assert [str(folder) for *_, folder in asked] == ["/data/mine", "None"]
+    assert [one[:3] for one in asked] == [(0, 3, 0), (1, 3, 0)]
+    given = task_of(data, test_data=lambda: everything()[1]).test_data()
+    assert len(given) == 30
+
+
+def test_a_regressions_targets_are_partitioned_by_tenths_and_have_no_classes():
+    def data():
+        x = np.random.default_rng(1).normal(size=(100, 4))
+        return (x, 2 * x[:, 0]), None
+
+    task = task_of(data, partition=DIRICHLET, kind="regression")
+    train, _ = task.client_data(0)
+    inputs, targets = next(train.batches(4, generator=None, train=True))
+    assert (inputs.dtype, targets.dtype) == (torch.float32, torch.float32)
+    assert torch.allclose(targets, 2 * inputs[:, 0])
+    counts = task.class_counts()
+    assert counts.sum(axis=0).tolist() == [10] * 10
+    with pytest.raises(ConfigError, match="regression has no examples by class"):
+        train.class_counts()
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "outputs", "targets", "expected"),
+    [
+        ("regression", None, [[1.0], [3.0]], [0.0, 0.0], 5.0),
+        ("regression", "l1", [1.0, 3.0], [0.0, 0.0], 2.0),
+        ("regression", "huber", [1.0, 3.0], [0.0, 0.0], (0.5 + 2.5) / 2),
+        ("classification", None, [[0.0, 0.0]], [1], float(np.log(2))),
+        ("segmentation", None, [[[[0.0]], [[0.0]]]], [[[1]]], float(np.log(2))),
+        ("classification", "tests.tasks.test_own_task:zero", [[1.0]], [0], 0.0),
+        ("classification", "torch.nn:CrossEntropyLoss", [[0.0, 0.0]], [1], float(np.log(2))),
+    ],
+)
+def test_losses_by_closed_form(kind, name, outputs, targets, expected):
+    loss = loss_of(kind, name)(torch.tensor(outputs), torch.tensor(targets))
+    assert float(loss) == pytest.approx(expected)
+
+
+def zero(outputs, targets):
+    return outputs.sum() * 0
+
+
+def test_batches_are_the_generators_permutation():
+    examples = Examples(
+        (torch.arange(7.0)[:, None], torch.zeros(7)), kind="regression", num_classes=0
+    )
+    order = torch.randperm(7, generator=torch.Generator().manual_seed(5))
+    generator = torch.Generator().manual_seed(5)
+    found = [x for x, _ in examples.batches(3, generator=generator, train=True, drop_last=True)]
+    assert torch.cat(found)[:, 0].tolist() == order[:6].float().tolist()
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        yield from ()
+
+
+def rows(*examples):
+    return lambda: (list(examples), None)
+
+
+PAIRS = TensorDataset(torch.ones(4, 4), torch.zeros(4).long())
+WEIGHTED = DataLoader(PAIRS, sampler=WeightedRandomSampler([1, 1, 1, 1], 4))
+IMAGE = {"img": torch.ones(4), "label": 1}
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (lambda: 3, {}, "returned a int: it must return .train, test."),
+        (lambda: (3, None), {}, "gave a int: it must give arrays"),
+        (lambda: (Endless(), None), {}, "gave a Endless: it must give arrays"),
+        (lambda: (WEIGHTED, None), {}, "WeightedRandomSampler, and fedhet draws them itself"),
+        (lambda: ((np.ones((3, 4)), np.ones(2)), None), {}, "3 inputs and 2 targets"),
+        (lambda: ((np.ones((3, 4)), np.array([0, 1, 3])), None), {}, "labels run from 0 to 3, and"),
+        (rows({"a": torch.ones(4), "b": 1}), {}, "an example has a, b: name its input and its"),
+        (rows(IMAGE), {"columns": ["img", "lbl"]}, "names lbl, and an example has img, label"),
+        (rows((torch.ones(4), 1, 2)), {}, "a batch is a list: it must be .inputs, targets."),
+        (rows(("text", 1)), {}, "both must be tensors"),
+        (lambda count: everything(), {}, "needs count: give them in task.data_options"),
+        (everything, {"data_options": {"n": 1}}, "data_options has n, and .*everything takes"),
+        (everything, {"classes": ["a", "b"]}, "labels run from 0 to 2, and the model has 2"),
+        (lambda client_id: ((np.ones((0, 4)), np.ones(0)), None), {}, "no training example"),
+    ],
+)
+def test_what_is_no_data_is_refused_in_one_line(data, options, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        task_of(data, clients=1, **options).client_data(0)[0].class_counts()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_dicts_input_and_target_are_found():
+    task = task_of(rows(IMAGE, IMAGE, IMAGE), clients=1)
+    inputs, labels = next(task.client_data(0)[0].batches(2, generator=None, train=True))
+    assert (inputs.shape, labels.tolist()) == ((2, 4), [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nowhere.at:all", "there is no module nowhere"),
+        ("tests.nowhere:all", "there is no module tests.nowhere"),
+        ("tests.tasks.test_own_task:netwrk", "has no netwrk; it has network"),
+        ("tests.tasks.test_own_task:OWN", "is a dict and no function"),
+    ],
+)
+def test_a_reference_to_nothing_is_refused_in_one_line(text, message):
+    with pytest.raises(ConfigError, match=f"task.model={re.escape(text)}.*{message}") as refused:
+        load_reference("task.model", text)
+    assert "\n" not in str(refused.value)
+
+
+def test_options_win_over_what_is_known():
+    assert call_with_known("k", lambda a, b=2: (a, b), {"a": 1, "b": 3, "c": 4}, {"b": 5}) == (1, 5)
