@@ -298,7 +298,5 @@ def _open(path: str, subset: str | None) -> Mapping[str, Any]:
 
 def _split(splits: Mapping[str, Any], name: str, key: str, path: str) -> Any:
     if name not in splits:
-        raise ConfigError(
-            f"{path} has no split {name} ({_KEY}.{key}); it has: {', '.join(splits)}"
-        )
+        raise ConfigError(f"{path} has no split {name} ({_KEY}.{key}); it has: {', '.join(splits)}")
     return splits[name]

@@ -100,7 +100,7 @@ class OwnTask:
             return 0
         if self.config.class_names is not None:
             return len(self.config.class_names)
-        head = self.build_model(0).head
+        head = self._built[0]
         outputs = getattr(head, "out_features", getattr(head, "out_channels", None))
         if outputs is None:
             raise ConfigError(
@@ -130,8 +130,8 @@ class OwnTask:
 
     def label_metadata(self) -> dict[str, str]:
         """Return the metadata of a model's file: the classes, the path of the classifier."""
-        model = self.build_model(0)
-        own = {"classifier": model.classifier} if isinstance(model, WrappedModel) else {}
+        classifier = self._built[1]
+        own = {} if classifier is None else {"classifier": classifier}
         return {"classes": json.dumps(self.class_names), "kind": self.config.kind, **own}
 
     def build_model(self, seed: int) -> AnyModel:
@@ -161,7 +161,7 @@ class OwnTask:
     @cached_property
     def classifier_tensors(self) -> int:
         """How many of the model's last tensors are its classifier."""
-        return self.build_model(0).classifier_tensors
+        return self._built[2]
 
     def client_data(
         self,
@@ -218,6 +218,13 @@ class OwnTask:
         return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
 
     # ---- pieces ------------------------------------------------------------------------------
+
+    @cached_property
+    def _built(self) -> tuple[torch.nn.Module, str | None, int]:
+        """Return the head, its path in an own model and its tensors of a model built once."""
+        model = self.build_model(0)
+        path = model.classifier if isinstance(model, WrappedModel) else None
+        return model.head, path, model.classifier_tensors
 
     def _known_to_models(self) -> dict[str, Any]:
         """Return what a model function can ask for, by the names of its parameters."""

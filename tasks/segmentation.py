@@ -145,11 +145,9 @@ class MaskedImages(Dataset[Pair]):
             pixels = np.asarray(image.convert(self._mode).resize(self._size), dtype=np.float32)
             labels = np.asarray(mask.resize(self._size, Image.Resampling.NEAREST), dtype=np.int64)
         if labels.ndim != 2:
-            raise ConfigError(f"{mask_path} has colours: a mask's pixel must be the label, a number")
-        shape = (*labels.shape, len(self._mode))
-        return torch.from_numpy(pixels.reshape(shape) / 255).permute(2, 0, 1), torch.from_numpy(
-            labels
-        )
+            raise ConfigError(f"{mask_path} has colours: a mask's pixel must be its label")
+        channels_last = torch.from_numpy(pixels.reshape(*labels.shape, -1) / 255)
+        return channels_last.permute(2, 0, 1), torch.from_numpy(labels)
 
     def select(self, rows: NDArray[Any]) -> MaskedImages:
         """Return some of the images."""

@@ -290,7 +290,8 @@ def _check(
     public: object,
     test_fraction: float,
 ) -> None:
-    texts, names = {"target": target, "path": path}, {"numeric": numeric, "categorical": categorical}
+    texts = {"target": target, "path": path}
+    names = {"numeric": numeric, "categorical": categorical}
     require_types(_KEY, texts, dict.fromkeys(texts, str | None))
     require_types(_KEY, names, dict.fromkeys(names, tuple[str, ...] | None))
     require_types(_KEY, {"public": public}, {"public": int | str})

@@ -17,11 +17,11 @@ WORDS = [
     f"task.model_options.width={WIDTH}",
     "partition=iid",
     "clients=4",
-    "rounds=10",
+    "rounds=15",
     "local=adam",
-    "local.lr=0.005",
+    "local.lr=0.01",
     "local.epochs=2",
-    "local.batch_size=16",
+    "local.batch_size=8",
     "runtime=local",
 ]
 
@@ -33,10 +33,8 @@ def score(folder, **options):
     load_weights(model, folder)
     with torch.no_grad():
         found = model.eval()(torch.tensor(images)).argmax(1).numpy()
-    return [
-        float(((found == label) & (masks == label)).sum() / ((found == label) | (masks == label)).sum())
-        for label in range(3)
-    ]
+    pairs = [(found == label, masks == label) for label in range(3)]
+    return [float((one & other).sum() / (one | other).sum()) for one, other in pairs]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,11 @@ SITE = {"name": "site", "holdout": 0.25, "seed": None}
 
 
 def task_of(
-    name: str, options: dict[str, Any], partition: dict[str, Any] = IID, clients: int = 2, **keys: Any
+    name: str,
+    options: dict[str, Any],
+    partition: dict[str, Any] = IID,
+    clients: int = 2,
+    **keys: Any,
 ) -> OwnTask:
     """Return ``task=name`` with these data options and other keys, of seed 0."""
     values = OmegaConf.load(FOLDER / "task" / f"{name}.yaml")

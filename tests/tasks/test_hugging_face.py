@@ -128,7 +128,7 @@ def test_what_is_wrong_is_said_with_the_key(images, monkeypatch, options, said):
 
 def test_texts_need_a_tokenizer(tmp_path):
     folder = saved(tmp_path / "set", {"text": TEXTS, "label": [0, 1, 0]})
-    with pytest.raises(ConfigError, match="tokenizer=null, and task.data_options.input_column"):
+    with pytest.raises(ConfigError, match=r"tokenizer=null, and task\.data_options"):
         load(path=folder, input_column="text", test_split=None)
 
 
@@ -211,7 +211,10 @@ def test_adapters_and_the_classifier_are_all_that_is_trained(tokenizer):
 
 
 def test_a_layer_with_an_adapter_is_what_the_paper_says(tokenizer):
-    plain, model = text_task(tokenizer).build_model(0), text_task(tokenizer, lora=LORA).build_model(0)
+    plain, model = (
+        text_task(tokenizer).build_model(0),
+        text_task(tokenizer, lora=LORA).build_model(0),
+    )
     path = "body.network.bert.encoder.layer.0.attention.self.query"
     layer, adapted = plain.get_submodule(path), model.get_submodule(path)
     values = torch.arange(8.0)[None]
@@ -235,7 +238,10 @@ def test_modules_to_save_are_trained_in_full(tokenizer):
 @pytest.mark.parametrize(
     ("lora", "said"),
     [
-        (LORA | {"target_modules": ["qery"]}, r"target_modules=\['qery'\]: No modules were targeted"),
+        (
+            LORA | {"target_modules": ["qery"]},
+            r"target_modules=\['qery'\]: No modules were targeted",
+        ),
         (LORA | {"modules_to_save": ["x"]}, "modules_to_save: x is no module of the model"),
     ],
 )

@@ -90,7 +90,7 @@ def test_a_site_has_its_own_images(tmp_path):
 
 
 def test_what_is_wrong_with_a_folder_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="is not a folder: change task.data_options.path"):
+    with pytest.raises(ConfigError, match=r"is not a folder: change task\.data_options\.path"):
         load(path=str(tmp_path))
     draw(tmp_path / "train", 2)
     (tmp_path / "train" / "masks" / "1.png").unlink()
@@ -102,5 +102,5 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"1\.png has colours"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
     task = task_of("segmentation", {}, num_classes=2)
-    with pytest.raises(ConfigError, match="gives no training example.*path"):
+    with pytest.raises(ConfigError, match=r"gives no training example.*path"):
         task.client_data(0)
