@@ -6,6 +6,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+SETTINGS = {"rounds": 5, "local.epochs": 2}  # keys of fedhet's recipes
+
 
 class Net(nn.Module):
     """A small convolutional network: images (B, 1, 8, 8) to logits (B, 10)."""
