@@ -47,12 +47,13 @@ RECIPE = [
     "runtime=deployment",
 ]
 SIZES = {"trivial": 8, "20MB": 127, "100MB": 286}  # the images' height: the MLP's first layer grows
-ROLES = {  # by the program in a process' command line
+ROLES = {  # by the first of these words in a process' name or command line
     "flower-superlink": "SuperLink",
     "flwr-serverapp": "ServerApp",
     "flower-supernode": "SuperNode",
     "flwr-clientapp": "ClientApp",
     "flower-superexec": "executor",
+    "fork_executor.py": "fork server",
 }
 
 
@@ -109,13 +110,12 @@ class Peaks:
     def _look_on(self) -> None:
         while not self._over.wait(1.0):
             for process in self._deployment.left():
-                with contextlib.suppress(psutil.Error, OSError, IndexError):
-                    words = " ".join(process.cmdline())
+                with contextlib.suppress(psutil.Error, OSError, IndexError, StopIteration):
+                    words = " ".join([process.name(), *process.cmdline()])
                     status = Path(f"/proc/{process.pid}/status").read_text()
                     peak = float(status.split("VmHWM:")[1].split()[0]) / 1000
-                    for program, role in ROLES.items():
-                        if program in words:
-                            self.mb[role] = max(self.mb.get(role, 0.0), peak)
+                    role = next(role for program, role in ROLES.items() if program in words)
+                    self.mb[role] = max(self.mb.get(role, 0.0), peak)
 
 
 def ours(deployment: Deployment, size: str, rounds: int, folder: Path) -> Measured:

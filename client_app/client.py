@@ -38,6 +38,7 @@ from fedhet.strategies.components.tensor_selection import (
 )
 from fedhet.strategies.round.client_snapshots import FILE, load_trained
 from fedhet.tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
+from fedhet.tasks.metrics import MetricSet
 
 PERSONAL = "personal"  # entry of the client state: the tensors that are never sent
 
@@ -66,6 +67,7 @@ class FederatedClient(NumPyClient):
     test_data: ClientData | None = None  # the global test set, in a simulation
     # builds a freshly initialised model of a seed, for ``options.initial="own"``
     build: Callable[[int], nn.Module] | None = None
+    metrics: MetricSet | None = None  # what evaluations measure beside loss and accuracy
     received: Payloads = field(default_factory=dict)
     sent: Payloads = field(default_factory=dict)
 
@@ -144,6 +146,7 @@ class FederatedClient(NumPyClient):
         if config.get("evaluate-received", False):
             loss, accuracy = self._evaluate()
             metrics |= {"received-loss": loss, **_accuracy("received-accuracy", accuracy)}
+            metrics |= self._measured("received-")
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
             context = self._context(state, round, for_sides)
             if round == 1 and self.options.initial == "own":
@@ -194,7 +197,8 @@ class FederatedClient(NumPyClient):
         if epochs := int(config.get("finetune-epochs", 0)):
             self._finetune(state, int(config["round"]), float(config["lr"]), epochs)
         loss, accuracy = self._evaluate()
-        return loss, len(self._evaluation_data), _accuracy("accuracy", accuracy)
+        scores = {**_accuracy("accuracy", accuracy), **self._measured()}
+        return loss, len(self._evaluation_data), scores
 
     def logits(
         self, parameters: NDArrays, config: dict[str, Scalar]
@@ -269,7 +273,12 @@ class FederatedClient(NumPyClient):
 
     @torch.no_grad()
     def _evaluate(self) -> tuple[float, float | None]:
-        return evaluate_model(self.model, self._evaluation_data, self.loss)
+        return evaluate_model(self.model, self._evaluation_data, self.loss, metrics=self.metrics)
+
+    def _measured(self, prefix: str = "") -> dict[str, Scalar]:
+        """Return the metrics of the last evaluation, without the accuracy, which it has itself."""
+        found = {} if self.metrics is None else self.metrics.compute()
+        return {f"{prefix}{name}": value for name, value in found.items() if name != "accuracy"}
 
     def _evaluate_own(self) -> dict[str, Scalar]:
         """Return the scores of the client's own model y_i.
@@ -281,16 +290,21 @@ class FederatedClient(NumPyClient):
         """
         scores: dict[str, Scalar] = {}
         if self.held_out is not None:
-            accuracy = evaluate_model(self.model, self.held_out, self.loss)[1]
-            scores |= _accuracy("personal-accuracy", accuracy)
+            _, accuracy = evaluate_model(self.model, self.held_out, self.loss, metrics=self.metrics)
+            scores |= {**_accuracy("personal-accuracy", accuracy), **self._measured("personal-")}
         if self.test_data is not None and not classifies(self.model):
             loss, _ = evaluate_model(self.model, self.test_data, self.loss)
             scores["personal-test-loss"] = loss
         elif self.test_data is not None:
             loss, accuracy, by_class = class_accuracies(
-                self.model, self.test_data, self.loss, self.data.num_classes
+                self.model,
+                self.test_data,
+                self.loss,
+                self.data.num_classes,
+                metrics=self.metrics,
             )
             scores |= {"personal-test-loss": loss, "personal-test-accuracy": accuracy}
+            scores |= self._measured("personal-test-")
             held = torch.tensor(self.data.class_counts(), dtype=by_class.dtype)
             held[by_class.isnan()] = 0.0
             if held.sum() > 0:

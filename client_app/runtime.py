@@ -79,6 +79,11 @@ class ClientRuntime:
         self.options = local_training_config(recipe.local, recipe.strategy.phases)
         self.personal = TensorSelector(recipe.strategy.personal)
         self.evaluation = recipe.evaluation
+        self.metrics = self.task.metric_set(
+            list(recipe.evaluation.metrics),
+            per_class=bool(recipe.evaluation.per_class),
+            device=self.device,
+        )
         self.client_cpus = max(1, int(recipe.runtime.client_cpus))
         self.simulation = bool(recipe.runtime.simulation)
         self.node_info = {"versions": str(versions()), **fingerprint(recipe)}
@@ -147,6 +152,7 @@ class ClientRuntime:
                 personal=self.personal,
                 test_data=self.test_data,
                 build=self.task.build_model,
+                metrics=self.metrics,
             )
         else:
             self.client = self.client.rebind(client_id, data, held_out, optimizer, sides, store)

@@ -1,11 +1,11 @@
-"""ConfigError, for invalid configurations, and the checks that raise it; DamagedFileError."""
+"""ConfigError, and the checks that raise it; DamagedFileError; DivergedError."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, TypeGuard, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeGuard, TypeVar, get_args, get_origin
 
 
 class ConfigError(ValueError):
@@ -14,6 +14,10 @@ class ConfigError(ValueError):
 
 class DamagedFileError(ConfigError):
     """A file that is not what was written, or belongs to another run; the message names it."""
+
+
+class DivergedError(ArithmeticError):
+    """The model or its loss is no longer finite; the message names the round and the value."""
 
 
 _Choice = TypeVar("_Choice")
@@ -100,6 +104,8 @@ def _is_of(value: object, kind: Any) -> bool:
     if get_origin(kind) is tuple:
         member = get_args(kind)[0]
         return is_list(value) and all(_is_of(one, member) for one in value)
+    if get_origin(kind) is Literal:
+        return value in get_args(kind)
     if kind in (int, float):  # numpy's numbers, too, but not true and false
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     return isinstance(value, kind)
@@ -110,4 +116,6 @@ def _in_words(kind: Any) -> str:
         return " or ".join(_in_words(one) for one in get_args(kind))
     if get_origin(kind) is tuple:
         return f"a list, each of it {_in_words(get_args(kind)[0])}"
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
     return _WORDS[kind]

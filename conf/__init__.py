@@ -41,7 +41,7 @@ NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
 # Folders of each machine, whose content belongs to the recipe.
 FOLDER_KEYS = ("task.path", "local.reuse_training")
 # What a resumed run may change.
-LONGER = ("rounds", "target_accuracy", "evaluation")
+LONGER = ("rounds", "target_accuracy", "evaluation", "early_stopping")
 
 RunConfig = Mapping[str, bool | float | int | str]
 
@@ -64,6 +64,11 @@ def _quote(value: bool | float | int | str) -> str:
     if not isinstance(value, str) or value.startswith("[") or re.fullmatch(r"[\w.+-]+", value):
         return str(value)
     return quoted(value)
+
+
+def words_of(overrides: Any) -> list[str]:
+    """Return the overrides that Hydra keeps as they were typed: references stay references."""
+    return [str(word) for word in OmegaConf.to_container(overrides) or ()]
 
 
 def quoted(text: str) -> str:
@@ -106,6 +111,18 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 def method_name(recipe: DictConfig) -> str:
     """Return the name of the method, or of the composition in alphabetical order."""
     return joined_methods(recipe.strategy.methods)
+
+
+def identity(recipe: DictConfig) -> dict[str, Any]:
+    """Return what summary.json says of a recipe: method, task, model, partition, clients, seed."""
+    return {
+        "strategy": method_name(recipe),
+        "task": recipe.task.name,
+        "model": recipe.task.model,
+        "partition": recipe.partition.name,
+        "clients": int(recipe.clients),
+        "seed": int(recipe.seed),
+    }
 
 
 # Hydra's own ${hydra.runtime.choices.strategy} is missing where several methods are chosen.

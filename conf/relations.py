@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import ConfigError, require_choice
+from fedhet.conf.metrics import check_metrics
 
 # Training examples of the data sets that the shipped tasks name on the hub; the test part that a
 # task splits off is not taken off: these only refuse what cannot be.
@@ -31,6 +32,7 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     _check_optimizer(values["local"])
     _check_clients(values)
     _check_evaluation(values)
+    check_metrics(values)
     _check_calibration(values)
     _check_runtime(values["runtime"])
 

@@ -8,7 +8,8 @@ in a word is replaced by the environment variable.
 
 A SuperNode ends when one of its threads dies, and Docker restarts it: Flower 1.39's own continues
 without its heartbeat after an error of the SuperLink, and the server never sees it again. A
-SuperLink activates a node only for the owner of its key, which Flower 1.39's own does not check.
+SuperLink activates a node only for the owner of its key, which Flower 1.39's own does not check. An
+executor forks its apps from a process that has torch imported already (fork_executor.py).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def main(words: Sequence[str]) -> NoReturn:
         become_supernode(command)
     if command[0] == "flower-superlink":
         become_superlink(command)
-    os.execvp(command[0], command)
+    become_superexec(command)
 
 
 def become_supernode(command: Sequence[str]) -> NoReturn:
@@ -65,6 +66,16 @@ def become_superlink(command: Sequence[str]) -> NoReturn:
     check_activation(NodeAuthServerInterceptor)
     sys.argv = list(command)
     sys.exit(flower_superlink())
+
+
+def become_superexec(command: Sequence[str]) -> NoReturn:
+    """Run a SuperExec in this process, which forks its apps instead of starting Python anew."""
+    import fork_executor
+    from flwr.supercore.cli import flower_superexec
+
+    fork_executor.install()
+    sys.argv = list(command)
+    sys.exit(flower_superexec())
 
 
 def check_activation(interceptor: Any) -> None:

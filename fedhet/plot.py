@@ -1,4 +1,4 @@
-"""The plot of a run: accuracy and loss over rounds."""
+"""The plot of a run: accuracy, loss and metrics over rounds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedhet.common.metrics import shown_metrics
 from fedhet.common.results import Row
 from fedhet.progress import percent
 
@@ -24,15 +25,18 @@ def can_plot() -> bool:
 
 
 def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw accuracy and loss over rounds from the rows of metrics.jsonl into a PNG file."""
+    """Draw accuracy, loss and metrics from the rows of metrics.jsonl into a PNG file."""
     # Matplotlib is an extra and slow to import; its object interface leaves pyplot alone.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(9.5, 3.8), dpi=150, layout="constrained", facecolor="white")
+    metrics = list(dict.fromkeys(name for row in rows for name in shown_metrics(row)))
+    panels = 3 if metrics else 2
+    size = (4.75 * panels, 3.8)
+    figure = Figure(figsize=size, dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    accuracy, loss = figure.subplots(1, 2)
+    accuracy, loss, *others = figure.subplots(1, panels)
     shares = _series(rows, "accuracy")
     _curve(accuracy, [(r, 100 * share) for r, share in shares], "test accuracy (%)", _ACCURACY)
     _curve(loss, _series(rows, "loss"), "test loss", _LOSS)
@@ -43,7 +47,9 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
         loss.lines[0].set_label("test")
         loss.set_ylabel("loss")
         loss.legend(frameon=False, labelcolor=_INK, fontsize=9)
-    for axes in (accuracy, loss):
+    if others:
+        _metric_curves(others[0], rows, metrics)
+    for axes in (accuracy, loss, *others):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if shares:
         last_round, last = shares[-1]
@@ -53,6 +59,14 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
         )
     figure.suptitle(title, x=0.012, ha="left", color=_INK, fontsize=12, fontweight="bold")
     figure.savefig(path)
+
+
+def _metric_curves(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
+    """Draw the metrics of evaluation.metrics into one panel."""
+    for number, name in enumerate(names):
+        _curve(axes, _series(rows, name), "metrics on the test set", f"C{number % 10}")
+        axes.lines[-1].set_label(name)
+    axes.legend(frameon=False, labelcolor=_INK, fontsize=9)
 
 
 def _series(rows: Sequence[Row], key: str) -> list[tuple[int, float]]:

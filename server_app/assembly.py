@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.metrics import measured_names, require_metrics
 from fedhet.conf import (
     build_local_optimizer,
     build_part,
@@ -23,6 +24,7 @@ from fedhet.strategies.components.local_training_config import local_training_co
 from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
 from fedhet.strategies.fedproto import PROTOTYPE_SUMS
 from fedhet.strategies.feduv import FedUVClient
+from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
@@ -32,6 +34,7 @@ from fedhet.tasks import AnyTask, Task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.partitions import PartitionConfig
+from fedhet.tasks.task import kind_of
 from fedhet.tasks.transform import Transform
 
 _PARTS = (
@@ -52,7 +55,9 @@ _BY_CLASS = {CLASS_COUNTS, SOFT_LABEL_SUMS, PROTOTYPE_SUMS}  # payloads
 
 def check_parts(recipe: DictConfig) -> None:
     """Refuse what the constructors of a recipe's parts refuse, before a model or data are there."""
-    read_config(plain_part(recipe, "task"))
+    task = read_config(plain_part(recipe, "task"))
+    size, name = task.num_classes or 0, f"task={task.name}"
+    require_metrics(recipe.evaluation.metrics, kind_of(task), size, name)
     PartitionConfig.from_mapping(plain_part(recipe, "partition"))
     local_training_config(recipe.local, recipe.strategy.phases)
     build_local_optimizer(recipe, classifier_tensors=1)
@@ -75,6 +80,14 @@ def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Cali
             "clients'; set calibration.alphas=[]"
         )
     return found
+
+
+def client_metrics_of(recipe: DictConfig, task: AnyTask) -> ClientMetrics:
+    """Return what the clients may report of evaluations."""
+    evaluation = recipe.evaluation
+    classes = task.class_names if evaluation.metrics and evaluation.per_class else ()
+    names = measured_names(evaluation.metrics, classes)
+    return ClientMetrics(tuple(names), per_client=bool(evaluation.per_client))
 
 
 def server_model_of(task: AnyTask, model: nn.Module) -> ServerModel:
@@ -159,6 +172,7 @@ def build_strategy(
             fingerprint=fingerprint(recipe),
         ),
         evaluate_on_clients=evaluate_on_clients,
+        client_metrics=client_metrics_of(recipe, task),
         secure_aggregation=build_part(recipe, "strategy.secure_aggregation", tensors),
         allow_stacked_corrections=bool(recipe.strategy.allow_stacked_corrections),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping
 from logging import ERROR, INFO
@@ -16,8 +17,9 @@ from flwr.serverapp import Grid
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.checksums import MODEL
-from fedhet.common.errors import ConfigError
-from fedhet.common.results import ResultsFolder
+from fedhet.common.errors import ConfigError, DivergedError
+from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
+from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, ResultsFolder
 from fedhet.conf import (
     FOLDER_KEYS,
     LONGER,
@@ -26,12 +28,18 @@ from fedhet.conf import (
     build_part,
     config_yaml,
     fingerprint,
-    method_name,
+    identity,
     plain_part,
     resume_fingerprint,
     versions,
 )
 from fedhet.server_app.assembly import build_strategy, calibration_of, server_model_of
+from fedhet.server_app.best_round import (
+    BestModel,
+    EarlyStopping,
+    best_model_rule,
+    check_measured,
+)
 from fedhet.server_app.calibration import CalibrationError, add_coverage
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.server_app.layer_diagnostics import observers_of
@@ -98,6 +106,10 @@ class Run:
         if self.test_data is None and not at_clients:
             log(INFO, "The server has no test examples: the clients evaluate the model on theirs")
             at_clients = True
+        evaluation = recipe.evaluation
+        self.metrics = self.task.metric_set(
+            list(evaluation.metrics), per_class=bool(evaluation.per_class), device=self.device
+        )
         # the nodes of a deployment have training examples that a server may lack
         self.data = self.task.data_used(train=bool(recipe.runtime.simulation))
         observers = observers_of(recipe, folder, self.server_model, self.test_data)
@@ -115,6 +127,11 @@ class Run:
         self.arrays = self._restore(last) if last else to_record(initial)
         done = self.strategy.state.round if last else None
         self.results = ResultsFolder(folder, done)
+        self.stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
+        rule = best_model_rule(recipe, self.stopping)
+        check_measured(recipe, rule, self.task.predictions)
+        self.best_model = BestModel(folder, rule, done) if rule else None
+        self.stop_reason: str | None = None
         rows = self.results.rows  # of the run that is resumed
         self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0
         for observer in observers:
@@ -125,7 +142,11 @@ class Run:
         self.loggers.start(LoggedRun(folder, self._about(), plain, list(rows)))
 
     def start(self, grid: Grid) -> None:
-        """Run the rounds; write the summary whether they succeed or fail."""
+        """Run the rounds; write the summary however they end.
+
+        Raises:
+            DivergedError: if the evaluated loss, or a new model, is no longer finite.
+        """
         try:
             result = self.strategy.start(
                 grid,
@@ -138,7 +159,7 @@ class Run:
                 on_round=self._on_round,
             )
             if self.strategy.state.failed_rounds >= int(self.recipe.rounds):
-                raise RuntimeError(
+                raise self.last_report.error(
                     f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} "
                     "valid replies, so the model is the initial one; metrics.jsonl in "
                     f"{self.folder} says why"
@@ -150,10 +171,10 @@ class Run:
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             if self.calibration.alphas:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
-            summary = self.results.summary(about, "completed")
+            summary = self.results.summary(about, COMPLETED)
         except BaseException as error:
             with log_write_errors(self.folder):
-                self.loggers.finish(write_failure(self.results, self._about(), error))
+                self.loggers.finish(write_error(self.results, self._about(), error))
             raise
         try:
             self.loggers.finish(summary)
@@ -192,6 +213,7 @@ class Run:
 
     def _evaluate(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
         every, last = int(self.recipe.evaluation.every), int(self.recipe.rounds)
+        self.evaluated = arrays
         if round != last and (every == 0 or round % every != 0):
             return None
         if round > 0 and self.recipe.evaluation.model == "clients":
@@ -200,11 +222,11 @@ class Run:
             return None
         model = self._model_of(to_tensors(arrays))
         torch.set_num_threads(usable_cpus())  # no client trains meanwhile
-        loss, accuracy = evaluate_model(model, self.test_data, self.task.loss)
+        loss, accuracy = evaluate_model(model, self.test_data, self.task.loss, metrics=self.metrics)
         torch.set_num_threads(1)
-        if accuracy is None:  # the task is no classification
-            return MetricRecord({"loss": loss})
-        return MetricRecord({"accuracy": accuracy, "loss": loss})
+        scores = {} if accuracy is None else {"accuracy": accuracy}  # the task may not classify
+        found = self.metrics.compute() if self.metrics else {}
+        return to_metrics({**found, **scores, "loss": loss})
 
     def _model_of(self, tensors: Tensors) -> torch.nn.Module:
         """Return the output model with these tensors."""
@@ -240,17 +262,27 @@ class Run:
         """Return the clients' models' mean scores: on the global test set, or else their own."""
         scores = self.strategy.personal_scores()
         kind = "personal-test-" if "personal-test-loss" in scores else "personal-"
-        found = {n: scores[kind + n] for n in ("accuracy", "loss") if kind + n in scores}
+        names = ("accuracy", "loss", *self.strategy.client_metrics.names)
+        found = {n: scores[kind + n] for n in names if kind + n in scores}
         return to_metrics(found) if found else None
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
         elapsed = self.elapsed_before + time.time() - self.began
         row = report.row() | {"elapsed_seconds": elapsed}
+        self.last_report = report
         self.results.append(row)  # before the checkpoint: resuming drops rows it measures again
         self.loggers.log(row)
+        self._check_finite(report)
         every, last = int(self.recipe.checkpoint.every), int(self.recipe.rounds)
         target = self.recipe.target_accuracy
-        reached = target is not None and report.evaluation.get("accuracy", -1.0) >= float(target)
+        if target is not None and report.evaluation.get("accuracy", -1.0) >= float(target):
+            self.stop_reason = f"accuracy {row['accuracy']:.6g} reached target_accuracy={target}"
+        else:
+            self.stop_reason = self.stopping.stop_reason(self.results.rows)
+        reached = self.stop_reason is not None
+        if self.best_model:
+            run, metadata = self.strategy.state.experiment, self.task.label_metadata()
+            self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, metadata)
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
         if report.round > 0 and due:
             state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)
@@ -258,34 +290,59 @@ class Run:
             checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data)
             save_checkpoint(self.folder / "checkpoints", checkpoint)
             self.strategy.state.mark_durable()
-        shown = ("accuracy", "loss", "client_accuracy", "client_loss", "train_loss")
+            if self.best_model:
+                self.best_model.keep()
+        metrics = list(shown_metrics(row))[:SHOWN_METRICS]
+        shown = ["accuracy", "loss", "client_accuracy", "client_loss", "train_loss", *metrics]
         figures = "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row)
         log(INFO, "[round %s/%s] %s  %.2f s", report.round, last, figures, report.seconds)
+        if self.stop_reason:
+            log(INFO, "%s", self.stop_reason)
         return reached
 
+    def _check_finite(self, report: RoundReport) -> None:
+        """Raise a DivergedError if the evaluated model's loss is NaN or Inf."""
+        loss = report.evaluation.get("loss", 0.0)
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"after round {report.round} the loss of the evaluated model is {loss}; "
+                f"{self.folder / 'checkpoints'} has the rounds before it (smaller steps may help: "
+                "local.lr, local.clip, server.lr)"
+            )
+
     def _about(self) -> dict[str, Any]:
-        recipe = self.recipe
         return {
-            "strategy": method_name(recipe),
-            "task": recipe.task.name,
-            "model": recipe.task.model,
-            "partition": recipe.partition.name,
-            "clients": int(recipe.clients),
-            "seed": int(recipe.seed),
+            **identity(self.recipe),
             "run": self.strategy.state.experiment,
             "data": self.data,
             "wall_seconds": time.time() - self.began,
             "versions": versions(),
             "machine": machine(self.device),
-            "fingerprint": fingerprint(recipe),
+            "fingerprint": fingerprint(self.recipe),
+            **self._best(),
         }
 
+    def _best(self) -> dict[str, Any]:
+        """Return what summary.json says of the best round, and of the end before the last one."""
+        found: dict[str, Any] = {"stop_reason": self.stop_reason} if self.stop_reason else {}
+        if self.stopping.patience is not None:
+            found["best_round"] = self.stopping.summary(self.results.rows)
+        if self.best_model and (file := self.best_model.summary()):
+            found["best_model"] = file
+        return found
 
-def write_failure(
+
+def write_error(
     results: ResultsFolder, about: Mapping[str, Any], error: BaseException
 ) -> dict[str, Any]:
-    """Write and return the summary of a run that an error has ended."""
-    summary = results.summary(about, "failed", f"{type(error).__name__}: {error}")
+    """Write and return the summary of a run that an error or a signal has ended."""
+    status, words = FAILED, f"{type(error).__name__}: {error}"
+    if isinstance(error, DivergedError):
+        status, words = DIVERGED, str(error)
+    elif isinstance(error, KeyboardInterrupt | SystemExit):
+        rounds = max((row["round"] for row in results.rows), default=0)
+        status, words = STOPPED, f"stopped after round {rounds}"
+    summary = results.summary(about, status, words)
     results.write_summary(summary)
     return summary
 

@@ -15,6 +15,7 @@ from fedhet.common.errors import (
     require_types,
     require_whole,
 )
+from fedhet.common.metrics import Kind
 from fedhet.tasks.losses import KINDS
 from fedhet.tasks.models import CONDITIONAL
 from fedhet.tasks.transform import NoTransform, Transform
@@ -219,7 +220,7 @@ class OwnConfig(TaskConfig):
     """A task on data that a user's own function gives."""
 
     data: str
-    kind: str = "classification"
+    kind: Kind = "classification"
     test_data: str | None = None
     data_options: Mapping[str, Any] | None = None
     columns: tuple[str, ...] | None = None

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedhet.tasks.metrics import MetricSet
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -37,14 +39,18 @@ def classifies(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def evaluate_model(
-    model: nn.Module, data: Batched, loss: Loss, batch_size: int = 500
+    model: nn.Module,
+    data: Batched,
+    loss: Loss,
+    batch_size: int = 500,
+    metrics: MetricSet | None = None,
 ) -> tuple[float, float | None]:
     """Return (mean loss, accuracy in [0, 1]) of a model in eval mode over all of ``data``.
 
-    A model that does not classify has no accuracy (None).
+    A model that does not classify has no accuracy (None). ``metrics`` then holds the same outputs.
     """
     losses, hits = [], []
-    for batch_loss, right, _ in _scored(model, data, loss, batch_size):
+    for batch_loss, right, _ in _scored(model, data, loss, batch_size, metrics=metrics):
         losses.append(batch_loss * len(right))
         hits.append(right.sum())
     mean_loss = float(torch.stack(losses).sum()) / len(data)
@@ -59,13 +65,15 @@ def class_accuracies(
     num_classes: int,
     batch_size: int = 500,
     generator: torch.Generator | None = None,
+    metrics: MetricSet | None = None,
 ) -> tuple[float, float, Tensor]:
     """Return mean loss, accuracy, and the accuracy on each class (C,), NaN without an example.
 
-    With a generator the examples are augmented as for training.
+    With a generator the examples are augmented as for training. ``metrics`` then holds the same
+    outputs.
     """
     losses, right, counts = [], [], []
-    for batch_loss, hits, labels in _scored(model, data, loss, batch_size, generator):
+    for batch_loss, hits, labels in _scored(model, data, loss, batch_size, generator, metrics):
         losses.append(batch_loss * len(labels))
         right.append(torch.bincount(labels, hits.float(), minlength=num_classes))
         counts.append(torch.bincount(labels, minlength=num_classes))
@@ -93,10 +101,20 @@ def _scored(
     loss: Loss,
     batch_size: int,
     generator: torch.Generator | None = None,
+    metrics: MetricSet | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield each batch's mean loss, which examples are right (B,), and the labels (B,)."""
+    """Yield each batch's mean loss, which examples are right (B,), and the labels (B, ...).
+
+    No example is right for a model that does not classify.
+    """
     model.eval()
+    decides = classifies(model)
+    if metrics is not None:
+        metrics.reset()
     train = generator is not None
     for inputs, labels in data.batches(batch_size, generator=generator, train=train):
         _, logits = model(inputs)
-        yield loss(logits, labels), logits.argmax(dim=1) == labels, labels
+        if metrics is not None:
+            metrics.update(logits, labels)
+        right = logits.argmax(dim=1) == labels if decides else torch.zeros(len(labels))
+        yield loss(logits, labels), right, labels

@@ -14,7 +14,7 @@ from fedhet.tasks.references import is_reference, load_reference
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
-def _like(outputs: Tensor, targets: Tensor) -> Tensor:
+def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return outputs (B, 1) as (B,) where the targets are (B,); other shapes must be equal."""
     if outputs.dim() == targets.dim() + 1 and outputs.shape[-1] == 1:
         outputs = outputs.squeeze(-1)
@@ -28,7 +28,7 @@ def _like(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def _on_equal_shapes(function: Callable[..., Tensor]) -> Loss:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
-        return function(_like(outputs, targets), targets.to(outputs.dtype))
+        return function(same_shape(outputs, targets), targets.to(outputs.dtype))
 
     return loss
 

@@ -18,6 +18,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.tasks.config import OwnConfig
 from fedhet.tasks.examples import Examples, is_pair
 from fedhet.tasks.losses import Loss, loss_of
+from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
 from fedhet.tasks.models.wrapped import WrappedModel
 from fedhet.tasks.partitions import PartitionConfig, hold_out, partition_rows
@@ -58,7 +59,7 @@ class Functions:
         )
 
 
-class OwnTask:
+class OwnTask(Measured):
     """Model, examples and loss of the user's; reads examples only when they are needed.
 
     Args:
@@ -127,6 +128,17 @@ class OwnTask:
         # The number of classes may be the model's, and the model's the shape: without it here.
         kind, columns = self.config.kind, self.config.columns
         return Examples(given, kind=kind, num_classes=0, columns=columns).input_shape
+
+    @property
+    def predictions(self) -> Predictions:
+        """What outputs and targets are."""
+        return Predictions(self.config.kind, self.class_names, self._outputs)
+
+    @property
+    def _outputs(self) -> int:
+        """k, the values of one example's target in a regression."""
+        head = self.build_model(0).head
+        return int(getattr(head, "out_features", 1)) if self.config.kind == "regression" else 1
 
     def label_metadata(self) -> dict[str, str]:
         """Return the metadata of a model's file: the classes, the path of the classifier."""

@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
-from fedhet.tasks.config import ImageConfig, OwnConfig, TextConfig, read_config
+from fedhet.common.metrics import Kind
+from fedhet.tasks.config import AnyConfig, ImageConfig, OwnConfig, TextConfig, read_config
 from fedhet.tasks.examples import Examples
 from fedhet.tasks.losses import loss_of
+from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import CONDITIONAL, AnyModel, build_model
 from fedhet.tasks.own_task import Functions, OwnTask
 from fedhet.tasks.partitions import PartitionConfig, hold_out, partition_rows
@@ -54,7 +56,14 @@ def build_task(
     return Task(config, split, seed, num_clients)
 
 
-class Task:
+def kind_of(config: AnyConfig) -> Kind | None:
+    """Return what kind of task it is; None for a conditional model, which predicts nothing."""
+    if isinstance(config, OwnConfig):
+        return config.kind
+    return None if config.model in CONDITIONAL else "classification"
+
+
+class Task(Measured):
     """Model, examples and loss; reads examples only when they are needed."""
 
     def __init__(
@@ -127,6 +136,12 @@ class Task:
         if self.config.model in CONDITIONAL:
             return outputs.sum(dim=1).mean()
         return self._loss(outputs, labels)
+
+    @property
+    def predictions(self) -> Predictions | None:
+        """What outputs and labels are; None where nothing is predicted."""
+        kind = kind_of(self.config)
+        return None if kind is None else Predictions(kind, self.class_names)
 
     def client_data(
         self,

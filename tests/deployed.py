@@ -100,15 +100,17 @@ class Deployment:
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Deployment:
-        """Make the keys, start all services in their order, and wait until they are healthy."""
+        """Make the keys, start all services as Compose would, and wait until they are healthy."""
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             self.network.open()
             self.make_keys()
-            self.start_and_wait("superlink")
+            executors = ["serverapp", *(f"clientapp-{site}" for site in SITES)]
+            self.start("superlink", *executors)
+            self.wait_until_healthy("superlink")
             self.checked("register")
-            self.start_and_wait("serverapp", *(f"supernode-{site}" for site in SITES))
-            self.start_and_wait(*(f"clientapp-{site}" for site in SITES))
+            self.start_and_wait(*(f"supernode-{site}" for site in SITES))
+            self.wait_until_healthy(*executors)
         except BaseException:
             self.close()
             raise

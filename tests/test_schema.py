@@ -37,6 +37,9 @@ TABLE = """
  | evaluation.model | global clients both | globl all 3 null
  | evaluation.received | true false | yes 1 maybe null
  | evaluation.clients | true false | nope 0 null
+ | evaluation.metrics | [] [f1] [f1,auroc,top5_accuracy] | [f2] [aucroc] f1 [3] null
+ | evaluation.per_class | true false | yes 1 null
+ | evaluation.per_client | true false | yes 1 null
  | evaluation.finetune_epochs | 0 3 | -1 1.5 abc null
  | calibration.alphas | [] | 0.1 [0] [1] [0.1,2] [abc] null abc
  partition.holdout=0.1 | calibration.alphas | [0.1] [0.1,0.2] | [1.5]
@@ -48,8 +51,16 @@ TABLE = """
  | diagnostics.cka_examples | 2 null | 1 0 abc
  | diagnostics.cka_clients | 2 10 | 1 abc null
  | checkpoint.every | 0 1 | -1 true abc null
+ | checkpoint.best | true false accuracy loss | f1 acuracy 3 null
+ evaluation.metrics=[f1] | checkpoint.best | f1 received_f1 | client_f1 mae
+ evaluation.every=0 | checkpoint.best | false | true
  | checkpoint.client_models | true false | maybe 1 null
- | objective | accuracy loss bytes_up | accurcy 3 null
+ | early_stopping.metric | accuracy loss received_loss | f1 client_loss acuracy 3 null
+ | early_stopping.patience | 1 5 null | 0 -1 1.5 abc true
+ | early_stopping.min_delta | 0 0.01 | -1 abc null .inf
+ | early_stopping.mode | auto min max | largest 3 null
+ | objective | accuracy loss bytes_up | accurcy f1 3 null
+ evaluation.metrics=[f1] | objective | f1 best_f1 client_f1 best_client_f1 | best_mae f1/3
  | choice | null abc | 3 [a]
  | paper | null {} | 3 abc
  | results_dir | null a/b | 7 true [a]

@@ -17,6 +17,7 @@ from fedhet.conf.schema.kinds import (
     Count,
     Device,
     Inside,
+    NotNegative,
     Part,
     Positive,
     Section,
@@ -34,7 +35,7 @@ MOST_CLIENTS = 1_000_000  # far beyond what a server can hold the registrations 
 Slot = Literal[
     "aggregator", "optimizer", "output", "personal", "phases", "sampler", "server_optimizer"
 ]
-Objective = Literal[
+FIGURES = (  # of every summary
     "accuracy",
     "best_accuracy",
     "loss",
@@ -47,7 +48,7 @@ Objective = Literal[
     "bytes_up",
     "bytes_down",
     "failures",
-]
+)
 
 
 class Server(Section):
@@ -71,6 +72,11 @@ class Evaluation(Section):
         description="evaluate the new model at all clients, on their own data, in a second "
         "exchange a round"
     )
+    metrics: list[Text] = Field(
+        description="further metrics, of this task's kind: [f1,auroc], [mae,r2] (docs/metrics.md)"
+    )
+    per_class: bool = Field(description="also each metric's value for each class: f1/<class>")
+    per_client: bool = Field(description="also each client's own values, in per_client of a row")
     finetune_epochs: Whole = Field(
         description="in that exchange, fine-tune the model at each client for this many epochs "
         "first"
@@ -116,9 +122,28 @@ class Checkpoint(Section):
     every: Whole = Field(
         description="write a checkpoint every this many rounds; 0: only at the end"
     )
+    best: bool | Text = Field(
+        description="keep best.safetensors, the evaluated model of the best round: true (by "
+        "early_stopping.metric) | a metric"
+    )
     client_models: bool = Field(
         description="also keep what the clients of the last round sent "
         "(client_models.safetensors): models, projections and so on"
+    )
+
+
+class EarlyStopping(Section):
+    """End the run when a metric no longer improves."""
+
+    metric: Text = Field(
+        description="accuracy, loss, one of evaluation.metrics, or these with client_ or received_"
+    )
+    patience: Count | None = Field(
+        description="after this many evaluations in a row without an improvement; null: never"
+    )
+    min_delta: NotNegative = Field(description="an improvement is more than that")
+    mode: Literal["auto", "min", "max"] = Field(
+        description="auto (losses and errors are minimised) | min | max"
     )
 
 
@@ -195,8 +220,11 @@ class Recipe(Section):
     calibration: Calibration
     diagnostics: Diagnostics
     checkpoint: Checkpoint
-    objective: Objective = Field(
-        description="the figure of summary.json that a search (hydra/sweeper=optuna) optimizes"
+    early_stopping: EarlyStopping
+    objective: Text = Field(
+        description="the figure of summary.json that a search (hydra/sweeper=optuna) optimizes: "
+        f"{', '.join(FIGURES)}; with evaluation.metrics=[f1] also f1, best_f1, client_f1, "
+        "best_client_f1"
     )
     choice: Text | None = Field(description="how fedhet-tune chose some of the values")
     paper: dict[str, Any] | None = Field(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import fedhet
+from fedhet.common.results import FAILED
 from fedhet.conf import FOLDER, PACKAGES
 
 FLOWER = "1.39"
@@ -36,7 +37,14 @@ overrides = ""
 
 
 class LaunchError(RuntimeError):
-    """A run could not be started, or failed; the message is for the user."""
+    """A run could not be started, or did not complete; the message is for the user.
+
+    ``status`` is what became of the run: failed, diverged or stopped.
+    """
+
+    def __init__(self, message: str, status: str = FAILED) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def check_flower() -> None:

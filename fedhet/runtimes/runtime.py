@@ -32,6 +32,9 @@ class Runtime(Protocol):
     def failure(self) -> str:
         """Return why the run ended without writing its summary."""
 
+    def continues(self) -> bool:
+        """Return whether the run goes on after the launcher was stopped."""
+
     def interrupted(self) -> str:
         """Return what is left of the run after the user has stopped the launcher."""
 

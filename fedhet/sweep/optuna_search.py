@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 from fedhet.common.errors import ConfigError
-from fedhet.conf.schema import Objective
+from fedhet.common.metrics import larger_is_better
+from fedhet.common.results import COMPLETED
 from fedhet.sweep.sweep_folder import JobReport
 
-FIGURES: tuple[str, ...] = get_args(Objective)
-_BETTER_WHEN_LARGER = ("accuracy", "best_accuracy", "client_accuracy")
 _DEFAULTS = {
     "direction": "maximize",  # accuracy
     "n_jobs": "${oc.select:hydra.launcher.n_jobs,1}",  # trials proposed at once
@@ -57,7 +56,7 @@ def check_search(objective: str, sweeper: Mapping[str, Any]) -> None:
     """Refuse settings with which a search cannot work."""
     if not is_search(sweeper):
         return
-    if direction_of(sweeper) == "maximize" and objective not in _BETTER_WHEN_LARGER:
+    if direction_of(sweeper) == "maximize" and not larger_is_better(objective):
         raise ConfigError(
             f"objective={objective} is better when it is smaller, and the search would maximize "
             "it: set hydra.sweeper.direction=minimize"
@@ -77,7 +76,7 @@ def check_search(objective: str, sweeper: Mapping[str, Any]) -> None:
 
 def best_of(jobs: Sequence[JobReport], objective: str, direction: str) -> JobReport | None:
     """Return the completed job with the best objective, the first of equal ones."""
-    measured = [job for job in jobs if job.status == "completed" and objective in job.figures]
+    measured = [job for job in jobs if job.status == COMPLETED and objective in job.figures]
     if not measured:
         return None
     sign = 1 if direction == "minimize" else -1

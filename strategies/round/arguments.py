@@ -17,6 +17,7 @@ from fedhet.strategies.base import (
 )
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.server_model import ServerModel
 
@@ -37,6 +38,7 @@ class Slots(TypedDict, total=False):
     buffers: Collection[str]
     federation: FederationConfig
     evaluate_on_clients: bool
+    client_metrics: ClientMetrics
     secure_aggregation: SecAggPlus | None
 
 

@@ -48,6 +48,7 @@ from fedhet.strategies.privacy.reply_vector import per_example
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.checks import check_output, check_sides
+from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.messages import (
     NUM_ROUNDS,
@@ -61,11 +62,11 @@ from fedhet.strategies.round.records import (
     mean_metrics,
     mean_scores,
     personal_scores,
+    receive_replies,
     scalars,
     to_metrics,
     to_record,
     to_tensors,
-    valid_replies,
 )
 from fedhet.strategies.round.registration import (
     ClientAvailability,
@@ -101,6 +102,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         buffers: tensors that are not trained (BatchNorm statistics); see ServerStep.
         federation: how many clients there are, and how many are needed.
         evaluate_on_clients: evaluate the output at all clients, in a second exchange a round.
+        client_metrics: what clients may report of evaluations beside accuracy and loss.
         secure_aggregation: the server learns the sum of a round's replies and no single one.
         allow_stacked_corrections: permit several sides that edit gradients.
     """
@@ -123,6 +125,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         buffers: Collection[str] = (),
         federation: FederationConfig | None = None,
         evaluate_on_clients: bool = False,
+        client_metrics: ClientMetrics | None = None,
         secure_aggregation: SecAggPlus | None = None,
         allow_stacked_corrections: bool = False,
     ) -> None:
@@ -149,8 +152,10 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self.local_training = local_training
         self.federation = federation or FederationConfig()
         self.evaluate_on_clients = evaluate_on_clients
+        self.client_metrics = client_metrics or ClientMetrics()
         self.state = StrategyState()
         self._availability: ClientAvailability | None = None
+        self._per_client: dict[str, dict[int, float]] = {}  # of the last evaluation at the clients
 
     # ---- Flower's entry point ----------------------------------------------------------------
 
@@ -198,12 +203,13 @@ class FederatedStrategy(KeepsArguments, Strategy):
                 if (found := self.aggregate_evaluate(round, replies)) is not None:
                     result.evaluate_metrics_clientapp[round] = found
                     report.client_evaluation = scalars(found)
+                    report.per_client |= self._per_client
             evaluation = evaluate_fn(round, result.arrays) if evaluate_fn else None
             if evaluation is not None:
                 result.evaluate_metrics_serverapp[round] = evaluation
                 report.evaluation = scalars(evaluation)
             if on_round is not None and on_round(report, arrays):
-                log(INFO, "Stopped after round %s: the target is reached", round)
+                log(INFO, "Stopped after round %s", round)
                 break
         return result
 
@@ -249,31 +255,30 @@ class FederatedStrategy(KeepsArguments, Strategy):
         if not isinstance(replies, RoundReplies):
             raise TypeError("aggregate_train needs the replies with their round: RoundReplies")
         training, report = replies.round, replies.round.report
-        expected = self.server_step.expected_reply(training.params, self.client_sides, report.lr)
+        step, num_clients = self.server_step, len(self.availability.registry)
+        expected = step.expected_reply(training.params, self.client_sides, report.lr, num_clients)
+        measures = {*(expected.measures or ()), *self.client_metrics.in_train_replies}
+        expected = replace(expected, measures=measures)
         decode = partial(self._decode, expected)
         sent, timeout = training.messages, training.timeout
-        valid, failures, report.bytes_up = valid_replies(replies, sent, decode, timeout)
-        refused = self.server_step.check_together(valid)
-        valid = [reply for reply in valid if reply.client_id not in refused]
-        failures += [f"client {client}: {reason}" for client, reason in sorted(refused.items())]
-        report.clients, report.failures = [reply.client_id for reply in valid], failures
-        for failure in failures:
-            log(WARNING, "round %s: %s", server_round, failure)
-        self.state.round = server_round
+        received = receive_replies(replies, sent, decode, step.check_together, timeout)
+        report.take(received, len(sent))
+        valid, self.state.round = received.valid, server_round
         if len(valid) < self.federation.min_replies:
             self.state.failed_rounds += 1
-            self.federation.check_failed_rounds(self.state.failed_rounds, len(valid), failures)
+            self.federation.check_failed_rounds(self.state.failed_rounds, report)
             return None, None
         self.state.failed_rounds = 0
         self.state.commit(report.clients, server_round)
         began = time.perf_counter()
-        num_clients = len(self.availability.registry)
-        params = self.server_step(training.params, valid, server_round, num_clients)
+        params = step(training.params, valid, server_round, num_clients)
         report.server_seconds = time.perf_counter() - began
         self._restart_if_lost(valid, params, server_round)
         self.state.personal |= {r.client_id: personal_scores(r.metrics) for r in valid}
+        own = [(reply.client_id, reply.metrics) for reply in valid]
+        report.per_client = self.client_metrics.of_training(own)
         means = mean_metrics([reply.metrics for reply in valid])
-        report.metrics = means | self.personal_scores() | self.server_step.metrics()
+        report.metrics = means | self.personal_scores() | step.metrics()
         return to_record(params), to_metrics(report.metrics)
 
     def configure_evaluate(
@@ -289,15 +294,16 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the example-weighted mean of the clients' metrics, without bad replies."""
-        rows = valid_evaluations(replies, self.availability.registry)
+        names, registry = self.client_metrics.names, self.availability.registry
+        rows = valid_evaluations(replies, registry, names)
+        self._per_client = self.client_metrics.of_evaluation(rows)
         return to_metrics(mean_metrics(rows)) if rows else None
 
     def summary(self) -> None:
         """Log the parts."""
         step, secure = self.server_step, self.secure_aggregation
-        slots = [step.aggregator, step.optimizer, step.output, self.sampler]
-        slots += [secure] if secure is not None else []
-        names = ", ".join(type(slot).__name__ for slot in slots)
+        slots = [step.aggregator, step.optimizer, step.output, self.sampler, secure]
+        names = ", ".join(type(slot).__name__ for slot in slots if slot is not None)
         sides = sorted({*self.client_sides, *self.server_sides})
         log(INFO, "%s: sides %s, %s", type(self).__name__, sides, names)
 

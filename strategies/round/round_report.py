@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from logging import WARNING
 from typing import Any
 
+from flwr.common.logger import log
+
+from fedhet.common.errors import DivergedError
+from fedhet.common.metrics import row_key
 from fedhet.strategies.base import Payloads
 from fedhet.strategies.round.client_versions import ClientVersions
+from fedhet.strategies.round.records import Received
 
 
 @dataclass
@@ -19,6 +25,7 @@ class RoundReport:
     clients: Sequence[int] = ()  # whose replies were aggregated
     absent: Sequence[int] = ()  # clients that were not connected when the round began
     failures: Sequence[str] = ()  # one reason for each missing or refused reply
+    diverged: bool = False  # more than half of the clients asked sent NaN or Inf
     metrics: Mapping[str, float] = field(default_factory=dict)  # means of the clients' metrics
     bytes_down: int = 0  # serialised array bytes sent to clients
     bytes_up: int = 0  # the same received from clients, refused replies included
@@ -27,23 +34,38 @@ class RoundReport:
     # metrics of the output model, if evaluated: on the server's test set, and at the clients
     evaluation: Mapping[str, float] = field(default_factory=dict)
     client_evaluation: Mapping[str, float] = field(default_factory=dict)
+    # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
+    per_client: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def take(self, received: Received, asked: int) -> None:
+        """Record, and log, what became of the replies of the clients asked."""
+        self.clients = [reply.client_id for reply in received.valid]
+        self.failures, self.bytes_up = received.failures, received.bytes_up
+        self.diverged = 2 * received.non_finite > asked
+        for failure in self.failures:
+            log(WARNING, "round %s: %s", self.round, failure)
+
+    def error(self, message: str) -> Exception:
+        """Return the error of a run that ends with this round, for want of valid replies."""
+        return DivergedError(message) if self.diverged else RuntimeError(message)
 
     def row(self) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl (see ``fedhet.common.results``)."""
         row: dict[str, Any] = {"round": self.round, **self.evaluation}
         if self.round > 0:
-            row |= {_key(name): value for name, value in self.metrics.items()}
+            row |= {row_key(name): value for name, value in self.metrics.items()}
             figures = ("lr", "seconds", "server_seconds", "bytes_up", "bytes_down")
             row |= {name: getattr(self, name) for name in figures}
             row |= {"clients": list(self.clients), "failures": list(self.failures)}
         if self.absent:
             row["absent"] = list(self.absent)
-        row |= {f"client_{_key(name)}": value for name, value in self.client_evaluation.items()}
+        row |= {f"client_{row_key(name)}": value for name, value in self.client_evaluation.items()}
+        if self.per_client:
+            row["per_client"] = {
+                name: {str(client): value for client, value in sorted(values.items())}
+                for name, values in self.per_client.items()
+            }
         return row
-
-
-def _key(name: str) -> str:
-    return name.replace("-", "_")
 
 
 @dataclass(kw_only=True)

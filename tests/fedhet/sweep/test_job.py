@@ -13,8 +13,8 @@ from omegaconf import open_dict
 
 from fedhet.common.results import read_summary, totals
 from fedhet.conf import fingerprint
+from fedhet.conf.schema import FIGURES
 from fedhet.sweep.job import run_job
-from fedhet.sweep.optuna_search import FIGURES
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 
 BEGAN = "2026-01-01T00:00:00+0000"

@@ -1,0 +1,202 @@
+"""The metrics that ``evaluation.metrics`` can name: for which tasks, their ranges, what is better.
+
+Their values are computed by ``fedhet.tasks.metrics``, which needs torch; this table does not.
+
+A value has the metric's name in metrics.jsonl, ``f1/<class>`` for one class, and a prefix where it
+is a mean over clients: ``client_`` (evaluation.clients), ``received_`` (evaluation.received),
+``personal_`` and ``personal_test_`` (the clients' own models).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from fedhet.common.errors import ConfigError
+
+Kind = Literal["classification", "segmentation", "regression"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+SHOWN_METRICS = 3  # that a round's line shows, beside accuracy and loss
+CLIENT = "client_"  # before the mean over the clients of an evaluation of the new model
+_PREFIXES = (CLIENT, "received_", "personal_test_", "personal_")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What is known of a metric without its values."""
+
+    kinds: tuple[Kind, ...]
+    low: float = 0.0  # the range of its values
+    high: float = 1.0
+    larger_is_better: bool = True
+    per_class: bool = False  # whether it has a value for each class
+
+
+_CLASSES: tuple[Kind, ...] = ("classification", "segmentation")
+_CLASSIFICATION: tuple[Kind, ...] = ("classification",)
+_SEGMENTATION: tuple[Kind, ...] = ("segmentation",)
+_REGRESSION: tuple[Kind, ...] = ("regression",)
+_ERROR = Metric(_REGRESSION, high=math.inf, larger_is_better=False)
+_FIT = Metric(_REGRESSION, low=-math.inf)
+_CORRELATION = Metric(_REGRESSION, low=-1.0)
+
+METRICS: Mapping[str, Metric] = {
+    "accuracy": Metric(_CLASSES, per_class=True),
+    "balanced_accuracy": Metric(_CLASSES),
+    "top5_accuracy": Metric(_CLASSIFICATION),
+    "precision": Metric(_CLASSES, per_class=True),
+    "recall": Metric(_CLASSES, per_class=True),
+    "specificity": Metric(_CLASSES, per_class=True),
+    "f1": Metric(_CLASSES, per_class=True),
+    "f1_weighted": Metric(_CLASSES),
+    "auroc": Metric(_CLASSIFICATION, per_class=True),
+    "average_precision": Metric(_CLASSIFICATION, per_class=True),
+    "cohen_kappa": Metric(_CLASSES, low=-1.0),
+    "mcc": Metric(_CLASSES, low=-1.0),
+    "calibration_error": Metric(_CLASSIFICATION, larger_is_better=False),
+    "iou": Metric(_CLASSES, per_class=True),
+    "dice": Metric(_SEGMENTATION, per_class=True),
+    "mae": _ERROR,
+    "mse": _ERROR,
+    "rmse": _ERROR,
+    "mape": _ERROR,
+    "smape": Metric(_REGRESSION, high=2.0, larger_is_better=False),
+    "r2": _FIT,
+    "explained_variance": _FIT,
+    "pearson": _CORRELATION,
+    "spearman": _CORRELATION,
+}
+_LOSS = Metric(KINDS, low=-math.inf, high=math.inf, larger_is_better=False)
+_ROUNDING = 1e-6  # a float32 mean of ones may be a little more than 1
+
+
+def metrics_of(kind: Kind) -> list[str]:
+    """Return the names of the metrics of a kind of task."""
+    return [name for name, metric in METRICS.items() if kind in metric.kinds]
+
+
+def metric_of(name: str) -> Metric | None:
+    """Return the metric that a name of metrics.jsonl or of a reply stands for; None without one.
+
+    Prefixes and a class are left out: ``client_f1/cat`` and ``received-f1`` are f1.
+    """
+    base = name.partition("/")[0].replace("-", "_")
+    prefix = next((one for one in _PREFIXES if base.startswith(one)), "")
+    base = base.removeprefix(prefix)
+    return _LOSS if base == "loss" else METRICS.get(base)
+
+
+def larger_is_better(figure: str) -> bool:
+    """Return whether a figure of metrics.jsonl or summary.json is better when it is larger."""
+    metric = metric_of(figure.removeprefix("best_"))
+    return metric is not None and metric.larger_is_better
+
+
+def in_range(name: str, value: float) -> bool:
+    """Return whether a value can be one of the metric of this name; any can where it is none."""
+    metric = metric_of(name)
+    if metric is None:
+        return True
+    return metric.low - _ROUNDING <= value <= metric.high + _ROUNDING
+
+
+def range_text(name: str) -> str:
+    """Return a metric's range as text, such as "[0, 1]"."""
+    metric = metric_of(name) or _LOSS
+    left = "(" if metric.low == -math.inf else "["
+    right = ")" if metric.high == math.inf else "]"
+    return f"{left}{metric.low:g}, {metric.high:g}{right}"
+
+
+def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, task: str) -> None:
+    """Raise a ConfigError if a task cannot have one of these metrics.
+
+    Args:
+        names: known ones (the recipe's schema has checked them).
+        kind: of the task; None for a model without predictions.
+        num_classes: C; 0 where it is not known yet.
+        task: what to call it in the error.
+    """
+    for name in names:
+        allowed = metrics_of(kind) if kind is not None else []
+        if name not in allowed:
+            what = f"a {kind}" if kind is not None else "a model without predictions"
+            raise ConfigError(
+                f"evaluation.metrics: {name} is no metric of {what} ({task}); allowed: "
+                f"{', '.join(allowed) or 'none, set evaluation.metrics=[]'}"
+            )
+        if name == "top5_accuracy" and 0 < num_classes <= 5:
+            raise ConfigError(
+                f"evaluation.metrics: top5_accuracy is always 1 with the {num_classes} classes of "
+                f"{task}; leave it out"
+            )
+
+
+def class_metric(name: str, class_name: str) -> str:
+    """Return the name of a metric's value of one class."""
+    return f"{name}/{class_name}"
+
+
+def measured_names(names: Iterable[str], class_names: Sequence[str] = ()) -> list[str]:
+    """Return the names of all values, with one for each class where ``class_names`` are given."""
+    found = []
+    for name in names:
+        found.append(name)
+        if METRICS[name].per_class:
+            found += [class_metric(name, one) for one in class_names]
+    return found
+
+
+def row_key(name: str) -> str:
+    """Return the name in metrics.jsonl of what a reply calls ``name``; a class keeps its own."""
+    base, slash, class_name = name.partition("/")
+    return base.replace("-", "_") + slash + class_name
+
+
+# ---- in rows and summaries -----------------------------------------------------------------------
+
+
+def shown_metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return a row's metrics of the server's evaluation, without accuracy, loss and classes."""
+    return {
+        name: value
+        for name, value in row.items()
+        if name in METRICS and name != "accuracy" and value is not None
+    }
+
+
+def metric_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return each metric's last value, and its best one as ``best_<name>``; of classes, the last.
+
+    Of the server's evaluation and of the clients' (``client_``), without accuracy and loss.
+    """
+    found: dict[str, float] = {}
+    for name, value in _values(rows):
+        found[name] = value
+        if "/" in name:
+            continue
+        best = f"best_{name}"
+        choose = max if larger_is_better(name) else min
+        found[best] = choose(found.get(best, value), value)
+    return found
+
+
+def _values(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    for row in rows:
+        for name, value in row.items():
+            base = name.removeprefix(CLIENT)
+            known = base.partition("/")[0] in METRICS
+            if known and base != "accuracy" and value is not None:
+                yield name, float(value)
+
+
+def figures_of(metrics: Collection[str]) -> list[str]:
+    """Return the figures of a summary that these metrics may bring."""
+    names = [name for name in metrics if name != "accuracy"]
+    return [
+        figure
+        for name in names
+        for figure in (name, f"best_{name}", f"{CLIENT}{name}", f"best_{CLIENT}{name}")
+    ]

@@ -1,0 +1,83 @@
+"""Checks of the keys that name metrics: of evaluation, early stopping, best model, objective."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedhet.common.errors import ConfigError
+from fedhet.common.metrics import CLIENT, METRICS, figures_of
+from fedhet.conf.mistakes import did_you_mean
+from fedhet.conf.schema import FIGURES
+
+_RECEIVED = "received_"
+
+
+def check_metrics(values: Mapping[str, Any]) -> None:
+    """Refuse unknown metrics, and keys that name one which the run does not measure."""
+    names = values["evaluation"]["metrics"]
+    for name in names:
+        _require("evaluation.metrics", name, METRICS)
+    summed = bool(values["strategy"].get("secure_aggregation"))
+    measured = _measured(values["evaluation"], summed)
+    stopping = values["early_stopping"]
+    _require("early_stopping.metric", stopping["metric"], measured, more=_MORE)
+    best = values["checkpoint"]["best"]
+    if isinstance(best, str):
+        _require("checkpoint.best", best, measured, more=f"{_MORE}; or true or false")
+    figures = list(dict.fromkeys((*FIGURES, *figures_of(names))))
+    _require("objective", values["objective"], figures, more=_MORE)
+    _check_stopping(values)
+
+
+_MORE = "metrics that evaluation.metrics names are allowed, too"
+
+
+def _require(key: str, value: str, allowed: Iterable[str], more: str = "") -> None:
+    options = list(allowed)
+    if value in options:
+        return
+    base = value.removeprefix("best_").removeprefix(CLIENT).removeprefix(_RECEIVED)
+    if more and base in METRICS:
+        raise ConfigError(
+            f"{key}={value} is not measured: add {base} to evaluation.metrics"
+            + (", and set evaluation.clients=true" if CLIENT in value else "")
+            + f"; allowed: {', '.join(options)}"
+        )
+    near = did_you_mean(value, list(METRICS) if more == "" else options)
+    raise ConfigError(
+        f"{key}={value} is unknown{near}; allowed: {', '.join(options)}"
+        + (f" ({more})" if more else "")
+    )
+
+
+def _measured(evaluation: Mapping[str, Any], summed: bool) -> list[str]:
+    """Return the names of metrics.jsonl that a run's evaluations have.
+
+    A secure sum (``summed``) has accuracy and loss of the received model only.
+    """
+    names = list(dict.fromkeys(("accuracy", "loss", *evaluation["metrics"])))
+    at_clients = [f"{CLIENT}{name}" for name in names] if evaluation["clients"] else []
+    of_received = names[:2] if summed else names
+    received = [f"{_RECEIVED}{name}" for name in of_received] if evaluation["received"] else []
+    return [*names, *at_clients, *received]
+
+
+def _check_stopping(values: Mapping[str, Any]) -> None:
+    """Refuse early stopping and a best model where there is no evaluation to go by."""
+    evaluation, patience = values["evaluation"], values["early_stopping"]["patience"]
+    best = values["checkpoint"]["best"]
+    chosen = "true" if best is True else best
+    key = f"early_stopping.patience={patience}" if patience else f"checkpoint.best={chosen}"
+    if not (patience or best):
+        return
+    if evaluation["every"] == 0:
+        raise ConfigError(
+            f"{key} goes by evaluations, but evaluation.every=0 has none before the end; set "
+            "evaluation.every to 1 or more"
+        )
+    if best and evaluation["model"] == "clients":
+        raise ConfigError(
+            f"checkpoint.best={chosen} keeps the server's model, and evaluation.model=clients "
+            "scores the clients' own; set evaluation.model=both or global, or checkpoint.best=false"
+        )

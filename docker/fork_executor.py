@@ -1,0 +1,172 @@
+"""An executor's fork server: a process for each message, forked from one that has torch loaded.
+
+Flower's SuperExec starts `flwr-clientapp` and `flwr-serverapp` as commands, and each of them
+imports Flower and torch: 3 s of CPU time for every message. Here they are forked from a process of
+its own (this file as a program) that has imported installed packages and nothing else: it has no
+code of a run, no connection, no thread, no GPU, no secret. What an app does ends with its process.
+
+An app has what Flower's executor gives it: arguments, environment, working folder, standard
+streams, and an end when the executor ends. Only its token is no longer seen in `ps`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import entry_points
+from types import ModuleType
+from typing import Any
+
+COMMANDS = ("flwr-clientapp", "flwr-serverapp")
+# What fedhet's apps import before they have done a round; none of it is a run's own code.
+PRELOAD = ("flwr.clientapp", "flwr.serverapp", "hydra", "safetensors.torch", "torch")
+PR_SET_DUMPABLE = 4
+SECONDS = 60.0  # the longest wait for a fork: the first one waits for the imports
+
+
+# ---- in the SuperExec ----------------------------------------------------------------------------
+
+
+def install() -> None:
+    """Let Flower's executor fork its processes; if Flower is another than expected, say so."""
+    from flwr.supercore.superexec.executor import subprocess_executor as flowers
+
+    if problem := unexpected(flowers):
+        say(f"{problem}: every message imports torch anew, about 3 s of CPU time")
+        return
+    vars(flowers)["subprocess"] = ForkServer()
+
+
+def unexpected(module: ModuleType) -> str | None:
+    """Return what in Flower's module is not as this file needs it, None if all is."""
+    if getattr(module, "subprocess", None) is not subprocess:
+        return f"{module.__name__} starts its processes in another way than Flower 1.39's"
+    missing = [name for name in COMMANDS if not entry_points(group="console_scripts", name=name)]
+    return f"Flower has no command {missing[0]}" if missing else None
+
+
+class ForkServer:
+    """Stands where Flower's executor has the module subprocess."""
+
+    DEVNULL = subprocess.DEVNULL
+
+    def __init__(self) -> None:
+        self._start()
+
+    def Popen(self, command: Sequence[str], **streams: Any) -> None:
+        """Fork a command; one that the server does not have is started in the ordinary way."""
+        quiet = {"stdout": self.DEVNULL, "stderr": self.DEVNULL}
+        if command[0] not in COMMANDS or streams not in ({}, quiet):
+            subprocess.Popen(command, **streams)
+            return
+        try:
+            self._fork({"command": list(command), "quiet": streams == quiet})
+        except OSError as error:
+            say(f"the fork server does not answer ({error}): this message imports torch anew")
+            subprocess.Popen(command, **streams)
+            self._process.kill()
+            self._process.wait()
+            self._near.close()
+            self._start()
+
+    def _start(self) -> None:
+        self._near, far = socket.socketpair(type=socket.SOCK_SEQPACKET)
+        self._near.settimeout(SECONDS)
+        with far:
+            words = [sys.executable, __file__, str(far.fileno())]
+            self._process = subprocess.Popen(words, pass_fds=[far.fileno()])
+
+    def _fork(self, order: dict[str, Any]) -> None:
+        self._near.sendall(json.dumps(order).encode())
+        if not self._near.recv(64):
+            raise ConnectionError("it has ended")
+
+
+def say(text: str) -> None:
+    """Print a warning."""
+    sys.stderr.write(f"WARNING: {text}\n")
+    sys.stderr.flush()
+
+
+# ---- the fork server -----------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Import, then fork for each order until the SuperExec ends; a fork becomes its command."""
+    orders = socket.socket(fileno=int(sys.argv[1]))
+    set_dumpable(False)
+    del sys.path[0]  # this file's folder
+    programs = {name: program(name) for name in COMMANDS}
+    for name in PRELOAD:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy all these pages
+    order = next_fork(orders)
+    if order is not None:
+        become(order, programs)
+
+
+def set_dumpable(allowed: bool) -> None:
+    """Let processes of the same user write into this one, or not.
+
+    As in Flower's SuperExec: what one run could change here, the next one would be forked with.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, int(allowed), 0, 0, 0)
+
+
+def program(name: str) -> Callable[[], object]:
+    """Return the function that an installed command runs."""
+    (found,) = entry_points(group="console_scripts", name=name)
+    loaded: Callable[[], object] = found.load()
+    return loaded
+
+
+def next_fork(orders: socket.socket) -> dict[str, Any] | None:
+    """Fork for every order; return it in the fork, and None in the server when the orders end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the SuperExec and the apps
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets ended forks
+    while order := orders.recv(1 << 16):
+        if os.fork() == 0:
+            orders.close()
+            set_dumpable(True)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            loaded: dict[str, Any] = json.loads(order)
+            return loaded
+        with contextlib.suppress(OSError):  # the SuperExec has ended meanwhile
+            orders.send(b"forked")
+    return None
+
+
+def become(order: dict[str, Any], programs: dict[str, Callable[[], object]]) -> None:
+    """Run a command as its own script would, with random numbers of its own."""
+    import numpy as np
+    import torch
+
+    name = order["command"][0]
+    if order["quiet"]:
+        with open(os.devnull, "r+b") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+    with contextlib.suppress(OSError), open("/proc/self/comm", "w") as shown:
+        shown.write(name)  # in ps and top
+    np.random.seed()  # noqa: NPY002  Python's own generator is seeded anew by os.fork
+    torch.default_generator.seed()
+    sys.argv = [shutil.which(name) or name, *order["command"][1:]]
+    sys.path.insert(0, os.path.dirname(sys.argv[0]))
+    sys.exit(programs[name]())  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The best round so far by a metric: early stopping, and the file of its model.
+
+Both follow from the rows of metrics.jsonl alone, so a resumed run goes on as if it had not ended.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging import INFO
+from pathlib import Path
+from typing import Any, Literal
+
+from flwr.common.logger import log
+from omegaconf import DictConfig
+
+from fedhet.common.checksums import MODEL, read_header
+from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.metrics import larger_is_better
+from fedhet.common.results import Row
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
+from fedhet.tasks.metrics import Predictions
+
+BEST = "best.safetensors"
+Mode = Literal["auto", "min", "max"]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best evaluation so far."""
+
+    round: int
+    value: float
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """Ends a run whose metric has stopped improving.
+
+    An evaluation improves when its value is better than the last improvement's by more than
+    ``min_delta``; NaN improves nothing. After ``patience`` evaluations in a row without an
+    improvement the run ends. All rows that have the metric count, the initial model's (round 0)
+    too.
+    """
+
+    metric: str = "accuracy"
+    patience: int | None = None  # None: the run has all its rounds
+    min_delta: float = 0.0
+    mode: Mode = "auto"  # auto: losses and errors are minimised, other metrics maximised
+
+    @property
+    def maximises(self) -> bool:
+        """Whether larger values are better."""
+        return larger_is_better(self.metric) if self.mode == "auto" else self.mode == "max"
+
+    def best(self, rows: Sequence[Row]) -> Best | None:
+        """Return the first of the best evaluations; None without any."""
+        sign = 1.0 if self.maximises else -1.0
+        return max(self._values(rows), key=lambda one: sign * one.value, default=None)
+
+    def evaluations_without_improvement(self, rows: Sequence[Row]) -> int:
+        """Return how many evaluations have passed since the last improvement."""
+        sign, reference, passed = 1.0 if self.maximises else -1.0, -math.inf, 0
+        for value in (row[self.metric] for row in rows if self.metric in row):
+            if value is not None and sign * value > reference + self.min_delta:
+                reference, passed = sign * value, 0
+            else:
+                passed += 1
+        return passed
+
+    def stop_reason(self, rows: Sequence[Row]) -> str | None:
+        """Return why the run ends now; None if it goes on."""
+        if self.patience is None or not rows or self.metric not in rows[-1]:
+            return None
+        passed = self.evaluations_without_improvement(rows)
+        if passed < self.patience:
+            return None
+        more = f" by more than {self.min_delta:g}" if self.min_delta else ""
+        best = self.best(rows)
+        where = f"; best: {best.value:.6g} in round {best.round}" if best else ""
+        return (
+            f"early stopping: {self.metric} has not improved{more} in the last {passed} "
+            f"evaluations (early_stopping.patience={self.patience}){where}"
+        )
+
+    def summary(self, rows: Sequence[Row]) -> dict[str, Any]:
+        """Return what summary.json says of the best round."""
+        best = self.best(rows)
+        return {"metric": self.metric, **({} if best is None else vars(best))}
+
+    def _values(self, rows: Sequence[Row]) -> list[Best]:
+        pairs = [(row["round"], row.get(self.metric)) for row in rows]
+        return [
+            Best(int(round), float(value))
+            for round, value in pairs
+            if value is not None and math.isfinite(value)
+        ]
+
+
+def best_model_rule(recipe: DictConfig, stopping: EarlyStopping) -> EarlyStopping | None:
+    """Return the rule of ``checkpoint.best``: early stopping's for true; None for false."""
+    chosen = recipe.checkpoint.best
+    if not chosen:
+        return None
+    if chosen is True or chosen == stopping.metric:
+        return stopping
+    return EarlyStopping(str(chosen))
+
+
+def check_measured(
+    recipe: DictConfig, best: EarlyStopping | None, predictions: Predictions | None
+) -> None:
+    """Refuse to go by the accuracy of a task that has none."""
+    named = (
+        {"early_stopping.metric": recipe.early_stopping.metric}
+        if (recipe.early_stopping.patience is not None)
+        else {}
+    )
+    named |= {"checkpoint.best": best.metric} if best else {}
+    for key, metric in named.items():
+        without = predictions is None or predictions.kind == "regression"
+        if without and metric.endswith("accuracy"):
+            raise ConfigError(
+                f"{key} goes by {metric}, which task={recipe.task.name} does not measure: set "
+                "early_stopping.metric=loss, or another metric of its kind"
+            )
+
+
+class BestModel:
+    """Keeps the evaluated model of the best round as ``best.safetensors``.
+
+    A better model is first written into ``checkpoints/`` and moved when the round's checkpoint is
+    there: a run that is killed in between and resumed does these rounds again, and the file is
+    still that of the rounds that are done.
+
+    Args:
+        folder: the results directory.
+        rule: the metric, and what is better.
+        done: the round that the run is resumed after; None starts afresh.
+    """
+
+    def __init__(self, folder: Path, rule: EarlyStopping, done: int | None) -> None:
+        self.rule = rule
+        self._path, self._next = folder / BEST, folder / "checkpoints" / BEST
+        if done is None:
+            for path in (self._path, self._next):
+                path.unlink(missing_ok=True)
+        elif self._next.exists():
+            if _round_of(self._next) > done:
+                self._next.unlink()
+            else:
+                self.keep()
+
+    def offer(
+        self, rows: Sequence[Row], tensors: Tensors, run: str, metadata: Mapping[str, str]
+    ) -> None:
+        """Write the evaluated model of the last row's round if that is the best one."""
+        best = self.rule.best(rows)
+        if best is None or best.round != rows[-1]["round"]:
+            return
+        self._next.parent.mkdir(parents=True, exist_ok=True)
+        label = {"kind": MODEL, "run": run, "round": best.round, "metric": self.rule.metric}
+        label |= {"value": best.value, "parameters_sha256": parameters_sha256(tensors)}
+        save_tensors(self._next, tensors, label, metadata)
+
+    def keep(self) -> None:
+        """Make the written model ``best.safetensors``: the rounds up to it are safe."""
+        if self._next.exists():
+            os.replace(self._next, self._path)
+            log(INFO, "%s is of round %s", BEST, _round_of(self._path))
+
+    def summary(self) -> dict[str, Any]:
+        """Return what summary.json says of the file; empty if there is none."""
+        try:
+            _, label = read_header(self._path)
+        except (DamagedFileError, OSError):
+            return {}
+        about = ("round", "metric", "value", "parameters_sha256")
+        return {"file": BEST, **{key: label[key] for key in about if key in label}}
+
+
+def _round_of(path: Path) -> int:
+    try:
+        return int(read_header(path)[1].get("round", 0))
+    except DamagedFileError:  # cut short: its round is done again
+        return 1 << 62

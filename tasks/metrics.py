@@ -1,0 +1,256 @@
+"""The values of ``evaluation.metrics`` by torchmetrics, from one pass over a model's predictions.
+
+A metric of classes (precision, recall, specificity, f1, iou, dice, auroc, average_precision) is the
+plain mean over the classes that occur: in labels or predictions, or for auroc, average_precision
+and balanced_accuracy in the labels, as in scikit-learn. So a client's value is not drawn to zero by
+classes that it does not hold. f1_weighted weighs the classes by their labels. The value of one
+class is that of this class against the rest; its accuracy is its recall. calibration_error is the
+expected one with 15 bins. A segmentation's values count pixels, over all images together. Those of
+a regression with several outputs are over all of them, or the mean over outputs (r2,
+explained_variance, pearson, spearman).
+
+What the examples do not define has no value and is left out: auroc where there is one class, r2 of
+a single example, pearson of labels that are all the same.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhet.common.metrics import (
+    METRICS,
+    Kind,
+    class_metric,
+    measured_names,
+    require_metrics,
+)
+
+_BINS = 15  # of the calibration error
+_COUNTS = "_counts"  # tp, fp, tn, fn and labels of each class
+_BY_SUPPORT = ("auroc", "average_precision", "accuracy")
+_AT_LEAST_TWO = ("r2", "explained_variance", "pearson", "spearman")
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a task's outputs and labels are.
+
+    classification: logits (B, C) and labels (B,), from 0.
+    segmentation: logits (B, C, H, W) and labels (B, H, W).
+    regression: values (B,) or (B, k), and labels of the same shape.
+    """
+
+    kind: Kind
+    class_names: tuple[str, ...] = ()  # in the order of the labels; () for a regression
+    num_outputs: int = 1  # k, of a regression
+    ignore_index: int | None = None  # a label that does not count (segmentation)
+
+    @property
+    def num_classes(self) -> int:
+        """C."""
+        return len(self.class_names)
+
+
+class MetricSet:
+    """Collects a model's outputs batch by batch, and computes the metrics.
+
+    Args:
+        names: of common/metrics.py; () measures nothing and costs nothing.
+        predictions: what the outputs are.
+        per_class: also a value for each class, ``f1/<class name>``.
+        device: of the outputs.
+
+    Raises:
+        ConfigError: for a metric that the task cannot have.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        predictions: Predictions,
+        *,
+        per_class: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        require_metrics(names, predictions.kind, predictions.num_classes, "this task")
+        self._names, self._predictions = tuple(dict.fromkeys(names)), predictions
+        self._per_class = per_class and predictions.kind != "regression"
+        self._count = 0
+        self._collection = _collection(self._names, predictions, device) if names else None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all values that there may be."""
+        classes = self._predictions.class_names if self._per_class else ()
+        return measured_names(self._names, classes)
+
+    def reset(self) -> None:
+        """Forget all outputs."""
+        self._count = 0
+        if self._collection is not None:
+            self._collection.reset()
+
+    def update(self, outputs: Tensor, labels: Tensor) -> None:
+        """Add a batch; shapes as in :class:`Predictions`."""
+        if self._collection is None:
+            return
+        self._count += len(labels)
+        outputs = outputs.detach()
+        if self._predictions.kind == "regression":
+            outputs, labels = _aligned(outputs, labels, self._predictions.num_outputs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._collection.update(outputs, labels)
+
+    def compute(self) -> dict[str, float]:
+        """Return the values over all batches since the last reset, by name; undefined left out."""
+        if self._collection is None or self._count == 0:
+            return {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about what has no value
+            if self._predictions.kind == "regression":
+                found = self._regression(self._collection)
+            else:
+                found = self._by_classes(self._collection)
+        return {
+            name: found[name] for name in self.names if math.isfinite(found.get(name, math.nan))
+        }
+
+    # ---- pieces ------------------------------------------------------------------------------
+
+    def _regression(self, collection: Any) -> dict[str, float]:
+        found = {}
+        for name in self._names:
+            if name not in _AT_LEAST_TWO or self._count > 1:
+                found[name] = float(collection[name].compute().double().mean())
+        return found
+
+    def _by_classes(self, collection: Any) -> dict[str, float]:
+        values = collection.compute()
+        tp, fp, _, fn, support = values[_COUNTS].double().unbind(-1)
+        in_labels, occurs = support > 0, tp + fp + fn > 0
+        found: dict[str, float] = {}
+        for name in self._names:
+            value = values[_SOURCES.get(name, name)].double()
+            present = in_labels if name in (*_BY_SUPPORT, "balanced_accuracy") else occurs
+            if name in ("auroc", "average_precision"):
+                present = present & (support < support.sum())  # both kinds of examples
+            if value.ndim == 0:
+                found[name] = float(value)
+            elif name == "accuracy":
+                found[name] = float(tp.sum() / support.sum())
+            elif name == "f1_weighted":
+                found[name] = float((value * support).sum() / support.sum())
+            else:
+                found[name] = float(value[present].mean())
+            if self._per_class and METRICS[name].per_class:
+                by_class = value.masked_fill(~present, math.nan).tolist()
+                classes = self._predictions.class_names
+                found |= {class_metric(name, c): v for c, v in zip(classes, by_class, strict=True)}
+        return found
+
+
+# Metrics that are read off another one's values of the classes.
+_SOURCES = {"accuracy": "recall", "balanced_accuracy": "recall", "f1_weighted": "f1", "dice": "f1"}
+
+
+def _collection(names: Sequence[str], predictions: Predictions, device: torch.device | str) -> Any:
+    """Return the torchmetrics of these names; those of the same counts are counted once."""
+    # seconds to import, and needed only where a recipe names metrics
+    from torchmetrics import MetricCollection
+
+    builders = _regression_metrics if predictions.kind == "regression" else _class_metrics
+    build = builders(predictions)
+    needed = [_SOURCES.get(name, name) for name in names]
+    needed += [] if predictions.kind == "regression" else [_COUNTS]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about memory
+        chosen = {name: build[name]() for name in dict.fromkeys(needed)}
+    return MetricCollection(chosen).to(device)
+
+
+Builders = Mapping[str, Callable[[], Any]]
+
+
+def _class_metrics(predictions: Predictions) -> Builders:
+    from torchmetrics import classification as tm
+
+    size: dict[str, Any] = {
+        "num_classes": predictions.num_classes,
+        "ignore_index": predictions.ignore_index,
+        "validate_args": False,
+    }
+    each = {**size, "average": "none"}
+    return {
+        _COUNTS: lambda: tm.MulticlassStatScores(**each),
+        "precision": lambda: tm.MulticlassPrecision(**each),
+        "recall": lambda: tm.MulticlassRecall(**each),
+        "specificity": lambda: tm.MulticlassSpecificity(**each),
+        "f1": lambda: tm.MulticlassF1Score(**each),
+        "iou": lambda: tm.MulticlassJaccardIndex(**each),
+        "auroc": lambda: tm.MulticlassAUROC(**each),
+        "average_precision": lambda: tm.MulticlassAveragePrecision(**each),
+        "top5_accuracy": lambda: tm.MulticlassAccuracy(**size, average="micro", top_k=5),
+        "cohen_kappa": lambda: tm.MulticlassCohenKappa(**size),
+        "mcc": lambda: tm.MulticlassMatthewsCorrCoef(**size),
+        "calibration_error": lambda: tm.MulticlassCalibrationError(**size, n_bins=_BINS),
+    }
+
+
+def _regression_metrics(predictions: Predictions) -> Builders:
+    from torchmetrics import regression as tm
+
+    outputs = predictions.num_outputs
+    return {
+        "mae": tm.MeanAbsoluteError,
+        "mse": tm.MeanSquaredError,
+        "rmse": lambda: tm.MeanSquaredError(squared=False),
+        "mape": tm.MeanAbsolutePercentageError,
+        "smape": tm.SymmetricMeanAbsolutePercentageError,
+        "r2": tm.R2Score,
+        "explained_variance": tm.ExplainedVariance,
+        "pearson": lambda: tm.PearsonCorrCoef(num_outputs=outputs),
+        "spearman": lambda: tm.SpearmanCorrCoef(num_outputs=outputs),
+    }
+
+
+def _aligned(outputs: Tensor, labels: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
+    """Return outputs and labels of a regression as (B,) or (B, k), in float32 or float64."""
+    shape = (len(labels),) if num_outputs == 1 else (len(labels), num_outputs)
+    kind = torch.float64 if outputs.dtype == torch.float64 else torch.float32
+    return outputs.reshape(shape).to(kind), labels.reshape(shape).to(kind)
+
+
+class Measured(ABC):
+    """A task whose predictions are measured."""
+
+    name: str
+
+    @property
+    @abstractmethod
+    def predictions(self) -> Predictions | None:
+        """What outputs and labels are; None where nothing is predicted."""
+
+    def metric_set(
+        self, names: Sequence[str], *, per_class: bool, device: torch.device | str
+    ) -> MetricSet | None:
+        """Return what collects these metrics of ``evaluation.metrics``; None without a name.
+
+        Raises:
+            ConfigError: for a metric that the task cannot have.
+        """
+        if not names:
+            return None
+        known = self.predictions
+        size = 0 if known is None else known.num_classes
+        require_metrics(names, known.kind if known else None, size, f"task={self.name}")
+        assert known is not None
+        return MetricSet(names, known, per_class=per_class, device=device)

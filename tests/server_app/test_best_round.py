@@ -1,0 +1,97 @@
+"""Early stopping by hand on rows, and the file of the best round when a run is cut short."""
+
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedhet.common.metrics import larger_is_better, metric_totals
+from fedhet.server_app.best_round import BEST, BestModel, EarlyStopping
+
+
+def rows(*values, metric="accuracy"):
+    return [{"round": t, metric: value} for t, value in enumerate(values)]
+
+
+def stopped_after(rule, every_row):
+    """The round after which the rule ends the run; None if it does not."""
+    ends = [n for n in range(1, len(every_row) + 1) if rule.stop_reason(every_row[:n])]
+    return every_row[ends[0] - 1]["round"] if ends else None
+
+
+@pytest.mark.parametrize(
+    ("how", "values", "end"),
+    [
+        ({"patience": 2}, [0.1, 0.5, 0.5, 0.5, 0.9], 3),  # the same is no improvement
+        ({"patience": 2}, [0.1, 0.5, 0.4, 0.6, 0.5, 0.55], 5),
+        ({"patience": 3}, [0.1, 0.5, 0.4, 0.6, 0.5, 0.55], None),
+        ({"patience": 1}, [0.9, 0.1], 1),  # the initial model counts
+        ({}, [0.9, 0.1, 0.1, 0.1], None),  # patience null
+        # 0.56 is not more than 0.5 + 0.1, and 0.62 is
+        ({"patience": 2, "min_delta": 0.1}, [0.5, 0.56, 0.62, 0.63, 0.64], 4),
+        ({"patience": 2, "min_delta": 0.1}, [0.5, 0.56, 0.58, 0.63], 2),
+        ({"patience": 2}, [0.5, math.nan, None, 0.9], 2),  # what is no number improves nothing
+        ({"patience": 2, "mode": "min"}, [0.5, 0.6, 0.7], 2),
+    ],
+)
+def test_the_round_that_ends_the_run(how, values, end):
+    assert stopped_after(EarlyStopping(**how), rows(*values)) == end
+
+
+def test_a_loss_is_minimised_and_rounds_without_an_evaluation_do_not_count():
+    rule = EarlyStopping("loss", patience=2)
+    every = rows(3.0, 2.0, 2.5, 2.6, metric="loss")
+    assert stopped_after(rule, every) == 3
+    between = [row for old in every for row in (old, {"round": old["round"]})]
+    assert stopped_after(rule, between) == 3
+    assert (rule.best(every).round, rule.best(every).value) == (1, 2.0)
+
+
+def test_the_first_of_equal_rounds_is_the_best():
+    assert EarlyStopping().best(rows(0.1, 0.7, 0.7)).round == 1
+    assert EarlyStopping().best([{"round": 0}]) is None
+
+
+def test_the_last_and_the_best_value_of_each_metric():
+    every = [
+        {"round": 0, "f1": 0.2, "mae": 3.0, "f1/cat": 0.9, "accuracy": 0.5, "loss": 1.0},
+        {"round": 1, "f1": 0.6, "mae": 1.0, "client_f1": 0.4},
+        {"round": 2, "f1": 0.5, "mae": 2.0, "client_f1": 0.3, "received_f1": 0.1},
+    ]
+    assert metric_totals(every) == {
+        **{"f1": 0.5, "best_f1": 0.6, "mae": 2.0, "best_mae": 1.0, "f1/cat": 0.9},
+        **{"client_f1": 0.3, "best_client_f1": 0.4},
+    }
+
+
+def test_what_is_better_in_a_search():
+    larger = ["accuracy", "best_accuracy", "client_accuracy", "f1", "best_client_f1", "r2"]
+    smaller = ["loss", "client_loss", "best_mae", "calibration_error", "seconds", "bytes_up"]
+    assert [larger_is_better(name) for name in larger] == [True] * 6
+    assert [larger_is_better(name) for name in smaller] == [False] * 6
+
+
+def offer(best, every, number):
+    best.offer(every[: number + 1], {"w": torch.full((2,), float(number))}, "run", {})
+
+
+def test_the_best_model_is_that_of_the_rounds_that_are_done(tmp_path):
+    every, path = rows(0.1, 0.8, 0.3, 0.9), tmp_path / BEST
+    best = BestModel(tmp_path, EarlyStopping(), None)
+    for number in (0, 1):
+        offer(best, every, number)
+        best.keep()
+    offer(best, every, 2)  # worse: nothing is written
+    best.keep()
+    assert best.summary()["round"] == 1
+    offer(best, every, 3)  # killed before the checkpoint of round 3
+    assert load_file(path)["w"].tolist() == [1.0, 1.0]
+    resumed = BestModel(tmp_path, EarlyStopping(), 2)
+    resumed.keep()
+    assert load_file(path)["w"].tolist() == [1.0, 1.0]
+    offer(resumed, every, 3)  # killed after the checkpoint, before the file was moved
+    again = BestModel(tmp_path, EarlyStopping(), 3)
+    assert load_file(path)["w"].tolist() == [3.0, 3.0]
+    assert (again.summary()["round"], again.summary()["value"]) == (3, 0.9)
+    assert BestModel(tmp_path, EarlyStopping(), None).summary() == {}  # begun afresh

@@ -1,0 +1,205 @@
+"""Metrics of small random predictions against scikit-learn and closed forms."""
+
+import numpy as np
+import pytest
+import sklearn.metrics as sk
+import torch
+from scipy.stats import pearsonr, spearmanr
+
+from fedhet.common.errors import ConfigError
+from fedhet.common.metrics import METRICS, in_range, metrics_of
+from fedhet.tasks.metrics import MetricSet, Predictions
+
+CLASSES = ("a", "b", "c", "d", "e", "f", "g")
+C = len(CLASSES)
+
+
+def batches(logits, labels, size=30):
+    return zip(logits.split(size), labels.split(size), strict=True)
+
+
+def measured(names, predictions, outputs, labels, **how):
+    collected = MetricSet(names, predictions, **how)
+    for batch in batches(outputs, labels):
+        collected.update(*batch)
+    return collected.compute()
+
+
+def classified(held=range(C), size=100):
+    """Return logits, labels of the classes ``held``, and both for scikit-learn."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(size, C, generator=generator)
+    labels = torch.tensor(list(held))[torch.randint(len(held), (size,), generator=generator)]
+    logits[torch.arange(size), labels] += 1.0
+    shares = logits.double().softmax(1).numpy()
+    return logits, labels, labels.numpy(), shares.argmax(1), shares
+
+
+def macro(values):
+    return float(np.mean(list(values)))
+
+
+def one_against_rest(score, true, shares):
+    """By class that has examples of both kinds."""
+    return {
+        c: score(true == c, shares[:, c]) for c in range(C) if 0 < (true == c).sum() < len(true)
+    }
+
+
+def expected_calibration_error(true, shares, bins=15):
+    sure, right = shares.max(1), shares.argmax(1) == true
+    place = np.minimum((sure * bins).astype(int), bins - 1)
+    return sum(
+        abs(sure[place == b].mean() - right[place == b].mean()) * (place == b).mean()
+        for b in set(place)
+    )
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:sklearn")  # classes without a label
+@pytest.mark.parametrize("held", [range(C), (0, 3, 4)], ids=["all classes", "three classes"])
+def test_a_classification_against_scikit_learn(held):
+    logits, labels, true, guess, shares = classified(held)
+    found = measured(
+        metrics_of("classification"), Predictions("classification", CLASSES), logits, labels
+    )
+    fscore = {"zero_division": 0.0}
+    union = sorted({*true, *guess})
+    negatives = [np.mean(guess[true != c] != c) for c in union]
+    expected = {
+        "accuracy": sk.accuracy_score(true, guess),
+        "balanced_accuracy": sk.balanced_accuracy_score(true, guess),
+        "top5_accuracy": sk.top_k_accuracy_score(true, shares, k=5, labels=range(C)),
+        "precision": sk.precision_score(true, guess, average="macro", **fscore),
+        "recall": sk.recall_score(true, guess, average="macro", **fscore),
+        "specificity": macro(negatives),
+        "f1": sk.f1_score(true, guess, average="macro", **fscore),
+        "f1_weighted": sk.f1_score(true, guess, average="weighted", **fscore),
+        "iou": sk.jaccard_score(true, guess, average="macro", **fscore),
+        "auroc": macro(one_against_rest(sk.roc_auc_score, true, shares).values()),
+        "average_precision": macro(
+            one_against_rest(sk.average_precision_score, true, shares).values()
+        ),
+        "cohen_kappa": sk.cohen_kappa_score(true, guess),
+        "mcc": sk.matthews_corrcoef(true, guess),
+        "calibration_error": expected_calibration_error(true, shares),
+    }
+    assert found.keys() == expected.keys() == set(metrics_of("classification"))
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=2e-6), name
+        assert in_range(name, found[name])
+
+
+def test_each_class_against_scikit_learn():
+    logits, labels, true, guess, shares = classified((0, 3, 4))
+    names = ["f1", "accuracy", "auroc"]
+    found = measured(names, Predictions("classification", CLASSES), logits, labels, per_class=True)
+    f1 = sk.f1_score(true, guess, average=None, labels=range(C), zero_division=0.0)
+    for c in {*true, *guess}:
+        assert found[f"f1/{CLASSES[c]}"] == pytest.approx(f1[c], abs=1e-6)
+    for c, value in one_against_rest(sk.roc_auc_score, true, shares).items():
+        assert found[f"auroc/{CLASSES[c]}"] == pytest.approx(value, abs=1e-6)
+        assert found[f"accuracy/{CLASSES[c]}"] == pytest.approx(np.mean(guess[true == c] == c))
+    assert {name for name in found if name.startswith("auroc/")} == {
+        "auroc/a",
+        "auroc/d",
+        "auroc/e",
+    }
+
+
+def test_what_one_class_alone_does_not_define_is_left_out():
+    logits, labels = torch.eye(3), torch.zeros(3, dtype=torch.long)
+    found = measured(
+        ["auroc", "accuracy"], Predictions("classification", ("a", "b", "c")), logits, labels
+    )
+    assert found == {"accuracy": pytest.approx(1 / 3)}
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_a_regression_against_scikit_learn(outputs):
+    generator = torch.Generator().manual_seed(2)
+    shape = (80,) if outputs == 1 else (80, outputs)
+    labels = 5 + torch.randn(shape, generator=generator)
+    values = labels + 0.7 * torch.randn(shape, generator=generator)
+    given = values.reshape(80, -1)  # a model gives (B, 1)
+    found = measured(
+        metrics_of("regression"), Predictions("regression", num_outputs=outputs), given, labels
+    )
+    true, guess = labels.double().numpy(), values.double().numpy()
+    columns = list(zip(true.reshape(80, -1).T, guess.reshape(80, -1).T, strict=True))
+    expected = {
+        "mae": sk.mean_absolute_error(true, guess),
+        "mse": sk.mean_squared_error(true, guess),
+        "rmse": np.sqrt(sk.mean_squared_error(true, guess)),
+        "mape": sk.mean_absolute_percentage_error(true, guess),
+        "smape": np.mean(2 * abs(guess - true) / (abs(guess) + abs(true))),
+        "r2": sk.r2_score(true, guess),
+        "explained_variance": sk.explained_variance_score(true, guess),
+        "pearson": macro(pearsonr(*pair).statistic for pair in columns),
+        "spearman": macro(spearmanr(*pair).statistic for pair in columns),
+    }
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-4), name
+        assert in_range(name, found[name])
+
+
+def test_a_single_example_has_no_r2():
+    found = measured(
+        ["mae", "r2", "pearson"], Predictions("regression"), torch.ones(1, 1), torch.zeros(1)
+    )
+    assert found == {"mae": 1.0}
+
+
+def test_a_segmentation_counts_pixels_without_the_ignored_ones():
+    generator = torch.Generator().manual_seed(3)
+    logits = torch.randn(4, 3, 5, 6, generator=generator)
+    labels = torch.randint(3, (4, 5, 6), generator=generator)
+    labels[0, 0] = 255
+    kind = Predictions("segmentation", ("sky", "road", "car"), ignore_index=255)
+    found = measured(metrics_of("segmentation"), kind, logits, labels, per_class=True)
+    counted = labels.flatten() != 255
+    true = labels.flatten()[counted].numpy()
+    guess = logits.argmax(1).flatten()[counted].numpy()
+    by_class = sk.jaccard_score(true, guess, average=None)
+    expected = {
+        "accuracy": sk.accuracy_score(true, guess),
+        "balanced_accuracy": sk.balanced_accuracy_score(true, guess),
+        "iou": by_class.mean(),
+        "iou/road": by_class[1],
+        "dice": sk.f1_score(true, guess, average="macro"),
+        "f1": sk.f1_score(true, guess, average="macro"),
+        "mcc": sk.matthews_corrcoef(true, guess),
+        "cohen_kappa": sk.cohen_kappa_score(true, guess),
+    }
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, abs=1e-6), name
+
+
+def test_a_second_pass_does_not_remember_the_first():
+    logits, labels, true, guess, _ = classified()
+    collected = MetricSet(["f1"], Predictions("classification", CLASSES))
+    collected.update(logits, (labels + 1) % C)
+    collected.reset()
+    assert collected.compute() == {}
+    collected.update(logits, labels)
+    expected = sk.f1_score(true, guess, average="macro")
+    assert collected.compute()["f1"] == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "classes", "reason"),
+    [
+        ("mae", "classification", 10, "no metric of a classification.*allowed: accuracy, .*f1"),
+        ("f1", "regression", 0, "no metric of a regression.*allowed: mae"),
+        ("auroc", "segmentation", 3, "no metric of a segmentation.*dice"),
+        ("top5_accuracy", "classification", 5, "always 1 with the 5 classes"),
+    ],
+)
+def test_an_unfit_metric_is_refused(name, kind, classes, reason):
+    with pytest.raises(ConfigError, match=reason):
+        MetricSet([name], Predictions(kind, tuple(map(str, range(classes)))))
+
+
+def test_errors_are_better_when_they_are_smaller_and_the_rest_when_larger():
+    smaller = {name for name, metric in METRICS.items() if not metric.larger_is_better}
+    assert smaller == {"calibration_error", "mae", "mse", "rmse", "mape", "smape"}
