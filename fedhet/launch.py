@@ -46,6 +46,7 @@ from fedhet.common.results import (
 from fedhet.conf import explain_words, identity, method_name, quoted, words_of
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import NO_OPTION
+from fedhet.conf.project import register_project_recipes
 from fedhet.conf.renamed import refuse_old_keys
 from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run
@@ -81,6 +82,7 @@ def main() -> None:
         refuse_old_keys(sys.argv[1:])
         check_flags(sys.argv[1:])
         set_defaults()
+        register_project_recipes()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
         try:
             _hydra_main()

@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from fedhet.conf import PACKAGES, compose
 from fedhet.report.run_data import flat
 from fedhet.runtimes.flower_install import FLOWER
+from fedhet.tools.new import TEMPLATE
 from tests.test_imports import imported
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +81,8 @@ def test_every_import_is_a_declared_dependency():
     belongs_to = importlib.metadata.packages_distributions()
     for package in sorted(OWN):
         for path in (ROOT / package).rglob("*.py"):
+            if TEMPLATE in path.parents:
+                continue  # of another project
             for module in imported(path) - OWN - set(sys.stdlib_module_names):
                 owners = {canonicalize_name(name) for name in belongs_to.get(module, [module])}
                 assert owners & declared, f"{path} imports {module}, which is not declared"
