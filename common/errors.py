@@ -1,4 +1,4 @@
-"""ConfigError, for invalid configurations, and the checks that raise it; DamagedFileError."""
+"""ConfigError, and the checks that raise it; DamagedFileError; DivergedError."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ class ConfigError(ValueError):
 
 class DamagedFileError(ConfigError):
     """A file that is not what was written, or belongs to another run; the message names it."""
+
+
+class DivergedError(ArithmeticError):
+    """The model or its loss is no longer finite; the message names the round and the value."""
 
 
 _Choice = TypeVar("_Choice")

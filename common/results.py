@@ -2,7 +2,8 @@
 
 This is the one place that writes and reads them. metrics.jsonl has one JSON object per line and
 round, round 0 being the initial model; each line is on disk before the next round begins.
-summary.json is written last, whether the run completed or failed.
+summary.json is written last, however the run ended. Both files are valid JSON: what is NaN or Inf
+is null there.
 
 A row of metrics.jsonl:
     round                    t, from 0
@@ -20,19 +21,26 @@ A row of metrics.jsonl:
     and what the clients and the method measured, by name.
 
 summary.json has the run's identity (strategy, task, seed, versions, machine, fingerprint), the
-figures of :func:`totals`, ``parameters_sha256``, ``status`` (completed or failed), ``error`` if it
-failed, and ``format``. Its ``metrics_sha256`` and ``config_sha256`` are of the files beside it, and
-``sha256`` is of itself: a file that does not fit is refused.
+figures of :func:`totals`, ``parameters_sha256``, ``status``, ``error`` if it did not complete, and
+``format``. Its ``metrics_sha256`` and ``config_sha256`` are of the files beside it, and ``sha256``
+is of itself: a file that does not fit is refused. The status is one of
+
+    completed   all rounds are done, and the model is stored
+    diverged    the evaluated loss, or the new model, held NaN or Inf
+    stopped     by Ctrl-C or SIGTERM: resume=true continues it
+    failed      by an error
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +52,7 @@ from fedhet.common.metrics import metric_totals
 Row = dict[str, Any]
 
 FORMAT = 2  # of results directories; 1 had no such key, and other names (conf.renamed reads them)
+COMPLETED, DIVERGED, STOPPED, FAILED = "completed", "diverged", "stopped", "failed"
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 AT_CLIENTS = ("client_accuracy", "client_loss")  # on what they hold out (evaluation.clients)
 _SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
@@ -73,6 +82,7 @@ class RowsFile:
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a round's line and flush it to disk; if that fails, the lines before it are there."""
+        row = finite(row)
         line = _line(row)
         try:
             with self.path.open("a", encoding="utf-8") as file:
@@ -127,7 +137,7 @@ class ResultsFolder:
         summary |= {"rounds_without_rows": self._lost} if self._lost > 0 else {}
         summary["metrics_sha256"] = self._metrics.sha256
         summary |= {"config_sha256": self._config_sha256} if self._config_sha256 else {}
-        return summary | {"error": error} if error else summary
+        return dict(finite(summary | {"error": error} if error else summary))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write summary.json; a launcher ends what is left of a run that calls itself completed."""
@@ -184,6 +194,8 @@ class ResultsFollower:
 
 def read_rows(path: Path) -> list[Row]:
     """Return the rows of a file of JSON lines; a last line without its end is left out.
+
+    NaN and Inf, which version 0.1 could write, are None.
 
     Raises:
         OSError: if it is missing or cannot be read.
@@ -244,7 +256,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     path = folder / SUMMARY
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        summary = json.loads(text, parse_constant=_no_number)
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(summary, dict) or "status" not in summary:
@@ -260,7 +273,34 @@ def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write the summary.json of a results directory with its checksum, whole or not at all."""
     content = {key: value for key, value in summary.items() if key != "sha256"}
     content["sha256"] = _sha256_of(content)
-    save_text(folder / SUMMARY, json.dumps(content, indent=2) + "\n")
+    save_text(folder / SUMMARY, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_end(folder: Path, about: Mapping[str, Any], status: str, error: str) -> None:
+    """Write the summary of a run that could not write its own, from the rows in its folder.
+
+    A summary that fits these rows stays: no round has ended since it was written.
+    """
+    metrics = folder / METRICS
+    rows = read_rows(metrics) if metrics.exists() else []
+    with suppress(OSError, DamagedFileError):
+        if read_summary(folder).get("metrics_sha256") in (None, rows_sha256(rows)):
+            return
+    summary = {"format": FORMAT, **about, **totals(rows), "status": status}
+    summary["metrics_sha256"] = rows_sha256(rows)
+    with suppress(FileNotFoundError):
+        config = (folder / CONFIG).read_text(encoding="utf-8")
+        summary["config_sha256"] = text_sha256(config)
+    write_summary(folder, finite(summary | {"error": error}))
+
+
+def finite(value: Any) -> Any:
+    """Return a value for JSON, with None for NaN and Inf."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def totals(rows: list[Row]) -> dict[str, Any]:
@@ -270,9 +310,9 @@ def totals(rows: list[Row]) -> dict[str, Any]:
     in which workers start; neither holds the evaluation at the server.
     """
     rounds = [row for row in rows if row["round"] > 0]
-    evaluated = [row for row in rows if "accuracy" in row]
+    evaluated = [row for row in rows if row.get("accuracy") is not None]
     losses = [row["loss"] for row in rows if "loss" in row]
-    at_clients = [row for row in rows if "client_accuracy" in row]
+    at_clients = [row for row in rows if row.get("client_accuracy") is not None]
     seconds = [row["seconds"] for row in rounds]
     return {
         "rounds": len(rounds),
@@ -290,11 +330,12 @@ def totals(rows: list[Row]) -> dict[str, Any]:
 
 
 def _sha256_of(summary: Mapping[str, Any]) -> str:
-    return text_sha256(json.dumps(json.loads(json.dumps(summary)), sort_keys=True))
+    text = json.dumps(summary, allow_nan=False)
+    return text_sha256(json.dumps(json.loads(text), sort_keys=True))
 
 
 def _line(row: Row) -> str:
-    return json.dumps(row) + "\n"
+    return json.dumps(row, allow_nan=False) + "\n"
 
 
 def _digest_of(rows: Iterable[Row]) -> Any:
@@ -305,7 +346,11 @@ def _digest_of(rows: Iterable[Row]) -> Any:
 
 
 def _parse_lines(text: str) -> list[Row]:
-    return [json.loads(line) for line in text.splitlines() if line]
+    return [json.loads(line, parse_constant=_no_number) for line in text.splitlines() if line]
+
+
+def _no_number(word: str) -> None:
+    """Stand for NaN and Inf of files of version 0.1."""
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

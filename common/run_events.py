@@ -19,6 +19,8 @@ import secrets
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fedhet.common.results import finite
+
 START, ROW, SUMMARY = "start", "row", "summary"
 RECORD_FILE = "deployment.json"  # in results_dir; its token tells the ServerApp whose folder it is
 _MARK = "fedhet-event"
@@ -38,8 +40,9 @@ def new_key() -> str:
 
 
 def encode(event: Event) -> str:
-    """Return an event as a line of the log."""
-    return f"{_MARK} {event.key} {json.dumps({event.kind: event.content})}\n"
+    """Return an event as a line of the log; NaN and Inf are null, as in the results directory."""
+    text = json.dumps({event.kind: finite(event.content)}, allow_nan=False)
+    return f"{_MARK} {event.key} {text}\n"
 
 
 def decode(line: str, key: str = "") -> Event | None:

@@ -67,6 +67,11 @@ def _quote(value: bool | float | int | str) -> str:
     return quoted(value)
 
 
+def words_of(overrides: Any) -> list[str]:
+    """Return the overrides that Hydra keeps as they were typed: references stay references."""
+    return [str(word) for word in OmegaConf.to_container(overrides) or ()]
+
+
 def quoted(text: str) -> str:
     """Return text quoted for Hydra's grammar: a backslash is literal, except before a quote."""
     escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
@@ -112,6 +117,18 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
 def method_name(recipe: DictConfig) -> str:
     """Return the name of the method, or of the composition in alphabetical order."""
     return joined_methods(recipe.strategy.methods)
+
+
+def identity(recipe: DictConfig) -> dict[str, Any]:
+    """Return what summary.json says of a recipe: method, task, model, partition, clients, seed."""
+    return {
+        "strategy": method_name(recipe),
+        "task": recipe.task.name,
+        "model": recipe.task.model,
+        "partition": recipe.partition.name,
+        "clients": int(recipe.clients),
+        "seed": int(recipe.seed),
+    }
 
 
 # Hydra's own ${hydra.runtime.choices.strategy} is missing where several methods are chosen.

@@ -2,16 +2,19 @@
 
 The command composes the recipe with Hydra, checks it before it starts a process or makes a folder,
 and hands the same words to the runtime. It shows the rounds as they end and draws the plot. Exit
-codes: 0 if the run completed, 1 if it failed, 130 for Ctrl-C, 143 for SIGTERM.
+codes: 0 if the run completed, 1 if it failed or diverged, 130 for Ctrl-C, 143 for SIGTERM.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -28,8 +31,19 @@ from rich.text import Text
 from fedhet.commands import reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
-from fedhet.common.results import ResultsFollower, Row, read_rows
-from fedhet.conf import explain_words, method_name
+from fedhet.common.results import (
+    COMPLETED,
+    CONFIG,
+    FAILED,
+    METRICS,
+    STOPPED,
+    ResultsFollower,
+    Row,
+    read_rows,
+    read_summary,
+    write_end,
+)
+from fedhet.conf import explain_words, identity, method_name, quoted, words_of
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import NO_OPTION
 from fedhet.conf.project import register_project_recipes
@@ -37,7 +51,7 @@ from fedhet.conf.renamed import refuse_old_keys
 from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run
 from fedhet.progress import closing_panel, round_display
-from fedhet.runtimes.flower_install import LaunchError
+from fedhet.runtimes.flower_install import LaunchError, check_flower
 from fedhet.runtimes.processes import NOTHING_LEFT
 from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
@@ -46,9 +60,10 @@ from fedhet.sweep import session
 from fedhet.sweep.job import run_job
 from fedhet.sweep.method_keys import with_single_sweeps
 from fedhet.sweep.optuna_search import set_defaults
-from fedhet.sweep.resume import take_resume
+from fedhet.sweep.resume import key_of, take_resume
 
 _POLL_SECONDS = 0.1
+_ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
 _WITH_CODE = ("local", "ray")  # runtimes that import torch in this process
 _OF_CODE = (
     *("strategy.", "strategy/", "strategy=[", "schedule.", "logger.", "local.optimizers."),
@@ -90,28 +105,60 @@ def _hydra_main(recipe: DictConfig) -> float | None:
 
 
 def run(recipe: DictConfig) -> None:
-    """Run one recipe from start to end; a LaunchError says why it failed."""
-    words = list(HydraConfig.get().overrides.task)
+    """Run one recipe from start to end; a LaunchError says why it did not complete."""
+    words = words_of(HydraConfig.get().overrides.task)
     check_run(recipe, words)
     results_dir = _prepare_results_dir(recipe)
     overrides = app_overrides(words, recipe, results_dir)
     results = ResultsFollower(results_dir)
     console = Console()
     title = f"{method_name(recipe)} on {recipe.task.name}"
-    with (
-        runtime_for(recipe, results_dir / "log.txt") as runtime,
-        round_display(console, title, recipe.rounds) as show,
-    ):
-        try:
+    runtime = runtime_for(recipe, results_dir / "log.txt")
+    end = partial(write_end, results_dir, identity(recipe))
+    try:
+        with runtime, round_display(console, title, recipe.rounds) as show:
             runtime.submit(recipe, overrides)
-            summary = _watch(runtime, results, show)
-        except KeyboardInterrupt:
+            summary = _watch(runtime, results, show, end)
+    except (KeyboardInterrupt, SystemExit) as signalled:
+        if not runtime.continues() and _has_begun(results_dir):
+            end(STOPPED, "stopped by Ctrl-C or SIGTERM")  # unless it has said so itself
+            _close(console, results, read_summary(results_dir), title)
+        if isinstance(signalled, KeyboardInterrupt):
             raise KeyboardInterrupt(runtime.interrupted()) from None
+        raise
+    status, reason = summary["status"], summary.get("error")
+    if status != FAILED:
+        _close(console, results, summary, title)
+    if status != COMPLETED:
+        log = results_dir / "log.txt"
+        raise LaunchError(f"the run {_ENDED[status]}: {reason}\nits log: {log}", status)
+
+
+def _close(
+    console: Console, results: ResultsFollower, summary: Mapping[str, Any], title: str
+) -> None:
+    """Show what a run has measured, and draw it."""
+    folder = results.folder
     console.print(closing_panel(summary))
-    where = f"results  {results_dir}\nplot     {_draw(results, title)}"
+    lines = [f"results  {folder}", f"plot     {_draw(results, title)}"]
     if server_folder := summary.get("server_folder"):
-        where += f"\nmodel    {server_folder} at the server (runtime.fetch brings it)"
-    console.print(Text(where), soft_wrap=True)
+        lines.append(f"model    {server_folder} at the server (runtime.fetch brings it)")
+    if summary["status"] == STOPPED and HydraConfig.get().mode == RunMode.RUN:
+        lines.append(f"continue {_resuming(sys.argv[1:], folder)}")
+    console.print(Text("\n".join(lines)), soft_wrap=True)
+
+
+def _resuming(words: Sequence[str], folder: Path) -> str:
+    """Return the command that continues a stopped run."""
+    kept = [word for word in words if key_of(word) not in ("results_dir", "resume")]
+    plain = re.fullmatch(r"[\w./+-]+", str(folder))
+    where = f"results_dir={folder if plain else quoted(str(folder))}"
+    return shlex.join(["fedhet", *kept, where, "resume=true"])
+
+
+def _has_begun(folder: Path) -> bool:
+    """Return whether a run has written anything, so that there is something to resume."""
+    return any((folder / name).exists() for name in (CONFIG, METRICS))
 
 
 def check_run(recipe: DictConfig, words: Sequence[str]) -> None:
@@ -122,7 +169,10 @@ def check_run(recipe: DictConfig, words: Sequence[str]) -> None:
     """
     checked(recipe, words)
     check_machine(recipe)
-    if recipe.runtime.name in _WITH_CODE or any(map(_is_of_code, words)):
+    with_code = recipe.runtime.name in _WITH_CODE
+    if not with_code:
+        check_flower(recipe.runtime.name)
+    if with_code or any(map(_is_of_code, words)):
         from fedhet.server_app.assembly import check_parts
 
         check_parts(recipe)
@@ -133,9 +183,15 @@ def _is_of_code(word: str) -> bool:
 
 
 def _watch(
-    runtime: Runtime, results: ResultsFollower, show: Callable[[Row], None]
+    runtime: Runtime,
+    results: ResultsFollower,
+    show: Callable[[Row], None],
+    end: Callable[[str, str], None],
 ) -> Mapping[str, Any]:
-    """Show a run's rounds until it ends, and return its summary."""
+    """Show a run's rounds until it ends, and return its summary.
+
+    ``end`` writes one, of a status and a reason, for a run that could not do it itself.
+    """
     while True:
         running = runtime.running()
         summary = results.summary()
@@ -143,11 +199,12 @@ def _watch(
             show(row)
         # A run writes its summary last. Flower and Ray then take some three seconds to shut down;
         # leaving the runtime ends them at once.
-        if summary.get("status") == "completed":
+        if summary.get("status") == COMPLETED or (summary and not running):
             return summary
         if not running:
-            reason = summary.get("error") or runtime.failure()
-            raise LaunchError(f"the run failed: {reason}\nits log: {results.folder / 'log.txt'}")
+            reason = runtime.failure()
+            end(FAILED, reason)
+            return {"status": FAILED, "error": reason}
         time.sleep(_POLL_SECONDS)
 
 
@@ -187,6 +244,8 @@ def _new_results_dir(recipe: DictConfig) -> Path:
 def _draw(results: ResultsFollower, title: str) -> str:
     if not can_plot():
         return 'not drawn: matplotlib is missing; install it with pip install -e ".[plots]"'
+    if not results.metrics_path.exists():
+        return "not drawn: no round has ended"
     path = results.folder / "plot.png"
     plot_run(read_rows(results.metrics_path), title, path)
     return str(path)

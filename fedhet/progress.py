@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
-from fedhet.common.results import Row
+from fedhet.common.results import COMPLETED, Row
 
 
 @contextmanager
@@ -73,7 +73,9 @@ def _spoken(where: str) -> str:
 
 
 def closing_panel(summary: Mapping[str, Any]) -> Panel:
-    """Return the panel with the figures of a finished run."""
+    """Return the panel with the figures of a run that has ended."""
+    status = summary.get("status")
+    how, color = ("done", "green") if status == COMPLETED else (str(status), "yellow")
     seconds = f"{summary.get('seconds') or 0:.1f} s in rounds"
     if (per_round := summary.get("seconds_per_round")) is not None:
         seconds += f", {per_round:.2f} s each"
@@ -83,7 +85,7 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
     table.add_column()
     at_clients = summary.get("accuracy") is None and summary.get("client_accuracy") is not None
     where = "client_" if at_clients else ""
-    accuracy = Text(percent(summary.get(f"{where}accuracy")), style="bold green")
+    accuracy = Text(percent(summary.get(f"{where}accuracy")), style=f"bold {color}")
     table.add_row(f"{_spoken(where)}accuracy", accuracy)
     if not at_clients:
         table.add_row("best accuracy", percent(summary.get("best_accuracy")))
@@ -95,8 +97,8 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
     table.add_row("rounds", str(summary.get("rounds", "?")))
     table.add_row("time", seconds)
     table.add_row("sent", f"{up:,.1f} MB to the server, {down:,.1f} MB to the clients")
-    title = f"{summary.get('strategy', 'run')} on {summary.get('task', '?')}: done"
-    return Panel(table, title=Text(title), title_align="left", border_style="green", expand=False)
+    title = f"{summary.get('strategy', 'run')} on {summary.get('task', '?')}: {how}"
+    return Panel(table, title=Text(title), title_align="left", border_style=color, expand=False)
 
 
 def percent(share: float | None, missing: str = "not measured") -> str:

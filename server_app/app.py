@@ -13,12 +13,12 @@ from omegaconf import DictConfig
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
-from fedhet.common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, read_summary
+from fedhet.common.results import COMPLETED, CONFIG, METRICS, SUMMARY, ResultsFolder, read_summary
 from fedhet.conf import compose, method_name
 from fedhet.server_app.assembly import check_parts
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
 from fedhet.server_app.polling_grid import with_fast_polling
-from fedhet.server_app.run import Run, log_write_errors, write_failure
+from fedhet.server_app.run import Run, log_write_errors, write_error
 from fedhet.tasks import Functions
 
 app = ServerApp()
@@ -43,7 +43,7 @@ def run_recipe(recipe: DictConfig, grid: Grid, functions: Functions | None = Non
     except Exception as error:
         if not recipe.resume:  # a resumed run keeps the summary that is in the folder
             with log_write_errors(folder):
-                write_failure(ResultsFolder(folder), {}, error)
+                write_error(ResultsFolder(folder), {}, error)
         raise
     run.start(with_fast_polling(grid))
     return folder
@@ -90,7 +90,7 @@ def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
             f"resume=true, but results_dir={folder} holds no checkpoint and no run that was cut "
             "short; set resume=false to start afresh"
         )
-    if (folder / SUMMARY).exists() and read_summary(folder).get("status") == "completed":
+    if (folder / SUMMARY).exists() and read_summary(folder).get("status") == COMPLETED:
         raise ConfigError(
             f"resume=true, but results_dir={folder} holds no checkpoint of its run, which is "
             "completed; name another results_dir"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping
 from logging import ERROR, INFO
@@ -16,9 +17,9 @@ from flwr.serverapp import Grid
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.checksums import MODEL
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
-from fedhet.common.results import ResultsFolder
+from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, ResultsFolder
 from fedhet.conf import (
     FOLDER_KEYS,
     LONGER,
@@ -27,7 +28,7 @@ from fedhet.conf import (
     build_part,
     config_yaml,
     fingerprint,
-    method_name,
+    identity,
     plain_part,
     resume_fingerprint,
     versions,
@@ -141,7 +142,11 @@ class Run:
         self.loggers.start(LoggedRun(folder, self._about(), plain, list(rows)))
 
     def start(self, grid: Grid) -> None:
-        """Run the rounds; write the summary whether they succeed or fail."""
+        """Run the rounds; write the summary however they end.
+
+        Raises:
+            DivergedError: if the evaluated loss, or a new model, is no longer finite.
+        """
         try:
             result = self.strategy.start(
                 grid,
@@ -154,7 +159,7 @@ class Run:
                 on_round=self._on_round,
             )
             if self.strategy.state.failed_rounds >= int(self.recipe.rounds):
-                raise RuntimeError(
+                raise self.last_report.error(
                     f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} "
                     "valid replies, so the model is the initial one; metrics.jsonl in "
                     f"{self.folder} says why"
@@ -166,10 +171,10 @@ class Run:
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             if self.calibration.alphas:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
-            summary = self.results.summary(about, "completed")
+            summary = self.results.summary(about, COMPLETED)
         except BaseException as error:
             with log_write_errors(self.folder):
-                self.loggers.finish(write_failure(self.results, self._about(), error))
+                self.loggers.finish(write_error(self.results, self._about(), error))
             raise
         try:
             self.loggers.finish(summary)
@@ -264,8 +269,10 @@ class Run:
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
         elapsed = self.elapsed_before + time.time() - self.began
         row = report.row() | {"elapsed_seconds": elapsed}
+        self.last_report = report
         self.results.append(row)  # before the checkpoint: resuming drops rows it measures again
         self.loggers.log(row)
+        self._check_finite(report)
         every, last = int(self.recipe.checkpoint.every), int(self.recipe.rounds)
         target = self.recipe.target_accuracy
         if target is not None and report.evaluation.get("accuracy", -1.0) >= float(target):
@@ -293,21 +300,25 @@ class Run:
             log(INFO, "%s", self.stop_reason)
         return reached
 
+    def _check_finite(self, report: RoundReport) -> None:
+        """Raise a DivergedError if the evaluated model's loss is NaN or Inf."""
+        loss = report.evaluation.get("loss", 0.0)
+        if not math.isfinite(loss):
+            raise DivergedError(
+                f"after round {report.round} the loss of the evaluated model is {loss}; "
+                f"{self.folder / 'checkpoints'} has the rounds before it (smaller steps may help: "
+                "local.lr, local.clip, server.lr)"
+            )
+
     def _about(self) -> dict[str, Any]:
-        recipe = self.recipe
         return {
-            "strategy": method_name(recipe),
-            "task": recipe.task.name,
-            "model": recipe.task.model,
-            "partition": recipe.partition.name,
-            "clients": int(recipe.clients),
-            "seed": int(recipe.seed),
+            **identity(self.recipe),
             "run": self.strategy.state.experiment,
             "data": self.data,
             "wall_seconds": time.time() - self.began,
             "versions": versions(),
             "machine": machine(self.device),
-            "fingerprint": fingerprint(recipe),
+            "fingerprint": fingerprint(self.recipe),
             **self._best(),
         }
 
@@ -321,11 +332,17 @@ class Run:
         return found
 
 
-def write_failure(
+def write_error(
     results: ResultsFolder, about: Mapping[str, Any], error: BaseException
 ) -> dict[str, Any]:
-    """Write and return the summary of a run that an error has ended."""
-    summary = results.summary(about, "failed", f"{type(error).__name__}: {error}")
+    """Write and return the summary of a run that an error or a signal has ended."""
+    status, words = FAILED, f"{type(error).__name__}: {error}"
+    if isinstance(error, DivergedError):
+        status, words = DIVERGED, str(error)
+    elif isinstance(error, KeyboardInterrupt | SystemExit):
+        rounds = max((row["round"] for row in results.rows), default=0)
+        status, words = STOPPED, f"stopped after round {rounds}"
+    summary = results.summary(about, status, words)
     results.write_summary(summary)
     return summary
 

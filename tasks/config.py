@@ -35,6 +35,7 @@ class TaskConfig:
     head_bias: bool | None = None
     head_init: str | None = None
     model_options: Mapping[str, Any] | None = None
+    lora: Mapping[str, Any] | None = None
     loss: str | None = None
 
     @classmethod
@@ -47,7 +48,7 @@ class TaskConfig:
         values = dict(task)
         if is_list(values.get("classes")):  # a class may be named 0
             values["classes"] = [str(name) for name in values["classes"]]
-        options = [key for key in values if key.endswith("_options")]
+        options = [key for key in values if key.endswith("_options") or key == "lora"]
         plain = {key: value for key, value in values.items() if key not in options}
         require_types("task", plain, get_type_hints(cls))
         for key, value in values.items():

@@ -69,6 +69,11 @@ class Examples:
         return self._read.num_bytes
 
     @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        return self._read.input_shape
+
+    @property
     def num_classes(self) -> int:
         """C, the number of classes."""
         return self._num_classes
@@ -140,6 +145,10 @@ class _Arrays:
     def num_bytes(self) -> int:
         return self.inputs.numel() * self.inputs.element_size()
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.inputs.shape[1:])
+
     def to(self, device: torch.device) -> _Arrays:
         return _Arrays(self.inputs.to(device), self._targets.to(device))
 
@@ -168,6 +177,12 @@ class _Dataset:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        if len(self) == 0:
+            raise ConfigError("the data function gave no example to take task.input_shape from")
+        return tuple(self.batch(torch.arange(1))[0].shape[1:])
 
     def targets(self) -> NDArray[Any]:
         steps = torch.split(torch.arange(len(self)), 256)

@@ -86,6 +86,8 @@ class OwnTask(Measured):
         self.functions = functions or Functions.of(config)
         names = inspect.signature(self.functions.data).parameters
         self.by_client = any(name in names for name in CLIENT)
+        # ... and with partition=site one that takes a folder, which the server calls without.
+        self.by_folder = partition.name == "site" and "data_folder" in names
 
     @property
     def loss(self) -> Loss:
@@ -99,7 +101,7 @@ class OwnTask(Measured):
             return 0
         if self.config.class_names is not None:
             return len(self.config.class_names)
-        head = self.build_model(0).head
+        head = self._built[0]
         outputs = getattr(head, "out_features", getattr(head, "out_channels", None))
         if outputs is None:
             raise ConfigError(
@@ -115,16 +117,17 @@ class OwnTask(Measured):
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
-        """The shape of one input: of the recipe, or else of the server's first test example."""
+        """The shape of one input: of the recipe, or else of the server's own examples."""
         if self.config.input_shape is not None:
             return self.config.input_shape
-        test = self.test_data()
-        if test is None or len(test) == 0:
+        given = self._server_test() if self.by_client else self._all[0]
+        if given is None:
             raise ConfigError(
-                "task.input_shape=null, and the server has no test example to take it from: set it"
+                "task.input_shape=null, and the server has no example to take it from: set it"
             )
-        inputs, _ = next(test.batches(1, generator=None, train=False))
-        return tuple(inputs.shape[1:])
+        # The number of classes may be the model's, and the model's the shape: without it here.
+        kind, columns = self.config.kind, self.config.columns
+        return Examples(given, kind=kind, num_classes=0, columns=columns).input_shape
 
     @property
     def predictions(self) -> Predictions:
@@ -139,8 +142,8 @@ class OwnTask(Measured):
 
     def label_metadata(self) -> dict[str, str]:
         """Return the metadata of a model's file: the classes, the path of the classifier."""
-        model = self.build_model(0)
-        own = {"classifier": model.classifier} if isinstance(model, WrappedModel) else {}
+        classifier = self._built[1]
+        own = {} if classifier is None else {"classifier": classifier}
         return {"classes": json.dumps(self.class_names), "kind": self.config.kind, **own}
 
     def build_model(self, seed: int) -> AnyModel:
@@ -150,6 +153,7 @@ class OwnTask(Measured):
             "classifier": config.classifier,
             "head_bias": config.head_bias,
             "head_init": config.head_init,
+            "lora": config.lora,
             "seed": seed,
         }
         if self.functions.model is None:
@@ -169,7 +173,7 @@ class OwnTask(Measured):
     @cached_property
     def classifier_tensors(self) -> int:
         """How many of the model's last tensors are its classifier."""
-        return self.build_model(0).classifier_tensors
+        return self._built[2]
 
     def client_data(
         self,
@@ -189,8 +193,8 @@ class OwnTask(Measured):
                 f"client {client_id} is not one of 0..{self.num_clients - 1}: change clients or "
                 "the node's partition-id"
             )
-        if self.by_client:
-            train, test = self._given(client_id, site_folder)
+        if self.by_client or self.by_folder:
+            train, test = self._own(client_id, site_folder)
         else:
             train, test = self._part(client_id)
         examples = self._examples(train, device, channels_last)
@@ -203,14 +207,7 @@ class OwnTask(Measured):
         self, device: torch.device | str = "cpu", *, channels_last: bool = False
     ) -> Examples | None:
         """Return the server's test set; None if there is none, and the clients evaluate."""
-        if self.functions.test_data is not None:
-            given = call_with_known(
-                "task.test_data", self.functions.test_data, self._known(None, None), {}
-            )
-        elif not self.by_client:
-            given = self._all[1]
-        else:
-            given = None
+        given = self._server_test()
         return None if given is None else self._examples(given, device, channels_last)
 
     def data_used(self, *, train: bool = True) -> dict[str, dict[str, object]]:
@@ -226,7 +223,7 @@ class OwnTask(Measured):
 
     def class_counts(self) -> Indices:
         """Return how many examples of each class each client holds, (N, C)."""
-        if self.by_client:
+        if self.by_client or self.by_folder:
             clients = (self.client_data(number)[0] for number in range(self.num_clients))
             return np.array([client.class_counts() for client in clients])
         size, labels = self.num_classes or _BINS, self._strata
@@ -234,12 +231,22 @@ class OwnTask(Measured):
 
     # ---- pieces ------------------------------------------------------------------------------
 
+    @cached_property
+    def _built(self) -> tuple[torch.nn.Module, str | None, int]:
+        """Return the head, its path in an own model and its tensors of a model built once."""
+        model = self.build_model(0)
+        path = model.classifier if isinstance(model, WrappedModel) else None
+        return model.get_submodule("head"), path, model.classifier_tensors
+
     def _known_to_models(self) -> dict[str, Any]:
-        known: dict[str, Any] = {}
-        if self.config.class_names is not None:
-            known["num_classes"] = len(self.config.class_names)
-        if self.config.input_shape is not None:
-            known["input_shape"] = self.config.input_shape
+        """Return what a model function can ask for, by the names of its parameters."""
+        config, known = self.config, dict[str, Any]()
+        if config.class_names is not None:
+            known["num_classes"] = len(config.class_names)
+        if config.kind == "regression" or config.class_names is not None:
+            known["outputs"] = config.outputs
+        if config.input_shape is not None or _needs(self.functions.model, "input_shape"):
+            known["input_shape"] = self.input_shape
         return known
 
     def _known(self, client_id: int | None, folder: Path | str | None) -> dict[str, Any]:
@@ -248,6 +255,8 @@ class OwnTask(Measured):
             "num_clients": self.num_clients,
             "num_partitions": self.num_clients,
             "seed": self.seed,
+            "kind": self.config.kind,
+            "classes": self.config.class_names,
         }
         if client_id is not None:
             known |= dict.fromkeys(CLIENT, client_id)
@@ -269,21 +278,47 @@ class OwnTask(Measured):
     def _all(self) -> tuple[Any, Any]:
         return self._given(None, None)
 
+    def _server_test(self) -> Any:
+        if self.functions.test_data is not None:
+            known = self._known(None, None) | dict(self.config.data_options or {})
+            return call_with_known("task.test_data", self.functions.test_data, known, {})
+        return None if self.by_client else self._all[1]
+
+    def _own(self, client_id: int, folder: Path | str | None) -> tuple[Any, Any]:
+        """Return a client's own examples, of which partition.holdout may hold out some."""
+        if self.by_folder and folder is None:
+            raise ConfigError(
+                "with partition=site every node reads its own folder: start it with "
+                "--node-config 'data-folder=\"/path/to/folder\"', or choose another partition"
+            )
+        train, test = self._given(client_id, folder)
+        if test is not None or not self.partition.holdout:
+            return train, test
+        return self._held_out(train, np.arange(len(self._examples(train, "cpu"))), client_id)
+
+    def _held_out(self, given: Any, rows: Indices, client_id: int) -> tuple[Any, Any]:
+        seed = self.seed if self.partition.seed is None else self.partition.seed
+        kept, held_out = hold_out(rows, self.partition.holdout, seed, client_id)
+        return _select(given, kept), _select(given, held_out)
+
     def _part(self, client_id: int) -> tuple[Any, Any]:
         if self.partition.name == "site":
             raise ConfigError(
                 "with partition=site every client has its own data, and task.data="
-                f"{self.config.data} gives those of all: give it a parameter client_id"
+                f"{self.config.data} gives those of all: give it a parameter client_id, or "
+                "data_folder, the node's"
             )
-        rows = self.client_rows[client_id]
-        seed = self.seed if self.partition.seed is None else self.partition.seed
-        kept, held_out = hold_out(rows, self.partition.holdout, seed, client_id)
-        return _select(self._all[0], kept), _select(self._all[0], held_out)
+        return self._held_out(self._all[0], self.client_rows[client_id], client_id)
 
     @cached_property
     def _strata(self) -> Indices:
         """What a partition by label goes by: labels, or tenths of a regression's targets."""
-        examples = self._examples(self._all[0], "cpu", channels_last=False)
+        examples = self._examples(self._all[0], "cpu")
+        if len(examples) == 0:
+            raise ConfigError(
+                f"task.data={self.config.data} gives no training example: change "
+                f"task.data_options={dict(self.config.data_options or {})}"
+            )
         if self.config.kind == "classification":
             examples.class_counts()  # checks the labels
             return examples.targets().astype(np.int64)
@@ -298,7 +333,9 @@ class OwnTask(Measured):
             )
         return np.zeros(len(examples), dtype=np.int64)
 
-    def _examples(self, given: Any, device: torch.device | str, channels_last: bool) -> Examples:
+    def _examples(
+        self, given: Any, device: torch.device | str, channels_last: bool = False
+    ) -> Examples:
         return Examples(
             given,
             kind=self.config.kind,
@@ -307,6 +344,17 @@ class OwnTask(Measured):
             device=device,
             channels_last=channels_last,
         )
+
+
+def _needs(function: Function | None, parameter: str) -> bool:
+    """Return whether a function has a parameter of this name, without a default."""
+    if function is None:
+        return False
+    try:
+        found = inspect.signature(function).parameters.get(parameter)
+    except ValueError:  # of a builtin
+        return False
+    return found is not None and found.default is found.empty
 
 
 def _select(given: Any, rows: Indices) -> Any:

@@ -118,6 +118,7 @@ class Task(Measured):
             head_init=self.config.head_init,
             classifier=self.config.classifier,
             options=self.config.model_options,
+            lora=self.config.lora,
             seed=seed,
             **self.config.model_arguments,
         )

@@ -16,7 +16,7 @@ from flwr.app import Message, MessageType
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from fedhet.common.results import read_rows
+from fedhet.common.results import METRICS, read_rows
 from fedhet.conf import PACKAGES, compose
 from fedhet.server_app.run import Run
 from fedhet.strategies.round.records import CONFIG
@@ -38,8 +38,8 @@ class Scene:
         self.server = federation.folder / "server"
         make_app(self.server / "state" / "app")
 
-    def plan(self, site: int, faults: Mapping[int, str]) -> None:
-        """Set a site's faults, by round."""
+    def plan(self, site: int, faults: Mapping[int | str, str]) -> None:
+        """Set a site's faults, by round, and that of its "card"."""
         for name in (WAITING, GO):
             (self.state(site) / name).unlink(missing_ok=True)
         (self.state(site) / "faults.json").write_text(json.dumps(faults))
@@ -56,6 +56,7 @@ class Scene:
         done = self.federation.flwr_run(recipe, name, "/state/app", "--format", "json")
         assert done.returncode == 0, f"{done.stdout}\n{self.federation.said()}"
         answer = json.loads(done.stdout[done.stdout.index("{") :])
+        assert answer.get("success"), answer
         return Submitted(self, name, int(answer["run-id"]), words)
 
     def begin_and_wait_at_site_1(self, name: str) -> Submitted:
@@ -112,7 +113,8 @@ class Submitted:
         end = time.monotonic() + SECONDS
         while not done():
             over = (self.folder / "summary.json").exists()
-            assert ended or not over, f"{what}: the run is over\n{self.scene.federation.said()}"
+            said = self.summary() if over and not ended else ""
+            assert ended or not over, f"{what}: {said}\n{self.scene.federation.said()}"
             assert time.monotonic() < end, f"{what}: not yet\n{self.scene.federation.said()}"
             time.sleep(0.5)
 
@@ -147,6 +149,11 @@ class Submitted:
             alone = Path(folder)
             words = [*RECIPE, *others, f"rounds={rounds}", "max_failed_rounds=1000"]
             run_alone(alone, words, attended(words, took_part))
+            scores = [
+                [(row["round"], row["accuracy"], row["loss"]) for row in rows[: rounds + 1]]
+                for rows in (read_rows(run / METRICS) for run in (self.folder, alone))
+            ]
+            assert scores[0] == scores[1]
             compared = equal_tensors(last, alone / "checkpoints" / last.name)
             (states,) = (alone / "client_state").iterdir()
             for site in SITES:
@@ -177,6 +184,7 @@ def make_app(folder: Path) -> None:
         ('clientapp = "fedhet.client_app.app:app"', 'clientapp = "faulty:app"'),
         ("fab-include = [", 'fab-include = [\n  "/faulty.py",'),
         ('license-files = ["LICENSE"]', ""),
+        ('fab-exclude = ["/tests/**"]', ""),
     ):
         assert text.count(old) == 1, old
         text = text.replace(old, new)

@@ -184,6 +184,8 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
 
     with pytest.raises(KeyboardInterrupt):
         run_recipe(folder, *TINY, tamper=kill)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("stopped", "stopped after round 0")
     (folder / "summary.json").unlink()  # SIGKILL leaves none
     with pytest.raises(ValueError, match="set resume=true to continue it"):
         run_recipe(folder, *TINY)

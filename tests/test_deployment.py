@@ -107,6 +107,7 @@ def test_a_run_survives_a_broken_tunnel_and_ctrl_c_and_one_that_is_stopped_is_re
         assert code == 130, said + rest
         assert "stopped, and run" in rest
         assert status(federation, here) == "finished:stopped"
+        assert summary_of(here)["status"] == "stopped"
         done = [row["round"] for row in read_rows(here / "metrics.jsonl")]
         assert done == list(range(len(done)))
 
@@ -243,7 +244,7 @@ def test_strangers_are_refused_as_nodes_and_every_key_is_registered_once(federat
 def test_bad_replies_are_refused_and_a_restarted_site_keeps_its_state(federation):
     """The drill has the assertions; its last line compares with an undisturbed run."""
     seen = replies(Scene(federation))
-    assert seen[-1].startswith("site 2 restarted: rounds 1 to 3 have the bits of one machine")
+    assert seen[-1].startswith("site 2 restarted: all rounds have the bits of one machine")
 
 
 # ---- what the networks let through ---------------------------------------------------------------

@@ -56,8 +56,8 @@ def in_round_2(folder: Path, *words: str) -> tuple[subprocess.Popen[str], list[p
 
 def leaves_nothing(
     launch: subprocess.Popen[str], started: list[psutil.Process], stop: signal.Signals
-) -> None:
-    """Stop a run; nothing of it may be left."""
+) -> str:
+    """Stop a run, return its output; nothing of it may be left."""
     launch.send_signal(stop)
     code, output = finish(launch)
     expected = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -9}
@@ -65,6 +65,15 @@ def leaves_nothing(
     psutil.wait_procs(started, timeout=20 if stop == signal.SIGKILL else 0)  # for the watchdog
     assert alive(started) == []
     assert folders_of(launch) == []
+    return output
+
+
+def is_stopped(folder: Path, output: str) -> None:
+    """Check what a run leaves that was asked to stop."""
+    summary, rows = summary_of(folder), read_rows(folder / "metrics.jsonl")
+    assert (summary["status"], summary["rounds"]) == ("stopped", rows[-1]["round"])
+    assert f"results_dir={folder} resume=true" in output.partition("\ncontinue fedhet ")[2]
+    assert (folder / "plot.png").exists()
 
 
 def resumed_with_the_bits_of_one_process(
@@ -98,7 +107,9 @@ def test_local(tmp_path):
     assert "raylet" not in {process.name() for process in started}
     leaves_nothing(launch, started, signal.SIGKILL)
     resumed_with_the_bits_of_one_process(run, "runtime=local", *SCAFFOLD)
-    leaves_nothing(*in_round_2(tmp_path / "other", *SCAFFOLD, "runtime=local"), signal.SIGINT)
+    other = tmp_path / "other"
+    output = leaves_nothing(*in_round_2(other, *SCAFFOLD, "runtime=local"), signal.SIGINT)
+    is_stopped(other, output)
     words = ["runtime=local", "local.momentum=0.9", f"results_dir={tmp_path}/failed"]
     code, output = finish(start(tmp_path, *SCAFFOLD, *words))
     assert code == 1, output
@@ -167,7 +178,7 @@ def test_flower_simulation(tmp_path):
     leaves_nothing(launch, started, signal.SIGKILL)
     before = read_rows(other / "metrics.jsonl")[-1]["round"]
     read_until(beside[0], f"round {before + 2:3}/")
-    leaves_nothing(*beside, signal.SIGTERM)
+    is_stopped(other, leaves_nothing(*beside, signal.SIGTERM))
     # masks and keys differ, sums do not
     resumed_with_the_bits_of_one_process(run, "runtime=flower", *PRIVATE)
     row = read_rows(run / "metrics.jsonl")[-1]

@@ -138,6 +138,12 @@ TABLE = """
  | task.model | mlp a.b:c | mlpp a.b a: :b a-b:c 3 null
  | task.classifier | null fc | 3
  | task.model_options | null {a:1} | 3 abc
+ | task.lora | null {r:8,alpha:16,target_modules:[a]} | 3 {} {r:8} {r:8,alpha:1,target_modules:[]}
+ LORA | task.lora.r | 1 8 | 0 1.5 abc null
+ LORA | task.lora.alpha | 0.5 16 | 0 abc null
+ LORA | task.lora.target_modules | [a] [a,b.c] | [] a [3] null
+ LORA | task.lora.dropout | 0 0.1 | 1 -0.1 abc null
+ LORA | task.lora.modules_to_save | [] [a] | a [3] null
  | task.loss | null cross_entropy a:b | mse a.b 3
 task=own,task.data=a.b:c,task.model=a.b:C | task.data | a:b a.b:c.d | null a.b 3 a:b:c
 task=own,task.data=a.b:c,task.model=a.b:C | task.test_data | null a:b | a 3
@@ -188,6 +194,7 @@ task=own,task.data=a.b:c,task.model=a.b:C | task.input_range | null [0,1] | 3 [a
  logger=mlflow | logger.mlflow.experiment | a | 3 null
  logger=mlflow | logger.mlflow | {_target_:a.B,tracking_uri:null,experiment:a} | {_target_:a.B} 3
 """
+LORA = "+task.lora.r=8,+task.lora.alpha=16,+task.lora.target_modules=[a]"
 OPEN = ("logger.wandb", "logger.mlflow", "logger.run_log")
 
 
@@ -204,6 +211,7 @@ def cases(*, good: bool) -> list[tuple[str, str, str]]:
 
 
 def words_of(context: str) -> tuple[str, ...]:
+    context = context.replace("LORA", LORA)
     return tuple(word for word in context.split(",") if word)
 
 
@@ -324,8 +332,8 @@ def test_every_option_of_a_group_fits_the_schema(group):
         recipe = compose_overrides(()).copy()
         OmegaConf.set_struct(recipe, False)
         recipe[group] = own
-        for key in OmegaConf.missing_keys(own) if group == "task" else ():
-            recipe[group][key] = "package.module:function"
+        for key in OmegaConf.missing_keys(recipe) if group == "task" else ():
+            OmegaConf.update(recipe, key, "package.module:function")
         checked(recipe)
 
 

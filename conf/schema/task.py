@@ -14,6 +14,7 @@ from fedhet.conf.schema.kinds import (
     Reference,
     Section,
     Share,
+    ShareBelowOne,
     Text,
     Two,
 )
@@ -40,6 +41,20 @@ ImageModel = Literal[
 ClassificationLoss = Literal["cross_entropy"] | Reference
 
 
+class Lora(Section):
+    """Adapters that are trained in place of a model's weights."""
+
+    r: Count = Field(description="rank of an adapter")
+    alpha: Positive = Field(description="an adapter is scaled by alpha / r")
+    target_modules: Annotated[list[Text], Field(min_length=1)] = Field(
+        description="ends of the names of the layers that get one, such as [q_lin,v_lin]"
+    )
+    dropout: ShareBelowOne = Field(0.0, description="of an adapter's inputs")
+    modules_to_save: list[Text] = Field(
+        [], description="modules that are trained in full, beside the classifier"
+    )
+
+
 class _AnyTask(Section):
     name: Text = Field(description="of the task; set by task=...")
     num_classes: Two | None = Field(None, description="number of classes; null: those of the data")
@@ -61,6 +76,9 @@ class _AnyTask(Section):
     )
     model_options: dict[str, Any] | None = Field(
         None, description="of an own model: further arguments of its function"
+    )
+    lora: Lora | None = Field(
+        None, description="of an own model: train and send low-rank adapters and the classifier"
     )
 
 

@@ -30,7 +30,10 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Curve:
-    """A line over x with its band; a single run has no band."""
+    """A line over x with its band; a single run has no band.
+
+    A run that is not completed has a line of its own, which ends with a cross.
+    """
 
     key: Key
     x: Sequence[float]
@@ -38,6 +41,7 @@ class Curve:
     low: Sequence[float]
     high: Sequence[float]
     runs: int
+    completed: bool = True
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,10 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
         style = (0, (4, 2)) if line.key.dashed else "-"
         if line.runs > 1:
             axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.18, lw=0)
+        if not line.completed:
+            axes.plot(line.x, line.mean, color=color, lw=1.0, ls=style)
+            axes.plot(line.x[-1:], line.mean[-1:], color=color, marker="x", ms=6)
+            continue
         marker = "o" if len(line.x) == 1 else ""
         width = 2.4 - 1.0 * number / max(1, len(panel.curves) - 1)  # equal lines stay visible
         axes.plot(line.x, line.mean, color=color, lw=width, ls=style, marker=marker, ms=4)

@@ -49,7 +49,9 @@ def accuracy(
         return {r: 100 * y for r, y in over_rounds(run, "accuracy").items() if r <= last}
 
     last = last_round or math.inf
-    found = curves_of(layout, keys, percentages)
+    done = curves_of(layout, keys, percentages)
+    cut = incomplete_curves(layout, keys, percentages)
+    found = [whole + part for whole, part in zip(done, cut, strict=True)]
     most = [run.bytes_until(10**9) for lines in found for _, runs in lines for run in runs]
     unit, unit_name = (1e9, "GB") if max(most, default=0) >= 2e9 else (1e6, "MB")
     sent = [[(over_bytes(line, runs, unit), runs) for line, runs in lines] for lines in found]
@@ -61,6 +63,7 @@ def accuracy(
     if not by_round:
         return []
     dotted = " Dotted: the targets." if marks else ""
+    dotted += " A cross: the end of a run that is not completed." if any(cut) else ""
     abreast = 2 if len(by_round) in (2, 4) else 3
     first = f"Accuracy on the test set over rounds. {lines_are(by_round)}{dotted}"
     second = f"The same over the bytes that all clients have sent and received.{dotted}"
@@ -86,6 +89,21 @@ def curves_of(
             (drawn, line.cells[number].runs)
             for line in layout.lines
             if (drawn := over_runs(keys[line.label], [points(r) for r in line.cells[number].runs]))
+        ]
+        for number in range(len(layout.columns))
+    ]
+
+
+def incomplete_curves(
+    layout: Layout, keys: Mapping[str, Key], points: Callable[[Run], Mapping[float, float]]
+) -> list[list[tuple[Curve, Sequence[Run]]]]:
+    """Return a line for each run of a column that is not completed, as far as it came."""
+    return [
+        [
+            (replace(drawn, completed=False), [run])
+            for line in layout.lines
+            for run in line.cells[number].others
+            if (drawn := over_runs(keys[line.label], [points(run)]))
         ]
         for number in range(len(layout.columns))
     ]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from fedhet.common.results import COMPLETED
 from fedhet.conf import FOLDER_KEYS, NOTES, SITE_KEYS
-from fedhet.report.run_data import COMPLETED, Run, by_seed
+from fedhet.report.run_data import Run, by_seed
 
 METHOD_KEYS = "strategy."
 NO_COLUMN = "all runs"
@@ -37,7 +38,7 @@ class Cell:
     """The runs of a row and column, equal in all but the seed."""
 
     runs: tuple[Run, ...] = ()  # the completed ones, one per seed
-    others: tuple[str, ...] = ()  # the status of those that are not completed
+    others: tuple[Run, ...] = ()  # those that are not completed
     published: Published | None = None
 
 
@@ -120,7 +121,7 @@ def _cell(runs: Sequence[Run], published: Published | None, notes: list[str]) ->
                 f"{chosen[run.seed].name} is left out."
             )
         chosen[run.seed] = run
-    others = tuple(run.status for run in runs if run.status != COMPLETED)
+    others = tuple(run for run in runs if run.status != COMPLETED)
     return Cell(tuple(sorted(chosen.values(), key=by_seed)), others, published)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.results import COMPLETED
 from fedhet.plot import can_plot
 from fedhet.report import figures, paper_figures
 from fedhet.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph, Table, Warn
@@ -18,7 +19,7 @@ from fedhet.report.layout import KNOWN_KEYS, NO_COLUMN, Layout, automatic_layout
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.provenance import provenance, warnings
 from fedhet.report.published_tables import paper_layout, read_paper
-from fedhet.report.run_data import COMPLETED, Run
+from fedhet.report.run_data import Run
 from fedhet.report.score_chart import scores, single_round
 from fedhet.report.statistics import Figure
 from fedhet.report.tables import accuracies_table, main_table, settings_table, target_tables
@@ -122,9 +123,9 @@ def _section(
     blocks += [Paragraph(section.note)] if section.note else []
     blocks += [main_table(layout, section.figure)]
     blocks += [Warn(note) for note in layout.notes]
+    if any(run.points("accuracy") for run in section.runs):
+        blocks += _accuracies(section, keys, stem)
     if cells_with_runs(layout):
-        if any(run.points("accuracy") for run in section.runs):
-            blocks += _accuracies(section, keys, stem)
         blocks += agreement(layout, keys, data.every, stem)
         blocks += layers(layout, keys, stem)
         blocks += figures.diagnostics(layout, keys, data.every, stem)
@@ -134,10 +135,14 @@ def _section(
 
 def _accuracies(section: Section, keys: Mapping[str, Key], stem: Path) -> list[Block]:
     layout, last_round = section.layout, section.figure.last_round
-    if single_round(layout):
+    single = single_round(layout)
+    if single:
         blocks = scores(layout, keys, section.figure, stem)
     else:
         blocks = figures.accuracy(layout, keys, last_round, section.targets, stem)
+    if not cells_with_runs(layout):
+        return blocks
+    if not single:
         text = (
             "Rounds until the accuracy on the test set first reaches the target, and the megabytes "
             "up and down until then, all clients together. > R: at least one run has not reached "

@@ -14,10 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from fedhet.common.results import COMPLETED
 from fedhet.report.blocks import Block, Warn
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, same_but_seed
-from fedhet.report.run_data import COMPLETED, Run, by_seed
+from fedhet.report.run_data import Run, by_seed
 from fedhet.report.subprocess_call import ROOT
 
 Partitions = Callable[[], Sequence[Partition]]

@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED
 from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table, Warn
 from fedhet.report.data_file import ReportData
-from fedhet.report.run_data import COMPLETED, FAILED, UNFINISHED, Run
+from fedhet.report.run_data import UNFINISHED, Run
 
 PARTS = ("Runs", "Environment")
 UNKNOWN = "not recorded"
+_INCOMPLETE = {
+    FAILED: "failed",
+    DIVERGED: "diverged",
+    STOPPED: "were stopped",
+    UNFINISHED: "unfinished or unreadable",
+}
 MACHINE = {
     "cpu": "CPU",
     "cores": "cores",
@@ -24,7 +31,7 @@ MACHINE = {
 def warnings(data: ReportData) -> list[Block]:
     """Return warnings about failed runs, refused replies, and different code or versions."""
     texts = []
-    for status, what in ((FAILED, "failed"), (UNFINISHED, "unfinished or unreadable")):
+    for status, what in _INCOMPLETE.items():
         names = [run.name for run in data.runs if run.status == status]
         if names:
             text = f"{len(names)} of {len(data.runs)} runs {what}: {', '.join(names)}."

@@ -13,8 +13,12 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedhet.common.results import (
+    COMPLETED,
     CONFIG,
+    DIVERGED,
+    FAILED,
     METRICS,
+    STOPPED,
     SUMMARY,
     Row,
     check_rows,
@@ -26,7 +30,7 @@ from fedhet.conf import method_name
 from fedhet.conf.renamed import upgrade_config
 from fedhet.report.layer_data import LayerFigures, read_layers
 
-COMPLETED, FAILED, UNFINISHED = "completed", "failed", "unfinished"
+UNFINISHED = "unfinished"  # it has no summary.json, or other files than that says
 NOT_SEARCHED = ("checkpoints", "client_state", "report", "replaced")
 MOST_REFUSALS = 5
 SIGNIFICANT_DIGITS = 6
@@ -49,7 +53,7 @@ class Run:
     source: int  # index into the report's sources
     method: str
     seed: int | None
-    status: str  # completed, failed or unfinished
+    status: str  # completed, diverged, stopped, failed or unfinished
     error: str = ""  # why it is not completed, or what is wrong with its files
     settings: Settings = field(default_factory=dict)  # config.yaml with dotted keys
     columns: Mapping[str, Column] = field(default_factory=dict)
@@ -120,7 +124,7 @@ def read_run(folder: Path, name: str, source: int) -> Run:
         source=source,
         method=str(summary.get("strategy") or (method_name(recipe) if known else "unknown")),
         seed=settings.get("seed", summary.get("seed")),
-        status=status if status in (COMPLETED, FAILED) else UNFINISHED,
+        status=status if status in (COMPLETED, DIVERGED, STOPPED, FAILED) else UNFINISHED,
         error="; ".join(problem for problem in problems if problem),
         settings=settings,
         columns=columns_of(rows),

@@ -13,7 +13,7 @@ from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading, Key
 from fedhet.report.colors import PALETTE
 from fedhet.report.curves import GRID, add_legend, new_figure, save, style_axes
-from fedhet.report.layout import NO_COLUMN, Layout, Line, cells_with_runs
+from fedhet.report.layout import NO_COLUMN, Layout, Line
 from fedhet.report.statistics import Figure
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ _FILL = 0.8  # share of a column's width that its dots take
 
 def single_round(layout: Layout) -> bool:
     """Return whether no run has more than one round: there is no curve to draw."""
-    runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
+    cells = [cell for line in layout.lines for cell in line.cells]
+    runs = [run for cell in cells for run in (*cell.runs, *cell.others)]
     return all(round <= 1 for run in runs for round, _ in run.points("accuracy"))
 
 

@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.results import COMPLETED, FAILED
 from fedhet.report.data_file import Origin, ReportData, merged, read_data
-from fedhet.report.run_data import COMPLETED, FAILED, Run, find_runs, read_run
+from fedhet.report.run_data import Run, find_runs, read_run
 
 
 def read_sources(paths: Sequence[Path]) -> ReportData:
@@ -76,7 +77,8 @@ def _with_job_error(run: Run, job: Mapping[str, Any]) -> Run:
     error = str(job.get("error", ""))
     if run.status == COMPLETED or not error or error in run.error:
         return run
-    return replace(run, status=FAILED, error=f"{error}; {run.error}".strip("; "))
+    status = str(job.get("status", FAILED))
+    return replace(run, status=status, error=f"{error}; {run.error}".strip("; "))
 
 
 def _read_index(folder: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fedhet.report.layout import (
     differing_settings,
 )
 from fedhet.report.published_tables import FigureByTarget, PublishedByTarget
-from fedhet.report.run_data import FAILED
+from fedhet.report.run_data import Run
 from fedhet.report.statistics import (
     ACCURACIES,
     TO_TARGET,
@@ -84,21 +84,31 @@ def _main_entry(cell: Cell, figure: Figure, *, with_count: bool) -> Entry:
     ours = estimate(figure, cell.runs)
     paper = _published_text(cell.published)
     if ours is None:
-        return Entry(_missing(cell), f"paper {paper}" if paper else "")
-    percentages = figure.percent and figure.name in ACCURACIES
-    text = ours.text(2 if percentages else 4 if figure.name in ACCURACIES else 1)
+        return Entry(_missing(cell, figure), f"paper {paper}" if paper else "")
+    text = ours.text(_digits(figure))
     if with_count:
         text += f" (n = {ours.count})"
     return Entry(text, f"paper {paper}{_difference(ours, cell.published)}" if paper else "")
 
 
-def _missing(cell: Cell) -> str:
-    """Return why a cell is empty."""
+def _digits(figure: Figure) -> int:
+    percentages = figure.percent and figure.name in ACCURACIES
+    return 2 if percentages else 4 if figure.name in ACCURACIES else 1
+
+
+def _missing(cell: Cell, figure: Figure) -> str:
+    """Return why a cell has no mean, and how far its runs came."""
     if cell.runs:
         return "not measured"
-    if not cell.others:
-        return "not run"
-    return "failed" if FAILED in cell.others else "unfinished"
+    return ", ".join(dict.fromkeys(_partial(run, figure) for run in cell.others)) or "not run"
+
+
+def _partial(run: Run, figure: Figure) -> str:
+    """Return the status of a run that is not completed, with what it measured last."""
+    found, rounds = estimate(figure, [run]), run.columns.get("round", ())
+    if found is None or not rounds:
+        return run.status
+    return f"{run.status} after round {rounds[-1]}: {found.text(_digits(figure))}"
 
 
 def _published_text(published: Published | None) -> str:

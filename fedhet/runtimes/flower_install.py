@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fedhet
+from fedhet.common.results import FAILED
 from fedhet.conf import FOLDER, PACKAGES
 from fedhet.conf.project import code_files, project
 
@@ -42,16 +43,26 @@ conf = "{conf}"
 
 
 class LaunchError(RuntimeError):
-    """A run could not be started, or failed; the message is for the user."""
+    """A run could not be started, or did not complete; the message is for the user.
+
+    ``status`` is what became of the run: failed, diverged or stopped.
+    """
+
+    def __init__(self, message: str, status: str = FAILED) -> None:
+        super().__init__(message)
+        self.status = status
 
 
-def check_flower() -> None:
-    """Raise LaunchError unless the installed Flower is of line 1.39."""
+def check_flower(runtime: str) -> None:
+    """Raise LaunchError unless the installed Flower is of the line that a runtime is written for.
+
+    Later releases have no gRPC, and other commands: docs/moving-on.md.
+    """
     installed = importlib.metadata.version("flwr")
     if installed.split(".")[:2] != FLOWER.split("."):
         raise LaunchError(
-            f"flwr {installed} is installed, but this launcher needs {FLOWER}: install fedhet with "
-            f"its own dependencies, or flwr=={FLOWER}.0"
+            f"runtime={runtime} needs flwr {FLOWER}, and {installed} is installed: set "
+            f"runtime=local or runtime=ray, or install flwr=={FLOWER}.0"
         )
 
 

@@ -98,6 +98,10 @@ class Simulation:
             return "Flower reports the run as completed, but it wrote no summary.json"
         return status.details or status.status
 
+    def continues(self) -> bool:
+        """Return whether the run goes on after the launcher was stopped."""
+        return False
+
     def interrupted(self) -> str:
         """Return what is left of the run after the user has stopped the launcher."""
         return NOTHING_LEFT

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedhet.common.results import COMPLETED, DIVERGED, FAILED
 from fedhet.progress import percent
 from fedhet.sweep.optuna_search import best_of
 from fedhet.sweep.progress import Job, Snapshot
@@ -46,10 +47,10 @@ class LiveDisplay:
         if not snapshot.jobs:
             return  # an error of the launcher may come first
         self._bars.start()
-        for job in snapshot.having("failed"):
+        for job in snapshot.having(FAILED, DIVERGED):
             if job.report.number not in self._failed:
                 self._failed.add(job.report.number)
-                line = Text(f"failed   {job.title}: {job.report.error}", style="red")
+                line = Text(f"{job.report.status:8} {job.title}: {job.report.error}", style="red")
                 line.truncate(self._console.width, overflow="ellipsis")  # in full at the end
                 self._console.print(line)
         most = max(1, self._console.height - _OTHER_LINES)
@@ -102,10 +103,12 @@ def display_for(console: Console) -> LiveDisplay | LogDisplay:
 
 
 def _counts(snapshot: Snapshot) -> str:
-    done, failed, running, waiting = (
-        len(snapshot.having(status)) for status in ("completed", "failed", "running", "waiting")
+    done, failed, running, waiting, diverged = (
+        len(snapshot.having(status))
+        for status in (COMPLETED, FAILED, "running", "waiting", DIVERGED)
     )
     words = f"{snapshot.total or '?'} jobs: {done} done, {failed} failed, {running} running"
+    words += f", {diverged} diverged" if diverged else ""
     return f"{words}, {waiting} waiting" if waiting else words
 
 
@@ -124,7 +127,7 @@ def _figures(job: Job) -> str:
 
 def _result(job: Job) -> str:
     report = job.report
-    if report.status != "completed":
+    if report.status != COMPLETED:
         reason = shorten(report.error, _REASON_WIDTH)  # in full at the end
         return f"{job.title}: {report.status}{': ' * bool(reason)}{reason}"
     words = [percent(job.accuracy)] if job.accuracy is not None else []
@@ -150,13 +153,13 @@ def closing_summary(
     lines: list[RenderableType] = []
     if snapshot.jobs:
         lines.append(_job_table(snapshot.jobs, objective))
-    reasons: dict[str, list[str]] = {}
-    for job in snapshot.having("failed"):
-        reasons.setdefault(job.report.error, []).append(job.title)
-    for reason, titles in reasons.items():
-        lines.append(Text(f"failed   {', '.join(titles)}: {reason}", style="red"))
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for job in snapshot.having(FAILED, DIVERGED):
+        reasons.setdefault((job.report.status, job.report.error), []).append(job.title)
+    for (status, reason), titles in reasons.items():
+        lines.append(Text(f"{status:8} {', '.join(titles)}: {reason}", style="red"))
     lines.append(Text(f"results  {folder}\nreport   fedhet-report {folder}"))
-    if len(snapshot.having("completed")) < (snapshot.total or len(snapshot.jobs)):
+    if len(snapshot.having(COMPLETED, DIVERGED)) < (snapshot.total or len(snapshot.jobs)):
         lines.append(Text(f"continue fedhet -m --resume {folder}"))
     best = direction and best_of([job.report for job in snapshot.jobs], objective, direction)
     for job in snapshot.jobs:
@@ -177,7 +180,7 @@ def _job_table(jobs: Sequence[Job], objective: str) -> Table:
         table.add_column(head, justify="right", no_wrap=True)
     for job in jobs:
         figures, status = job.report.figures, Text(job.report.status, style="red")
-        if job.report.status == "completed":
+        if job.report.status == COMPLETED:
             status = Text(percent(job.accuracy, ""), style="bold green")
         table.add_row(
             f"#{job.report.number}",

@@ -9,7 +9,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
 from fedhet.commands import reported_errors
-from fedhet.conf import plain_part
+from fedhet.conf import plain_part, words_of
 from fedhet.sweep import resume, session
 from fedhet.sweep.plan import plan_sweep
 
@@ -24,8 +24,7 @@ class SweepCallback(Callback):
         with reported_errors("fedhet"):  # Hydra would only warn of an exception
             hydra, objective = config.hydra, str(config.objective)
             sweeper, launcher = (plain_part(hydra, name) for name in ("sweeper", "launcher"))
-            words = [str(word) for word in hydra.overrides.task]
-            settings = [str(word) for word in hydra.overrides.hydra]
+            words, settings = words_of(hydra.overrides.task), words_of(hydra.overrides.hydra)
             settings = [word for word in settings if resume.key_of(word) not in _NOT_KEPT]
             session.start(
                 session.Session(

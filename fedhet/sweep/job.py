@@ -25,8 +25,8 @@ from omegaconf import DictConfig, read_write
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import METRICS, figures_of
-from fedhet.common.results import SUMMARY, write_summary
-from fedhet.conf import method_name, plain_part
+from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, write_end
+from fedhet.conf import identity, plain_part, words_of
 from fedhet.conf.schema import FIGURES
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.runtimes.processes import end_with_parent
@@ -64,7 +64,7 @@ class _Attempt:
         self._report = JobReport(
             number=int(job.job.num),
             folder=folder.name,
-            overrides=[str(word) for word in job.overrides.task],
+            overrides=words_of(job.overrides.task),
             status="waiting",
             rounds=int(recipe.rounds),
             began=time.time(),
@@ -78,11 +78,12 @@ class _Attempt:
             try:
                 self._carry_out(run)
             except Exception as error:
-                self._report_status(status="failed", error=_reason(error), ended=time.time())
-                if not isinstance(error, FolderTaken):
-                    _write_failure(self._folder, self._recipe, self._report)
+                status, reason = getattr(error, "status", FAILED), _reason(error)
+                self._report_status(status=status, error=reason, ended=time.time())
+                if self._folder.exists() and not isinstance(error, FolderTaken):
+                    write_end(self._folder, identity(self._recipe), status, reason)
             except BaseException:  # Ctrl-C, SIGTERM: --resume continues it
-                self._report_status(status="stopped", ended=time.time())
+                self._report_status(status=STOPPED, ended=time.time())
                 raise
         return self._report
 
@@ -101,8 +102,14 @@ class _Attempt:
         names = (*FIGURES, *figures_of(METRICS))
         measured = {key: summary[key] for key in names if summary.get(key) is not None}
         figures = {key: value for key, value in measured.items() if math.isfinite(value)}
-        skipped = plan is Plan.SKIP
-        self._report_status(status="completed", figures=figures, skipped=skipped, ended=time.time())
+        diverged = summary.get("status") == DIVERGED  # in an earlier call
+        self._report_status(
+            status=DIVERGED if diverged else COMPLETED,
+            error=str(summary.get("error", "")) if diverged else "",
+            figures={} if diverged else figures,
+            skipped=plan is Plan.SKIP,
+            ended=time.time(),
+        )
 
     def _plan(self, sweep: Sweep) -> Plan:
         before = {one.number: one.folder for one in self._sweep_folder.reports()}
@@ -151,18 +158,6 @@ def _reason(error: Exception) -> str:
     words = str(error).partition("\nits log: ")[0]
     is_for_user = isinstance(error, (ConfigError, LaunchError))
     return words if is_for_user else f"{type(error).__name__}: {words}"
-
-
-def _write_failure(folder: Path, recipe: DictConfig, report: JobReport) -> None:
-    """Write a summary.json, unless the ServerApp has written why it failed."""
-    summary = read_summary_or_empty(folder)
-    written = (folder / SUMMARY).stat().st_mtime if summary else 0.0
-    if written >= report.began or not folder.exists() or summary.get("status") == "completed":
-        return
-    about = {"strategy": method_name(recipe), "task": recipe.task.name, "seed": recipe.seed}
-    about |= {"model": recipe.task.model, "partition": recipe.partition.name}
-    failure = {"clients": recipe.clients, **summary, "status": "failed", "error": report.error}
-    write_summary(folder, about | failure)
 
 
 @contextmanager

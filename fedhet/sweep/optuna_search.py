@@ -10,6 +10,7 @@ from hydra.core.plugins import Plugins
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import larger_is_better
+from fedhet.common.results import COMPLETED
 from fedhet.sweep.sweep_folder import JobReport
 
 _DEFAULTS = {
@@ -75,7 +76,7 @@ def check_search(objective: str, sweeper: Mapping[str, Any]) -> None:
 
 def best_of(jobs: Sequence[JobReport], objective: str, direction: str) -> JobReport | None:
     """Return the completed job with the best objective, the first of equal ones."""
-    measured = [job for job in jobs if job.status == "completed" and objective in job.figures]
+    measured = [job for job in jobs if job.status == COMPLETED and objective in job.figures]
     if not measured:
         return None
     sign = 1 if direction == "minimize" else -1

@@ -8,17 +8,23 @@ from itertools import islice
 from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
+from hydra.errors import HydraException
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from fedhet.common.errors import ConfigError
-from fedhet.conf.check import check_sweep
+from fedhet.conf import explain_words
+from fedhet.conf.check import check_sweep, checked
+from fedhet.runtimes.resources import check_machine
 from fedhet.sweep.method_keys import is_single
 from fedhet.sweep.optuna_search import check_search, is_search
 
 _MOST_VALUES = 1000
+_MOST_CHECKED = 30  # jobs: composing one takes a third of a second
 
 
 @dataclass(frozen=True)
@@ -46,7 +52,8 @@ def plan_sweep(
         raise ConfigError("resume is for one run; to continue a sweep: fedhet -m --resume FOLDER")
     check_search(objective, sweeper)
     hydra = GlobalHydra.instance()
-    parser = OverridesParser.create(hydra.config_loader() if hydra.is_initialized() else None)
+    loader = hydra.config_loader() if hydra.is_initialized() else None
+    parser = OverridesParser.create(loader)
     params = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     overrides = parser.parse_overrides([*params, *words])  # an experiment file's, then the typed
     last = {one.get_key_element(): one for one in overrides}
@@ -56,8 +63,23 @@ def plan_sweep(
     if is_search(sweeper):
         trials, batch = sweeper.get("n_trials"), sweeper.get("n_jobs")
         return SweepPlan(int(trials) if trials else None, int(batch) if batch else None, varied)
-    total = sum(len(batch) for batch in BasicSweeper.split_arguments(overrides, None))
+    (jobs,) = BasicSweeper.split_arguments(overrides, None)
+    total = len(jobs)
+    if loader is not None and total <= _MOST_CHECKED:
+        _check_jobs(loader, recipe, jobs)
     return SweepPlan(total, min(total, int(sweeper.get("max_batch_size") or total)), varied)
+
+
+def _check_jobs(loader: ConfigLoader, recipe: DictConfig, jobs: Sequence[Sequence[str]]) -> None:
+    """Refuse a sweep of which a job's values do not fit together."""
+    for number, words in enumerate(jobs):
+        try:
+            job = loader.load_sweep_config(recipe, list(words))
+            check_machine(checked(job, words))
+        except (ConfigError, HydraException, OmegaConfBaseException) as error:
+            known = isinstance(error, ConfigError)
+            reason = error if known else explain_words(error, words)
+            raise ConfigError(f"job #{number} ({' '.join(words)}): {reason}") from None
 
 
 def _values_of(override: Override) -> list[Any]:

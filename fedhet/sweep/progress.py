@@ -51,9 +51,9 @@ class Snapshot:
     total: int | None  # of all jobs; None if only the sweeper knows
     seconds: float  # since this call began
 
-    def having(self, status: str) -> list[Job]:
-        """Return the jobs of this status."""
-        return [job for job in self.jobs if job.report.status == status]
+    def having(self, *statuses: str) -> list[Job]:
+        """Return the jobs of these statuses."""
+        return [job for job in self.jobs if job.report.status in statuses]
 
     @property
     def share(self) -> float:

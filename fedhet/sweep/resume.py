@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.checksums import read_label
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.results import read_summary
+from fedhet.common.results import COMPLETED, DIVERGED, read_summary
 from fedhet.conf import fingerprint, quoted, resume_fingerprint
 from fedhet.runtimes.deployment.run_record import read_record
 from fedhet.sweep.sweep_folder import SweepFolder
@@ -120,9 +120,10 @@ def plan_for(folder: Path, recipe: DictConfig) -> Plan:
     """Return what to do with a job's results directory, which need not exist."""
     recipe = _with_absolute_path(recipe)
     summary = read_summary_or_empty(folder)
-    completed = summary.get("status") == "completed"
+    completed = summary.get("status") == COMPLETED
     hashes = summary.get("fingerprint")
-    if completed and isinstance(hashes, dict):
+    # a run that diverged would do so again
+    if (completed or summary.get("status") == DIVERGED) and isinstance(hashes, dict):
         if hashes.get("recipe") == fingerprint(recipe)["recipe"]:
             return Plan.SKIP
     record = read_record(folder)

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.results import COMPLETED, FAILED, STOPPED
 from fedhet.runtimes.processes import ProcessTree, adopt_orphans
 from fedhet.sweep.display import closing_summary, display_for
 from fedhet.sweep.optuna_search import direction_of, is_search
@@ -119,7 +120,7 @@ class Session:
         errors = self._release()
         if gave_up:  # Hydra, the launcher or the sweeper says why
             sys.stderr.write(errors)
-        return self._sweep.status == "completed"
+        return self._sweep.status == COMPLETED
 
     def _show_until_closed(self) -> None:
         while not self._closing.wait(_POLL_SECONDS):
@@ -147,11 +148,11 @@ class Session:
         jobs = list(self._snapshot.jobs)
         for number, job in enumerate(jobs):
             if not job.report.is_over:
-                jobs[number] = replace(job, report=replace(job.report, status="stopped"))
+                jobs[number] = replace(job, report=replace(job.report, status=STOPPED))
         total = len(jobs) if self.all_ended else self._sweep.total
         self._snapshot = replace(self._snapshot, jobs=jobs, total=total)
-        good = len(self._snapshot.having("completed")) == len(jobs)
-        status = ("completed" if good else "failed") if self.all_ended else "stopped"
+        good = len(self._snapshot.having(COMPLETED)) == len(jobs)
+        status = (COMPLETED if good else FAILED) if self.all_ended else STOPPED
         self._sweep = replace(self._sweep, status=status, ended=timestamp(), total=total)
         self._write_index()
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text
+from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED
 
 
 @dataclass(frozen=True)
@@ -26,20 +27,20 @@ class JobReport:
     number: int  # Hydra's, from 0
     folder: str  # its results directory, a name below the sweep's folder
     overrides: Sequence[str]  # the words that its recipe is composed from
-    status: str  # waiting (for its share of the machine), running, completed, failed or stopped
+    status: str  # waiting (for its share of the machine), running, or how its run has ended
     rounds: int  # the last round of its recipe
     began: float  # seconds since the epoch
     ended: float | None = None
     host: str = ""  # where it runs
     pid: int = 0
     skipped: bool = False  # it had completed in an earlier call, and was not run again
-    error: str = ""  # why it failed
+    error: str = ""  # why it did not complete
     figures: Mapping[str, float] = field(default_factory=dict)  # the numbers of its summary.json
 
     @property
     def is_over(self) -> bool:
         """Whether the job has ended."""
-        return self.status in ("completed", "failed", "stopped")
+        return self.status in (COMPLETED, DIVERGED, STOPPED, FAILED)
 
     @property
     def seconds(self) -> float:
@@ -61,7 +62,7 @@ class Sweep:
 
     overrides: Sequence[str]  # the words that were typed
     began: str  # when it was first started
-    status: str = "running"  # running, completed, failed (one job at least) or stopped
+    status: str = "running"  # running, completed, stopped, or failed: one job is not completed
     ended: str | None = None
     resumed: Sequence[str] = ()  # when ``--resume`` continued it
     total: int | None = None  # how many jobs there are; None if only the sweeper knows

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedhet.common.files import save_text
+from fedhet.common.results import COMPLETED, STOPPED
 from fedhet.server_app.loggers import LoggedRun, Row, require_package, scalars
 
 _PARAMS_AT_ONCE = 100  # MLflow's limit for a request
@@ -57,8 +58,8 @@ class MLflow:
         """Add the summary's figures as ``summary/<name>`` and end the run."""
         figures = {f"summary/{name}": value for name, value in scalars(summary).items()}
         self._log_metrics(figures, step=int(summary["rounds"]))
-        completed = summary["status"] == "completed"
-        self._client.set_terminated(self._run_id, "FINISHED" if completed else "FAILED")
+        ends = {COMPLETED: "FINISHED", STOPPED: "KILLED"}
+        self._client.set_terminated(self._run_id, ends.get(summary["status"], "FAILED"))
 
     def _create(self, run: LoggedRun) -> str:
         found = self._client.get_experiment_by_name(self._experiment)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedhet.common.files import save_text
+from fedhet.common.results import COMPLETED
 from fedhet.server_app.loggers import LoggedRun, Row, require_package, scalars
 
 
@@ -57,4 +58,4 @@ class WandB:
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Add the summary, and wait until everything is written or sent."""
         self._run.summary.update({"summary": dict(summary)})
-        self._run.finish(exit_code=0 if summary["status"] == "completed" else 1)
+        self._run.finish(exit_code=0 if summary["status"] == COMPLETED else 1)

@@ -10,15 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedhet.common.metrics import in_range, range_text
-from fedhet.strategies.base import STATE_LOST, RefusedReplyError, Reply, Shapes, Tensors
+from fedhet.strategies.base import (
+    STATE_LOST,
+    RefusedReplyError,
+    Reply,
+    Shapes,
+    Tensors,
+)
 from fedhet.strategies.round.array_codec import to_tensor
-from fedhet.strategies.round.records import CLIENT, METRICS, PERSONAL_SCORE, UPDATE
+from fedhet.strategies.round.records import (
+    CLIENT,
+    METRICS,
+    PERSONAL_SCORE,
+    UPDATE,
+    NonFiniteReplyError,
+)
 
 _LARGEST = torch.finfo(torch.float32).max  # of a number among the metrics
 _MOST_CLIENTS = 10_000_000
@@ -62,6 +75,7 @@ def decode_tensors(
     shapes: Mapping[str, tuple[int | None, ...]] | None,
     dtypes: Collection[torch.dtype],
     widest: int = 0,
+    largest: float = math.inf,
 ) -> dict[str, Tensor]:
     """Return a record's tensors.
 
@@ -72,9 +86,10 @@ def decode_tensors(
             are free, and every length is up to ``widest``.
         dtypes: the allowed ones.
         widest: the longest that an open dimension may be.
+        largest: that the size of a number may be; see :func:`largest_of`.
 
     Raises:
-        RefusedReplyError: also for NaN and Inf.
+        RefusedReplyError: says why; a NonFiniteReplyError for NaN and Inf, and beyond ``largest``.
     """
     if record is None:
         raise RefusedReplyError(f"it lacks the payload {printable(what)!r}")
@@ -86,19 +101,25 @@ def decode_tensors(
         )
     found = {}
     for name, array in record.items():
-        label = f"{what} {printable(name)!r}"
         try:
-            value = to_tensor(array)
+            found[name] = value = to_tensor(array)
         except ValueError as error:
-            raise RefusedReplyError(f"{label} cannot be read: {printable(error)}") from None
+            said = f"{label_of(what, name)} cannot be read: {printable(error)}"
+            raise RefusedReplyError(said) from None
         if value.dtype not in dtypes:
             allowed = ", ".join(sorted(str(one).removeprefix("torch.") for one in dtypes))
             kind = str(value.dtype).removeprefix("torch.")
-            raise RefusedReplyError(f"{label} has the type {kind}, expected {allowed}")
-        check_shape(label, tuple(value.shape), None if shapes is None else shapes[name], widest)
-        check_finite(what, {name: value})
-        found[name] = value
+            raise RefusedReplyError(f"{label_of(what, name)} has the type {kind}, not {allowed}")
+        expected = None if shapes is None else shapes[name]
+        if value.shape != expected:
+            check_shape(label_of(what, name), tuple(value.shape), expected, widest)
+    check_finite(what, found, largest)
     return found
+
+
+def label_of(what: str, name: str) -> str:
+    """Return how errors name a tensor of a record."""
+    return f"{what} {printable(name)!r}"
 
 
 def check_shape(
@@ -120,16 +141,29 @@ def check_shape(
         raise RefusedReplyError(f"{label} has shape {shape}, expected {wanted}")
 
 
-def check_finite(what: str, tensors: Tensors) -> None:
-    """Refuse NaN and Inf."""
+def check_finite(what: str, tensors: Tensors, largest: float = math.inf) -> None:
+    """Refuse NaN and Inf, and numbers beyond +-``largest``."""
     for name, value in tensors.items():
         if not value.is_floating_point() or value.numel() == 0:
             continue
-        if math.isfinite(value.sum()):  # fast path: a bad value spoils the sum
-            continue
-        low, high = value.aminmax()  # large values may spoil it, too
+        low, high = (float(end) for end in value.aminmax())  # NaN if there is one
         if not (math.isfinite(low) and math.isfinite(high)):
-            raise RefusedReplyError(f"{what} {printable(name)!r} holds NaN or Inf")
+            raise NonFiniteReplyError(f"{label_of(what, name)} holds NaN or Inf")
+        if max(-low, high) > largest:
+            raise NonFiniteReplyError(
+                f"{label_of(what, name)} holds {high if high > -low else low:.3g}: numbers up to "
+                f"{largest:.3g} can be added up"
+            )
+
+
+def largest_of(params: Tensors, num_clients: int) -> float:
+    """Return the size of number up to which float32 holds all clients' sum of squares.
+
+    It is sqrt(3.4e38 / (N d)), with d numbers in the model, or in a square of its widest layer:
+    1e14 for a thousand clients and a model of 25 million parameters.
+    """
+    numbers = max(sum(value.numel() for value in params.values()), widest_of(params) ** 2)
+    return math.sqrt(_LARGEST / (max(num_clients, 1) * numbers))
 
 
 def widest_of(params: Tensors) -> int:
@@ -151,15 +185,15 @@ def decode_metrics(
     record = content.metric_records.get(METRICS, MetricRecord())
     if missing := sorted(set(required) - record.keys()):
         raise RefusedReplyError(f"its metrics lack {missing}")
-    unknown = () if allowed is None else sorted(map(printable, record.keys() - set(allowed)))
-    if unknown:
+    if allowed is not None and (more := record.keys() - allowed):
+        unknown = sorted(map(printable, more))
         raise RefusedReplyError(f"its metrics {unknown[:5]} are none that a client may send")
     found = {}
     for name, value in record.items():
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise RefusedReplyError(f"its metric {name!r} is no number")
         if not abs(value) <= _LARGEST:
-            raise RefusedReplyError(f"its metrics [{name!r}] are NaN or Inf, or too large")
+            raise NonFiniteReplyError(f"its metrics [{name!r}] are NaN or Inf, or too large")
         if allowed is not None and not in_range(name, value):
             raise RefusedReplyError(f"its metric {name}={value:g} is not in {range_text(name)}")
         found[name] = float(value)
@@ -183,6 +217,7 @@ class ExpectedReply:
         dtypes: of payloads that are neither float32 nor of the model's type.
         measures: names of the numbers that the client sides measure; None: see decode_metrics.
         widest: the longest that an open dimension of a payload may be.
+        largest: the size that a number may have.
         lr: eta_l of the round; None: not checked.
     """
 
@@ -193,6 +228,7 @@ class ExpectedReply:
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
     measures: Collection[str] | None = ()
     widest: int = 1 << 16
+    largest: float = math.inf
     lr: float | None = None
 
     def decode(
@@ -240,8 +276,7 @@ class ExpectedReply:
         max_steps: int | None,
         had_state: bool,
     ) -> dict[str, float]:
-        allowed = None if self.measures is None else {*_MEASURED, *self.measures}
-        metrics = decode_metrics(content, _COUNTS, allowed)
+        metrics = decode_metrics(content, _COUNTS, self._allowed)
         examples, steps, lr_sum = (metrics[n] for n in ("num-examples", "num-steps", "lr-sum"))
         if steps < 1:
             raise RefusedReplyError("it took no step")
@@ -261,16 +296,25 @@ class ExpectedReply:
         return metrics
 
     def _update(self, content: RecordDict) -> dict[str, Tensor]:
-        shapes = {name: tuple(value.shape) for name, value in self.params.items()}
-        return decode_tensors(UPDATE, content.array_records.get(UPDATE), shapes, self._dtypes)
+        record = content.array_records.get(UPDATE)
+        return decode_tensors(UPDATE, record, self._shapes, self._dtypes, largest=self.largest)
 
     def _payload(self, content: RecordDict, name: str) -> dict[str, Tensor]:
         record, shapes = content.array_records.get(name), self.shapes.get(name)
         what = name if record is None else f"payload {name!r}"
         dtypes = {self.dtypes[name]} if name in self.dtypes else self._dtypes
-        return decode_tensors(what, record, shapes, dtypes, self.widest)
+        return decode_tensors(what, record, shapes, dtypes, self.widest, self.largest)
 
-    @property
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int | None, ...]]:
+        return {name: tuple(value.shape) for name, value in self.params.items()}
+
+    @cached_property
+    def _allowed(self) -> set[str] | None:
+        """The names that its numbers may have; None: any."""
+        return None if self.measures is None else {*_MEASURED, *self.measures}
+
+    @cached_property
     def _dtypes(self) -> set[torch.dtype]:
         """The model's types, and float32, in which statistics and secure sums are."""
         return {torch.float32, *(value.dtype for value in self.params.values())}

@@ -62,11 +62,11 @@ from fedhet.strategies.round.records import (
     mean_metrics,
     mean_scores,
     personal_scores,
+    receive_replies,
     scalars,
     to_metrics,
     to_record,
     to_tensors,
-    valid_replies,
 )
 from fedhet.strategies.round.registration import (
     ClientAvailability,
@@ -255,35 +255,30 @@ class FederatedStrategy(KeepsArguments, Strategy):
         if not isinstance(replies, RoundReplies):
             raise TypeError("aggregate_train needs the replies with their round: RoundReplies")
         training, report = replies.round, replies.round.report
-        expected = self.server_step.expected_reply(training.params, self.client_sides, report.lr)
+        step, num_clients = self.server_step, len(self.availability.registry)
+        expected = step.expected_reply(training.params, self.client_sides, report.lr, num_clients)
         measures = {*(expected.measures or ()), *self.client_metrics.in_train_replies}
         expected = replace(expected, measures=measures)
         decode = partial(self._decode, expected)
         sent, timeout = training.messages, training.timeout
-        valid, failures, report.bytes_up = valid_replies(replies, sent, decode, timeout)
-        refused = self.server_step.check_together(valid)
-        valid = [reply for reply in valid if reply.client_id not in refused]
-        failures += [f"client {client}: {reason}" for client, reason in sorted(refused.items())]
-        report.clients, report.failures = [reply.client_id for reply in valid], failures
-        for failure in failures:
-            log(WARNING, "round %s: %s", server_round, failure)
-        self.state.round = server_round
+        received = receive_replies(replies, sent, decode, step.check_together, timeout)
+        report.take(received, len(sent))
+        valid, self.state.round = received.valid, server_round
         if len(valid) < self.federation.min_replies:
             self.state.failed_rounds += 1
-            self.federation.check_failed_rounds(self.state.failed_rounds, len(valid), failures)
+            self.federation.check_failed_rounds(self.state.failed_rounds, report)
             return None, None
         self.state.failed_rounds = 0
         self.state.commit(report.clients, server_round)
         began = time.perf_counter()
-        num_clients = len(self.availability.registry)
-        params = self.server_step(training.params, valid, server_round, num_clients)
+        params = step(training.params, valid, server_round, num_clients)
         report.server_seconds = time.perf_counter() - began
         self._restart_if_lost(valid, params, server_round)
         self.state.personal |= {r.client_id: personal_scores(r.metrics) for r in valid}
         own = [(reply.client_id, reply.metrics) for reply in valid]
         report.per_client = self.client_metrics.of_training(own)
         means = mean_metrics([reply.metrics for reply in valid])
-        report.metrics = means | self.personal_scores() | self.server_step.metrics()
+        report.metrics = means | self.personal_scores() | step.metrics()
         return to_record(params), to_metrics(report.metrics)
 
     def configure_evaluate(
@@ -307,9 +302,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
     def summary(self) -> None:
         """Log the parts."""
         step, secure = self.server_step, self.secure_aggregation
-        slots = [step.aggregator, step.optimizer, step.output, self.sampler]
-        slots += [secure] if secure is not None else []
-        names = ", ".join(type(slot).__name__ for slot in slots)
+        slots = [step.aggregator, step.optimizer, step.output, self.sampler, secure]
+        names = ", ".join(type(slot).__name__ for slot in slots if slot is not None)
         sides = sorted({*self.client_sides, *self.server_sides})
         log(INFO, "%s: sides %s, %s", type(self).__name__, sides, names)
 

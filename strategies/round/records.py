@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
@@ -13,6 +14,10 @@ from fedhet.strategies.round.array_codec import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
 PERSONAL_SCORE = "personal-"  # prefix of the scores of a client's own model
+
+
+class NonFiniteReplyError(RefusedReplyError):
+    """A reply holds NaN or Inf, or numbers too large to be added up."""
 
 
 def to_record(tensors: Tensors) -> ArrayRecord:
@@ -32,18 +37,33 @@ def count_bytes(content: RecordDict) -> int:
     )
 
 
-def valid_replies(
+class Received(NamedTuple):
+    """The replies of a round."""
+
+    valid: list[Reply]  # by client id
+    failures: list[str]  # one sentence for each missing or refused reply
+    non_finite: int  # how many were refused since they held NaN or Inf
+    bytes_up: int
+
+
+def receive_replies(
     replies: Iterable[Message],
     sent: Mapping[int, Message],
     parse: Callable[[Message, int], Reply],
+    check_together: Callable[[Sequence[Reply]], Mapping[int, str]],
     timeout_seconds: float,
-) -> tuple[list[Reply], list[str], int]:
-    """Return the valid replies by client id, why the others are missing, and the bytes received.
+) -> Received:
+    """Return the valid replies of a round, and what became of the others.
 
-    ``sent`` are the messages by client id; ``parse`` reads one client's reply, or refuses it.
+    Args:
+        replies: as they arrive.
+        sent: the messages, by client id.
+        parse: reads one client's reply, or refuses it.
+        check_together: says which clients' replies are refused beside the others', and why.
+        timeout_seconds: for which was waited.
     """
     waiting = {message.metadata.dst_node_id: client for client, message in sent.items()}
-    valid, failures, bytes_up = [], [], 0
+    valid, failures, non_finite, bytes_up = [], [], 0, 0
     for node, reply in with_senders(replies, sent.values()):
         if reply.has_content():
             bytes_up += count_bytes(reply.content)
@@ -55,9 +75,14 @@ def valid_replies(
             valid.append(parse(reply, client))
         except RefusedReplyError as refusal:
             failures.append(f"client {client}: {refusal}")
+            non_finite += isinstance(refusal, NonFiniteReplyError)
     why = no_reply(timeout_seconds)
     failures += [f"client {client}: {why}" for client in sorted(waiting.values())]
-    return sorted(valid, key=lambda reply: reply.client_id), failures, bytes_up
+    valid.sort(key=lambda reply: reply.client_id)
+    refused = check_together(valid)
+    valid = [reply for reply in valid if reply.client_id not in refused]
+    failures += [f"client {client}: {reason}" for client, reason in sorted(refused.items())]
+    return Received(valid, failures, non_finite, bytes_up)
 
 
 def with_senders(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fedhet.common.errors import ConfigError, require_whole
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
+from fedhet.strategies.round.round_report import RoundReport
 
 _POLL_SECONDS = 0.2
 _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
@@ -56,14 +57,14 @@ class FederationConfig:
                 f"take part in a round (participation): set min_replies to {most} or less"
             )
 
-    def check_failed_rounds(self, failed: int, num_valid: int, failures: Sequence[str]) -> None:
-        """Log the last of ``failed`` failed rounds in a row; raise RuntimeError if too many."""
-        least, most = self.min_replies, self.max_failed_rounds
-        log(WARNING, "%s valid replies, min_replies=%s: the model is unchanged", num_valid, least)
+    def check_failed_rounds(self, failed: int, last: RoundReport) -> None:
+        """Log the last of ``failed`` failed rounds in a row; raise its error if too many."""
+        least, most, valid = self.min_replies, self.max_failed_rounds, len(last.clients)
+        log(WARNING, "%s valid replies, min_replies=%s: the model is unchanged", valid, least)
         if failed >= most:
-            raise RuntimeError(
+            raise last.error(
                 f"{failed} rounds in a row had fewer than min_replies={least} valid replies "
-                f"(max_failed_rounds={most}); the last failures: {'; '.join(failures[:5])}"
+                f"(max_failed_rounds={most}); the last failures: {'; '.join(last.failures[:5])}"
             )
 
 

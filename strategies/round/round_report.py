@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from logging import WARNING
 from typing import Any
 
+from flwr.common.logger import log
+
+from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import row_key
 from fedhet.strategies.base import Payloads
 from fedhet.strategies.round.client_versions import ClientVersions
+from fedhet.strategies.round.records import Received
 
 
 @dataclass
@@ -20,6 +25,7 @@ class RoundReport:
     clients: Sequence[int] = ()  # whose replies were aggregated
     absent: Sequence[int] = ()  # clients that were not connected when the round began
     failures: Sequence[str] = ()  # one reason for each missing or refused reply
+    diverged: bool = False  # more than half of the clients asked sent NaN or Inf
     metrics: Mapping[str, float] = field(default_factory=dict)  # means of the clients' metrics
     bytes_down: int = 0  # serialised array bytes sent to clients
     bytes_up: int = 0  # the same received from clients, refused replies included
@@ -30,6 +36,18 @@ class RoundReport:
     client_evaluation: Mapping[str, float] = field(default_factory=dict)
     # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def take(self, received: Received, asked: int) -> None:
+        """Record, and log, what became of the replies of the clients asked."""
+        self.clients = [reply.client_id for reply in received.valid]
+        self.failures, self.bytes_up = received.failures, received.bytes_up
+        self.diverged = 2 * received.non_finite > asked
+        for failure in self.failures:
+            log(WARNING, "round %s: %s", self.round, failure)
+
+    def error(self, message: str) -> Exception:
+        """Return the error of a run that ends with this round, for want of valid replies."""
+        return DivergedError(message) if self.diverged else RuntimeError(message)
 
     def row(self) -> dict[str, Any]:
         """Return the round's line of metrics.jsonl (see ``fedhet.common.results``)."""

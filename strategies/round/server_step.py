@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.strategies.base import (
     Aggregator,
     ClientSide,
@@ -23,10 +24,10 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.aggregators import mean_of
-from fedhet.strategies.round.decoder import ExpectedReply, widest_of
+from fedhet.strategies.round.decoder import ExpectedReply, largest_of, widest_of
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel, UsesServerModel
 from fedhet.strategies.round.tensor_files import below
-from fedhet.strategies.statistics.update_diagnostics import diagnose
+from fedhet.strategies.statistics.update_diagnostics import diagnose, norm
 
 OUTPUT = "output"  # owner of the last output model in the state
 
@@ -101,10 +102,10 @@ class ServerStep:
         }
 
     def expected_reply(
-        self, params: Tensors, client_sides: Mapping[str, ClientSide], lr: float
+        self, params: Tensors, client_sides: Mapping[str, ClientSide], lr: float, num_clients: int
     ) -> ExpectedReply:
         """Return what a round's replies must be; ``params`` were sent, ``lr`` is eta_l."""
-        sides = client_sides.values()
+        sides, everything = client_sides.values(), {**self._model, **params}
         return ExpectedReply(
             params,
             self.buffers,
@@ -112,7 +113,8 @@ class ServerStep:
             shapes=self.expected(),
             dtypes={name: kind for side in sides for name, kind in side.dtypes.items()},
             measures={name for side in sides for name in side.measures},
-            widest=widest_of({**self._model, **params}),
+            widest=widest_of(everything),
+            largest=largest_of(everything, num_clients),
             lr=lr,
         )
 
@@ -132,6 +134,9 @@ class ServerStep:
         """Return the new tensors, buffers included, and set ``output_model``.
 
         ``tensors`` are x and the buffers, as they were sent; ``replies`` are sorted by client id.
+
+        Raises:
+            DivergedError: if the new model, or the output model, holds NaN or Inf.
         """
         if self.server_model is not None:
             self.server_model.load(tensors)
@@ -157,6 +162,8 @@ class ServerStep:
             self.output_model = output_model
         else:
             self.output_model = None if output_model is stepped else {**new, **output_model}
+        for what, model in (("new", new), (OUTPUT, self.output_model or {})):
+            _require_finite(what, model, received, round)
         return new
 
     def restart_coupled(self, tensors: Tensors) -> frozenset[str]:
@@ -219,3 +226,19 @@ class ServerStep:
                 )
             part.bind(server_model)
         return server_model if running else None
+
+
+def _require_finite(what: str, model: Tensors, replies: Sequence[Reply], round: int) -> None:
+    """Raise a DivergedError that names the client with the largest update."""
+    for name, value in model.items():
+        if not value.is_floating_point() or value.numel() == 0:
+            continue
+        if not all(math.isfinite(end) for end in value.aminmax()):
+            message = f"in round {round} the {what} model's {name!r} would hold NaN or Inf"
+            if len(replies) > 1:  # else it is the client's, or a secure sum
+                largest = max(replies, key=lambda reply: norm(reply.update))
+                message += (
+                    f"; the largest update, of norm {norm(largest.update):.3g}, is that of client "
+                    f"{largest.client_id}"
+                )
+            raise DivergedError(message)

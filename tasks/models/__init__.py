@@ -14,12 +14,13 @@ from fedhet.tasks.models.bilstm import bilstm
 from fedhet.tasks.models.convolutional import fedavg_cnn, feddw_cnn, gn_cnn, maecho_cnn
 from fedhet.tasks.models.cvae import CVAE, cvae
 from fedhet.tasks.models.frozen import frozen_resnet18, frozen_resnet34
+from fedhet.tasks.models.lora import add_adapters
 from fedhet.tasks.models.mlp import mlp
 from fedhet.tasks.models.mobile import feddw_mobilenetv2, feddw_shufflenet
 from fedhet.tasks.models.model import Model
 from fedhet.tasks.models.resnet import feddw_resnet18, resnet8, resnet18_bn, resnet18_gn
 from fedhet.tasks.models.vgg import vgg11
-from fedhet.tasks.models.wrapped import WrappedModel
+from fedhet.tasks.models.wrapped import WrappedModel, last_layer
 from fedhet.tasks.references import (
     Function,
     call_with_known,
@@ -66,6 +67,7 @@ def build_model(
     num_classes: int,
     classifier: str | None = None,
     options: Mapping[str, Any] | None = None,
+    lora: Mapping[str, Any] | None = None,
     head_bias: bool | None = None,
     head_init: str | None = None,
     stem: str | None = None,
@@ -80,6 +82,7 @@ def build_model(
         num_classes: the number of outputs.
         classifier: of an own model, see :class:`WrappedModel`.
         options: further arguments of an own model's function.
+        lora: of an own model, see :func:`~fedhet.tasks.models.lora.add_adapters`.
         head_bias: None: as in the model's paper.
         head_init: orthogonal: the classifier starts with orthonormal rows and a bias of zero;
             None: PyTorch's.
@@ -100,12 +103,14 @@ def build_model(
             known,
             options or {},
             classifier=classifier,
+            lora=lora,
             head_bias=head_bias,
             head_init=head_init,
             seed=seed,
         )
     require_choice("task.model", name, ALL)
-    for key, value in (("classifier", classifier), ("model_options", options)):
+    own = (("classifier", classifier), ("model_options", options), ("lora", lora))
+    for key, value in own:
         if value:
             raise ConfigError(
                 f"task.{key}={value} is for models of your own, and task.model={name} is one of "
@@ -126,6 +131,7 @@ def build_own_model(
     options: Mapping[str, Any],
     *,
     classifier: str | None = None,
+    lora: Mapping[str, Any] | None = None,
     head_bias: bool | None = None,
     head_init: str | None = None,
     classifies: bool = True,
@@ -138,6 +144,7 @@ def build_own_model(
         known: what it is given, by the names of its parameters.
         options: further arguments.
         classifier: path of the module that makes the outputs; None: the last linear layer.
+        lora: adapters that are trained in place of the network; None: all of it is trained.
         head_bias: False removes that layer's bias.
         head_init: as in :func:`build_model`.
         classifies: whether the outputs are logits of classes.
@@ -151,6 +158,9 @@ def build_own_model(
                 f"task.model={name_of(function)} returned a {type(network).__name__}: it must "
                 "return an nn.Module"
             )
+        if lora is not None:
+            classifier = classifier or last_layer(network)
+            add_adapters(network, lora, classifier)
         model = WrappedModel(network, classifier, head_bias=head_bias, classifies=classifies)
         if head_init is not None:
             _start_orthogonal(name_of(function), head_init, model)

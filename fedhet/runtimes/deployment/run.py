@@ -54,6 +54,7 @@ class DeploymentRun:
         self._record: RunRecord | None = None
         self._log: LogStream | None = None
         self._broken_since: float | None = None
+        self._stopped = False  # by the launcher
 
     def __enter__(self) -> Self:
         """Check that the SuperLink can be reached."""
@@ -71,6 +72,7 @@ class DeploymentRun:
                 self._log.close()
             if self._record and kind is KeyboardInterrupt and self._runtime.stop_on_interrupt:
                 self._control.stop(self._record.run_id)
+                self._stopped = True
         finally:
             shutil.rmtree(self._temporary, ignore_errors=True)
 
@@ -119,6 +121,10 @@ class DeploymentRun:
                 "results_dir: set it to a folder of the server"
             )
         return f"run {self._followed()[0].run_id}: {words}: {tail}"
+
+    def continues(self) -> bool:
+        """Return whether the run goes on after the launcher was stopped."""
+        return self._record is not None and not self._stopped
 
     def interrupted(self) -> str:
         """Return what is left of the run after the user has stopped the launcher."""

@@ -105,6 +105,10 @@ class LocalRun:
         code, said = self._server.exitcode, last_lines(self.log_path, 3)
         return f"its server process ended with exit code {code}: {said}"
 
+    def continues(self) -> bool:
+        """Return whether the run goes on after the launcher was stopped."""
+        return False
+
     def interrupted(self) -> str:
         """Return what is left of the run after the user has stopped the launcher."""
         return NOTHING_LEFT

@@ -13,7 +13,9 @@ import pytest
 
 from fedhet.report import command, data_file, paper_figures
 from fedhet.report.blocks import Paragraph
-from fedhet.report.layout import first_runs
+from fedhet.report.colors import keys_of
+from fedhet.report.figures import accuracy, curves_of, incomplete_curves
+from fedhet.report.layout import automatic_layout, first_runs
 
 
 @pytest.fixture
@@ -159,6 +161,37 @@ def test_a_papers_figures_are_collected_once_and_their_absence_is_said(
     report(data, "--out", again / "report")
     missing = "The paper's own figures are missing: reproductions/somebody is not installed."
     assert missing in (again / "report" / "report.md").read_text()
+
+
+STATUSES = {"diverged": "the loss is nan", "stopped": "by Ctrl-C", "failed": "a node died"}
+
+
+@pytest.mark.usefixtures("no_pictures")
+def test_what_a_run_had_that_did_not_complete_is_shown_with_its_status(write_run, tmp_path):
+    for seed, (status, error) in enumerate(STATUSES.items()):
+        ended = {"status": status, "error": error}
+        write_run("fedavg", seed, (0.1, 0.3 + seed / 100), summary=ended, local__lr=seed + 0.1)
+    text = report(tmp_path / "sweep")
+    for seed, (status, error) in enumerate(STATUSES.items()):
+        accuracy = f"{30 + seed}.00"
+        assert f"{status} after round 1: {accuracy}" in text
+        assert f"| {seed} | {status} | 1 | {accuracy} | {accuracy} |" in text  # under Runs
+        assert f"{status}: {error}" in text
+        verb = "were stopped" if status == "stopped" else status
+        assert f"1 of 3 runs {verb}: " in text
+
+
+def test_a_run_that_did_not_complete_has_a_curve_as_far_as_it_came(finished_run, tmp_path):
+    ended = {"status": "stopped"}
+    whole, cut = finished_run("fedavg", 0), finished_run("fedavg", 1, (0.1, 0.2), summary=ended)
+    layout = automatic_layout([whole, cut])
+    keys = keys_of([(line.label, line.method) for line in layout.lines])
+    ((line, of),) = incomplete_curves(layout, keys, lambda run: dict(run.points("accuracy")))[0]
+    assert (line.completed, of, list(line.x), list(line.mean)) == (False, [cut], [0, 1], [0.1, 0.2])
+    (mean,) = curves_of(layout, keys, lambda run: dict(run.points("accuracy")))[0]
+    assert mean[1] == (whole,)
+    blocks = accuracy(automatic_layout([cut]), keys, None, (), tmp_path / "page")
+    assert "A cross: the end of a run that is not completed." in blocks[1].caption
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -92,4 +92,4 @@ def test_a_repeated_seed_counts_once_and_failed_runs_are_in_no_mean(finished_run
     assert layout.lines[0].cells[0].runs == (second,)
     assert f"{first.name} is left out" in layout.notes[0]
     assert shape(layout) == {"fedavg": [[0]], "scaffold": [[]]}
-    assert layout.lines[1].cells[0].others == ("failed",)
+    assert layout.lines[1].cells[0].others == (others[1],)

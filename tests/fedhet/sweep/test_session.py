@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.results import write_rows
+from fedhet.common.results import DIVERGED, write_rows
 from fedhet.conf import _composed, compose_overrides, fingerprint
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.plan import SweepPlan, plan_sweep
@@ -77,8 +77,10 @@ def pretend(recipe):
     """Be a run in the launcher process: have a figure, or an error, or take long."""
     folder = Path(recipe.results_dir)
     subprocess.run(["echo", "a child says", str(recipe.seed)], check=True)
-    accuracies = enumerate((0.1, recipe.local.lr))
-    write_rows(folder / "metrics.jsonl", [{"round": t, "accuracy": a} for t, a in accuracies])
+    trained = {"seconds": 0.1, "bytes_up": 1, "bytes_down": 1, "failures": []}
+    accuracies = ((0, 0.1, {}), (1, recipe.local.lr, trained))
+    rows = [{"round": t, "accuracy": a, **more} for t, a, more in accuracies]
+    write_rows(folder / "metrics.jsonl", rows)
     if recipe.seed == 13:
         raise LaunchError("the run failed: an unlucky seed\nits log: there")
     if recipe.seed == 14:
@@ -86,6 +88,10 @@ def pretend(recipe):
     if recipe.seed == 15:  # as the ServerApp does
         (folder / "summary.json").write_text('{"status": "failed", "error": "its own"}')
         raise LaunchError("the run failed: its own")
+    if recipe.seed == 16:
+        about = {"status": DIVERGED, "fingerprint": fingerprint(recipe), "error": "its loss is nan"}
+        (folder / "summary.json").write_text(json.dumps(about))
+        raise LaunchError("the run diverged: its loss is nan", DIVERGED)
     if recipe.seed == 99:
         time.sleep(60)
     figures = {"accuracy": recipe.local.lr, "rounds": 1, "fingerprint": fingerprint(recipe)}
@@ -101,16 +107,17 @@ def index_of(cwd):
 
 @pytest.mark.slow
 def test_failed_jobs_say_why_the_others_are_kept_and_resuming_runs_what_is_left(tmp_path):
-    words = ["-m", "seed=1,13,14,15"]
+    words = ["-m", "seed=1,13,14,15,16"]
     done = fedhet(tmp_path, *words)
     assert (done.returncode, done.stderr) == (1, "")
     lines = done.stdout.splitlines()
-    assert [line[:5] for line in lines[:4]] == [f"[{number}/4]" for number in range(1, 5)]
+    assert [line[:5] for line in lines[:5]] == [f"[{number}/5]" for number in range(1, 6)]
     assert "failed   #1 seed=13: the run failed: an unlucky seed" in lines
+    assert "diverged #4 seed=16: the run diverged: its loss is nan" in lines
     assert "a child says" not in done.stdout
-    index, ended = index_of(tmp_path), ["completed"] + ["failed"] * 3
+    index, ended = index_of(tmp_path), ["completed", *["failed"] * 3, "diverged"]
     assert statuses(tmp_path) == ended
-    assert (index["status"], index["total"], index["overrides"]) == ("failed", 4, words[1:])
+    assert (index["status"], index["total"], index["overrides"]) == ("failed", 5, words[1:])
     folders = [sweep_folder(tmp_path) / f"{n}_fedavg_digits_seed{n + 12}" for n in (1, 2, 3)]
     unlucky, full, own = (read_json(folder / "summary.json") for folder in folders)
     about = {"strategy": "fedavg", "task": "digits", "seed": 13, "status": "failed"}
@@ -122,7 +129,9 @@ def test_failed_jobs_say_why_the_others_are_kept_and_resuming_runs_what_is_left(
         assert error in log
     again = fedhet(tmp_path, "-m", "--resume", *words[1:])
     assert again.returncode == 1
-    assert "[1/4] #0 seed=1: 10.00 %, 1 rounds, earlier" in again.stdout
+    assert "[1/5] #0 seed=1: 10.00 %, 1 rounds, earlier" in again.stdout
+    assert "[5/5] #4 seed=16: diverged: its loss is nan" in again.stdout  # it would do so again
+    assert again.stdout.count("earlier") == 3  # a line, and the table
     assert "the run failed: an unlucky seed" in again.stdout
     resumed = index_of(tmp_path)
     assert len(resumed["resumed"]) == 1
@@ -159,6 +168,9 @@ def test_a_full_folder_and_an_unknown_option_are_refused_before_the_first_job(tm
     unknown = fedhet(tmp_path, "-m", "strategy=fedavg,fedavgg")
     assert unknown.returncode == 1
     assert "did you mean fedavg" in unknown.stderr
+    together = fedhet(tmp_path, "-m", "clients=3,5", "min_replies=2,4")
+    assert re.search(r"job #1 \(clients=3 min_replies=4\): min_replies=4, .* 3 or", together.stderr)
+    assert (together.returncode, together.stdout, len(together.stderr.splitlines())) == (1, "", 1)
     assert not (tmp_path / "results").exists()
 
 

@@ -104,6 +104,9 @@ ARRAYS: dict[str, Callable[[Array], bytes]] = {  # the bytes in place of an arra
     "Inf": filled(float("inf")),
     "one NaN": one_spoilt(float("nan")),
     "one -Inf": one_spoilt(float("-inf")),
+    "the largest float": filled(3.4e38),
+    "one 3e38": one_spoilt(3e38),
+    "one -1e20": one_spoilt(-1e20),
     "one dimension more": shaped(lambda x: x[None]),
     "one row more": shaped(lambda x: np.concatenate([np.atleast_1d(x)] * 2)),
     "no rows": shaped(lambda x: np.atleast_1d(x)[:0]),
@@ -223,7 +226,7 @@ class Captured:
         self.step = run.strategy.server_step
         lr = float(run.recipe.local.lr)
         self.expected: ExpectedReply = self.step.expected_reply(
-            before, run.strategy.client_sides, lr
+            before, run.strategy.client_sides, lr, 4
         )
 
 
@@ -273,7 +276,7 @@ def same_tensors(reply: Message, edit: Callable[[RecordDict], object]) -> bool:
 def test_a_run_with_a_hostile_site_has_the_bits_of_one_without_it(method, tmp_path):
     """Ten clients, of which one attacks in every round and in the registration of the others."""
     words = [*WORDS, "clients=10", "task.train_size=400", f"strategy={method}", "rounds=4"]
-    names = ["update: complex NaN", "10^9 examples", "the server's accuracy", "no metrics"]
+    names = ["update: complex NaN", "10^9 examples", "the server's accuracy", "update: one 3e38"]
     count = iter(range(100))
 
     def hostile(reply: Message) -> Message | None:

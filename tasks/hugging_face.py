@@ -1,0 +1,302 @@
+"""Any data set of Hugging Face's hub or format, by name or folder, with its columns named.
+
+Images become (C, H, W), texts the tokens (T,) of a Hugging Face tokenizer, and columns of numbers
+stay as they are. Nothing is downloaded where the name is a folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedhet.common.errors import (
+    ConfigError,
+    DamagedFileError,
+    require_range,
+    require_types,
+    require_whole,
+)
+
+_KEY = "task.data_options"
+_SPLIT_SEED = 0  # the same test examples whatever the run's seed
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+
+
+def load(
+    *,
+    path: str | None = None,
+    subset: str | None = None,
+    input_column: str = "image",
+    label_column: str = "label",
+    train_split: str = "train",
+    test_split: str | None = "test",
+    test_fraction: float = 0.2,
+    image_size: int = 32,
+    channels: int = 3,
+    mean: Sequence[float] = (0.5, 0.5, 0.5),
+    std: Sequence[float] = (0.5, 0.5, 0.5),
+    tokenizer: str | None = None,
+    length: int = 128,
+    kind: str = "classification",
+    classes: Sequence[str] | None = None,
+    data_folder: Path | None = None,
+) -> tuple[Any, Any]:
+    """Return training and test examples.
+
+    Args:
+        path: name on the hub, with a revision if there is one (``me/set@v2``), a folder that
+            ``save_to_disk`` wrote, or a folder that ``load_dataset`` reads.
+        subset: of a data set on the hub that has several.
+        input_column: images, texts, or lists of numbers.
+        label_column: numbers from 0, texts that ``classes`` lists, or a regression's targets.
+        train_split: name of the training split.
+        test_split: name of the test split; None: ``test_fraction`` of the training split.
+        test_fraction: always the same examples.
+        image_size: images are scaled to so many pixels, square.
+        channels: 3: colour, 1: grey.
+        mean: per channel, of pixels in [0, 1].
+        std: per channel, of pixels in [0, 1].
+        tokenizer: of texts: folder or name of a Hugging Face tokenizer.
+        length: tokens of a text: longer ones are cut, shorter ones padded.
+        kind: classification or regression.
+        classes: the classes in the order of their labels.
+        data_folder: of a site (``partition=site``), as ``path``; the server, which has none, gets
+            no example.
+
+    Raises:
+        ConfigError: for a data set, split or column that is not there, or labels that do not fit.
+    """
+    reader = Reader(
+        input_column=input_column,
+        label_column=label_column,
+        image_size=image_size,
+        channels=channels,
+        mean=tuple(mean),
+        std=tuple(std),
+        tokenizer=tokenizer,
+        length=length,
+        labels=None if classes is None else {str(name): n for n, name in enumerate(classes)},
+        kind=kind,
+    )
+    require_types(_KEY, {"path": path, "subset": subset}, dict.fromkeys(_TEXTS, str | None))
+    require_range(f"{_KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
+    place = path if data_folder is None else str(data_folder)
+    if place is None:
+        return reader.none(), None
+    splits = _open(place, subset)
+    train = _split(splits, train_split, "train_split", place)
+    if test_split is not None and (data_folder is None or test_split in splits):
+        test = _split(splits, test_split, "test_split", place)
+        return reader.examples(train, place), reader.examples(test, place)
+    if data_folder is not None:
+        return reader.examples(train, place), None  # partition.holdout holds out some
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(train))
+    size = round(test_fraction * len(train))
+    parts = (train.select(np.sort(rows)) for rows in (order[size:], order[:size]))
+    kept, split_off = (reader.examples(part, place) for part in parts)
+    return kept, split_off
+
+
+_TEXTS = ("path", "subset")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """How a table's rows become examples; see :func:`load`."""
+
+    input_column: str
+    label_column: str
+    image_size: int
+    channels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    tokenizer: str | None
+    length: int
+    labels: Mapping[str, int] | None
+    kind: str
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        if self.channels not in (1, 3):
+            raise ConfigError(f"{_KEY}.channels={self.channels} must be 1 (grey) or 3 (colour)")
+        require_whole(f"{_KEY}.image_size", self.image_size, low=1)
+        require_whole(f"{_KEY}.length", self.length, low=1)
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            require_types(_KEY, {name: values}, {name: tuple[float, ...]})
+            if len(values) != self.channels:
+                raise ConfigError(
+                    f"{_KEY}.{name} has {len(values)} values and {_KEY}.channels={self.channels}: "
+                    "give one value per channel"
+                )
+        for value in self.std:
+            require_range(f"{_KEY}.std", value, open_low=True)
+
+    def none(self) -> Arrays:
+        """Return no examples of the right shape."""
+        shape = (self.channels, self.image_size, self.image_size)
+        if self.tokenizer is not None:
+            return np.zeros((0, self.length), dtype=np.int32), np.zeros(0, dtype=np.int64)
+        return np.zeros((0, *shape), dtype=np.float32), np.zeros(0, dtype=np.int64)
+
+    def examples(self, table: Any, place: str) -> Dataset[Any] | Arrays:
+        """Return a split's examples, decoded."""
+        import datasets
+
+        for key, name in (("input_column", self.input_column), ("label_column", self.label_column)):
+            if name not in table.column_names:
+                raise ConfigError(
+                    f"{place} has no column {name} ({_KEY}.{key}); it has: "
+                    f"{', '.join(table.column_names)}"
+                )
+        targets = self._targets(table[self.label_column], place)
+        feature, values = table.features[self.input_column], table[self.input_column]
+        if isinstance(feature, datasets.Image):
+            return Images(self._pixels(values), torch.from_numpy(targets), self.mean, self.std)
+        if getattr(feature, "dtype", "") in ("string", "large_string"):
+            return self._tokens(list(values)), targets
+        try:
+            return np.asarray(list(values), dtype=np.float32), targets
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"{_KEY}.input_column={self.input_column} has {feature}: fedhet reads images, "
+                "texts and lists of numbers, all of the same length"
+            ) from None
+
+    def _targets(self, values: Any, place: str) -> NDArray[Any]:
+        given = list(values)
+        if self.kind == "regression":
+            numbers = [value for value in given if isinstance(value, (int, float))]
+            if len(numbers) < len(given):
+                raise ConfigError(
+                    f"{place}: {_KEY}.label_column={self.label_column} has values that are no "
+                    "numbers, and task.kind=regression"
+                )
+            return np.asarray(numbers, dtype=np.float32)
+        if all(isinstance(value, int) for value in given):
+            return np.asarray(given, dtype=np.int64)
+        names = set(map(str, given))
+        if self.labels is None or not names <= self.labels.keys():
+            known = "null" if self.labels is None else f"[{','.join(self.labels)}]"
+            raise ConfigError(
+                f"{place}: the labels in {_KEY}.label_column={self.label_column} are "
+                f"{', '.join(sorted(names)[:5])}, and task.classes={known}"
+            )
+        return np.asarray([self.labels[str(value)] for value in given], dtype=np.int64)
+
+    def _pixels(self, images: Any) -> Tensor:
+        """Return images (n, C, H, W) as bytes."""
+        size, mode = (self.image_size, self.image_size), "RGB" if self.channels == 3 else "L"
+        shape = (*size, self.channels)
+        pixels = np.empty((len(images), *shape), dtype=np.uint8)
+        for row, image in enumerate(images):
+            if image is None:
+                raise ConfigError(f"{_KEY}.input_column={self.input_column}: row {row} is empty")
+            pixels[row] = np.asarray(image.convert(mode).resize(size)).reshape(shape)
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+    def _tokens(self, texts: list[str | None]) -> NDArray[np.int32]:
+        """Return tokens (n, T)."""
+        if self.tokenizer is None:
+            raise ConfigError(
+                f"{_KEY}.tokenizer=null, and {_KEY}.input_column={self.input_column} has texts: "
+                "name a tokenizer"
+            )
+        if None in texts:
+            row = texts.index(None)
+            raise ConfigError(f"{_KEY}.input_column={self.input_column}: row {row} is empty")
+        tokenizer = load_tokenizer(self.tokenizer)
+        if not texts:
+            return np.zeros((0, self.length), dtype=np.int32)
+        found = tokenizer(
+            texts,
+            padding="max_length",
+            truncation=True,
+            max_length=self.length,
+            return_attention_mask=False,
+        )
+        return np.asarray(found["input_ids"], dtype=np.int32)
+
+
+class Images(Dataset[tuple[Tensor, Tensor]]):
+    """Images that are held as bytes and normalised when they are read.
+
+    Args:
+        pixels: (n, C, H, W), in [0, 255].
+        targets: (n,).
+        mean: per channel, of pixels in [0, 1].
+        std: per channel.
+    """
+
+    def __init__(
+        self, pixels: Tensor, targets: Tensor, mean: Sequence[float], std: Sequence[float]
+    ) -> None:
+        self._pixels, self._targets = pixels, targets
+        self._mean = torch.tensor(mean)[:, None, None]
+        self._std = torch.tensor(std)[:, None, None]
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self._pixels)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return an image (C, H, W) and its target."""
+        return (self._pixels[row] / 255 - self._mean) / self._std, self._targets[row]
+
+
+def load_tokenizer(name: str) -> Any:
+    """Return a Hugging Face tokenizer of a folder, or of a name on the hub.
+
+    Raises:
+        ConfigError: if there is none, or it has no token for padding, or transformers is missing.
+    """
+    try:
+        from transformers import AutoTokenizer
+    except ModuleNotFoundError:
+        raise ConfigError(
+            f'{_KEY}.tokenizer={name} needs transformers: pip install -e ".[text]"'
+        ) from None
+    where, _, revision = name.partition("@")
+    pinned = {"revision": revision} if revision else {}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(Path(where).expanduser()), **pinned)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{_KEY}.tokenizer={name} cannot be loaded: {error}") from None
+    if tokenizer.pad_token_id is None:
+        raise ConfigError(f"{_KEY}.tokenizer={name} has no token for padding (pad_token)")
+    return tokenizer
+
+
+def _open(path: str, subset: str | None) -> Mapping[str, Any]:
+    """Return the splits of a data set."""
+    import datasets
+
+    folder = Path(path).expanduser()
+    saved = ("dataset_dict.json", "state.json")
+    try:
+        if folder.is_dir() and any((folder / name).is_file() for name in saved):
+            found = datasets.load_from_disk(str(folder))
+        elif folder.is_dir():
+            found = datasets.load_dataset(str(folder), subset)
+        else:
+            name, _, revision = path.partition("@")
+            pinned = {"revision": revision} if revision else {}
+            found = datasets.load_dataset(name, subset, **pinned)
+    except Exception as error:  # offline, renamed, damaged: each library has its own error
+        raise DamagedFileError(
+            f"{_KEY}.path={path} cannot be loaded: {type(error).__name__}: {error}"
+        ) from None
+    return found if isinstance(found, datasets.DatasetDict) else {"train": found}
+
+
+def _split(splits: Mapping[str, Any], name: str, key: str, path: str) -> Any:
+    if name not in splits:
+        raise ConfigError(f"{path} has no split {name} ({_KEY}.{key}); it has: {', '.join(splits)}")
+    return splits[name]

@@ -1,0 +1,64 @@
+"""LoRA (Hu et al. 2022): a network's weights stay as they are, small adapters beside them train.
+
+Edward Hu, Yelong Shen, Phillip Wallis, Zeyuan Allen-Zhu, Yuanzhi Li, Shean Wang, Lu Wang, Weizhu
+Chen: LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022,
+https://arxiv.org/abs/2106.09685. A layer W x becomes
+
+    W x + (alpha / r) B A x,    A (r, d) random, B (k, r) zero at first
+
+With peft's layers. Adapters and the classifier are all that is trained, sent and stored, so every
+method works on them as on any other tensors; the mean of the clients' A and that of their B are
+taken each for itself, as in FedIT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from fedhet.common.errors import ConfigError
+
+
+def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -> None:
+    """Put adapters into a network, and freeze all but them and what is trained in full.
+
+    Args:
+        network: changed in place.
+        lora: the recipe's ``task.lora``: r, alpha, dropout, target_modules (ends of the names of
+            linear layers, embeddings or convolutions), modules_to_save (trained in full, beside the
+            classifier).
+        classifier: path of the module that makes the outputs, which is trained in full.
+
+    Raises:
+        ConfigError: if no module has such a name or kind, or peft is missing.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ModuleNotFoundError:
+        raise ConfigError('task.lora needs peft: pip install -e ".[lora]"') from None
+    whole = [classifier, *lora.get("modules_to_save", ())]
+    modules = dict(network.named_modules())
+    for path in whole:
+        if path not in modules:
+            raise ConfigError(
+                f"task.lora.modules_to_save: {path} is no module of the model; it has: "
+                f"{', '.join(filter(None, modules))}"
+            )
+    targets = list(lora["target_modules"])
+    config = LoraConfig(
+        r=lora["r"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora.get("dropout", 0.0),
+        target_modules=targets,
+        exclude_modules=whole,
+    )
+    try:
+        inject_adapter_in_model(config, network)
+    except ValueError as error:
+        reason = str(error).split(". ")[0]
+        raise ConfigError(f"task.lora.target_modules={targets}: {reason}") from None
+    for name, parameter in network.named_parameters():
+        in_full = any(f"{name}.".startswith(f"{path}.") for path in whole)
+        parameter.requires_grad_(in_full or "lora_" in name)

@@ -1,0 +1,257 @@
+"""Data sets, tokenizers and transformers of Hugging Face, all made here: no download."""
+
+import datasets
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.hugging_face import load
+from tests.tasks.plain import SITE, task_of
+from tests.tasks.tokenizers import write_tokenizer
+
+pytestmark = pytest.mark.slow  # transformers and peft take seconds to import
+
+PIXELS = np.arange(2 * 4 * 4, dtype=np.uint8).reshape(2, 4, 4)
+TEXTS = ["a good film", "bad", "a bad bad film indeed"]
+
+
+@pytest.fixture(autouse=True)
+def no_progress_bars():
+    datasets.disable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return write_tokenizer(tmp_path_factory.mktemp("tokenizer"), ["a", "bad", "film", "good"])
+
+
+def saved(folder, columns, features=None):
+    split = datasets.Dataset.from_dict(columns, features and datasets.Features(features))
+    datasets.DatasetDict({"train": split, "validation": split}).save_to_disk(folder)
+    return str(folder)
+
+
+@pytest.fixture
+def images(tmp_path):
+    columns = {"pic": [Image.fromarray(one) for one in PIXELS], "kind": [1, 0]}
+    features = {"pic": datasets.Image(), "kind": datasets.ClassLabel(names=["x", "y"])}
+    return saved(tmp_path / "set", columns, features)
+
+
+IMAGES = {
+    "input_column": "pic",
+    "label_column": "kind",
+    "test_split": "validation",
+    "image_size": 4,
+    "channels": 1,
+    "mean": [0.5],
+    "std": [0.25],
+}
+
+
+def test_images_are_normalised_by_channel(images):
+    train, test = load(path=images, **IMAGES)
+    assert (len(train), len(test)) == (2, 2)
+    pixels, label = train[1]
+    torch.testing.assert_close(pixels, (torch.tensor(PIXELS[1:]) / 255 - 0.5) / 0.25)
+    assert label == 0
+
+
+def test_a_model_of_fedhets_takes_the_shape_of_the_images(images):
+    task = task_of("hf", {"path": images, **IMAGES}, clients=1, model="mlp", num_classes=2)
+    assert task.input_shape == (1, 4, 4)
+    data, _ = task.client_data(0)
+    inputs, labels = next(data.batches(2, generator=None, train=False))
+    assert task.build_model(0)(inputs)[1].shape == (2, 2)
+    assert labels.tolist() == [1, 0]
+
+
+def test_a_site_reads_its_own_folder(images):
+    options = {**IMAGES, "test_split": None}
+    task = task_of("hf", options, SITE | {"holdout": 0.5}, model="mlp", num_classes=2)
+    train, held_out = task.client_data(1, site_folder=images)
+    assert (len(train), len(held_out)) == (1, 1)
+    assert task.input_shape == (1, 4, 4)  # the server has no image
+
+
+def test_columns_of_numbers_and_targets_of_a_regression(tmp_path):
+    folder = saved(tmp_path / "set", {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0.5, 7]})
+    options = {"input_column": "x", "label_column": "y", "test_split": None, "kind": "regression"}
+    (inputs, targets), _ = load(path=folder, test_fraction=0.0, **options)
+    assert inputs.tolist() == [[1, 2], [3, 4]]
+    assert targets.tolist() == [0.5, 7]
+
+
+def test_a_folder_of_parquet_is_read_as_the_hub_reads_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "set"
+    folder.mkdir()
+    table = datasets.Dataset.from_dict({"x": [[1.0], [2.0]], "label": ["up", "down"]})
+    table.to_parquet(folder / "train.parquet")
+    given = load(path=str(folder), input_column="x", test_split=None, classes=["down", "up"])
+    assert sorted(np.concatenate([part[1] for part in given])) == [0, 1]
+
+
+def test_texts_become_tokens_cut_and_padded(tmp_path, tokenizer):
+    folder = saved(tmp_path / "set", {"text": TEXTS, "label": ["up", "down", "down"]})
+    (tokens, labels), _ = load(
+        path=folder,
+        input_column="text",
+        test_split="validation",
+        tokenizer=tokenizer,
+        length=4,
+        classes=["down", "up"],
+    )
+    # [PAD] 0, [UNK] 1, then the words
+    assert tokens.tolist() == [[2, 5, 4, 0], [3, 0, 0, 0], [2, 3, 3, 4]]
+    assert labels.tolist() == [1, 0, 0]
+
+
+WRONG = [
+    ({"path": "/nowhere/at/all"}, "cannot be loaded"),
+    ({"input_column": "pix"}, "has no column pix .*input_column.*it has: pic, kind"),
+    ({"test_split": "test"}, "has no split test .*test_split.*it has: train, validation"),
+    ({"channels": 3}, "mean has 1 values and task.data_options.channels=3"),
+    ({"std": [0.0]}, "std=0.0 is not allowed"),
+    ({"input_column": "kind", "label_column": "pic"}, "labels in .*label_column=pic are"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG)
+def test_what_is_wrong_is_said_with_the_key(images, monkeypatch, options, said):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(ConfigError, match=said):
+        load(**({"path": images} | IMAGES | options))
+
+
+def test_texts_need_a_tokenizer(tmp_path):
+    folder = saved(tmp_path / "set", {"text": TEXTS, "label": [0, 1, 0]})
+    with pytest.raises(ConfigError, match=r"tokenizer=null, and task\.data_options"):
+        load(path=folder, input_column="text", test_split=None)
+
+
+# ---------------------------------------------------------------------------------- transformers
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+}
+
+
+def text_task(tokenizer, **keys):
+    options = {"config": BERT, **keys.pop("model_options", {})}
+    given = {"tokenizer": tokenizer, "length": 6}
+    return task_of("hf_text", given, num_classes=3, model_options=options, **keys)
+
+
+def test_padding_does_not_change_the_logits(tokenizer):
+    model = text_task(tokenizer).build_model(0).eval()
+    tokens = torch.tensor([[2, 3, 4]])
+    padded = torch.tensor([[2, 3, 4, 0, 0, 0]])
+    torch.testing.assert_close(model(tokens)[1], model(padded)[1])
+    assert model(tokens)[1].shape == (1, 3)
+
+
+def test_a_config_gives_the_same_weights_for_a_seed_and_the_tokenizers_vocabulary(tokenizer):
+    task = text_task(tokenizer)
+    first, again, other = (task.build_model(seed).state_dict() for seed in (1, 1, 2))
+    name = "body.network.bert.embeddings.word_embeddings.weight"
+    assert first[name].shape == (6, 8)
+    assert torch.equal(first[name], again[name])
+    assert not torch.equal(first[name], other[name])
+
+
+def test_a_folder_of_weights_is_loaded(tokenizer, tmp_path):
+    network = text_task(tokenizer).build_model(5).body.network
+    network.classifier = torch.nn.Linear(8, 3)
+    network.save_pretrained(tmp_path)
+    options = {"config": None, "pretrained": str(tmp_path)}
+    loaded = text_task(tokenizer, model_options=options).build_model(0)
+    torch.testing.assert_close(loaded.head.weight, network.classifier.weight)
+    name = "bert.encoder.layer.0.output.dense.weight"
+    assert torch.equal(loaded.body.network.get_parameter(name), network.get_parameter(name))
+
+
+WRONG_MODELS = [
+    ({"config": None}, "pretrained=None and task.model_options.config=None: give exactly one"),
+    ({"config": {"model_type": "brt"}}, "transformers cannot build the model"),
+    ({"config": BERT | {"vocab_size": 3}}, "has 6 tokens and the model 3"),
+    ({"config": None, "pretrained": "/nowhere"}, "transformers cannot build the model"),
+    ({"tokenizer": "/nowhere"}, "tokenizer=/nowhere cannot be loaded"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG_MODELS)
+def test_a_model_that_cannot_be_built_is_said(tokenizer, options, said):
+    with pytest.raises(ConfigError, match=said):
+        text_task(tokenizer, model_options=options).build_model(0)
+
+
+# ------------------------------------------------------------------------------------------- LoRA
+LORA = {"r": 2, "alpha": 6, "target_modules": ["query", "value"]}
+
+
+def test_adapters_and_the_classifier_are_all_that_is_trained(tokenizer):
+    model = text_task(tokenizer, lora=LORA).build_model(0)
+    sizes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    layer = "body.network.bert.encoder.layer.0.attention.self"
+    assert sizes == {
+        f"{layer}.query.lora_A.default.weight": (2, 8),
+        f"{layer}.query.lora_B.default.weight": (8, 2),
+        f"{layer}.value.lora_A.default.weight": (2, 8),
+        f"{layer}.value.lora_B.default.weight": (8, 2),
+        "head.weight": (3, 8),
+        "head.bias": (3,),
+    }
+    assert sizes.keys() == dict(model.named_parameters()).keys()
+
+
+def test_a_layer_with_an_adapter_is_what_the_paper_says(tokenizer):
+    plain, model = (
+        text_task(tokenizer).build_model(0),
+        text_task(tokenizer, lora=LORA).build_model(0),
+    )
+    path = "body.network.bert.encoder.layer.0.attention.self.query"
+    layer, adapted = plain.get_submodule(path), model.get_submodule(path)
+    values = torch.arange(8.0)[None]
+    torch.testing.assert_close(adapted(values), layer(values))  # B is zero at first
+    a, b = adapted.lora_A["default"].weight, adapted.lora_B["default"].weight
+    torch.nn.init.ones_(b)
+    torch.testing.assert_close(adapted(values), layer(values) + 6 / 2 * values @ a.T @ b.T)
+
+
+def test_modules_to_save_are_trained_in_full(tokenizer):
+    lora = LORA | {"modules_to_save": ["network.bert.pooler"]}
+    names = text_task(tokenizer, lora=lora).build_model(0).state_dict().keys()
+    assert {name for name in names if "lora" not in name} == {
+        "body.network.bert.pooler.dense.weight",
+        "body.network.bert.pooler.dense.bias",
+        "head.weight",
+        "head.bias",
+    }
+
+
+@pytest.mark.parametrize(
+    ("lora", "said"),
+    [
+        (
+            LORA | {"target_modules": ["qery"]},
+            r"target_modules=\['qery'\]: No modules were targeted",
+        ),
+        (LORA | {"modules_to_save": ["x"]}, "modules_to_save: x is no module of the model"),
+    ],
+)
+def test_a_module_that_is_not_there_is_said(tokenizer, lora, said):
+    with pytest.raises(ConfigError, match=said):
+        text_task(tokenizer, lora=lora).build_model(0)
+
+
+def test_the_papers_models_have_no_adapters(images):
+    given = {"path": images, **IMAGES}
+    task = task_of("hf", given, model="mlp", num_classes=2, lora=LORA)
+    with pytest.raises(ConfigError, match=r"task\.lora=.* is for models of your own"):
+        task.build_model(0)

@@ -1,0 +1,106 @@
+"""The U-Net, the toy shapes, and folders of images and masks."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.segmentation import UNet, load, shapes
+from tests.tasks.plain import SITE, task_of
+
+
+@pytest.mark.parametrize("size", [(8, 8), (13, 9)])
+def test_the_output_has_the_size_of_the_image(size):
+    model = UNet(3, (2, *size), width=4, depth=2)
+    assert model(torch.zeros(2, 2, *size)).shape == (2, 3, *size)
+
+
+def test_the_u_net_has_the_parameters_of_its_convolutions():
+    # Width 4, depth 1: down 2->4->4 and 4->8->8, up (8+4)->4->4, then 4->3; 3x3 without bias.
+    convolutions = 9 * (2 * 4 + 4 * 4 + 4 * 8 + 8 * 8 + 12 * 4 + 4 * 4)
+    norms = 2 * (4 + 4 + 8 + 8 + 4 + 4)
+    model = UNet(3, (2, 8, 8), width=4, depth=1)
+    assert sum(p.numel() for p in model.parameters()) == convolutions + norms + (4 * 3 + 3)
+
+
+def test_a_pixel_sees_what_both_levels_reach():
+    model = UNet(2, (1, 32, 32), width=2, depth=1)
+    for block in (*model.down, *model.up):
+        block[1] = block[4] = torch.nn.Identity()  # a norm sees all
+    for tensor in model.parameters():
+        torch.nn.init.ones_(tensor)
+    images = torch.zeros(32, 1, 32, 32)
+    images[torch.arange(32), 0, 16, torch.arange(32)] = 1.0  # one pixel of each
+    with torch.no_grad():
+        changes = model(images)[:, 0, 16, 16] - model(torch.zeros(1, 1, 32, 32))[0, 0, 16, 16]
+    # Two 3x3 of the last block see 14 to 18, which are 7 to 9 below; two there see 5 to 11, which
+    # are 10 to 23 above; and two of the first block 8 to 25.
+    assert changes.nonzero().flatten().tolist() == list(range(8, 26))
+
+
+def test_shapes_are_drawn_from_the_seed_and_the_test_is_not():
+    (train, masks), (test, _) = shapes(1, examples=20, test_examples=5, size=16)
+    assert train.shape == (20, 1, 16, 16)
+    assert set(np.unique(masks)) == {0, 1, 2}
+    again, other = shapes(1, examples=20, test_examples=5, size=16), shapes(2, 20, 5, 16)
+    np.testing.assert_array_equal(train, again[0][0])
+    assert not np.array_equal(train, other[0][0])
+    np.testing.assert_array_equal(test, other[1][0])
+
+
+def test_without_noise_a_pixel_is_as_bright_as_its_shape():
+    (images, masks), _ = shapes(0, examples=9, test_examples=1, size=16, noise=0.0)
+    np.testing.assert_array_equal(images[:, 0], np.array([0, 0.5, 1.0])[masks])
+    sides = [np.ptp(np.argwhere(mask == 2), axis=0) for mask in masks if (mask == 2).any()]
+    assert np.max(sides) <= 2 * 16 / 4  # a square reaches a quarter of the image to each side
+
+
+def draw(folder, count, labels=3):
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in range(count):
+        mask = rng.integers(0, labels, (6, 6), dtype=np.uint8)
+        Image.fromarray(mask).save(folder / "masks" / f"{number}.png")
+        Image.fromarray(mask * 100).convert("RGB").save(folder / "images" / f"{number}.png")
+
+
+def test_an_image_and_the_mask_of_its_name_are_a_pair(tmp_path):
+    draw(tmp_path / "train", 5)
+    train, test = load(path=str(tmp_path), image_size=6, test_fraction=0.2)
+    assert (len(train), len(test)) == (4, 1)
+    image, mask = test[0]
+    assert image.shape == (3, 6, 6)
+    torch.testing.assert_close(image, (mask * 100 / 255).expand(3, 6, 6).float())
+    enlarged, labels = load(path=str(tmp_path), image_size=12)[1][0]
+    assert enlarged.shape[1:] == labels.shape == (12, 12)
+    assert set(labels.unique().tolist()) <= {0, 1, 2}  # no label between two
+
+
+def test_a_site_has_its_own_images(tmp_path):
+    draw(tmp_path / "train", 4)
+    task = task_of("segmentation", {"image_size": 8}, SITE, num_classes=3)
+    train, held_out = task.client_data(0, site_folder=tmp_path)
+    assert (len(train), len(held_out)) == (3, 1)
+    model = task.build_model(0)
+    inputs, masks = next(train.batches(3, generator=None, train=False))
+    assert model(inputs)[1].shape == (3, 3, 8, 8)
+    assert (masks.shape, masks.dtype) == ((3, 8, 8), torch.int64)
+
+
+def test_what_is_wrong_with_a_folder_is_said(tmp_path):
+    with pytest.raises(ConfigError, match=r"is not a folder: change task\.data_options\.path"):
+        load(path=str(tmp_path))
+    draw(tmp_path / "train", 2)
+    (tmp_path / "train" / "masks" / "1.png").unlink()
+    with pytest.raises(ConfigError, match="has no mask of 1"):
+        load(path=str(tmp_path))
+    with pytest.raises(ConfigError, match="channels=2 must be 1"):
+        load(path=str(tmp_path), channels=2)
+    Image.new("RGB", (6, 6)).save(tmp_path / "train" / "masks" / "1.png")
+    with pytest.raises(ConfigError, match=r"1\.png has colours"):
+        load(path=str(tmp_path), test_fraction=0.0)[0][1]
+    task = task_of("segmentation", {}, num_classes=2)
+    with pytest.raises(ConfigError, match=r"gives no training example.*path"):
+        task.client_data(0)

@@ -1,0 +1,162 @@
+"""Tables against numbers that are worked out here by hand."""
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from torch import nn
+
+from fedhet.common.errors import ConfigError
+from fedhet.tasks import tabular
+from tests.tasks.plain import SITE, task_of
+
+ROWS = """age,town,member,income
+20,Oslo,yes,low
+40,Rome,no,high
+,Rome,,low
+30,Paris,yes,high
+"""
+# Of the first two rows: the mean of age is 30 and its standard deviation 10.
+AGE = [-1.0, 1.0, 0.0, 0.0]
+TOWN = [[1, 0], [0, 1], [0, 1], [0, 0]]  # Oslo, Rome; Paris is not in the public part
+MEMBER = [[0, 1], [1, 0], [0, 0], [0, 1]]  # no, yes; nothing is not in the public part
+INPUTS = np.column_stack([AGE, TOWN, MEMBER])
+CLASSES = ["low", "high"]
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(ROWS)
+    return path
+
+
+def all_rows(path, **options):
+    given = {"target": "income", "public": 2, "classes": CLASSES, "test_fraction": 0.0} | options
+    return tabular.load(path=str(path), **given)[0]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_columns_are_fitted_on_the_public_rows_alone(table, tmp_path, kind):
+    path = table
+    if kind == "parquet":
+        path = tmp_path / "rows.parquet"
+        pandas.read_csv(table).to_parquet(path)
+    inputs, targets = all_rows(path)
+    np.testing.assert_array_equal(inputs, INPUTS.astype(np.float32))
+    assert targets.tolist() == [0, 1, 0, 1]
+
+
+def test_a_file_with_public_rows_is_the_same_as_so_many_first_rows(table, tmp_path):
+    public = tmp_path / "public.csv"
+    public.write_text("".join(ROWS.splitlines(keepends=True)[:3]))
+    inputs, _ = all_rows(table, public=str(public))
+    np.testing.assert_array_equal(inputs, INPUTS.astype(np.float32))
+
+
+def test_a_missing_category_of_the_public_part_is_a_category(table):
+    inputs, _ = all_rows(table, public=4, categorical=["member"], numeric=[])
+    assert inputs.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0]]  # no, yes, nothing
+
+
+def test_numbers_can_be_categories(table):
+    inputs, _ = all_rows(table, public=4, categorical=["age"], numeric=[])
+    assert inputs.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 0]]
+
+
+def test_a_regression_has_its_targets_as_they_are(table):
+    table.write_text("a,b\n1,0.5\n2,-3\n3,1e3\n")
+    inputs, targets = all_rows(table, target="b", kind="regression", classes=None, public=3)
+    assert targets.tolist() == [0.5, -3, 1000]
+    np.testing.assert_allclose(inputs[:, 0], [-(1.5**0.5), 0, 1.5**0.5], rtol=1e-6)
+
+
+def test_one_file_is_split_always_in_the_same_way(table):
+    table.write_text("a,b\n" + "".join(f"{row},{row}\n" for row in range(10)))
+    options = {"target": "b", "kind": "regression", "public": 10, "test_fraction": 0.3}
+    (_, train), (_, test) = tabular.load(path=str(table), **options)
+    assert len(test) == 3
+    assert sorted([*train, *test]) == list(range(10))
+    assert test.tolist() == tabular.load(path=str(table), **options)[1][1].tolist()
+
+
+WRONG = [
+    ({"target": None}, "task.data_options.target=null"),
+    ({"target": "x"}, "rows.csv has no column x .*it has: age, town, member, income"),
+    ({"numeric": ["town"]}, "town is numeric and has another value.*task.data_options.categorical"),
+    ({"numeric": ["town"], "categorical": ["town"]}, "names the column town twice"),
+    ({"classes": ["low"]}, "income has high, and task.classes has low"),
+    ({"classes": None}, "task.classes=null"),
+    ({"target": "member", "classes": ["yes", "no"]}, "1 of the 4 rows have no member"),
+    ({"public": 0}, "there is no row to fit the columns on"),
+    ({"public": True}, "public=True must be a whole number or text"),
+    ({"public": "none.csv"}, "none.csv does not exist"),
+    ({"test_fraction": 1.0}, "test_fraction=1.0 is not allowed"),
+    ({"categorical": [], "numeric": []}, "no column beside income"),
+]
+
+
+@pytest.mark.parametrize(("options", "said"), WRONG)
+def test_what_is_wrong_is_said_with_the_key(table, options, said):
+    with pytest.raises(ConfigError, match=said):
+        all_rows(table, **options)
+
+
+def test_a_table_that_is_none_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="neither a table nor a folder with train"):
+        all_rows(tmp_path)
+    (tmp_path / "a.parquet").write_bytes(b"abc")
+    with pytest.raises(ConfigError, match="cannot be read as a table"):
+        all_rows(tmp_path / "a.parquet")
+
+
+def test_values_that_become_zeros_are_logged(table, caplog):
+    with caplog.at_level("WARNING", logger="flwr"):
+        all_rows(table)
+    said = [record.getMessage() for record in caplog.records]
+    assert any("column town: 1 of 4 values" in line for line in said)
+    assert any("column member: 1 of 4 values" in line for line in said)
+
+
+# ------------------------------------------------------------------------------------ as a task
+def test_sites_read_their_own_folders_and_the_server_needs_the_public_file_alone(table, tmp_path):
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "train.csv").write_text(ROWS)
+    options = {"target": "income", "public": str(table)}
+    task = task_of("tabular", options, SITE, classes=CLASSES)
+    assert task.test_data() is None
+    assert task.input_shape == (1 + 3 + 3,)  # age; three towns; yes, no, nothing
+    train, held_out = task.client_data(1, site_folder=site)
+    assert (len(train), len(held_out)) == (3, 1)
+    (site / "test.csv").write_text(ROWS)
+    train, held_out = task.client_data(1, site_folder=site)
+    assert (len(train), len(held_out)) == (4, 4)
+    with pytest.raises(ConfigError, match="data-folder"):
+        task.client_data(1)
+    with_test = {"test_data": "fedhet.tasks.tabular:load_test", "classes": CLASSES}
+    task = task_of("tabular", {**options, "path": str(table)}, SITE, **with_test)
+    assert len(task.test_data()) == 4
+
+
+def test_sites_must_share_a_public_file(table, tmp_path):
+    (tmp_path / "train.csv").write_text(ROWS)
+    task = task_of("tabular", {"target": "income"}, SITE, classes=CLASSES)
+    with pytest.raises(ConfigError, match=r"public=100: with partition=site"):
+        task.client_data(0, site_folder=tmp_path)
+
+
+def test_the_mlp_has_the_widths_it_is_given(table):
+    options = {"path": str(table), "target": "income", "public": 2}
+    task = task_of("tabular", options, classes=CLASSES, model_options={"hidden": [7, 3]})
+    shapes = [tuple(tensor.shape) for tensor in task.build_model(0).parameters()]
+    assert shapes == [(7, 5), (7,), (3, 7), (3,), (2, 3), (2,)]
+
+
+def test_the_mlp_answers_in_the_unit_of_the_targets():
+    model = tabular.mlp([2], 1, hidden=[], mean=150.0, std=10.0)
+    assert isinstance(model[0], nn.Linear)
+    with torch.no_grad():
+        model[0].weight.copy_(torch.tensor([[1.0, -1.0]]))
+        model[0].bias.fill_(2.0)
+    assert model(torch.tensor([[3.0, 1.0]])).item() == 150 + 10 * (3 - 1 + 2)

@@ -1,0 +1,175 @@
+"""How a run ends, and what it leaves: completed, diverged, stopped or failed, in valid JSON."""
+
+import json
+import math
+from types import SimpleNamespace
+
+import pytest
+from omegaconf import OmegaConf
+
+from fedhet import launch
+from fedhet.common.errors import DivergedError
+from fedhet.common.results import ResultsFolder, read_rows, read_summary, write_end
+from fedhet.conf import compose_overrides
+from fedhet.server_app import run as run_module
+from tests.recipes import TINY, run_recipe
+
+
+def strictly(text):
+    """Parse JSON as every other program does: NaN and Infinity are no words of it."""
+
+    def refuse(word):
+        raise ValueError(word)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def left_by(folder):
+    """Return summary and rows of a run that has ended."""
+    rows = [strictly(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return strictly((folder / "summary.json").read_text()), rows
+
+
+DIVERGING = {  # further words, what it says, rounds that it has measured
+    "loss": (["server.lr=1e20"], "after round 1 the loss of the evaluated model is nan", 1),
+    "model": (["server.lr=1e45"], "in round 1 the new model's 'body.1.weight' would hold NaN", 0),
+    "training": (["local.lr=1e30"], "2 rounds in a row .* NaN or Inf", 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", DIVERGING)
+def test_a_run_that_diverges_says_where_and_keeps_what_it_measured(case, tmp_path):
+    words, message, rounds = DIVERGING[case]
+    with pytest.raises(DivergedError, match=message):
+        run_recipe(tmp_path, *TINY, *words, "max_failed_rounds=2")
+    summary, rows = left_by(tmp_path)
+    assert summary["status"] == "diverged"
+    assert [row["round"] for row in rows] == list(range(rounds + 1))
+    assert not (tmp_path / "model.safetensors").exists()
+    if case == "loss":
+        assert (rows[1]["loss"], summary["loss"]) == (None, None)
+    if case == "model":
+        assert "the largest update, of norm " in summary["error"]
+
+
+@pytest.mark.slow
+def test_a_diverged_run_has_the_checkpoints_of_the_rounds_before(tmp_path, monkeypatch):
+    losses = iter([2.0, 1.0, 0.5, math.inf])
+    scores = lambda *args, **metrics: (next(losses), 0.25)  # noqa: E731
+    monkeypatch.setattr(run_module, "evaluate_model", scores)
+    with pytest.raises(DivergedError, match="after round 3 the loss of the evaluated model is inf"):
+        run_recipe(tmp_path, *TINY, "rounds=9", "logger=none")
+    found = sorted(path.stem for path in (tmp_path / "checkpoints").iterdir())
+    assert found == ["round-000001", "round-000002"]
+    summary, rows = left_by(tmp_path)
+    assert [row["loss"] for row in rows] == [2.0, 1.0, 0.5, None]
+    assert (summary["accuracy"], summary["loss"], summary["rounds"]) == (0.25, None, 3)
+
+
+# ---- what the launcher writes, where the run itself could not ------------------------------------
+
+ROW = {"seconds": 0.5, "bytes_up": 1, "bytes_down": 2, "failures": []}
+ABOUT = {"strategy": "fedavg", "seed": 7}
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """Write what a run leaves that is killed after its first round."""
+    results = ResultsFolder(tmp_path)
+    results.write_config("a: 1\n")
+    results.append({"round": 0, "accuracy": 0.1, "loss": math.nan})
+    results.append({"round": 1, "accuracy": 0.5, "loss": math.inf, "drift": [-math.inf], **ROW})
+    return tmp_path
+
+
+def test_a_run_that_was_killed_gets_a_summary_of_its_rows(killed):
+    write_end(killed, ABOUT, "stopped", "by Ctrl-C")
+    summary, rows = left_by(killed)
+    assert summary.items() >= {**ABOUT, "status": "stopped", "error": "by Ctrl-C"}.items()
+    assert (summary["rounds"], summary["best_accuracy"], summary["loss"]) == (1, 0.5, None)
+    assert rows[1]["drift"] == [None]
+    read_summary(killed)  # with its checksum
+    assert read_rows(killed / "metrics.jsonl") == rows
+
+
+def test_a_summary_stays_until_another_round_has_ended(killed):
+    for status, kept in (("completed", "completed"), ("failed", "completed")):
+        write_end(killed, ABOUT, status, "why")
+        assert read_summary(killed)["status"] == kept
+    ResultsFolder(killed, last_round=1).append({"round": 2, "accuracy": 0.6, **ROW})
+    write_end(killed, ABOUT, "stopped", "why")
+    assert (read_summary(killed)["status"], read_summary(killed)["rounds"]) == ("stopped", 2)
+
+
+class Runtime:
+    """A runtime whose run is killed from outside, or whose user presses Ctrl-C."""
+
+    def __init__(self, folder, how, going_on=False):
+        self.folder, self.how, self.going_on = folder, how, going_on
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def submit(self, recipe, words):
+        results = ResultsFolder(self.folder)
+        for round in (0, 1):
+            results.append({"round": round, "accuracy": 0.5, **ROW})
+
+    def running(self):
+        if self.how is not None:
+            raise self.how
+        return False
+
+    def failure(self):
+        return "no memory"
+
+    def continues(self):
+        return self.going_on
+
+    def interrupted(self):
+        return "its last words"
+
+
+def launched(folder, monkeypatch, runtime):
+    """Run a recipe by the launcher on this runtime; there is a plot of it then."""
+    words = OmegaConf.create(["rounds=9", "resume=true"])
+    config = SimpleNamespace(mode=launch.RunMode.RUN, overrides=SimpleNamespace(task=words))
+    monkeypatch.setattr(launch.HydraConfig, "get", lambda: config)
+    monkeypatch.setattr(launch, "runtime_for", lambda *args: runtime)
+    monkeypatch.setattr(launch, "check_run", lambda *args: None)
+    monkeypatch.setattr(launch, "plot_run", lambda rows, title, path: path.touch())
+    typed = ["fedhet", "paper={a: 1}", "rounds=9", f"results_dir={folder}", "resume=true"]
+    monkeypatch.setattr(launch.sys, "argv", typed)
+    launch.run(compose_overrides(("rounds=9", f"results_dir={folder}", "resume=true")))
+
+
+@pytest.mark.parametrize("how", [KeyboardInterrupt(), SystemExit(143)], ids=["Ctrl-C", "SIGTERM"])
+def test_a_stopped_run_is_drawn_and_says_how_to_continue_it(how, tmp_path, monkeypatch, capsys):
+    with pytest.raises(type(how)) as ended:
+        launched(tmp_path, monkeypatch, Runtime(tmp_path, how))
+    assert str(ended.value) in ("its last words", "143")
+    said = capsys.readouterr().out
+    assert "fedavg on digits: stopped" in said
+    assert f"continue fedhet 'paper={{a: 1}}' rounds=9 results_dir={tmp_path} resume=true" in said
+    assert f"plot     {tmp_path / 'plot.png'}" in said
+    assert (tmp_path / "plot.png").exists()
+    assert left_by(tmp_path)[0]["status"] == "stopped"
+
+
+def test_a_run_that_goes_on_without_its_launcher_is_not_stopped(tmp_path, monkeypatch, capsys):
+    runtime = Runtime(tmp_path, KeyboardInterrupt(), going_on=True)
+    with pytest.raises(KeyboardInterrupt, match="its last words"):
+        launched(tmp_path, monkeypatch, runtime)
+    assert not (tmp_path / "summary.json").exists()
+    assert "continue" not in capsys.readouterr().out
+
+
+def test_a_run_whose_process_died_has_failed(tmp_path, monkeypatch):
+    with pytest.raises(launch.LaunchError, match="the run failed: no memory\nits log: "):
+        launched(tmp_path, monkeypatch, Runtime(tmp_path, None))
+    summary, _ = left_by(tmp_path)
+    assert (summary["status"], summary["error"], summary["rounds"]) == ("failed", "no memory", 1)
