@@ -57,18 +57,15 @@ def test_help_and_what_cannot_start_leave_no_trace(tmp_path):
 @pytest.mark.slow
 def test_another_flower_is_refused_by_the_runtimes_that_start_its_programs(monkeypatch):
     monkeypatch.setattr(flower_install.importlib.metadata, "version", lambda _: "1.42.0")
-    recipe = compose({})
     for runtime in ("flower", "deployment"):
-        recipe.runtime.name = runtime
         with pytest.raises(flower_install.LaunchError) as refusal:
-            check_run(recipe, [])
+            check_run(compose({"runtime": runtime}), [])
         assert str(refusal.value) == (
             f"runtime={runtime} needs flwr 1.39, and 1.42.0 is installed: set runtime=local or "
             "runtime=ray, or install flwr==1.39.0"
         )
     for runtime in ("local", "ray"):
-        recipe.runtime.name = runtime
-        check_run(recipe, [])
+        check_run(compose({"runtime": runtime}), [])
 
 
 def test_a_table_in_a_pipe_is_whole_and_brackets_in_it_are_no_markup(monkeypatch, capsys):
