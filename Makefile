@@ -10,10 +10,10 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test check lint docs bench clean
+.PHONY: help install run test test-flwr check lint docs bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with the pinned dependencies, if that has not been done
 
@@ -29,6 +29,9 @@ run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist stra
 
 test: $(STAMP) ## the whole test suite, real Flower runs included
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=30 $(ARGS)
+
+test-flwr: $(STAMP) ## the wheel in two empty environments, with the oldest and the newest flwr that it allows; downloads gigabytes
+	$(BIN)/python -m pytest -s tests/flwr_releases.py $(ARGS)
 
 check: lint ## lint, types and the unit tests, for every commit; a minute
 	$(BIN)/python -m mypy

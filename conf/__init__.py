@@ -29,10 +29,11 @@ from fedhet.common.errors import ConfigError
 from fedhet.conf.arguments import check_arguments
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import explain, one_line
+from fedhet.conf.project import FOLDER as FOLDER
+from fedhet.conf.project import code_hash, conf_folders, own_code, register_project_recipes
 from fedhet.conf.relations import joined_methods
 from fedhet.conf.renamed import refuse_old_keys
 
-FOLDER = Path(__file__).resolve().parent
 PACKAGES = ("common", "conf", "strategies", "tasks", "client_app", "server_app")
 # Where a run happens and what it writes: each site's own, not part of the recipe.
 SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger")
@@ -82,13 +83,17 @@ def compose(run_config: RunConfig) -> DictConfig:
     return compose_overrides(tuple(overrides_of(run_config))).copy()
 
 
-@lru_cache(maxsize=64)  # a simulation's worker composes once, not once a message
 def compose_overrides(overrides: tuple[str, ...]) -> DictConfig:
     """Compose the recipe of these Hydra overrides; shared by all callers, so not to be edited.
 
     Raises:
         ConfigError: for an override that is unknown, or out of range.
     """
+    return _checked_recipe(overrides, conf_folders())
+
+
+@lru_cache(maxsize=64)  # a simulation's worker composes once, not once a message
+def _checked_recipe(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
     refuse_old_keys(overrides)
     try:
         recipe = _composed(overrides)
@@ -104,6 +109,7 @@ def explain_words(error: Exception, words: Sequence[str]) -> ConfigError:
 
 def _composed(overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
+    register_project_recipes()
     with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
         return hydra_compose(config_name="config", overrides=list(overrides))
 
@@ -192,7 +198,14 @@ def _model_known(recipe: DictConfig, classifier_tensors: int) -> Iterator[None]:
 
 def fingerprint(recipe: DictConfig) -> dict[str, str]:
     """Return the hashes that server and clients compare: of the recipe and of the code."""
-    return {"recipe": _recipe_hash(recipe, (*SITE_KEYS, *NOTES)), "code": _code_hash(FOLDER.parent)}
+    ours = [FOLDER.parent / package for package in PACKAGES]
+    code = _code_hash((*ours, *own_code(recipe)))
+    return {"recipe": _recipe_hash(recipe, (*SITE_KEYS, *NOTES)), "code": code}
+
+
+@lru_cache(maxsize=4)  # a process imports its modules once
+def _code_hash(paths: tuple[Path, ...]) -> str:
+    return code_hash(paths)
 
 
 def resume_fingerprint(recipe: DictConfig) -> str:
@@ -206,17 +219,6 @@ def _recipe_hash(recipe: DictConfig, ignored: Sequence[str]) -> str:
     for part, name in (key.split(".") for key in FOLDER_KEYS):
         shared[part].pop(name, None)
     return hashlib.sha256(json.dumps(shared, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@lru_cache(maxsize=1)
-def _code_hash(root: Path) -> str:
-    digest = hashlib.sha256()
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".yaml"):
-                digest.update(path.relative_to(root).as_posix().encode())
-                digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def versions() -> dict[str, str]:

@@ -14,11 +14,11 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from fedhet.common.errors import ConfigError, is_list
+from fedhet.conf.project import FOLDER, conf_folders
 from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of, variants_of
 
-FOLDER = Path(__file__).resolve().parent
 NO_OPTION = "Config group override must be"  # Hydra's ValueError
 _LINES = 200  # characters of a message that is not ours
 _NO_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
@@ -126,22 +126,37 @@ def check_option(group: str, option: Any) -> None:
 
 
 def options_of(group: str) -> list[str]:
-    """Return the options of a config group."""
-    return sorted(path.stem for path in (FOLDER / group).glob("*.yaml"))
+    """Return the options of a config group, the project's included."""
+    return sorted(
+        path.stem for folder in conf_folders() for path in (folder / group).glob("*.yaml")
+    )
 
 
-@cache
 def groups() -> list[str]:
     """Return the config groups, the nested ones included."""
-    folders = {path.parent.relative_to(FOLDER).as_posix() for path in FOLDER.glob("**/*.yaml")}
-    return sorted(name for name in folders if name != "." and not name.startswith("base"))
+    return _groups(conf_folders())
 
 
 @cache
+def _groups(folders: Sequence[Path]) -> list[str]:
+    found = {
+        path.parent.relative_to(folder).as_posix()
+        for folder in folders
+        for path in folder.glob("**/*.yaml")
+    }
+    return sorted(name for name in found if name != "." and not name.startswith("base"))
+
+
 def keys_of_methods() -> Mapping[str, Sequence[str]]:
     """Return the methods' own keys below ``strategy``, each with the recipes that have it."""
+    return _keys_of_methods(conf_folders())
+
+
+@cache
+def _keys_of_methods(folders: Sequence[Path]) -> Mapping[str, Sequence[str]]:
     found: dict[str, list[str]] = {}
-    for path in sorted((FOLDER / "strategy").glob("*.yaml")):
+    paths = [path for folder in folders for path in (folder / "strategy").glob("*.yaml")]
+    for path in sorted(paths, key=lambda path: path.stem):
         for key in _own_keys(path):
             found.setdefault(key, []).append(path.stem)
     return found

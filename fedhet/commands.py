@@ -11,6 +11,7 @@ from hydra.errors import HydraException
 from rich.console import Console
 
 from fedhet.common.errors import ConfigError
+from fedhet.conf.project import find_modules_in
 from fedhet.runtimes.flower_install import LaunchError
 
 _UNLIMITED = 10_000  # columns
@@ -18,8 +19,12 @@ _UNLIMITED = 10_000  # columns
 
 @contextmanager
 def reported_errors(command: str) -> Iterator[None]:
-    """Print `COMMAND: message` and exit with 1 for an error of the user, with 130 for Ctrl-C."""
+    """Run a command's body, which may import the user's modules of the current folder.
+
+    An error of the user is printed as `COMMAND: message`, with exit code 1; Ctrl-C has 130.
+    """
     try:
+        find_modules_in(os.getcwd())
         yield
     except (ConfigError, LaunchError, HydraException, OSError) as error:
         say_error(command, error)

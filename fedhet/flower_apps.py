@@ -29,7 +29,8 @@ from torch import nn
 
 from fedhet.client_app.app import Handlers
 from fedhet.common.errors import ConfigError
-from fedhet.conf import FOLDER, RunConfig, compose_overrides, overrides_of
+from fedhet.conf import RunConfig, compose_overrides, overrides_of
+from fedhet.conf.mistakes import options_of
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of
 from fedhet.server_app.app import run_recipe
@@ -210,13 +211,13 @@ def _recipe_of(method: Method) -> str:
     if isinstance(method, str):
         return method.strip("[]")
     kind = method if isinstance(method, type) else type(method)
-    options = {path.stem for path in (FOLDER / "strategy").glob("*.yaml")}
+    options = options_of("strategy")
     names = kind.__name__.lower(), kind.__module__.rpartition(".")[2]
     for name in names:
         if name in options:
             return name
     raise ConfigError(
-        f"method={kind.__name__} has no recipe: it is none of {', '.join(sorted(options))}. A "
+        f"method={kind.__name__} has no recipe: it is none of {', '.join(options)}. A "
         "method of your own needs one (docs/own.md)"
     )
 

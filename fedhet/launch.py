@@ -46,11 +46,12 @@ from fedhet.common.results import (
 from fedhet.conf import explain_words, identity, method_name, quoted, words_of
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import NO_OPTION
+from fedhet.conf.project import register_project_recipes
 from fedhet.conf.renamed import refuse_old_keys
 from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run
 from fedhet.progress import closing_panel, round_display
-from fedhet.runtimes.flower_install import LaunchError
+from fedhet.runtimes.flower_install import LaunchError, check_flower
 from fedhet.runtimes.processes import NOTHING_LEFT
 from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
@@ -81,6 +82,7 @@ def main() -> None:
         refuse_old_keys(sys.argv[1:])
         check_flags(sys.argv[1:])
         set_defaults()
+        register_project_recipes()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
         try:
             _hydra_main()
@@ -167,7 +169,10 @@ def check_run(recipe: DictConfig, words: Sequence[str]) -> None:
     """
     checked(recipe, words)
     check_machine(recipe)
-    if recipe.runtime.name in _WITH_CODE or any(map(_is_of_code, words)):
+    with_code = recipe.runtime.name in _WITH_CODE
+    if not with_code:
+        check_flower(recipe.runtime.name)
+    if with_code or any(map(_is_of_code, words)):
         from fedhet.server_app.assembly import check_parts
 
         check_parts(recipe)

@@ -72,12 +72,12 @@ class FedDWClient(ClientSide):
         self.linearised_every = require_whole("strategy.feddw.linearised_every", linearised_every)
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Refuse a classifier with a bias, or none by the name of ``head``."""
+        """Refuse a classifier that is not linear, or has a bias."""
         head = dict(model.named_modules()).get("head")
         if not isinstance(head, nn.Linear):
             raise ConfigError(
-                "FedDW ties the weight of the model's linear classifier `head`, and that is "
-                f"{type(head).__name__}: call the classifier so"
+                "FedDW ties the weight of the model's linear classifier, and the classifier is a "
+                f"{type(head).__name__}: name a linear layer (task.classifier)"
             )
         if head.bias is not None:
             raise ConfigError(

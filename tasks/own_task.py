@@ -236,7 +236,7 @@ class OwnTask(Measured):
         """Return the head, its path in an own model and its tensors of a model built once."""
         model = self.build_model(0)
         path = model.classifier if isinstance(model, WrappedModel) else None
-        return model.head, path, model.classifier_tensors
+        return model.get_submodule("head"), path, model.classifier_tensors
 
     def _known_to_models(self) -> dict[str, Any]:
         """Return what a model function can ask for, by the names of its parameters."""

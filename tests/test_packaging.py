@@ -20,6 +20,7 @@ from packaging.utils import canonicalize_name
 from fedhet.conf import PACKAGES, compose
 from fedhet.report.run_data import flat
 from fedhet.runtimes.flower_install import FLOWER
+from fedhet.tools.new import TEMPLATE
 from tests.test_imports import imported
 
 ROOT = Path(__file__).parents[1]
@@ -72,8 +73,6 @@ def test_constraints_pin_every_direct_dependency_within_its_range():
         assert requirement.specifier.contains(pin), f"{requirement} does not allow {pin}"
         assert "+" not in pin
     assert pins["flwr"] == f"{FLOWER}.0"  # which the launcher is written for
-    (flwr,) = (one for one in requirements() if one.name == "flwr")
-    assert str(flwr.specifier) == f"=={FLOWER}.0"
 
 
 def test_every_import_is_a_declared_dependency():
@@ -82,6 +81,8 @@ def test_every_import_is_a_declared_dependency():
     belongs_to = importlib.metadata.packages_distributions()
     for package in sorted(OWN):
         for path in (ROOT / package).rglob("*.py"):
+            if TEMPLATE in path.parents:
+                continue  # of another project
             for module in imported(path) - OWN - set(sys.stdlib_module_names):
                 owners = {canonicalize_name(name) for name in belongs_to.get(module, [module])}
                 assert owners & declared, f"{path} imports {module}, which is not declared"

@@ -56,7 +56,7 @@ def test_a_run_that_diverges_says_where_and_keeps_what_it_measured(case, tmp_pat
 @pytest.mark.slow
 def test_a_diverged_run_has_the_checkpoints_of_the_rounds_before(tmp_path, monkeypatch):
     losses = iter([2.0, 1.0, 0.5, math.inf])
-    scores = lambda *args: (next(losses), 0.25)  # noqa: E731
+    scores = lambda *args, **metrics: (next(losses), 0.25)  # noqa: E731
     monkeypatch.setattr(run_module, "evaluate_model", scores)
     with pytest.raises(DivergedError, match="after round 3 the loss of the evaluated model is inf"):
         run_recipe(tmp_path, *TINY, "rounds=9", "logger=none")

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -26,12 +25,11 @@ import psutil
 import pytest
 
 from fedhet.common.results import read_rows
-from fedhet.conf import PACKAGES
+from fedhet.tools.new import TEMPLATE
 from tests.processes import kill_all, marked
 
 ROOT = Path(__file__).resolve().parents[1]
-NEW_FILES = {"conf/task/my_images.yaml", "conf/strategy/fedntd.yaml", "strategies/fedntd.py"}
-SECONDS = 420  # of the whole script; it takes about a minute and a half on 2 idle cores
+SECONDS = 1500  # of the whole script; it takes about a minute on 2 idle cores
 MARK = "FEDHET_TUTORIAL_TEST"  # in the environment of all that the script starts
 
 pytestmark = pytest.mark.timeout(SECONDS + 80)
@@ -91,6 +89,13 @@ BLOCKS = blocks()
 COMMANDS = [block for block in BLOCKS if block.language == "bash" and not block.title]
 
 
+def test_the_files_that_fedhet_new_has_written_are_shown_as_they_are():
+    shown = [block for block in BLOCKS if block.title and (TEMPLATE / block.title).exists()]
+    assert len(shown) == 4
+    for block in shown:
+        assert block.content == (TEMPLATE / block.title).read_text(encoding="utf-8"), block.title
+
+
 def test_every_block_is_run_written_or_compared():
     assert [b.line for b in BLOCKS if not (b.title or b.language in ("bash", "text"))] == []
     for before, block in pairwise(BLOCKS):
@@ -100,58 +105,37 @@ def test_every_block_is_run_written_or_compared():
 
 @dataclass(frozen=True)
 class Walk:
-    """Exit code, folder, files changed in the clone, what each block printed, processes left."""
+    """Exit code, the project's folder, what each block printed, processes left."""
 
     code: int | None
     work: Path
-    changed: set[str]
     printed: dict[int, str]
     left: list[str]
 
-    def summary(self, folder: str) -> dict[str, Any]:
+    def summary(self, folder: str | Path) -> dict[str, Any]:
         return json.loads((self.work / folder / "summary.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Walk:
     home = tmp_path_factory.mktemp("home")
-    clone = copy_of_the_clone(home / "fedhet")
-    before, mark, log = contents(clone), uuid.uuid4().hex, home / "printed.txt"
+    (home / "fedhet").mkdir()
+    (home / "fedhet" / ".venv").symlink_to(sys.prefix)
+    mark, log = uuid.uuid4().hex, home / "printed.txt"
     try:
-        code = run_to_the_end(script_of(BLOCKS), home, environment(home, clone, mark), log)
+        code = run_to_the_end(script_of(BLOCKS), home, environment(home, mark), log)
         left = marked(MARK, mark)
         _, left = psutil.wait_procs(left, timeout=20)  # what is about to end may do so
     finally:
         kill_all(partial(marked, MARK, mark))
-    after = contents(clone)
-    changed = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     printed = printed_by_block(log.read_text(encoding="utf-8", errors="replace"), home)
-    return Walk(code, home / "my-federation", changed, printed, [str(p) for p in left])
+    return Walk(code, home / "my_project", printed, [str(p) for p in left])
 
 
-def copy_of_the_clone(folder: Path) -> Path:
-    """Return a clone that may be changed, with this environment as its .venv."""
-    for package in (*PACKAGES, "fedhet"):
-        unwanted = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / package, folder / package, symlinks=True, ignore=unwanted)
-    for name in ("pyproject.toml", ".gitignore"):
-        shutil.copy(ROOT / name, folder)
-    (folder / ".venv").symlink_to(sys.prefix)
-    return folder
-
-
-def contents(clone: Path) -> dict[str, bytes]:
-    paths = [path for path in clone.rglob("*") if "__pycache__" not in path.parts]
-    return {
-        path.relative_to(clone).as_posix(): path.read_bytes() for path in paths if path.is_file()
-    }
-
-
-def environment(home: Path, clone: Path, mark: str) -> dict[str, str]:
+def environment(home: Path, mark: str) -> dict[str, str]:
     ours = {key: value for key, value in os.environ.items() if not key.startswith("FEDHET_")}
     ours |= {
         "HOME": str(home),
-        "PYTHONPATH": str(clone),  # the environment has this clone installed, not the copy
         MARK: mark,
         "COLUMNS": "100",
         "FLWR_TELEMETRY_ENABLED": "0",
@@ -164,7 +148,8 @@ def environment(home: Path, clone: Path, mark: str) -> dict[str, str]:
             probe = stack.enter_context(socket.socket())
             probe.bind(("127.0.0.1", 0))
             ours[name] = str(probe.getsockname()[1])
-    ours.pop("CLONE", None)
+    for name in ("CLONE", "PYTHONPATH"):
+        ours.pop(name, None)
     return ours
 
 
@@ -196,7 +181,6 @@ def test_every_command_succeeds_and_nothing_is_left_running(walk):
     assert walk.code == 0, f"exit code {walk.code} {said}"
     assert list(walk.printed) == [0, *(block.line for block in COMMANDS)]
     assert walk.left == []
-    assert walk.changed == NEW_FILES  # in the clone
 
 
 @pytest.mark.flower
@@ -213,29 +197,26 @@ def test_it_prints_what_the_text_says(walk):
 
 
 @pytest.mark.flower
-def test_the_runs_learn_weight_zero_is_fedavg_and_the_sweep_has_two_methods_and_seeds(walk):
-    first, zero = walk.summary("first"), walk.summary("weight0")
-    assert first["accuracy"] > 0.7
-    assert (first["strategy"], zero["strategy"]) == ("fedavg", "fedntd")
-    assert first["parameters_sha256"] == zero["parameters_sha256"]
+def test_the_run_learns_and_weight_zero_of_the_sweep_is_fedavg(walk):
+    first = walk.summary("first")
+    zero, one = (
+        walk.summary(path.relative_to(walk.work)) for path in sorted(walk.work.glob("sweep/[01]_*"))
+    )
+    assert first["accuracy"] > 0.4
+    assert (first["strategy"], zero["strategy"], one["strategy"]) == ("fedavg", "fedntd", "fedntd")
+    assert first["parameters_sha256"] == zero["parameters_sha256"] != one["parameters_sha256"]
+    assert first["fingerprint"]["code"] == zero["fingerprint"]["code"]  # of fedhet and my_project
     assert (walk.work / "first" / "plot.png").stat().st_size > 10_000
-    runs = [path.parent for path in (walk.work / "sweep").glob("*/summary.json")]
-    summaries = [walk.summary(f"sweep/{run.name}") for run in runs]
-    assert {(s["strategy"], s["seed"]) for s in summaries} == {
-        (strategy, seed) for strategy in ("fedavg", "fedntd") for seed in (0, 1)
-    }
-    assert min(summary["accuracy"] for summary in summaries) > 0.6
-    assert len({summary["parameters_sha256"] for summary in summaries}) == 4
 
 
 @pytest.mark.flower
-def test_two_sites_that_share_no_class_learn_all_of_them(walk):
+def test_two_sites_that_share_no_class_learn_of_each_other(walk):
     summary = walk.summary("server/results")
     assert (summary["status"], summary["strategy"]) == ("completed", "fedntd+scaffold")
     assert summary["failures"] == 0
-    assert summary["accuracy"] > 0.8  # the larger site's classes are 0.6 of the test images
+    assert summary["accuracy"] > 0.65  # the larger site's classes are 0.6 of the test images
     rows = read_rows(walk.work / "server" / "results" / "metrics.jsonl")
-    assert [row["clients"] for row in rows[1:]] == [[0, 1]] * 3
+    assert [row["clients"] for row in rows[1:]] == [[0, 1]]
     for number, site in enumerate(("north", "south")):
         assert list((walk.work / site / "state").glob(f"*/client-{number:05}/*.safetensors"))
     assert not (walk.work / "server" / "results" / "client_state").exists()

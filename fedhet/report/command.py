@@ -23,7 +23,7 @@ from rich.text import Text
 
 from fedhet.commands import parser_of, reported_errors, table_console
 from fedhet.common.errors import ConfigError
-from fedhet.conf import FOLDER
+from fedhet.conf.project import conf_folders
 from fedhet.report.blocks import Block, Heading, Table, Warn
 from fedhet.report.class_counts import start_counting
 from fedhet.report.data_file import ReportData, thinned, to_text
@@ -82,10 +82,14 @@ def _share(text: str) -> float:
 
 
 def _paper_node(name: str) -> dict[str, object]:
-    folder = FOLDER / "experiment"
-    path = folder / f"{name}.yaml"
-    if not path.is_file():
-        known = sorted(str(p.relative_to(folder).with_suffix("")) for p in folder.rglob("*.yaml"))
+    files = {
+        path.relative_to(folder / "experiment").with_suffix("").as_posix(): path
+        for folder in conf_folders()
+        for path in (folder / "experiment").rglob("*.yaml")
+    }
+    path = files.get(name)
+    if path is None:
+        known = sorted(files)
         raise argparse.ArgumentTypeError(f"{name} is unknown; allowed: {', '.join(known)}")
     node = yaml.safe_load(path.read_text(encoding="utf-8")).get("paper")
     if not isinstance(node, dict):

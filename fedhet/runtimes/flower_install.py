@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import fedhet
 from fedhet.common.results import FAILED
 from fedhet.conf import FOLDER, PACKAGES
+from fedhet.conf.project import code_files, project
 
 FLOWER = "1.39"
 PROGRAMS = Path(sys.executable).parent
@@ -34,6 +36,10 @@ clientapp = "fedhet.client_app.app:app"
 [tool.flwr.app.config]
 overrides = ""
 """
+_PROJECT = """
+[tool.fedhet]
+conf = "{conf}"
+"""
 
 
 class LaunchError(RuntimeError):
@@ -47,13 +53,16 @@ class LaunchError(RuntimeError):
         self.status = status
 
 
-def check_flower() -> None:
-    """Raise LaunchError unless the installed Flower is of line 1.39."""
+def check_flower(runtime: str) -> None:
+    """Raise LaunchError unless the installed Flower is of the line that a runtime is written for.
+
+    Later releases have no gRPC, and other commands: docs/moving-on.md.
+    """
     installed = importlib.metadata.version("flwr")
     if installed.split(".")[:2] != FLOWER.split("."):
         raise LaunchError(
-            f"flwr {installed} is installed, but this launcher needs {FLOWER}: install fedhet with "
-            f"its own dependencies, or flwr=={FLOWER}.0"
+            f"runtime={runtime} needs flwr {FLOWER}, and {installed} is installed: set "
+            f"runtime=local or runtime=ray, or install flwr=={FLOWER}.0"
         )
 
 
@@ -65,16 +74,31 @@ def flower_program(name: str) -> str:
     return str(found)
 
 
-def stage_app(folder: Path) -> Path:
-    """Return the app as a folder below ``folder``; an existing one is reused."""
+def stage_app(folder: Path, code: Sequence[Path] = ()) -> Path:
+    """Return the app as a folder below ``folder``; an existing one is reused.
+
+    ``code`` is the user's, packages and modules, which stand beside fedhet in the app. So do the
+    project's recipes, if there is a project.
+    """
     app = folder / "fedhet"
     if app.exists():
         return app
     (app / "fedhet").mkdir(parents=True)
-    version = importlib.metadata.version("fedhet")
-    (app / "pyproject.toml").write_text(_APP.format(version=version))
+    found = project()
+    text = _APP.format(version=importlib.metadata.version("fedhet"))
+    text += _PROJECT.format(conf=found.conf) if found else ""
+    (app / "pyproject.toml").write_text(text, encoding="utf-8")
     shutil.copy(fedhet.__file__, app / "fedhet")
-    leave_out = shutil.ignore_patterns("__pycache__")
     for package in PACKAGES:
-        shutil.copytree(FOLDER.parent / package, app / "fedhet" / package, ignore=leave_out)
+        _copy(FOLDER.parent / package, app / "fedhet")
+    for path in code:
+        _copy(path, app)
     return app
+
+
+def _copy(path: Path, folder: Path) -> None:
+    """Copy a package or a module into a folder."""
+    for file in code_files(path):
+        place = folder / file.relative_to(path.parent)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, place)

@@ -21,6 +21,7 @@ import psutil
 from omegaconf import DictConfig
 
 from fedhet.common.files import last_lines
+from fedhet.conf.project import travelling_code
 from fedhet.runtimes.deployment.connection import Connection
 from fedhet.runtimes.deployment.control_client import Control, flower_environment
 from fedhet.runtimes.flower_install import PROGRAMS, LaunchError, flower_program
@@ -77,7 +78,8 @@ class Simulation:
         """Start the run with `flwr run`, which writes its log."""
         with self.log_path.open("ab") as log:
             federation = federation_config(recipe)
-            self._client = self._control.start_simulation(overrides, federation, log)
+            code = travelling_code(recipe)
+            self._client = self._control.start_simulation(overrides, code, federation, log)
 
     def running(self) -> bool:
         """Return whether the run has not ended yet."""

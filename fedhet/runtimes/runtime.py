@@ -9,7 +9,6 @@ from typing import Any, Protocol, Self
 from omegaconf import DictConfig
 
 from fedhet.runtimes.deployment.run import DeploymentRun
-from fedhet.runtimes.flower_install import check_flower
 from fedhet.runtimes.flower_simulation import Simulation
 from fedhet.runtimes.local.run import LocalRun
 
@@ -44,5 +43,4 @@ def runtime_for(recipe: DictConfig, log_path: Path) -> Runtime:
     name = recipe.runtime.name
     if name in ("local", "ray"):
         return LocalRun(log_path)
-    check_flower()
     return Simulation(log_path) if name == "flower" else DeploymentRun(recipe.runtime, log_path)

@@ -7,6 +7,8 @@ import pytest
 
 from fedhet.commands import number_between, reported_errors, table_console
 from fedhet.common.errors import ConfigError
+from fedhet.conf import compose
+from fedhet.launch import check_run
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.runtimes import flower_install
@@ -52,10 +54,18 @@ def test_help_and_what_cannot_start_leave_no_trace(tmp_path):
         assert re.search(rf"^fedhet: .*{message}.*$", done.stderr.rstrip()), done.stderr  # one line
 
 
-def test_another_flower_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(flower_install.importlib.metadata, "version", lambda _: "1.41.0")
-    with pytest.raises(flower_install.LaunchError, match=r"flwr 1\.41\.0 is installed.*1\.39"):
-        flower_install.check_flower()
+@pytest.mark.slow
+def test_another_flower_is_refused_by_the_runtimes_that_start_its_programs(monkeypatch):
+    monkeypatch.setattr(flower_install.importlib.metadata, "version", lambda _: "1.42.0")
+    for runtime in ("flower", "deployment"):
+        with pytest.raises(flower_install.LaunchError) as refusal:
+            check_run(compose({"runtime": runtime}), [])
+        assert str(refusal.value) == (
+            f"runtime={runtime} needs flwr 1.39, and 1.42.0 is installed: set runtime=local or "
+            "runtime=ray, or install flwr==1.39.0"
+        )
+    for runtime in ("local", "ray"):
+        check_run(compose({"runtime": runtime}), [])
 
 
 def test_a_table_in_a_pipe_is_whole_and_brackets_in_it_are_no_markup(monkeypatch, capsys):

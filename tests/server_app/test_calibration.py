@@ -119,7 +119,7 @@ def asking(histograms):
     [
         ({"APS": [1, 2, -1], "RAPS": [1, 1, 0]}, "below 0"),
         ({"APS": [1, 2, 0], "RAPS": [1, 1, 0]}, "not of equally many"),
-        ({"APS": [1.0, 2.0, 0.0], "RAPS": [1.0, 1.0, 1.0]}, "expected int32, int64"),
+        ({"APS": [1.0, 2.0, 0.0], "RAPS": [1.0, 1.0, 1.0]}, "not int32, int64"),
         ({"APS": [1, 2, 0]}, "lacks"),
     ],
 )

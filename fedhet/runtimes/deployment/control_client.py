@@ -70,15 +70,15 @@ class Control:
         nodes = self._ask("supernode", "list", _NAME)["nodes"]
         return sum(node["status"] == "online" for node in nodes)
 
-    def start(self, overrides: Sequence[str]) -> int:
-        """Submit a run of the app with these overrides; return its id."""
-        return int(self._ask(*self._run(overrides))["run-id"])
+    def start(self, overrides: Sequence[str], code: Sequence[Path]) -> int:
+        """Submit a run of the app with these overrides, and the user's code; return its id."""
+        return int(self._ask(*self._run(overrides, code))["run-id"])
 
     def start_simulation(
-        self, overrides: Sequence[str], federation: str, output: IO[bytes]
+        self, overrides: Sequence[str], code: Sequence[Path], federation: str, output: IO[bytes]
     ) -> subprocess.Popen[bytes]:
         """Submit a run to a SuperLink for simulations; the process writes its log to ``output``."""
-        words = [*self._run(overrides), "--stream", "--federation-config", federation]
+        words = [*self._run(overrides, code), "--stream", "--federation-config", federation]
         return self._popen(words, output, subprocess.STDOUT)
 
     def status(self, run_id: int) -> RunStatus | None:
@@ -107,10 +107,10 @@ class Control:
         words = ["log", str(run_id), _NAME, "--stream"]
         return self._popen(words, output, subprocess.DEVNULL)
 
-    def _run(self, overrides: Sequence[str]) -> list[str]:
+    def _run(self, overrides: Sequence[str], code: Sequence[Path]) -> list[str]:
         run_file = self._folder / "run.toml"
         run_file.write_text(run_config_toml(overrides), encoding="utf-8")
-        return ["run", str(stage_app(self._folder)), _NAME, "--run-config", str(run_file)]
+        return ["run", str(stage_app(self._folder, code)), _NAME, "--run-config", str(run_file)]
 
     def _popen(
         self, words: Sequence[str], stdout: int | IO[bytes], stderr: int

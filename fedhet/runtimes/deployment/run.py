@@ -27,6 +27,7 @@ from fedhet.common.files import last_lines, save_text
 from fedhet.common.results import CONFIG, METRICS, SUMMARY, read_rows, write_summary
 from fedhet.common.run_events import RECORD_FILE
 from fedhet.conf import quoted, resume_fingerprint
+from fedhet.conf.project import travelling_code
 from fedhet.runtimes.deployment.connection import check_reachable, connection_of
 from fedhet.runtimes.deployment.control_client import Control, RunStatus, Unreachable
 from fedhet.runtimes.deployment.log_stream import LogStream, update_rows
@@ -35,7 +36,7 @@ from fedhet.runtimes.flower_install import LaunchError
 
 MODEL = "model.safetensors"
 _END_SECONDS = 15.0  # the SuperLink takes some seconds to end a completed run
-_LOGGER = "+logger.run_log._target_=server_app.loggers.run_log.RunLog"
+_LOGGER = "+logger.run_log._target_=fedhet.server_app.loggers.run_log.RunLog"
 
 
 class DeploymentRun:
@@ -189,7 +190,7 @@ class DeploymentRun:
         if before and not (rows.exists() and read_rows(rows)):
             words.append("resume=false")  # the run failed before it wrote anything
         try:
-            record = replace(record, run_id=self._control.start(words))
+            record = replace(record, run_id=self._control.start(words, travelling_code(recipe)))
         except BaseException:
             if before is None:  # leave the folder as it was
                 (self._folder / RECORD_FILE).unlink()

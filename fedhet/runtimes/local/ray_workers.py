@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from logging import INFO, WARNING
 from pathlib import Path
@@ -12,6 +13,7 @@ from flwr.app import ArrayRecord
 from flwr.common.logger import log
 from ray.exceptions import RayActorError
 
+from fedhet.conf.project import find_modules_in
 from fedhet.runtimes.local.protocol import Answer, Lost, Place, Task
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.resources import even_share
@@ -101,7 +103,7 @@ class RayWorkers:
 
     def _start(self, count: int) -> tuple[list[Any], list[str]]:
         """Start actors; return those that have started, and their nodes."""
-        started: list[Any] = [self._make.remote() for _ in range(count)]
+        started: list[Any] = [self._make.remote(os.getcwd()) for _ in range(count)]
         answers = {actor.register.remote(self._folder): actor for actor in started}
         ready, _ = ray.wait(list(answers), num_returns=1, timeout=_START_SECONDS)
         if not ready:
@@ -132,9 +134,10 @@ class RayWorkers:
 
 
 class RayWorker(ClientWorker):
-    """The actor."""
+    """The actor; it finds the user's modules in the launcher's current folder."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
+        find_modules_in(folder)
         super().__init__(lambda place: ray.get(cast("ray.ObjectRef[ArrayRecord]", place)))
 
     def register(self, folder: Path | None) -> tuple[str, bool]:

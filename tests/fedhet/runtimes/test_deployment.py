@@ -272,7 +272,8 @@ def test_a_new_run_resumes_one_that_broke_off(tmp_path, known):
     assert (followed.run_id, followed.server_folder) == (8, "/srv/x")
     assert followed.log_begins == len("of run 7\n")
     assert read_record(tmp_path) == followed
-    [words] = control.start.call_args.args
+    words, code = control.start.call_args.args
+    assert code == ()
     assert "results_dir='/srv/x'" in words
     assert "resume=false" not in words
 
@@ -302,7 +303,7 @@ def test_a_run_that_cannot_be_resumed_so_is_refused(tmp_path, known, values, mes
 
 
 def test_a_run_that_is_not_accepted_leaves_the_folder_unchanged(tmp_path):
-    def refuse(words: list[str]) -> int:
+    def refuse(words: list[str], code: tuple[Path, ...]) -> int:
         assert read_record(tmp_path)
         raise LaunchError("no")
 

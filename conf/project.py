@@ -1,0 +1,187 @@
+"""The user's own code and recipes: where they are, and what of them travels with a run.
+
+A project is a folder whose pyproject.toml says ``[tool.fedhet] conf = "my_project/conf"``. The
+recipes below that folder are composed as if they were in fedhet's conf/. The first project on
+Python's path counts: on the command line that is the current folder, in Flower's processes the app
+bundle. Functions and classes need no project: a recipe names them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.plugins import Plugins
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+
+from fedhet.common.errors import ConfigError
+
+FOLDER = Path(__file__).resolve().parent
+_TABLE = "[tool.fedhet]"
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_<][\w.<>]*")
+_CODE = (".py", ".yaml")
+_INSTALLED = {"site-packages", "dist-packages"}
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project's folder, and the folder of its recipes, relative to it."""
+
+    folder: Path
+    conf: str
+
+    @property
+    def recipes(self) -> Path:
+        """The folder of the recipes."""
+        return self.folder / self.conf
+
+    @property
+    def code(self) -> Path:
+        """The package, or the folder, at the top of the project that has the recipes."""
+        return self.folder / Path(self.conf).parts[0]
+
+
+def project() -> Project | None:
+    """Return the project whose code Python finds first, if there is one.
+
+    Raises:
+        ConfigError: if its pyproject.toml is wrong, or a recipe has the name of one of fedhet's.
+    """
+    return _first_project(tuple(map(os.path.abspath, sys.path)))
+
+
+@cache
+def _first_project(path: tuple[str, ...]) -> Project | None:
+    found = (_read(Path(folder, "pyproject.toml")) for folder in path)
+    return next((one for one in found if one is not None), None)
+
+
+def _read(path: Path) -> Project | None:
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    if _TABLE not in text:
+        return None
+    try:
+        table = tomllib.loads(text)["tool"]["fedhet"]
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from None
+    if unknown := sorted(set(table) - {"conf"}):
+        raise ConfigError(f"{path}: {_TABLE} has {unknown[0]}; allowed: conf")
+    found = Project(path.parent, str(table.get("conf", "")))
+    below = path.parent.resolve() in found.recipes.resolve().parents
+    if not below or not found.recipes.is_dir():
+        raise ConfigError(
+            f"{path}: {_TABLE} conf={found.conf!r} must be a folder below {path.parent}"
+        )
+    for recipe in sorted(found.recipes.rglob("*.yaml")):
+        name = recipe.relative_to(found.recipes)
+        if (FOLDER / name).exists():
+            raise ConfigError(f"{recipe}: fedhet has a recipe {name}, too; rename yours")
+    return found
+
+
+def conf_folders() -> tuple[Path, ...]:
+    """Return the folders that recipes are composed from: fedhet's and the project's."""
+    found = project()
+    return (FOLDER,) if found is None else (FOLDER, found.recipes)
+
+
+class _ProjectRecipes(SearchPathPlugin):
+    """Lets Hydra find the project's recipes."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the project's folder."""
+        for folder in conf_folders()[1:]:
+            search_path.append("project", f"file://{folder}")
+
+
+def register_project_recipes() -> None:
+    """Let Hydra find the project's recipes, in this process."""
+    Plugins.instance().register(_ProjectRecipes)
+
+
+# ------------------------------------------------------------------------------------------- code
+def find_modules_in(folder: str) -> None:
+    """Let this process import modules of a folder, too, after those that it finds already.
+
+    PYTHONPATH would come before Python's own modules, and a ``datasets.py`` of the user's would
+    break Flower and Ray.
+    """
+    if folder not in sys.path:
+        sys.path.append(folder)
+
+
+def own_code(recipe: DictConfig) -> tuple[Path, ...]:
+    """Return the user's packages (folders) and modules (files) that a recipe names.
+
+    They are at the top of Python's path. Neither fedhet's nor installed ones are among them.
+    """
+    plain = OmegaConf.to_container(recipe)
+    found = map(_source, sorted(set(_modules(plain))))
+    return tuple(path for path in found if path is not None)
+
+
+def travelling_code(recipe: DictConfig) -> tuple[Path, ...]:
+    """Return what a run of a recipe takes along: the code that it names, the project's recipes."""
+    found = project()
+    return tuple(dict.fromkeys([*own_code(recipe), *([found.code] if found else [])]))
+
+
+def code_files(path: Path) -> Iterator[Path]:
+    """Yield the files of a package, or of a module, that travel and are hashed, in order.
+
+    Flower's bundles have no tests, so they are left out.
+    """
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        name = file.stem
+        is_test = name.startswith("test_") or name.endswith("_test")
+        if file.suffix in _CODE and not is_test and file.is_file():
+            yield file
+
+
+def code_hash(paths: Iterable[Path]) -> str:
+    """Return a hash of packages and modules: the same bytes, wherever they are."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for file in code_files(path):
+            digest.update(file.relative_to(path.parent).as_posix().encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _modules(node: Any) -> Iterator[str]:
+    """Yield the first part of every module that a part of a recipe names."""
+    if isinstance(node, dict):
+        if isinstance(target := node.get("_target_"), str):
+            yield target.partition(".")[0]
+        for value in node.values():
+            yield from _modules(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _modules(value)
+    elif isinstance(node, str) and _REFERENCE.fullmatch(node):
+        yield node.partition(":")[0].partition(".")[0]
+
+
+def _source(name: str) -> Path | None:
+    """Return the folder or file of the user's module with this name."""
+    if name in sys.stdlib_module_names or name == "fedhet":
+        return None
+    try:
+        spec = importlib.util.find_spec(name)
+    except ValueError:  # of __main__
+        return None
+    places = spec and [*(spec.submodule_search_locations or [spec.origin or ""])]
+    path = Path(places[0]) if places else Path()
+    is_own = (path.is_dir() or path.suffix == ".py") and not _INSTALLED & set(path.parts)
+    return path if path.name and is_own else None

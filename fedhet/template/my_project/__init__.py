@@ -1,0 +1,1 @@
+"""Data, model and method of this project."""

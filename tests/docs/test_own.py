@@ -1,0 +1,101 @@
+"""docs/own.md: its files are written, its apps run with Flower's messages, its commands run."""
+
+import importlib
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedhet.conf import compose_overrides, plain_part
+from fedhet.conf.mistakes import options_of
+from fedhet.flower_apps import TEMPLATE_KEYS
+from fedhet.server_app.assembly import check_parts
+from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.tasks import build_task
+from tests.fedhet.sweep.sweeps import fork
+from tests.processes import summary_of
+from tests.test_flower_apps import serve
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "own.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+BLOCKS = [found.groups() for found in BLOCK.finditer(PAGE)]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    for _, title, content in BLOCKS:
+        if title:
+            (tmp_path / title).parent.mkdir(exist_ok=True)
+            (tmp_path / title).write_text(content)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("my_app", "load")]:
+        del sys.modules[name]
+
+
+def test_every_block_is_a_file_a_command_or_of_the_template():
+    pyproject = (ROOT / "fedhet" / "template" / "pyproject.toml").read_text()
+    for language, title, content in BLOCKS:
+        if language == "toml":
+            assert all(line in pyproject for line in content.splitlines())
+        else:
+            assert title or language == "bash"
+
+
+@pytest.mark.slow
+def test_the_apps_train_and_the_weights_go_back_into_the_model(folder):
+    apps = [importlib.import_module(f"my_app.{name}_app").app for name in ("client", "server")]
+    config = {"num-server-rounds": 2, "local-epochs": 1, "results_dir": str(folder / "results")}
+    serve(apps, config=config)
+    summary = summary_of(folder / "results")
+    assert (summary["status"], summary["strategy"], summary["rounds"]) == ("completed", "fedpvr", 2)
+    model = importlib.import_module("load").model
+    stored, _, _ = load_tensors(folder / "results" / "model.safetensors")
+    own = {name.replace("head.", "out.").removeprefix("body."): one for name, one in stored.items()}
+    assert own.keys() == model.state_dict().keys()
+    assert all(torch.equal(own[name], one) for name, one in model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_the_commands_train(folder):
+    commands = [content for language, title, content in BLOCKS if language == "bash" and not title]
+    assert len(commands) == 2
+    losses = []
+    for number, command in enumerate(commands):
+        program, *words = shlex.split(command.replace("\\\n", ""))
+        assert program == "fedhet"
+        done = fork(folder, *words, f"results_dir=run{number}")
+        assert done.returncode == 0, done.stderr
+        losses.append(summary_of(folder / f"run{number}")["client_loss"])
+    assert all(loss < 2.31 for loss in losses)  # log 10 is that of no knowledge
+
+
+def test_the_table_of_run_config_keys_is_that_of_the_code():
+    rows = re.findall(r"^\| (`[\w`, -]+) \| `([\w.]+)` \|$", PAGE, re.MULTILINE)
+    found = {key: ours for keys, ours in rows for key in re.findall(r"[\w-]+", keys)}
+    assert {key: found.get(key) for key in TEMPLATE_KEYS} == TEMPLATE_KEYS
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_feddws_recipe_removes_the_bias_of_a_users_classifier(first, folder):
+    words = ["task=own", "strategy=feddw"][:: 1 - 2 * first]
+    words += ["task.data=my_app.task:load_data", "task.model=my_app.task:Net"]
+    recipe = compose_overrides(tuple(words))
+    check_parts(recipe)
+    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
+    assert build_task(*parts, seed=0, num_clients=2).build_model(0).head.bias is None
+
+
+def test_the_methods_of_the_last_table_are_fedhets():
+    rows = PAGE.rpartition("|---|---|\n")[2].splitlines()
+    names = {
+        name.strip().lower().replace("-", "")
+        for row in rows
+        for name in row.split("|")[1].split(",")
+    }
+    assert names <= set(options_of("strategy"))

@@ -1,0 +1,112 @@
+"""fedhet's wheel on the oldest and on the newest flwr that it allows: `make test-flwr`.
+
+pytest collects this file only by name: it makes two empty environments outside the clone, and the
+first time downloads gigabytes. The newest flwr is the newest whose dependencies can be had, too.
+"""
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedhet.runtimes.flower_install import FLOWER
+from tests.processes import summary_of
+from tests.recipes import TINY
+from tests.wheel import ROOT, build_wheel, run, run_project
+
+RELEASES = {"oldest": f"flwr=={FLOWER}.0", "newest": "flwr"}
+# What the bits of a run depend on; in both environments as constraints.txt has it.
+NUMBERS = ("cvxopt", "numpy", "scikit-learn", "scipy", "torch", "torchvision")
+SECURE = ("strategy/secure_aggregation=secagg_plus", "strategy.secure_aggregation.max_examples=600")
+
+pytestmark = pytest.mark.timeout(3600)
+
+
+@pytest.fixture(scope="module")
+def install(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
+    """Return what installs the wheel, with extras, and an flwr into an environment."""
+    folder = tmp_path_factory.mktemp("wheel")
+    wheel, pins = build_wheel(folder), folder / "pins.txt"
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins.write_text("\n".join(line for line in lines if line.partition("==")[0] in NUMBERS))
+
+    def install(python: Path, flwr: str, extras: str = "") -> None:
+        command = [sys.executable, "-m", "uv", "pip", "install", "--no-config"]
+        command += ["--python", str(python), "--constraint", str(pins)]
+        run([*command, f"fedhet{extras} @ {wheel.as_uri()}", flwr], folder)
+
+    return install
+
+
+@pytest.fixture(scope="module")
+def pythons(
+    install: Callable[..., None], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Path]]:
+    """Yield the interpreters of two environments with the wheel and its dependencies."""
+    found = {}
+    for name, flwr in RELEASES.items():
+        folder = tmp_path_factory.mktemp(name)
+        run([sys.executable, "-m", "uv", "venv", "--clear", str(folder)], folder.parent)
+        found[name] = folder / "bin" / "python"
+        install(found[name], flwr)
+    yield found
+    for python in found.values():
+        shutil.rmtree(python.parents[1])  # gigabytes, which pytest would keep
+
+
+def the_same(summaries: dict[str, dict[str, Any]], what: str) -> None:
+    """Raise unless the runs on both releases gave the same bits."""
+    for name, summary in summaries.items():
+        flwr, bits = summary["versions"]["flwr"], summary["parameters_sha256"][:16]
+        print(f"\n{what}, {name} flwr {flwr}: parameters {bits}", end="")
+        assert summary["status"] == "completed"
+        assert flwr.startswith(f"{FLOWER}.") == (name == "oldest")
+    oldest, newest = summaries.values()
+    assert oldest["parameters_sha256"] == newest["parameters_sha256"]
+    assert oldest["bytes_up"] == newest["bytes_up"]
+
+
+def test_a_project_of_ones_own_runs(pythons, tmp_path):
+    summaries = {name: run_project(tmp_path / name, python) for name, python in pythons.items()}
+    the_same(summaries, "own project, run_simulation")
+
+
+def test_recipes_give_the_same_bits(pythons, tmp_path):
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, python in pythons.items():
+        fedhet, folder = str(python.with_name("fedhet")), tmp_path / name
+        folder.mkdir()
+        methods = "strategy=fedavg,fedpvr,feddw,fedmrur,maecho"
+        run([fedhet, "-m", *TINY, "runtime=local", methods, "hydra.sweep.dir=sweep"], folder)
+        run([fedhet, *TINY, "runtime=local", *SECURE, "results_dir=secure"], folder)
+        run([fedhet, *TINY, "runtime=ray", "results_dir=ray"], folder)
+        for path in sorted(folder.rglob("summary.json")):
+            what = path.parent.relative_to(folder).as_posix()
+            found.setdefault(what, {})[name] = summary_of(path.parent)
+    assert len(found) == 7
+    for what, summaries in found.items():
+        the_same(summaries, what)
+    (fedavg,) = (both for what, both in found.items() if what.startswith("sweep/0_"))
+    ray = found["ray"]["newest"]["parameters_sha256"]
+    assert ray == fedavg["newest"]["parameters_sha256"]
+
+
+def test_runtime_flower_says_which_release_it_needs(pythons, tmp_path):
+    fedhet = str(pythons["newest"].with_name("fedhet"))
+    done = subprocess.run([fedhet], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"fedhet: runtime=flower needs flwr {FLOWER}, and ")
+    assert done.stderr.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_unit_tests_pass_on_the_newest(pythons, install):
+    """Those of docker/ are for the oldest only."""
+    install(pythons["newest"], RELEASES["newest"], "[dev,plots,sweep]")
+    command = [str(pythons["newest"]), "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
+    command += ["-m", "not flower and not slow", "--ignore=tests/test_docker.py"]
+    print("\n" + run([*command, "-p", "no:cacheprovider"], ROOT).splitlines()[-1], end="")

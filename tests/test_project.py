@@ -1,0 +1,208 @@
+"""A project of the user's own: fedhet-new, its recipes, and its code on the way to the clients."""
+
+import sys
+
+import pytest
+
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose_overrides, fingerprint, project
+from fedhet.conf.mistakes import groups, options_of
+from fedhet.flower_apps import make_client_app
+from fedhet.runtimes.flower_install import stage_app
+from fedhet.runtimes.local.ray_workers import RayWorker
+from fedhet.tasks.references import load_reference
+from fedhet.tools.new import main, write_project
+from tests.fedhet.sweep.sweeps import fork
+from tests.processes import finish, start, summary_of
+
+RUN = ["runtime=local", "task=my_project", "clients=2", "rounds=1", "local.epochs=1"]
+NAMES = ("my_project", "mine", "other")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A project on Python's path, with modules of its own that have the names of others'."""
+    found = tmp_path / "my_project"
+    write_project(found)
+    for name in ("strategies/__init__.py", "client_app.py", "datasets.py", "queue.py"):
+        (found / name).parent.mkdir(exist_ok=True)
+        (found / name).write_text("raise RuntimeError('this is not the module that was meant')\n")
+    monkeypatch.chdir(found)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(found)])
+    yield found
+    for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
+        del sys.modules[name]
+
+
+# ---- fedhet-new ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("9lives", "9lives is no name for a package"),
+        ("my-project", "my-project is no name for a package"),
+        ("class", "class is no name for a package"),
+        ("x" * 33, "is no name for a package"),
+        ("numpy", "numpy is the name of an installed package"),
+        ("json", "json is the name of an installed package"),
+        ("sys", "sys is the name of an installed package"),
+        ("fedhet", "fedhet is the name of an installed package"),
+        ("taken", "taken exists"),
+    ],
+)
+def test_a_name_that_cannot_be_is_refused_in_one_line(name, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "taken").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(sys, "argv", ["fedhet-new", name])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("fedhet-new: ")
+    assert message in line
+    assert [path.name for path in tmp_path.rglob("*")] == ["taken"]
+
+
+def test_the_name_is_everywhere(tmp_path):
+    written = write_project(tmp_path / "two_words")
+    text = "".join((tmp_path / "two_words" / name).read_text() for name in written)
+    assert "my_project" not in text + "".join(written)
+    assert "my-project" not in text
+    assert 'name = "two-words"' in text
+    assert "two_words/conf/task/two_words.yaml" in written
+
+
+# ---- recipes -------------------------------------------------------------------------------------
+
+
+def test_recipes_of_the_project_are_composed_and_named_among_the_options(folder):
+    recipe = compose_overrides(("task=my_project", "strategy=[fedprox,fedntd]"))
+    assert recipe.task.data == "my_project.data:load_data"
+    assert set(recipe.strategy.client_sides) == {"fedprox", "fedntd"}
+    assert {"fedntd", "fedavg"} <= set(options_of("strategy"))
+    with pytest.raises(ConfigError, match="strategy=fedntt is unknown: did you mean fedntd"):
+        compose_overrides(("strategy=fedntt",))
+    with pytest.raises(ConfigError, match=r"unknown key strategy\.fedntd\.weigth.*fedntd\.weight"):
+        compose_overrides(("strategy=fedntd", "strategy.fedntd.weigth=1"))
+    with pytest.raises(ConfigError, match=r"strategy\.fedntd\.weight: it is of strategy=fedntd"):
+        compose_overrides(("strategy.fedntd.weight=1",))
+    (folder / "my_project" / "conf" / "experiment").mkdir()
+    app = make_client_app(list, list, "fedntd")  # composed, and not called
+    assert app is not None
+
+
+def test_without_the_project_its_recipes_are_unknown_again(folder, monkeypatch):
+    assert "fedntd" in options_of("strategy")
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(folder)])
+    assert "fedntd" not in options_of("strategy")
+    with pytest.raises(ConfigError, match="task=my_project is unknown"):
+        compose_overrides(("task=my_project",))
+    assert "task" in groups()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('conf = "nowhere"', r"conf='nowhere' must be a folder below"),
+        ('conf = ".."', r"conf='\.\.' must be a folder below"),
+        ('conf = ""', r"conf='' must be a folder below"),
+        ('config = "conf"', "has config; allowed: conf"),
+        ("conf = ", "pyproject.toml cannot be read"),
+        ('conf = "conf"', r"conf/strategy/fedavg\.yaml: fedhet has a recipe strategy/fedavg\.yaml"),
+    ],
+)
+def test_a_wrong_table_and_a_name_of_fedhets_are_refused(text, message, tmp_path, monkeypatch):
+    (tmp_path / "conf" / "strategy").mkdir(parents=True)
+    (tmp_path / "conf" / "strategy" / "fedavg.yaml").touch()
+    (tmp_path / "pyproject.toml").write_text(f"[tool.fedhet]\n{text}\n")
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    with pytest.raises(ConfigError, match=message):
+        compose_overrides(())
+
+
+# ---- code ----------------------------------------------------------------------------------------
+
+
+def recipe_of(*words):
+    return compose_overrides(("task=my_project", *words))
+
+
+def test_the_code_that_a_recipe_names_is_the_users_and_no_installed_one(folder):
+    (folder / "mine.py").write_text("def loss(outputs, targets): ...\n")
+    words = ("task.model=torchvision.models:resnet18", "task.loss=mine:loss")
+    assert project.own_code(recipe_of(*words)) == (folder / "mine.py", folder / "my_project")
+    assert project.own_code(compose_overrides(("strategy=fedpvr",))) == ()
+    assert project.travelling_code(compose_overrides(())) == (folder / "my_project",)
+    missing = ("task.data=nowhere.at:all", "task.model=__main__:Net", "task.loss=json:loads")
+    assert project.own_code(recipe_of(*missing)) == ()
+
+
+def test_the_same_bytes_have_the_same_hash_in_the_folder_and_in_the_bundle(
+    folder, tmp_path, monkeypatch
+):
+    recipe = recipe_of("strategy=fedntd")
+    here = fingerprint(recipe)
+    package = folder / "my_project"
+    (package / "test_method.py").write_text("# Flower bundles no tests\n")
+    (package / "notes.txt").write_text("not code\n")
+    bundle = stage_app(tmp_path, project.travelling_code(recipe))
+    (folder / "my_project" / "model.py").write_text("# edited\n")
+    copied = {path.relative_to(bundle).as_posix() for path in (bundle / "my_project").rglob("*.*")}
+    assert copied == {
+        *(f"my_project/{name}.py" for name in ("__init__", "data", "method", "model")),
+        *(f"my_project/conf/{name}.yaml" for name in ("strategy/fedntd", "task/my_project")),
+    }
+    assert not (bundle / "strategies").exists()
+    monkeypatch.setattr(sys, "path", [str(bundle), *sys.path])  # as Flower puts it
+    assert project.project().folder == bundle
+    again = recipe_of("strategy=fedntd")
+    assert again == recipe
+    assert fingerprint(again) == here
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(bundle)])
+    project_code = project.own_code(recipe)
+    assert project.code_hash(project_code) != project.code_hash([bundle / "my_project"])
+
+
+def test_an_actor_of_ray_finds_modules_where_the_launcher_does(tmp_path, monkeypatch):
+    (tmp_path / "other.py").write_text("def model(): ...\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    with pytest.raises(ConfigError, match="there is no module other"):
+        load_reference("task.model", "other:model")
+    RayWorker(str(tmp_path))
+    assert load_reference("task.model", "other:model")() is None
+    assert sys.path[-1] == str(tmp_path)  # after Python's own and all installed modules
+
+
+# ---- runs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_run_and_a_sweep_in_a_folder_with_modules_of_others_names(folder, tmp_path):
+    done = fork(folder, *RUN, "results_dir=fedavg")
+    assert done.returncode == 0, done.stderr
+    swept = ["strategy=fedntd", "strategy.fedntd.weight=0,1", "hydra.sweep.dir=sweep"]
+    done = fork(folder, "-m", *RUN, *swept)
+    assert done.returncode == 0, done.stdout + done.stderr
+    plain = summary_of(folder / "fedavg")
+    zero, one = (summary_of(path) for path in sorted((folder / "sweep").glob("[01]_*")))
+    assert zero["parameters_sha256"] == plain["parameters_sha256"] != one["parameters_sha256"]
+    done = fork(folder, *RUN, "strategy=fedntd", "strategy.fedntd.weight=-1")
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "strategy.fedntd.weight=-1" in done.stderr
+
+
+@pytest.mark.flower
+@pytest.mark.timeout(700)
+def test_the_code_travels_with_a_run_of_flowers_simulation(folder):
+    """Same bits as on runtime=local, whose processes have the code from the folder itself."""
+    words = [*RUN, "strategy=fedntd", "strategy.fedntd.weight=2"]
+    local = fork(folder, *words, "results_dir=local")
+    assert local.returncode == 0, local.stderr
+    launch = start(folder, *words, "runtime=flower", "results_dir=flower", OMP_NUM_THREADS="1")
+    code, printed = finish(launch)
+    assert code == 0, printed
+    ours, flowers = summary_of(folder / "local"), summary_of(folder / "flower")
+    assert flowers["parameters_sha256"] == ours["parameters_sha256"]
+    assert flowers["fingerprint"]["code"] == ours["fingerprint"]["code"]
