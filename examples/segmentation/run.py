@@ -22,6 +22,7 @@ WORDS = [
     "local.lr=0.01",
     "local.epochs=2",
     "local.batch_size=8",
+    "evaluation.metrics=[iou]",
     "runtime=local",
 ]
 

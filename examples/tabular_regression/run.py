@@ -30,6 +30,7 @@ WORDS = [
     "local.lr=0.003",
     "local.epochs=2",
     "local.batch_size=32",
+    "evaluation.metrics=[mae]",
     "runtime=local",
 ]
 
