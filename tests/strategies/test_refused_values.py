@@ -108,7 +108,12 @@ NO_HEAD = nn.ModuleDict({"last": nn.Linear(2, 2, bias=False)})
         (ClientMomentum(), SMALL, Adam(), r"local\.momentum=0"),
         (FedDWClient(), Classifier(), SGD(), r"task\.head_bias=false"),
         (FedDWClient(), NO_HEAD, SGD(), "the classifier is a NoneType"),
-        (FedDWClient(), nn.ModuleDict({"head": nn.Sequential()}), SGD(), "the classifier is a Sequential"),
+        (
+            FedDWClient(),
+            nn.ModuleDict({"head": nn.Sequential()}),
+            SGD(),
+            "the classifier is a Sequential",
+        ),
     ],
 )
 def test_a_side_refuses_the_model_or_the_steps_that_it_does_not_fit(
