@@ -199,7 +199,9 @@ class Columns:
                 "task.classes=null: list the classes, the values of the target, or set "
                 "task.num_classes if they are 0, 1, ..."
             )
-        labels = None if classes is None else {name: label for label, name in enumerate(classes)}
+        labels = (
+            None if kind == "regression" else {str(one): n for n, one in enumerate(classes or ())}
+        )
         named = [target, *(numeric or ()), *(categorical or ())]
         if twice := {name for name in named if named.count(name) > 1}:
             raise ConfigError(f"{_KEY} names the column {', '.join(sorted(twice))} twice")

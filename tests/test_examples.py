@@ -10,7 +10,9 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
+from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows
+from fedhet.tools.evaluate import evaluate
 from tests.federation import InProcessGrid
 from tests.recipes import run_recipe
 
@@ -57,6 +59,8 @@ def test_a_table(example, tmp_path):
     errors = run.compare(table, tmp_path / "out")
     federated, central, linear, mean = errors.values()
     assert federated == pytest.approx(summary["mae"], rel=1e-5)
+    with pytest.raises(ConfigError, match="is not a classifier"):
+        evaluate(tmp_path / "out", [])
     assert federated < mean  # it has learned
     assert abs(federated - central) < 15
     assert 40 < linear < 48  # of 442 rows, 88 to test on
@@ -89,6 +93,7 @@ def test_adapters_are_all_that_travels_with_every_method(example, tmp_path, meth
     words = words_of(run, small, f"strategy={method}", "rounds=2", "local=default")
     summary = run_recipe(tmp_path / "out", *words, clients=2)
     assert summary["status"] == "completed"
+    assert evaluate(tmp_path / "out", []).accuracy == summary["accuracy"]
     # Rank 4 at 2 x 2 layers of 8x8; two layers that are trained in full, 8x8 + 8 and 2x8 + 2.
     adapters, whole = 2 * 2 * 4 * (8 + 8), (64 + 8) + (16 + 2)
     size = 4 * (adapters + whole) + 12 * 128  # 12 tensors, each with NumPy's header
