@@ -134,13 +134,14 @@ def program(name: str) -> Callable[[], object]:
 
 def next_fork(orders: socket.socket) -> dict[str, Any] | None:
     """Fork for every order; return it in the fork, and None in the server when the orders end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the SuperExec and the apps
+    # Ctrl-C is for the SuperExec and the apps.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets ended forks
     while order := orders.recv(1 << 16):
         if os.fork() == 0:
             orders.close()
             set_dumpable(True)
-            signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGINT, before)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             loaded: dict[str, Any] = json.loads(order)
             return loaded

@@ -184,7 +184,6 @@ def make_app(folder: Path) -> None:
         ('clientapp = "fedhet.client_app.app:app"', 'clientapp = "faulty:app"'),
         ("fab-include = [", 'fab-include = [\n  "/faulty.py",'),
         ('license-files = ["LICENSE"]', ""),
-        ('fab-exclude = ["/tests/**"]', ""),
     ):
         assert text.count(old) == 1, old
         text = text.replace(old, new)

@@ -4,6 +4,7 @@ Flower's own executor launches, in a process of its own; what it launches is a p
 package that calls itself flwr gives as `flwr-clientapp`. tests/test_deployment.py has the real one.
 """
 
+import contextlib
 import ctypes
 import importlib.util
 import json
@@ -152,9 +153,12 @@ class Executor:
         return self.output.read_text()
 
     def server(self) -> psutil.Process:
-        children = psutil.Process(self.process.pid).children()
-        (found,) = (one for one in children if "fork_executor.py" in " ".join(one.cmdline()))
-        return found
+        found = []
+        for one in psutil.Process(self.process.pid).children():
+            with contextlib.suppress(psutil.Error):  # a zombie, or gone meanwhile
+                found += [one] if "fork_executor.py" in " ".join(one.cmdline()) else []
+        (server,) = found
+        return server
 
     def close(self) -> None:
         self.process.kill()
