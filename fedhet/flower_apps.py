@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from fedhet.client_app.app import Handlers
+from fedhet.common.checksums import MODEL
 from fedhet.common.errors import ConfigError
 from fedhet.conf import RunConfig, compose_overrides, overrides_of
 from fedhet.conf.mistakes import options_of
@@ -130,7 +131,7 @@ def load_weights(model: nn.Module, folder: str | Path) -> None:
         ConfigError: if the folder has no such tensors, or they do not fit the model.
     """
     path = Path(folder) / "model.safetensors"
-    tensors, metadata, _ = load_tensors(path)
+    tensors, metadata, _ = load_tensors(path, kind=MODEL)
     classifier = metadata.get("classifier", last_layer(model))
     named = {own_name(name, classifier): value for name, value in tensors.items()}
     try:

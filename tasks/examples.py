@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import (
+    BatchSampler,
     DataLoader,
     IterableDataset,
     RandomSampler,
@@ -23,6 +24,7 @@ from torch.utils.data import (
 from torch.utils.data import Dataset as TorchDataset
 
 from fedhet.common.errors import ConfigError
+from fedhet.tasks.tensor_data import order_of
 
 TARGETS = ("label", "labels", "target", "targets", "y", "fine_label", "mask")  # in a dict of two
 
@@ -111,13 +113,8 @@ class Examples:
         each client and round. ``drop_last`` leaves out a last, smaller batch unless it is the only
         one.
         """
-        size = len(self)
-        order = torch.arange(size)
-        if generator is not None:
-            order = torch.randperm(size, generator=generator, device=generator.device).cpu()
-        if drop_last and size >= batch_size:
-            order = order[: size // batch_size * batch_size]
-        for chosen in torch.split(order, batch_size) if size else ():
+        order = order_of(len(self), batch_size, generator, drop_last=drop_last).cpu()
+        for chosen in torch.split(order, batch_size) if len(self) else ():
             inputs, targets = self._read.batch(chosen)
             inputs, targets = inputs.to(self.device), targets.to(self.device)
             if self._channels_last and inputs.dim() == 4:
@@ -221,8 +218,10 @@ def is_pair(given: Any) -> bool:
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:
-    sampler = loader.sampler
+    sampler: object = loader.sampler
     plain = type(sampler) in (RandomSampler, SequentialSampler)
+    if plain and type(loader.batch_sampler) not in (BatchSampler, type(None)):
+        sampler, plain = loader.batch_sampler, False
     if isinstance(loader.dataset, IterableDataset) or not plain:
         raise ConfigError(
             f"the DataLoader draws its examples with a {type(sampler).__name__}, and fedhet draws "

@@ -21,7 +21,8 @@ from fedhet.tasks.losses import Loss, loss_of
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
 from fedhet.tasks.models.wrapped import WrappedModel
-from fedhet.tasks.partitions import PartitionConfig, hold_out, partition_rows
+from fedhet.tasks.partitioned import Partitioned
+from fedhet.tasks.partitions import PartitionConfig, partition_rows
 from fedhet.tasks.references import Function, call_with_known, is_reference, load_reference
 from fedhet.tasks.sources.arrays import Indices
 
@@ -59,7 +60,7 @@ class Functions:
         )
 
 
-class OwnTask(Measured):
+class OwnTask(Measured, Partitioned):
     """Model, examples and loss of the user's; reads examples only when they are needed.
 
     Args:
@@ -137,8 +138,8 @@ class OwnTask(Measured):
     @property
     def _outputs(self) -> int:
         """k, the values of one example's target in a regression."""
-        head = self.build_model(0).head
-        return int(getattr(head, "out_features", 1)) if self.config.kind == "regression" else 1
+        is_regression = self.config.kind == "regression"
+        return int(getattr(self._built[0], "out_features", 1)) if is_regression else 1
 
     def label_metadata(self) -> dict[str, str]:
         """Return the metadata of a model's file: the classes, the path of the classifier."""
@@ -188,11 +189,7 @@ class OwnTask(Measured):
         Raises:
             ConfigError: if the data function gives none, or other things than examples.
         """
-        if not 0 <= client_id < self.num_clients:
-            raise ConfigError(
-                f"client {client_id} is not one of 0..{self.num_clients - 1}: change clients or "
-                "the node's partition-id"
-            )
+        self.require_client(client_id)
         if self.by_client or self.by_folder:
             train, test = self._own(client_id, site_folder)
         else:
@@ -294,12 +291,9 @@ class OwnTask(Measured):
         train, test = self._given(client_id, folder)
         if test is not None or not self.partition.holdout:
             return train, test
-        return self._held_out(train, np.arange(len(self._examples(train, "cpu"))), client_id)
-
-    def _held_out(self, given: Any, rows: Indices, client_id: int) -> tuple[Any, Any]:
-        seed = self.seed if self.partition.seed is None else self.partition.seed
-        kept, held_out = hold_out(rows, self.partition.holdout, seed, client_id)
-        return _select(given, kept), _select(given, held_out)
+        rows = np.arange(len(self._examples(train, "cpu")))
+        kept, held_out = self.held_out_of(rows, client_id, shared=False)
+        return _select(train, kept), _select(train, held_out)
 
     def _part(self, client_id: int) -> tuple[Any, Any]:
         if self.partition.name == "site":
@@ -308,7 +302,8 @@ class OwnTask(Measured):
                 f"{self.config.data} gives those of all: give it a parameter client_id, or "
                 "data_folder, the node's"
             )
-        return self._held_out(self._all[0], self.client_rows[client_id], client_id)
+        kept, held_out = self.held_out_of(self.client_rows[client_id], client_id, shared=True)
+        return _select(self._all[0], kept), _select(self._all[0], held_out)
 
     @cached_property
     def _strata(self) -> Indices:

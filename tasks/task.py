@@ -20,7 +20,8 @@ from fedhet.tasks.losses import loss_of
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import CONDITIONAL, AnyModel, build_model
 from fedhet.tasks.own_task import Functions, OwnTask
-from fedhet.tasks.partitions import PartitionConfig, hold_out, partition_rows
+from fedhet.tasks.partitioned import Partitioned
+from fedhet.tasks.partitions import PartitionConfig, partition_rows
 from fedhet.tasks.sources import Split, open_source
 from fedhet.tasks.sources.arrays import Indices
 from fedhet.tasks.tensor_data import ConditionedData, TensorData
@@ -63,7 +64,7 @@ def kind_of(config: AnyConfig) -> Kind | None:
     return None if config.model in CONDITIONAL else "classification"
 
 
-class Task(Measured):
+class Task(Measured, Partitioned):
     """Model, examples and loss; reads examples only when they are needed."""
 
     def __init__(
@@ -162,11 +163,7 @@ class Task(Measured):
         Raises:
             ConfigError: if the examples cannot be loaded or partitioned.
         """
-        if not 0 <= client_id < self.num_clients:
-            raise ConfigError(
-                f"client {client_id} is not one of 0..{self.num_clients - 1}: change clients or "
-                "the node's partition-id"
-            )
+        self.require_client(client_id)
         if self.partition.name == "site":
             train, held_out = self._site_splits(client_id, site_folder)
         else:
@@ -234,31 +231,8 @@ class Task(Measured):
         return self._hold_out(train, np.arange(len(train)), client_id)
 
     def _hold_out(self, split: Split, rows: Indices, client_id: int) -> tuple[Split, Split]:
-        kept, held_out = hold_out(rows, self.partition.holdout, self._holdout_seed, client_id)
-        if self.partition.name != "site":
-            kept = kept[~np.isin(kept, self._held_out_twice)]
-        if len(kept) == 0:
-            raise ConfigError(
-                f"partition.holdout={self.partition.holdout} leaves client {client_id} nothing to "
-                f"train on: other clients hold out all of its {len(rows)} examples; set it lower"
-            )
+        kept, held_out = self.held_out_of(rows, client_id, shared=self.partition.name != "site")
         return split.select(kept), split.select(held_out)
-
-    @property
-    def _holdout_seed(self) -> int:
-        return self.seed if self.partition.seed is None else self.partition.seed
-
-    @cached_property
-    def _held_out_twice(self) -> Indices:
-        """Held-out rows, if several clients share rows: nobody trains on them.
-
-        Otherwise the global model would have seen held-out examples.
-        """
-        fraction, parts = self.partition.holdout, self.client_rows
-        if not fraction or sum(map(len, parts)) == len(np.unique(np.concatenate(parts))):
-            return np.empty(0, dtype=np.int64)
-        held = [hold_out(rows, fraction, self._holdout_seed, i)[1] for i, rows in enumerate(parts)]
-        return np.concatenate(held)
 
     def _tensors(self, split: Split, device: torch.device | str, channels_last: bool) -> TensorData:
         kind = ConditionedData if self.config.model in CONDITIONAL else TensorData

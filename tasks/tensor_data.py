@@ -14,6 +14,21 @@ from torch import Tensor
 from fedhet.tasks.transform import InputTransform
 
 
+def order_of(
+    size: int, batch_size: int, generator: torch.Generator | None, *, drop_last: bool
+) -> Tensor:
+    """Return the order of one pass over examples: a generator's permutation, or as they lie.
+
+    ``drop_last`` leaves out a last, smaller batch unless it is the only one.
+    """
+    order = torch.arange(size)
+    if generator is not None:
+        order = torch.randperm(size, generator=generator, device=generator.device)
+    if drop_last and size >= batch_size:
+        order = order[: size // batch_size * batch_size]
+    return order
+
+
 class TensorData:
     """Raw examples and labels on a device, turned into inputs batch by batch.
 
@@ -72,12 +87,7 @@ class TensorData:
         """
         if len(self) == 0:
             return
-        order = torch.arange(len(self))
-        if generator is not None:
-            order = torch.randperm(len(self), generator=generator, device=generator.device)
-        if drop_last and len(self) >= batch_size:
-            order = order[: len(self) // batch_size * batch_size]
-        order = order.to(self.device)
+        order = order_of(len(self), batch_size, generator, drop_last=drop_last).to(self.device)
         inputs = self._placed.batches(order, batch_size, generator if train else None)
         for chosen, batch in zip(torch.split(order, batch_size), inputs, strict=True):
             yield batch, self.labels[chosen]

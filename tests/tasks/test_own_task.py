@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks import Functions, build_task
@@ -198,6 +204,25 @@ def test_everybodys_data_is_divided_by_the_partition_and_each_row_once():
     assert (task.num_classes, task.class_names) == (3, ("0", "1", "2"))
 
 
+IN_ORDER = {"generator": None, "train": False}
+
+
+def test_nobody_trains_on_a_row_that_another_client_holds_out():
+    """Some partitions give a row to several clients."""
+    task = task_of(everything, partition=IID | {"holdout": 0.3})
+    both = np.arange(10)
+    task.__dict__["client_rows"] = [both, both, np.arange(10, 60)]
+    numbered = np.arange(60.0, dtype="float32")[:, None].repeat(4, axis=1)
+    task.__dict__["_all"] = (numbered, everything()[0][1]), None
+    parts = [task.client_data(client) for client in range(2)]
+    trained, held = (
+        {float(x) for pair in parts for x in next(pair[n].batches(99, **IN_ORDER))[0][:, 0]}
+        for n in (0, 1)
+    )
+    assert not trained & held
+    assert len(held) > 3
+
+
 def test_a_function_of_one_client_is_told_who_asks_and_the_server_has_no_test_data():
     asked = []
 
@@ -275,6 +300,13 @@ def rows(*examples):
 
 PAIRS = TensorDataset(torch.ones(4, 4), torch.zeros(4).long())
 WEIGHTED = DataLoader(PAIRS, sampler=WeightedRandomSampler([1, 1, 1, 1], 4))
+
+
+class OwnBatches(BatchSampler):
+    pass
+
+
+BATCHED = DataLoader(PAIRS, batch_sampler=OwnBatches(range(4), 2, drop_last=False))
 IMAGE = {"img": torch.ones(4), "label": 1}
 
 
@@ -285,6 +317,7 @@ IMAGE = {"img": torch.ones(4), "label": 1}
         (lambda: (3, None), {}, "gave a int: it must give arrays"),
         (lambda: (Endless(), None), {}, "gave a Endless: it must give arrays"),
         (lambda: (WEIGHTED, None), {}, "WeightedRandomSampler, and fedhet draws them itself"),
+        (lambda: (BATCHED, None), {}, "OwnBatches, and fedhet draws them itself"),
         (lambda: ((np.ones((3, 4)), np.ones(2)), None), {}, "3 inputs and 2 targets"),
         (lambda: ((np.ones((3, 4)), np.array([0, 1, 3])), None), {}, "labels run from 0 to 3, and"),
         (rows({"a": torch.ones(4), "b": 1}), {}, "an example has a, b: name its input and its"),

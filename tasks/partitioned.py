@@ -1,0 +1,66 @@
+"""What every task's partition gives: a client's rows to train on, and those held out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+import numpy as np
+
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.partitions import PartitionConfig, hold_out
+from fedhet.tasks.sources.arrays import Indices
+
+
+class Partitioned(ABC):
+    """A task whose training examples are divided over N clients."""
+
+    partition: PartitionConfig
+    seed: int
+    num_clients: int
+
+    @property
+    @abstractmethod
+    def client_rows(self) -> list[Indices]:
+        """The rows of the training examples that each client holds."""
+
+    def require_client(self, client_id: int) -> None:
+        """Refuse a client that is not one of 0 to N - 1."""
+        if not 0 <= client_id < self.num_clients:
+            raise ConfigError(
+                f"client {client_id} is not one of 0..{self.num_clients - 1}: change clients or "
+                "the node's partition-id"
+            )
+
+    def held_out_of(
+        self, rows: Indices, client_id: int, *, shared: bool
+    ) -> tuple[Indices, Indices]:
+        """Split a client's rows by ``partition.holdout``: those to train on, those held out.
+
+        ``shared``: the rows are of the examples of all, so nobody trains on what another holds out.
+        """
+        kept, held_out = hold_out(rows, self.partition.holdout, self._holdout_seed, client_id)
+        if shared:
+            kept = kept[~np.isin(kept, self._held_out_twice)]
+        if len(kept) == 0:
+            raise ConfigError(
+                f"partition.holdout={self.partition.holdout} leaves client {client_id} nothing to "
+                f"train on: other clients hold out all of its {len(rows)} examples; set it lower"
+            )
+        return kept, held_out
+
+    @property
+    def _holdout_seed(self) -> int:
+        return self.seed if self.partition.seed is None else self.partition.seed
+
+    @cached_property
+    def _held_out_twice(self) -> Indices:
+        """Held-out rows, if several clients share rows: nobody trains on them.
+
+        Otherwise the global model would have seen held-out examples.
+        """
+        fraction, parts = self.partition.holdout, self.client_rows
+        if not fraction or sum(map(len, parts)) == len(np.unique(np.concatenate(parts))):
+            return np.empty(0, dtype=np.int64)
+        held = [hold_out(rows, fraction, self._holdout_seed, i)[1] for i, rows in enumerate(parts)]
+        return np.concatenate(held)
