@@ -13,7 +13,6 @@ from flwr.common.typing import Scalar
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.strategies.base import Reply, subtract
-from fedhet.strategies.privacy.reply_vector import per_example
 from fedhet.strategies.round.records import (
     CONFIG,
     METRICS,
@@ -23,6 +22,7 @@ from fedhet.strategies.round.records import (
     to_record,
     to_tensors,
 )
+from fedhet.strategies.round.reply_fold import per_example
 
 _UPLOAD = 0x0C  # makes draws for an upload independent of the batches
 

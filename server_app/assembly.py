@@ -19,7 +19,7 @@ from fedhet.conf import (
 )
 from fedhet.conf.arguments import check_arguments
 from fedhet.server_app.calibration import Calibration
-from fedhet.strategies.base import ClientSide, Observer, Output, ReplyTransform
+from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
 from fedhet.strategies.fedproto import PROTOTYPE_SUMS
@@ -28,6 +28,7 @@ from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
+from fedhet.strategies.slots import Observer, Output, ReplyTransform
 from fedhet.strategies.statistics.class_counts import CLASS_COUNTS
 from fedhet.strategies.statistics.soft_labels import SOFT_LABEL_SUMS
 from fedhet.tasks import AnyTask, Task

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import RowsFile
 from fedhet.server_app.machine import usable_cpus
-from fedhet.strategies.base import Cohort, Reply, Tensors
+from fedhet.strategies.base import Cohort, Reply, ReplySum, Tensors
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.statistics.linear_cka import layers_of, similarities
@@ -33,6 +33,8 @@ _BATCH_SIZE = 500
 class Recorder:
     """An observer that writes its own file at ``path``."""
 
+    keeps_replies = False
+
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -40,7 +42,9 @@ class Recorder:
         """Open the file: afresh, or to continue after ``last_round``."""
         self.file = RowsFile(self.path, last_round)
 
-    def __call__(self, params: Tensors, replies: Sequence[Reply], cohort: Cohort) -> None:
+    def __call__(
+        self, params: Tensors, total: ReplySum, replies: Sequence[Reply], cohort: Cohort
+    ) -> None:
         """Measure a round."""
         raise NotImplementedError
 
@@ -59,9 +63,11 @@ class LayerFigures(Recorder):
             shapes = {name: list(shape) for name, shape in self.shapes.items()}
             self.file.append({"round": 0, "shapes": shapes})
 
-    def __call__(self, params: Tensors, replies: Sequence[Reply], cohort: Cohort) -> None:
+    def __call__(
+        self, params: Tensors, total: ReplySum, replies: Sequence[Reply], cohort: Cohort
+    ) -> None:
         """Write the round's line."""
-        found = diagnose_layers(replies, list(self.shapes))
+        found = diagnose_layers(total, list(self.shapes))
         row: dict[str, Any] = {"round": cohort.round}
         for figure, by_layer in found.items():
             row[figure] = {name: _rounded(value) for name, value in by_layer.items()}
@@ -74,6 +80,8 @@ class Similarity(Recorder):
     Compared are the layers of the tensors ``names`` between the first ``clients`` of the round, on
     the first ``examples`` of the test set.
     """
+
+    keeps_replies = True
 
     def __init__(
         self,
@@ -95,7 +103,9 @@ class Similarity(Recorder):
         self.server_model = server_model
         similarities(server_model.model, [{}], self.layers, self._batches(2))
 
-    def __call__(self, params: Tensors, replies: Sequence[Reply], cohort: Cohort) -> None:
+    def __call__(
+        self, params: Tensors, total: ReplySum, replies: Sequence[Reply], cohort: Cohort
+    ) -> None:
         """Write the round's line, if it is due and has two clients to compare."""
         due = cohort.round in (1, self.last) or cohort.round % self.every == 0
         chosen = replies[: self.clients]

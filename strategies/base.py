@@ -9,11 +9,12 @@ Sign convention: ``update_i = y_i - x`` and ``x <- x + eta_g * Delta``.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
@@ -69,6 +70,26 @@ class Reply:
     metrics: Mapping[str, float] = field(default_factory=dict)  # that the client measured
     buffers: Tensors = field(default_factory=dict)  # y_i - x of shared floating-point buffers
     per_example: frozenset[str] = frozenset()  # payloads that are sums over the client's examples
+    norms: Mapping[str, float] = field(default_factory=dict)  # L2 norms of the update's tensors
+
+    @property
+    def norm(self) -> float:
+        """The L2 norm of the update, all tensors as one vector."""
+        return math.sqrt(math.fsum(norm**2 for norm in self.norms.values()))
+
+
+@dataclass(frozen=True)
+class ReplySum:
+    """What a round's valid replies add up to, the same bits in whatever order they came.
+
+    A method whose parts read nothing else runs in memory that does not grow with the cohort.
+    """
+
+    replies: Sequence[Reply]  # by client id, without their tensors but with their norms
+    weights: Sequence[float]  # w_i of their updates, as the aggregator weighs them; their sum is 1
+    update: Tensors  # sum_i w_i u_i
+    payloads: Payloads  # the sums of the payloads
+    buffers: Tensors  # the means of the buffers, weighted by n_i
 
 
 @dataclass(frozen=True)
@@ -269,17 +290,16 @@ class ServerSide:
         coupled_state: keys of the client state that this side's state is computed from, as c from
             all c_i. When a client loses its state, ``init`` is called again and all clients drop
             these keys.
-        additive_payloads: payloads of which ``receive`` and ``reduce`` read only the sum over the
-            clients: replacing each reply by their mean changes nothing. None: they may read
-            single replies.
-        averages: whether ``receive`` replaces the replies by copies of one: no other part may read
+        keeps_replies: whether ``receive`` or ``check_together`` read single replies, which are
+            then kept; without it and other such parts, each is added up and freed.
+        averages: whether ``release`` replaces the sum by one with noise: no other part may read
             single replies, and a client that is not connected leaves its place empty.
     """
 
     needs: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
     coupled_state: frozenset[str] = frozenset()
-    additive_payloads: frozenset[str] | None = None
+    keeps_replies: bool = False
     averages: bool = False
 
     def init(self, params: Tensors) -> None:
@@ -301,11 +321,15 @@ class ServerSide:
         return {}
 
     def receive(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
-        """Return the replies to aggregate instead; called after the transforms."""
+        """Return the replies to add up instead; called with all of them if they are kept."""
         return replies
 
-    def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
-        """Update the state from the valid replies (by client id) and the aggregate Delta."""
+    def release(self, total: ReplySum) -> ReplySum:
+        """Return the sum that all parts read instead."""
+        return total
+
+    def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
+        """Update the state from the sum of the valid replies and the aggregate Delta."""
 
     def metrics(self) -> Mapping[str, float]:
         """Return scalars to report of the finished round, by name."""
@@ -317,69 +341,6 @@ class ServerSide:
 
     def load_state_dict(self, state: Payloads) -> None:
         """Restore what ``state_dict`` returned."""
-
-
-# ---- slots: what a method may replace ------------------------------------------------------------
-
-# (x, replies) -> the replies to aggregate instead: alignment, clipping, compression
-ReplyTransform = Callable[[Tensors, Sequence[Reply]], Sequence[Reply]]
-# (x, valid replies by client id, cohort) -> nothing; called before any transform, only measures
-Observer = Callable[[Tensors, Sequence[Reply], Cohort], None]
-# (t in 1..T, T) -> factor of the local learning rate
-Schedule = Callable[[int, int], float]
-
-
-class Aggregator(Protocol):
-    """(x, replies) -> Delta, over the trainable shared tensors."""
-
-    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """Return Delta; a buffer that it leaves out moves by the clients' mean change."""
-
-
-@runtime_checkable
-class MeanAggregator(Protocol):
-    """An aggregator that is a weighted mean of the updates, so that their sum is enough."""
-
-    weighting: Weighting
-
-
-class ServerOptimizer(Protocol):
-    """Turns the aggregate Delta into new params; may have ``coupled_state``, as a ServerSide."""
-
-    def init(self, params: Tensors) -> None:
-        """Start from the initial params."""
-
-    def step(self, params: Tensors, update: Tensors, cohort: Cohort) -> dict[str, Tensor]:
-        """Return the params after one step along ``update``."""
-
-    def state_dict(self) -> Payloads:
-        """Return everything that must survive a restart."""
-
-    def load_state_dict(self, state: Payloads) -> None:
-        """Restore what ``state_dict`` returned."""
-
-
-class Output(Protocol):
-    """The model that a round evaluates and stores; training continues from x."""
-
-    def __call__(
-        self, params: Tensors, update: Tensors, stepped: Tensors, replies: Sequence[Reply]
-    ) -> Tensors:
-        """Return the trainable shared tensors of the output model from x, Delta and the new x."""
-
-
-@runtime_checkable
-class ReadsNoReply(Protocol):
-    """An output that reads x, Delta and the new x, and no reply."""
-
-    reads_no_reply: Literal[True]
-
-
-class ClientSampler(Protocol):
-    """Chooses the cohort; a pure function of its seed, the round and the number of clients."""
-
-    def sample(self, round: int, num_clients: int) -> list[int]:
-        """Return the sorted client ids of a round's cohort."""
 
 
 # ---- arithmetic by tensor name -------------------------------------------------------------------

@@ -113,7 +113,7 @@ class Distilled:
         student = copy.deepcopy(self._network.model)
         if self.initial == "average":
             models = [self._network.trained(reply) for reply in replies]
-            student.load_state_dict(mean_of(models, [1.0] * len(models)), strict=False)
+            student.load_state_dict(mean_of(models), strict=False)
         device = self._network.device
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(self.seed)  # of dropout

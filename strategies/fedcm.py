@@ -21,6 +21,7 @@ m would be 1 / (1 - momentum) times too long.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Unpack
 
@@ -34,7 +35,7 @@ from fedhet.strategies.base import (
     LocalContext,
     LocalOptimizer,
     Payloads,
-    Reply,
+    ReplySum,
     ServerSide,
     Tensors,
     zeros_like,
@@ -75,7 +76,6 @@ class ClientMomentumServer(ServerSide):
     """The server half: keeps m."""
 
     sends = frozenset({MOMENTUM})
-    additive_payloads: frozenset[str] = frozenset()  # Delta and the mean of lr_sum
 
     def init(self, params: Tensors) -> None:
         """Start m at zero."""
@@ -85,9 +85,9 @@ class ClientMomentumServer(ServerSide):
         """Send m."""
         return {MOMENTUM: self.momentum}
 
-    def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
+    def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
         """m <- - Delta / mean lr_sum."""
-        lr_sum = sum(reply.lr_sum for reply in replies) / len(replies)
+        lr_sum = math.fsum(reply.lr_sum for reply in total.replies) / len(total.replies)
         self.momentum = {name: value / -lr_sum for name, value in update.items()}
 
     def state_dict(self) -> Payloads:

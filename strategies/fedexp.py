@@ -22,14 +22,12 @@ round, 20 local steps, weight decay 1e-4 and clip 10.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Unpack
 
 from torch import Tensor
 
 from fedhet.common.errors import require_range
-from fedhet.strategies.base import Reply, Tensors
-from fedhet.strategies.components.aggregators import mean_of
+from fedhet.strategies.base import ReplySum, Tensors, Weighting
 from fedhet.strategies.round.arguments import Slots
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.update_diagnostics import norm
@@ -38,18 +36,18 @@ from fedhet.strategies.statistics.update_diagnostics import norm
 class ExtrapolatedMean:
     """The plain mean of updates times FedExP's server step size."""
 
+    weighting: Weighting = "clients"
     individual = "it needs the squared norm of every update; take strategy=fedavg"
 
     def __init__(self, eps: float = 0.001) -> None:
         self.eps = require_range("strategy.fedexp.eps", eps, open_low=True)
 
-    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
+    def __call__(self, params: Tensors, total: ReplySum) -> dict[str, Tensor]:
         """Return the aggregate."""
-        updates = [reply.update for reply in replies]
-        mean = mean_of(updates, [1.0] * len(updates))
-        squares = sum(norm(update) ** 2 for update in updates)
-        step_size = max(1.0, squares / (2 * len(updates) * (norm(mean) ** 2 + self.eps)))
-        return {name: step_size * value for name, value in mean.items()}
+        squares = sum(reply.norm**2 for reply in total.replies)
+        of_mean = norm(total.update) ** 2 + self.eps
+        step_size = max(1.0, squares / (2 * len(total.replies) * of_mean))
+        return {name: step_size * value for name, value in total.update.items()}
 
 
 class FedExP(FederatedStrategy):

@@ -38,6 +38,7 @@ from fedhet.strategies.base import (
     LocalSummary,
     Payloads,
     Reply,
+    ReplySum,
     ServerSide,
     Shapes,
     Step,
@@ -51,7 +52,6 @@ from fedhet.strategies.statistics.class_means import (
     SUMS,
     class_means,
     class_sums,
-    total,
 )
 
 PROTOTYPES = "prototypes"
@@ -93,7 +93,7 @@ class PrototypeServer(ServerSide):
     """Keeps the prototypes, the class-wise means of everybody's features."""
 
     needs, sends = frozenset({PROTOTYPE_SUMS}), frozenset({PROTOTYPES})
-    additive_payloads = frozenset({PROTOTYPE_SUMS})
+    keeps_replies = True
 
     def __init__(self) -> None:
         self.sent: dict[str, Tensor] = {}
@@ -123,9 +123,9 @@ class PrototypeServer(ServerSide):
             if shape != usual or counts[client] != usual[:1]
         }
 
-    def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
+    def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
         """Take the mean of each class that somebody holds."""
-        sums, counts = total(replies, PROTOTYPE_SUMS)
+        sums, counts = (total.payloads[PROTOTYPE_SUMS][name] for name in (SUMS, COUNTS))
         old = self.sent.get(MEANS, torch.zeros_like(sums))
         self.sent = {MEANS: class_means(sums, counts, old)}
 

@@ -37,7 +37,7 @@ from fedhet.strategies.base import (
     LocalOptimizer,
     LocalSummary,
     Payloads,
-    Reply,
+    ReplySum,
     ServerSide,
     Shapes,
     Tensors,
@@ -136,7 +136,6 @@ class ControlVariateServer(ServerSide):
 
     needs, sends = frozenset({DELTA}), frozenset({CONTROL_VARIATE})
     coupled_state = frozenset({CONTROL_VARIATE})
-    additive_payloads = frozenset({DELTA})
 
     def __init__(self, layers: TensorSelector | str = "all", method: str = "scaffold") -> None:
         self.layers = as_selector(layers, f"strategy.{method}.layers")
@@ -154,12 +153,11 @@ class ControlVariateServer(ServerSide):
         """A delta has the names and shapes of c."""
         return {DELTA: {name: tuple(c.shape) for name, c in self.control_variate.items()}}
 
-    def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
+    def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
         """c <- c + (1 / N) sum_i (c_i+ - c_i)."""
+        change = total.payloads[DELTA]
         self.control_variate = {
-            name: c
-            + torch.stack([r.payloads[DELTA][name] for r in replies]).sum(0) / cohort.num_clients
-            for name, c in self.control_variate.items()
+            name: c + change[name] / cohort.num_clients for name, c in self.control_variate.items()
         }
 
     def state_dict(self) -> Payloads:

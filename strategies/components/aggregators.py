@@ -1,4 +1,4 @@
-"""Aggregators: (x, replies) -> Delta. Replies are sorted by client id: sums are repeatable."""
+"""Aggregators that read the mean of the updates: (x, sum of the replies) -> Delta."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fedhet.strategies.base import Reply, Tensors, Weighting
+from fedhet.strategies.base import ReplySum, Tensors, Weighting
 from fedhet.strategies.statistics.update_diagnostics import norm
 
 
-def mean_of(values: Sequence[Tensors], coefficients: Sequence[float]) -> dict[str, Tensor]:
-    """Return the weighted mean by name; the coefficients need not sum to one."""
-    total = float(sum(coefficients))
+def mean_of(values: Sequence[Tensors]) -> dict[str, Tensor]:
+    """Return the plain mean by name."""
     mean = {name: torch.zeros_like(value) for name, value in values[0].items()}
-    for tensors, coefficient in zip(values, coefficients, strict=True):
+    for tensors in values:
         for name, value in mean.items():
-            value.add_(tensors[name], alpha=coefficient / total)
+            value.add_(tensors[name], alpha=1.0 / len(values))
     return mean
 
 
@@ -26,19 +25,15 @@ class WeightedMean:
 
     weighting: Weighting = "examples"
 
-    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
+    def __call__(self, params: Tensors, total: ReplySum) -> dict[str, Tensor]:
         """Return the aggregate."""
-        return mean_of([r.update for r in replies], [r.num_examples for r in replies])
+        return dict(total.update)
 
 
-class UniformMean:
+class UniformMean(WeightedMean):
     """Plain mean of updates, (1/|S|) sum_i u_i."""
 
     weighting: Weighting = "clients"
-
-    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
-        """Return the aggregate."""
-        return mean_of([r.update for r in replies], [1.0] * len(replies))
 
 
 class NormMean:
@@ -52,13 +47,13 @@ class NormMean:
     (Fig. 2's caption has the sum of the norms; Algorithm 1, the text and Lemma 7 have the mean.)
     """
 
+    weighting: Weighting = "clients"
     individual = "it needs the norm of every update; take strategy/aggregator=uniform_mean"
 
-    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
+    def __call__(self, params: Tensors, total: ReplySum) -> dict[str, Tensor]:
         """Return the aggregate."""
-        mean = UniformMean()(params, replies)
-        norms = [norm(r.update) for r in replies]
-        mean_norm, norm_of_mean = sum(norms) / len(norms), norm(mean)
+        norms = [reply.norm for reply in total.replies]
+        mean_norm, norm_of_mean = sum(norms) / len(norms), norm(total.update)
         cancelled = norm_of_mean <= torch.finfo(torch.float32).eps * mean_norm
         stretch = 0.0 if cancelled else mean_norm / norm_of_mean
-        return {name: stretch * value for name, value in mean.items()}
+        return {name: stretch * value for name, value in total.update.items()}

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import ClientSide, MeanAggregator, Shapes, Tensors
+from fedhet.strategies.base import ClientSide, Shapes, Tensors
 from fedhet.strategies.privacy.reply_vector import (
     Layout,
-    per_example,
     require_private,
     require_sums,
     shapes_of,
 )
 from fedhet.strategies.privacy.secure_aggregation import KEY, SecAggPlus
+from fedhet.strategies.round.reply_fold import per_example
 from fedhet.strategies.round.server_step import ServerStep
+from fedhet.strategies.slots import SumAggregator
 from fedhet.strategies.statistics.update_diagnostics import step_norm
 
 
@@ -71,7 +72,7 @@ def reply_layout(
             f"the payloads {unknown} have no shape that the server knows before round 1, and a "
             f"secure sum needs it: set {KEY}=none, or choose another method"
         )
-    assert isinstance(step.aggregator, MeanAggregator)
+    assert isinstance(step.aggregator, SumAggregator)
     return Layout(
         update={name: shape for name, shape in shapes.items() if name not in step.buffers},
         buffers={name: shape for name, shape in shapes.items() if name in step.buffers},

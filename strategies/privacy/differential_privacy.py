@@ -35,12 +35,12 @@ from torch import nn
 
 from fedhet.common.errors import ConfigError, require_choice, require_range
 from fedhet.strategies.base import (
-    ClientSampler,
     ClientSide,
     LocalOptimizer,
     Payloads,
     RefusedReplyError,
     Reply,
+    ReplySum,
     ServerSide,
     Shapes,
     Tensors,
@@ -56,8 +56,9 @@ from fedhet.strategies.privacy.clipping import (
     with_arrays,
 )
 from fedhet.strategies.privacy.gaussian_mechanism import Uploads, epsilon_of
-from fedhet.strategies.privacy.reply_vector import mean_reply
+from fedhet.strategies.privacy.reply_vector import copies, mean_reply
 from fedhet.strategies.privacy.seeded_rng import noise_from
+from fedhet.strategies.slots import ClientSampler
 
 CLIPPING, NORM = "clipping", "norm"
 UNCLIPPED = "unclipped"
@@ -103,10 +104,13 @@ class ClippingClient(_ClippingSide):
         if not self.needs:
             return reply
         short, was_longer = clip(reply, float(received[CLIPPING][NORM]))
-        if not self.sends:
-            return short
-        bit = {UNCLIPPED: torch.tensor(0.0 if was_longer else 1.0)}
-        return replace(short, payloads={**short.payloads, NORM_BIT: bit})
+        return with_norm_bit(short, was_longer) if self.sends else short
+
+
+def with_norm_bit(reply: Reply, was_longer: bool) -> Reply:
+    """Return the reply with one more number to sum: whether it stayed unclipped."""
+    bit = {UNCLIPPED: torch.tensor(0.0 if was_longer else 1.0)}
+    return replace(reply, payloads={**reply.payloads, NORM_BIT: bit})
 
 
 class CentralPrivacy(ServerSide):
@@ -156,12 +160,12 @@ class CentralPrivacy(ServerSide):
         self.norm = norm or FixedNorm()
         require_choice(f"{KEY}.clipping", clipping, ("client", "server"))
         self.at_client = clipping == "client"
+        self.keeps_replies = not self.at_client
         self.delta = require_range(f"{KEY}.delta", delta, low=1e-10, high=0.1)
         self.reproducible_noise, self.seed = reproducible_noise, seed
         self.sampler, self.clients, self.participation = sampler, clients, participation
         self.sends = frozenset({CLIPPING} if self.at_client else ())
         self.needs = frozenset({NORM_BIT} if self.at_client and self.norm.adaptive else ())
-        self.additive_payloads = self.needs if self.at_client else None
         self.size = FixedSizeSampler(participation).size(clients)
         self.multiplier = self.norm.noise_multiplier(self.z, self.size)
         self.uploads = Uploads()
@@ -189,23 +193,28 @@ class CentralPrivacy(ServerSide):
             if not -_ROUNDED <= bit <= 1.0 + _ROUNDED:
                 raise RefusedReplyError(f"{NORM_BIT}={bit:.6g} is not between 0 and 1")
 
-    def receive(self, params: Tensors, replies: Sequence[Reply]) -> list[Reply]:
-        """Return m copies of the sum of the clipped uploads plus noise, over m."""
-        if self.at_client:
-            unclipped = sum(float(r.payloads[NORM_BIT][UNCLIPPED]) for r in replies if self.needs)
-            mean = mean_reply(replies, self.size)
-        else:
-            found = [clip(reply, self.norm.value) for reply in replies]
-            unclipped = float(sum(not was_longer for _, was_longer in found))
-            mean = mean_reply([reply for reply, _ in found], self.size)
+    def receive(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
+        """Clip the uploads here, if the clients do not."""
+        return replies if self.at_client else [self._clipped(reply) for reply in replies]
+
+    def release(self, total: ReplySum) -> ReplySum:
+        """Return the sum of m copies of the clipped uploads' sum plus noise, over m."""
+        count = len(total.replies)
+        mean = mean_reply(total, self.size)
         arrays = arrays_of(mean)
         seed = np.random.SeedSequence([self.seed, self.rounds, _STREAM])
         with noise_from(seed if self.reproducible_noise else None) as noise:
             for array in arrays:
                 array += noise(self.multiplier * self.norm.value / self.size, array.shape)
-            self.norm.move(unclipped, len(replies), self.size, noise if self.z > 0 else None)
+            if self.norm.adaptive:
+                unclipped = float(total.payloads[NORM_BIT][UNCLIPPED])
+                self.norm.move(unclipped, count, self.size, noise if self.z > 0 else None)
         self.rounds += 1
-        return [with_arrays(mean, arrays)] * self.size
+        return copies(with_arrays(mean, arrays), self.size)
+
+    def _clipped(self, reply: Reply) -> Reply:
+        short, was_longer = clip(reply, self.norm.value)
+        return with_norm_bit(short, was_longer) if self.norm.adaptive else short
 
     def metrics(self) -> Mapping[str, float]:
         """Return C, and epsilon if there is noise."""

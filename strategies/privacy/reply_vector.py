@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -28,20 +28,24 @@ from torch import Tensor
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     STATE_LOST,
-    Aggregator,
     ClientSide,
-    MeanAggregator,
-    Observer,
-    Output,
     Payloads,
-    ReadsNoReply,
     Reply,
-    ReplyTransform,
+    ReplySum,
     ServerSide,
     Tensors,
     Weighting,
 )
-from fedhet.strategies.components.aggregators import mean_of
+from fedhet.strategies.round.exact_sum import norms_of
+from fedhet.strategies.round.reply_fold import per_example, summed_payloads
+from fedhet.strategies.slots import (
+    Aggregator,
+    Observer,
+    Output,
+    ReadsNoReply,
+    ReplyTransform,
+    SumAggregator,
+)
 
 CLIPPED = "clipped-share"
 # The metrics of a client that are summed, too; others are not sent. The scores of a client's own
@@ -89,19 +93,17 @@ def require_sums(
     readers = [
         side
         for side in server_sides.values()
-        if _reads_single(side) and (summed or not side.averages)
+        if side.keeps_replies and (summed or not side.averages)
     ]
     reasons = [
-        *_reasons(
-            "strategy.aggregator", [] if isinstance(aggregator, MeanAggregator) else [aggregator]
-        ),
+        *_reasons("strategy.aggregator", [] if _reads_sum(aggregator) else [aggregator]),
         *_reasons("strategy.transforms", transforms),
         *_reasons("strategy.output", [] if isinstance(output, ReadsNoReply) else [output]),
         *_reasons("strategy.server_sides", readers),
-        *_reasons("diagnostics", observers),
+        *_reasons("diagnostics", [observer for observer in observers if observer.keeps_replies]),
         *_unsummed(client_sides, server_sides),
     ]
-    if reasons or not isinstance(aggregator, MeanAggregator):
+    if reasons or not isinstance(aggregator, SumAggregator):
         raise ConfigError(
             f"{what} gives the server the sum of the clients' replies only, but "
             f"{'; '.join(reasons)}. Set {what}=none, or choose another method"
@@ -115,16 +117,14 @@ def _reasons(key: str, parts: Sequence[object]) -> Iterator[str]:
         yield f"{key} {type(part).__name__}: {reason}"
 
 
-def _reads_single(side: ServerSide) -> bool:
-    kind = type(side)
-    reads = kind.reduce is not ServerSide.reduce or kind.receive is not ServerSide.receive
-    return reads and side.additive_payloads is None
+def _reads_sum(aggregator: Aggregator) -> bool:
+    return isinstance(aggregator, SumAggregator) and not hasattr(aggregator, "individual")
 
 
 def _unsummed(
     client_sides: Mapping[str, ClientSide], server_sides: Mapping[str, ServerSide]
 ) -> Iterator[str]:
-    summed = {name for side in server_sides.values() for name in side.additive_payloads or ()}
+    summed = summed_payloads(server_sides)
     for key, side in client_sides.items():
         for name in sorted(side.sends - summed):
             yield f"strategy.client_sides.{key}: {name} is read client by client"
@@ -258,31 +258,33 @@ def _payload(group: str) -> str:
     return group.removeprefix(_PAYLOAD)
 
 
-def per_example(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:
-    """Return the payloads that grow with a client's number of examples."""
-    return frozenset(name for side in client_sides.values() for name in side.per_example)
+def mean_reply(total: ReplySum, size: int) -> Reply:
+    """Return the sum of equally weighted replies over ``size``, with client id -1."""
+    count = len(total.replies)
 
-
-def mean_reply(replies: Sequence[Reply], size: int) -> Reply:
-    """Return the sum of the replies over ``size``, with client id -1; counts are plain means.
-
-    ``size`` copies have the same sum as the replies, however many these are.
-    """
-    count, alike = len(replies), [1.0] * len(replies)
-
-    def mean(tensors: Sequence[Tensors]) -> dict[str, Tensor]:
-        return {name: count / size * value for name, value in mean_of(tensors, alike).items()}
+    def scaled(tensors: Tensors, factor: float) -> dict[str, Tensor]:
+        return {name: factor * value for name, value in tensors.items()}
 
     return Reply(
         -1,
-        max(1, round(sum(reply.num_examples for reply in replies) / count)),
-        max(1, round(sum(reply.num_steps for reply in replies) / count)),
-        sum(reply.lr_sum for reply in replies) / count,
-        mean([reply.update for reply in replies]),
-        {name: mean([reply.payloads[name] for reply in replies]) for name in replies[0].payloads},
-        buffers=mean([reply.buffers for reply in replies]),
-        per_example=replies[0].per_example,
+        max(1, round(sum(reply.num_examples for reply in total.replies) / count)),
+        max(1, round(sum(reply.num_steps for reply in total.replies) / count)),
+        math.fsum(reply.lr_sum for reply in total.replies) / count,
+        scaled(total.update, count / size),
+        {name: scaled(tensors, 1 / size) for name, tensors in total.payloads.items()},
+        buffers=dict(total.buffers),
+        per_example=total.replies[0].per_example,
     )
+
+
+def copies(reply: Reply, size: int) -> ReplySum:
+    """Return the sum of ``size`` copies of a reply."""
+    bare = replace(reply, update={}, payloads={}, buffers={}, norms=norms_of(reply.update))
+    payloads = {
+        name: {tensor: size * value for tensor, value in tensors.items()}
+        for name, tensors in reply.payloads.items()
+    }
+    return ReplySum([bare] * size, [1 / size] * size, reply.update, payloads, reply.buffers)
 
 
 def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:

@@ -6,7 +6,12 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self, TypedDict
 
-from fedhet.strategies.base import (
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.client_metrics import ClientMetrics
+from fedhet.strategies.round.registration import FederationConfig
+from fedhet.strategies.round.server_model import ServerModel
+from fedhet.strategies.slots import (
     Aggregator,
     ClientSampler,
     Observer,
@@ -15,11 +20,6 @@ from fedhet.strategies.base import (
     Schedule,
     ServerOptimizer,
 )
-from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.round.client_metrics import ClientMetrics
-from fedhet.strategies.round.registration import FederationConfig
-from fedhet.strategies.round.server_model import ServerModel
 
 
 class Slots(TypedDict, total=False):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import ClientSide, Output, ServerSide
+from fedhet.strategies.base import ClientSide, ServerSide
 from fedhet.strategies.round.server_model import BuildsOutputModel
+from fedhet.strategies.slots import Output
 
 RESERVED_RECORDS = frozenset({"params", "config", "update", "metrics", "client"})
 

@@ -210,7 +210,7 @@ class ExpectedReply:
     """What the replies of a round must be.
 
     Attributes:
-        params: the shared tensors that were sent, buffers included.
+        params: the shared tensors that were sent, buffers included; only shapes and types count.
         buffers: names of the buffers among them.
         payloads: names of the payloads that the client sides send.
         shapes: of these payloads' tensors, where a side declares them.
@@ -218,6 +218,7 @@ class ExpectedReply:
         measures: names of the numbers that the client sides measure; None: see decode_metrics.
         widest: the longest that an open dimension of a payload may be.
         largest: the size that a number may have.
+        per_example: names of the payloads that are sums over a client's examples.
         lr: eta_l of the round; None: not checked.
     """
 
@@ -229,6 +230,7 @@ class ExpectedReply:
     measures: Collection[str] | None = ()
     widest: int = 1 << 16
     largest: float = math.inf
+    per_example: frozenset[str] = frozenset()
     lr: float | None = None
 
     def decode(
@@ -266,6 +268,7 @@ class ExpectedReply:
             buffers={name: value for name, value in update.items() if name in held},
             payloads={name: self._payload(content, name) for name in sorted(self.payloads)},
             metrics=metrics,
+            per_example=self.per_example,
         )
 
     def _metrics(

@@ -14,7 +14,6 @@ import copy
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from logging import INFO, WARNING
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -23,20 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.common.errors import require_range
-from fedhet.strategies.base import (
-    STATE_LOST,
-    Aggregator,
-    ClientSampler,
-    ClientSide,
-    Observer,
-    Output,
-    Reply,
-    ReplyTransform,
-    Schedule,
-    ServerOptimizer,
-    ServerSide,
-    Tensors,
-)
+from fedhet.strategies.base import STATE_LOST, ClientSide, Reply, ServerSide, Tensors
 from fedhet.strategies.components import server_optimizers
 from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
@@ -44,12 +30,10 @@ from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.schedules import Constant
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
-from fedhet.strategies.privacy.reply_vector import per_example
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.checks import check_output, check_sides
 from fedhet.strategies.round.client_metrics import ClientMetrics
-from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.messages import (
     NUM_ROUNDS,
     TIMEOUT,
@@ -62,7 +46,6 @@ from fedhet.strategies.round.records import (
     mean_metrics,
     mean_scores,
     personal_scores,
-    receive_replies,
     scalars,
     to_metrics,
     to_record,
@@ -74,10 +57,20 @@ from fedhet.strategies.round.registration import (
     register_clients,
     valid_evaluations,
 )
+from fedhet.strategies.round.reply_fold import FoldRule, Limits, ReplyFold, fold_replies
 from fedhet.strategies.round.round_report import RoundReport, StrategyState
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound
+from fedhet.strategies.slots import (
+    Aggregator,
+    ClientSampler,
+    Observer,
+    Output,
+    ReplyTransform,
+    Schedule,
+    ServerOptimizer,
+)
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 OnRound = Callable[[RoundReport, ArrayRecord], bool]
@@ -246,7 +239,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
         lr, absent = self._writer.lr(server_round, config), sorted(self.availability.absent)
         report = RoundReport(server_round, lr, clients=cohort, absent=absent)
         report.bytes_down = sum(count_bytes(message.content) for message in messages.values())
-        return TrainingRound(to_tensors(arrays), messages, timeout_of(config), report)
+        params = to_tensors(arrays)
+        rule = self._fold_rule(params, lr, cohort)
+        return TrainingRound(params, messages, rule, timeout_of(config), report)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -256,22 +251,19 @@ class FederatedStrategy(KeepsArguments, Strategy):
             raise TypeError("aggregate_train needs the replies with their round: RoundReplies")
         training, report = replies.round, replies.round.report
         step, num_clients = self.server_step, len(self.availability.registry)
-        expected = step.expected_reply(training.params, self.client_sides, report.lr, num_clients)
-        measures = {*(expected.measures or ()), *self.client_metrics.in_train_replies}
-        expected = replace(expected, measures=measures)
-        decode = partial(self._decode, expected)
-        sent, timeout = training.messages, training.timeout
-        received = receive_replies(replies, sent, decode, step.check_together, timeout)
-        report.take(received, len(sent))
-        valid, self.state.round = received.valid, server_round
-        if len(valid) < self.federation.min_replies:
+        fold = ReplyFold(training.rule, step.check)
+        fold_replies(replies, training.messages, fold, training.timeout)
+        fold.refuse(step.check_together(fold.kept))
+        report.take(fold, len(training.messages))
+        self.state.round = server_round
+        if len(fold.replies) < self.federation.min_replies:
             self.state.failed_rounds += 1
             self.federation.check_failed_rounds(self.state.failed_rounds, report)
             return None, None
         self.state.failed_rounds = 0
         self.state.commit(report.clients, server_round)
-        began = time.perf_counter()
-        params = step(training.params, valid, server_round, num_clients)
+        began, valid = time.perf_counter(), fold.replies
+        params = step(training.params, fold, server_round, num_clients)
         report.server_seconds = time.perf_counter() - began
         self._restart_if_lost(valid, params, server_round)
         self.state.personal |= {r.client_id: personal_scores(r.metrics) for r in valid}
@@ -373,16 +365,23 @@ class FederatedStrategy(KeepsArguments, Strategy):
     def _output_model(self, arrays: ArrayRecord) -> ArrayRecord:
         return arrays if (found := self.server_step.output_model) is None else to_record(found)
 
-    def _decode(self, expected: ExpectedReply, message: Message, client: int) -> Reply:
-        if self.secure_aggregation is None:
-            examples = self.availability.registry.num_examples[client]
-            steps = self.local_training.max_steps(examples) if self.local_training else None
-            had_state = client in self.state.committed
-            reply = expected.decode(message, client, examples, steps, had_state)
-        else:  # the mean that the server has made itself of what it could not look into
-            reply = replace(expected, lr=None, measures=None).decode(message, client)
-        self.server_step.check(reply)
-        return replace(reply, per_example=per_example(self.client_sides))
+    def _fold_rule(self, params: Tensors, lr: float, cohort: Sequence[int]) -> FoldRule:
+        """Return what the cohort's replies must be, and how they are added up."""
+        registry, secure = self.availability.registry, self.secure_aggregation
+        options, examples = self.local_training, registry.num_examples
+        if secure is None:
+            steps = {i: options.max_steps(examples[i]) if options else None for i in cohort}
+            limits = {i: Limits(examples[i], steps[i], i in self.state.committed) for i in cohort}
+            most = float(sum(examples[i] for i in cohort))
+        else:
+            most, limits = float(secure.max_examples * len(cohort)), dict.fromkeys(cohort, Limits())
+        sides, step = self.client_sides, self.server_step
+        rule = step.fold_rule(params, sides, lr, len(registry), most, limits)
+        expected = rule.expected
+        if secure is not None:  # the server makes these replies itself, of what it cannot look into
+            return replace(rule, expected=replace(expected, lr=None, measures=None))
+        measures = {*(expected.measures or ()), *self.client_metrics.in_train_replies}
+        return replace(rule, expected=replace(expected, measures=measures))
 
     def _restart_if_lost(self, replies: Sequence[Reply], params: Tensors, round: int) -> None:
         """Restart the parts that are coupled to client states, where a client has lost its own."""

@@ -10,10 +10,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from fedhet.strategies.base import Payloads, RefusedReplyError, Schedule, Tensors
+from fedhet.strategies.base import Payloads, RefusedReplyError, Tensors
 from fedhet.strategies.round.client_versions import ClientVersions
 from fedhet.strategies.round.decoder import content_of
 from fedhet.strategies.round.records import CONFIG, PARAMS, no_reply, to_record, with_senders
+from fedhet.strategies.slots import Schedule
 
 TIMEOUT, NUM_ROUNDS = "timeout-seconds", "num-rounds"  # in the clients' config
 _CLOCK_SKEW_SECONDS = 3600.0  # by which a site's clock may be ahead of the server's

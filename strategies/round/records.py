@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
-from typing import NamedTuple
 
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
-from fedhet.strategies.base import RefusedReplyError, Reply, Tensors
+from fedhet.strategies.base import RefusedReplyError, Tensors
 from fedhet.strategies.round.array_codec import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
@@ -35,54 +34,6 @@ def count_bytes(content: RecordDict) -> int:
     return sum(
         len(array.data) for record in content.array_records.values() for array in record.values()
     )
-
-
-class Received(NamedTuple):
-    """The replies of a round."""
-
-    valid: list[Reply]  # by client id
-    failures: list[str]  # one sentence for each missing or refused reply
-    non_finite: int  # how many were refused since they held NaN or Inf
-    bytes_up: int
-
-
-def receive_replies(
-    replies: Iterable[Message],
-    sent: Mapping[int, Message],
-    parse: Callable[[Message, int], Reply],
-    check_together: Callable[[Sequence[Reply]], Mapping[int, str]],
-    timeout_seconds: float,
-) -> Received:
-    """Return the valid replies of a round, and what became of the others.
-
-    Args:
-        replies: as they arrive.
-        sent: the messages, by client id.
-        parse: reads one client's reply, or refuses it.
-        check_together: says which clients' replies are refused beside the others', and why.
-        timeout_seconds: for which was waited.
-    """
-    waiting = {message.metadata.dst_node_id: client for client, message in sent.items()}
-    valid, failures, non_finite, bytes_up = [], [], 0, 0
-    for node, reply in with_senders(replies, sent.values()):
-        if reply.has_content():
-            bytes_up += count_bytes(reply.content)
-        client = waiting.pop(node, None)
-        if client is None:
-            failures.append(f"node {node}: it was not asked, or has answered already")
-            continue
-        try:
-            valid.append(parse(reply, client))
-        except RefusedReplyError as refusal:
-            failures.append(f"client {client}: {refusal}")
-            non_finite += isinstance(refusal, NonFiniteReplyError)
-    why = no_reply(timeout_seconds)
-    failures += [f"client {client}: {why}" for client in sorted(waiting.values())]
-    valid.sort(key=lambda reply: reply.client_id)
-    refused = check_together(valid)
-    valid = [reply for reply in valid if reply.client_id not in refused]
-    failures += [f"client {client}: {reason}" for client, reason in sorted(refused.items())]
-    return Received(valid, failures, non_finite, bytes_up)
 
 
 def with_senders(

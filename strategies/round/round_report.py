@@ -13,7 +13,7 @@ from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import row_key
 from fedhet.strategies.base import Payloads
 from fedhet.strategies.round.client_versions import ClientVersions
-from fedhet.strategies.round.records import Received
+from fedhet.strategies.round.reply_fold import ReplyFold
 
 
 @dataclass
@@ -37,11 +37,12 @@ class RoundReport:
     # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
 
-    def take(self, received: Received, asked: int) -> None:
+    def take(self, fold: ReplyFold, asked: int) -> None:
         """Record, and log, what became of the replies of the clients asked."""
-        self.clients = [reply.client_id for reply in received.valid]
-        self.failures, self.bytes_up = received.failures, received.bytes_up
-        self.diverged = 2 * received.non_finite > asked
+        self.clients = [reply.client_id for reply in fold.replies]
+        refused = (f"client {client}: {why}" for client, why in sorted(fold.refused.items()))
+        self.failures, self.bytes_up = [*refused, *fold.unasked], fold.bytes_up
+        self.diverged = 2 * fold.non_finite > asked
         for failure in self.failures:
             log(WARNING, "round %s: %s", self.round, failure)
 

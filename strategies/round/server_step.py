@@ -1,4 +1,8 @@
-"""The server's step, free of Flower: valid replies in, new params out, and the state between."""
+"""The server's step, free of Flower: valid replies in, new params out, and the state between.
+
+Replies come in one by one (round/reply_fold.py). They are kept only for parts that read single
+ones; all others read the sum.
+"""
 
 from __future__ import annotations
 
@@ -6,28 +10,43 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.strategies.base import (
-    Aggregator,
     ClientSide,
     Cohort,
-    Observer,
-    Output,
     Payloads,
     Reply,
-    ReplyTransform,
-    ServerOptimizer,
+    ReplySum,
     ServerSide,
     Shapes,
     Tensors,
 )
-from fedhet.strategies.components.aggregators import mean_of
 from fedhet.strategies.round.decoder import ExpectedReply, largest_of, widest_of
+from fedhet.strategies.round.exact_sum import largest_summand
+from fedhet.strategies.round.reply_fold import (
+    FoldRule,
+    Limits,
+    ReplyFold,
+    SumRule,
+    per_example,
+    sum_of,
+    summed_payloads,
+)
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel, UsesServerModel
 from fedhet.strategies.round.tensor_files import below
-from fedhet.strategies.statistics.update_diagnostics import diagnose, norm
+from fedhet.strategies.slots import (
+    Aggregator,
+    Observer,
+    Output,
+    ReadsNoReply,
+    ReplyTransform,
+    ServerOptimizer,
+    SumAggregator,
+)
+from fedhet.strategies.statistics.update_diagnostics import diagnose
 
 OUTPUT = "output"  # owner of the last output model in the state
 
@@ -48,7 +67,7 @@ class ServerStep:
 
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
-        diagnose: (replies as received, Delta) -> scalars to report of the round's updates.
+        diagnose: (sum of the replies as received, Delta) -> scalars of the round's updates.
     """
 
     def __init__(
@@ -72,7 +91,7 @@ class ServerStep:
         self.server_model = self._bind(server_model)
         self._model = dict(server_model.model.named_parameters()) if server_model else {}
         self.output_model: Tensors | None = None
-        self.diagnose: Callable[[Sequence[Reply], Tensors], dict[str, float]] = diagnose
+        self.diagnose: Callable[[ReplySum, Tensors], dict[str, float]] = diagnose
         self._diagnostics: dict[str, float] = {}
 
     def init(self, tensors: Tensors, state: Payloads) -> None:
@@ -101,21 +120,52 @@ class ServerStep:
             name: shapes for side in self.sides.values() for name, shapes in side.expected().items()
         }
 
-    def expected_reply(
-        self, params: Tensors, client_sides: Mapping[str, ClientSide], lr: float, num_clients: int
-    ) -> ExpectedReply:
-        """Return what a round's replies must be; ``params`` were sent, ``lr`` is eta_l."""
+    def fold_rule(
+        self,
+        params: Tensors,
+        client_sides: Mapping[str, ClientSide],
+        lr: float,
+        num_clients: int,
+        most_weight: float,
+        limits: Mapping[int, Limits],
+    ) -> FoldRule:
+        """Return what a round's replies must be, and how they are added up.
+
+        Args:
+            params: as they were sent, buffers included.
+            client_sides: the methods' client halves.
+            lr: eta_l.
+            num_clients: N.
+            most_weight: that all weights of a round can sum to.
+            limits: of the round's clients, by id.
+        """
         sides, everything = client_sides.values(), {**self._model, **params}
-        return ExpectedReply(
-            params,
+        summed, grown = summed_payloads(self.sides), per_example(client_sides)
+        by = self.aggregator.weighting if isinstance(self.aggregator, SumAggregator) else "clients"
+        largest = min(largest_of(everything, num_clients), largest_summand(most_weight))
+        expected = ExpectedReply(
+            {name: torch.empty_like(value, device="meta") for name, value in params.items()},
             self.buffers,
             payloads={name for side in sides for name in side.sends},
             shapes=self.expected(),
             dtypes={name: kind for side in sides for name, kind in side.dtypes.items()},
             measures={name for side in sides for name in side.measures},
             widest=widest_of(everything),
-            largest=largest_of(everything, num_clients),
+            largest=largest,
+            per_example=grown,
             lr=lr,
+        )
+        return FoldRule(expected, limits, SumRule(by, summed), keep=self.keeps_replies)
+
+    @property
+    def keeps_replies(self) -> bool:
+        """Whether a part reads single replies, so that a round holds them all."""
+        return (
+            not isinstance(self.aggregator, SumAggregator)
+            or not isinstance(self.output, ReadsNoReply)
+            or bool(self.transforms)
+            or any(observer.keeps_replies for observer in self.observers)
+            or any(side.keeps_replies for side in self.sides.values())
         )
 
     def check(self, reply: Reply) -> None:
@@ -129,42 +179,67 @@ class ServerStep:
         return {client: reason for refused in found for client, reason in refused.items()}
 
     def __call__(
-        self, tensors: Tensors, replies: Sequence[Reply], round: int, num_clients: int
+        self, tensors: Tensors, fold: ReplyFold, round: int, num_clients: int
     ) -> dict[str, Tensor]:
         """Return the new tensors, buffers included, and set ``output_model``.
 
-        ``tensors`` are x and the buffers, as they were sent; ``replies`` are sorted by client id.
+        Args:
+            tensors: x and the buffers, as they were sent.
+            fold: the valid replies, at least one.
+            round: t.
+            num_clients: N.
 
         Raises:
             DivergedError: if the new model, or the output model, holds NaN or Inf.
         """
         if self.server_model is not None:
             self.server_model.load(tensors)
-        params = self._trainable(tensors)
+        params, replies = self._trainable(tensors), fold.replies
+        received = fold.total()
+        kept: Sequence[Reply] = replies if fold.rule.keep else ()
         cohort = Cohort(round, len(replies), num_clients)
         for observe in self.observers:
-            observe(params, replies, cohort)
-        received = replies
-        for transform in self.transforms:
-            replies = transform(params, replies)
-        for side in self.sides.values():
-            replies = side.receive(params, replies)
-        cohort = replace(cohort, size=len(replies))
-        changes = self.aggregator(params, replies)
+            observe(params, received, kept, cohort)
+        total, kept = self._aggregated(params, received, kept, fold.rule.sum)
+        cohort = replace(cohort, size=len(total.replies))
+        changes = self._changes(params, total, kept)
         update = self._trainable(changes)
         self._diagnostics = self.diagnose(received, update)
         stepped = self.optimizer.step(params, update, cohort)
         for side in self.sides.values():
-            side.reduce(replies, update, cohort)
-        new = {**tensors, **stepped, **self._new_buffers(tensors, replies, changes)}
-        output_model = self.output(params, update, stepped, replies)
+            side.reduce(total, update, cohort)
+        moved = {name: tensors[name] + changes.get(name, c) for name, c in total.buffers.items()}
+        new = {**tensors, **stepped, **moved}
+        output_model = self.output(params, update, stepped, kept)
         if isinstance(self.output, BuildsOutputModel):
             self.output_model = output_model
         else:
             self.output_model = None if output_model is stepped else {**new, **output_model}
         for what, model in (("new", new), (OUTPUT, self.output_model or {})):
-            _require_finite(what, model, received, round)
+            _require_finite(what, model, received.replies, round)
         return new
+
+    def _aggregated(
+        self, params: Tensors, received: ReplySum, kept: Sequence[Reply], rule: SumRule
+    ) -> tuple[ReplySum, Sequence[Reply]]:
+        """Return what is aggregated: transformed replies that are kept, and the released sum."""
+        replies = kept
+        for transform in self.transforms:
+            replies = transform(params, replies)
+        for side in self.sides.values():
+            replies = side.receive(params, replies)
+        total = received if replies is kept else sum_of(replies, rule)
+        for side in self.sides.values():
+            total = side.release(total)
+        return total, replies
+
+    def _changes(
+        self, params: Tensors, total: ReplySum, kept: Sequence[Reply]
+    ) -> dict[str, Tensor]:
+        """Return Delta, and the buffers' changes if the aggregator makes them."""
+        if isinstance(self.aggregator, SumAggregator):
+            return self.aggregator(params, total)
+        return self.aggregator(params, kept)
 
     def restart_coupled(self, tensors: Tensors) -> frozenset[str]:
         """Reinitialise the parts that are coupled to client states; return those states' keys."""
@@ -204,15 +279,6 @@ class ServerStep:
     def _trainable(self, tensors: Tensors) -> dict[str, Tensor]:
         return {name: value for name, value in tensors.items() if name not in self.buffers}
 
-    def _new_buffers(
-        self, tensors: Tensors, replies: Sequence[Reply], changes: Tensors
-    ) -> dict[str, Tensor]:
-        """Return the buffers, moved by the aggregator's change or else the clients' mean change."""
-        if not self.buffers:
-            return {}
-        mean = mean_of([r.buffers for r in replies], [r.num_examples for r in replies])
-        return {name: tensors[name] + changes.get(name, change) for name, change in mean.items()}
-
     def _bind(self, server_model: ServerModel | None) -> ServerModel | None:
         """Give the model to the parts that run it; return it if there are any."""
         observers = {f"observer {number}": part for number, part in enumerate(self.observers)}
@@ -236,9 +302,9 @@ def _require_finite(what: str, model: Tensors, replies: Sequence[Reply], round: 
         if not all(math.isfinite(end) for end in value.aminmax()):
             message = f"in round {round} the {what} model's {name!r} would hold NaN or Inf"
             if len(replies) > 1:  # else it is the client's, or a secure sum
-                largest = max(replies, key=lambda reply: norm(reply.update))
+                largest = max(replies, key=lambda reply: reply.norm)
                 message += (
-                    f"; the largest update, of norm {norm(largest.update):.3g}, is that of client "
+                    f"; the largest update, of norm {largest.norm:.3g}, is that of client "
                     f"{largest.client_id}"
                 )
             raise DivergedError(message)

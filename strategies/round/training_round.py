@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from flwr.app import Message
 
 from fedhet.strategies.base import Tensors
+from fedhet.strategies.round.reply_fold import FoldRule
 from fedhet.strategies.round.round_report import RoundReport
 
 
@@ -20,6 +21,7 @@ class TrainingRound:
 
     params: Tensors  # x and the buffers, as sent
     messages: Mapping[int, Message]  # by client id
+    rule: FoldRule  # what their replies must be, and how they are added up
     timeout: float  # seconds to wait for the replies
     report: RoundReport  # completed step by step
 

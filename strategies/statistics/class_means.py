@@ -10,12 +10,12 @@ The method chooses the row of a class that nobody holds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from fedhet.strategies.base import LocalContext, Reply
+from fedhet.strategies.base import LocalContext
 
 SUMS, COUNTS, MEANS = "sums", "counts", "means"
 _BATCH = 500  # examples at once; nothing depends on it but speed
@@ -38,13 +38,6 @@ def class_sums(
         sums.append(members.T @ rows)
         counts.append(members.sum(0))
     return {SUMS: torch.stack(sums).sum(0), COUNTS: torch.stack(counts).sum(0)}
-
-
-def total(replies: Sequence[Reply], payload: str) -> tuple[Tensor, Tensor]:
-    """Return the replies' summed sums (C, d) and counts (C,)."""
-    sums = torch.stack([reply.payloads[payload][SUMS] for reply in replies]).sum(0)
-    counts = torch.stack([reply.payloads[payload][COUNTS] for reply in replies]).sum(0)
-    return sums, counts
 
 
 def class_means(sums: Tensor, counts: Tensor, otherwise: Tensor, least: float = 0.0) -> Tensor:

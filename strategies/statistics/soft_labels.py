@@ -23,7 +23,7 @@ to sum 1, and a row without a positive entry counts as nobody's.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
@@ -36,7 +36,7 @@ from fedhet.strategies.base import (
     LocalContext,
     LocalSummary,
     Payloads,
-    Reply,
+    ReplySum,
     ServerSide,
     Shapes,
     Tensors,
@@ -48,7 +48,6 @@ from fedhet.strategies.statistics.class_means import (
     SUMS,
     class_means,
     class_sums,
-    total,
 )
 
 SOFT_LABELS = "soft_labels"
@@ -87,7 +86,6 @@ class SoftLabelServer(ServerSide):
     """
 
     needs, sends = frozenset({SOFT_LABEL_SUMS}), frozenset({SOFT_LABELS})
-    additive_payloads = frozenset({SOFT_LABEL_SUMS})
 
     def __init__(
         self,
@@ -128,10 +126,10 @@ class SoftLabelServer(ServerSide):
         classes = len(self.sent[MEANS])
         return {SOFT_LABEL_SUMS: {SUMS: (classes, classes), COUNTS: (classes,)}}
 
-    def reduce(self, replies: Sequence[Reply], update: Tensors, cohort: Cohort) -> None:
+    def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
         """Eq. 7, with the options above."""
-        sums, counts = total(replies, SOFT_LABEL_SUMS)
-        summed = len(replies)
+        sums, counts = (total.payloads[SOFT_LABEL_SUMS][name] for name in (SUMS, COUNTS))
+        summed = len(total.replies)
         if self.history == "all":
             sums, counts, summed = self.sums + sums, self.counts + counts, self.summed + summed
             self.sums, self.counts, self.summed = sums, counts, summed
