@@ -191,8 +191,13 @@ def fold_replies(
             fold.unasked.append(f"node {node}: it was not asked, or has answered already")
         else:
             fold.take(client, reply)
-    why = no_reply(timeout_seconds)
-    fold.refused |= dict.fromkeys(waiting.values(), why)
+    add_missing(fold, sent, timeout_seconds)
+
+
+def add_missing(fold: ReplyFold, sent: Collection[int], timeout_seconds: float) -> None:
+    """Note which of the clients that were asked have not answered."""
+    missing = set(sent) - fold.refused.keys() - {reply.client_id for reply in fold.replies}
+    fold.refused |= dict.fromkeys(missing, no_reply(timeout_seconds))
 
 
 def summed_payloads(server_sides: Mapping[str, ServerSide]) -> frozenset[str]:

@@ -168,6 +168,11 @@ class ServerStep:
             or any(side.keeps_replies for side in self.sides.values())
         )
 
+    @property
+    def checks_replies(self) -> bool:
+        """Whether a side looks at single replies before they are added up."""
+        return any(type(side).check is not ServerSide.check for side in self.sides.values())
+
     def check(self, reply: Reply) -> None:
         """Let every side refuse a reply."""
         for side in self.sides.values():

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from flwr.app import Message
+from flwr.serverapp import Grid
 
-from fedhet.strategies.base import Tensors
-from fedhet.strategies.round.reply_fold import FoldRule
+from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold, add_missing, fold_replies
 from fedhet.strategies.round.round_report import RoundReport
 
 
@@ -43,3 +45,40 @@ class RoundReplies:
     def __iter__(self) -> Iterator[Message]:
         """Yield the replies."""
         return iter(self.replies)
+
+    def fold(self, check: Callable[[Reply], None]) -> ReplyFold:
+        """Return the valid replies, and why others are refused."""
+        fold = ReplyFold(self.round.rule, check)
+        fold_replies(self, self.round.messages, fold, self.round.timeout)
+        return fold
+
+
+@dataclass(frozen=True)
+class FoldedReplies(RoundReplies):
+    """The replies of a round that the grid's workers have added up; none can be looked into."""
+
+    folded: ReplyFold
+
+    def fold(self, check: Callable[[Reply], None]) -> ReplyFold:
+        """Return them; ``check`` has no single reply to look into."""
+        add_missing(self.folded, self.round.messages, self.round.timeout)
+        return self.folded
+
+
+@runtime_checkable
+class FoldingGrid(Protocol):
+    """A grid whose workers decode and add up the replies where the clients are."""
+
+    def send_and_fold(
+        self, messages: Mapping[int, Message], rule: FoldRule, timeout: float | None = None
+    ) -> ReplyFold:
+        """Send messages, by client id; return the sum of the replies that arrive in time."""
+
+
+def send_round(grid: Grid, training: TrainingRound, *, fold: bool) -> RoundReplies:
+    """Send a round's messages; ``fold`` lets the grid's workers add up the replies."""
+    timeout = training.timeout
+    if fold and isinstance(grid, FoldingGrid) and not training.rule.keep:
+        folded = grid.send_and_fold(training.messages, training.rule, timeout)
+        return FoldedReplies(training, (), folded)
+    return RoundReplies(training, grid.send_and_receive(training, timeout=timeout))

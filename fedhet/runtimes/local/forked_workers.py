@@ -9,7 +9,7 @@ import pickle
 import selectors
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from logging import WARNING
 from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
@@ -19,10 +19,11 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
-from fedhet.runtimes.local.protocol import Answer, Lost, Place, Task
+from fedhet.runtimes.local.protocol import Answer, Collect, Lost, Place, Task
 from fedhet.runtimes.local.shared_memory import Channel, ReadableFiles, WritableFile
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.processes import end_with_parent
+from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
 
 
 class ForkedWorkers:
@@ -55,8 +56,8 @@ class ForkedWorkers:
         """Return the number of workers."""
         return len(self._processes)
 
-    def place(self, record: ArrayRecord) -> Place:
-        """Write a record into memory that all workers map."""
+    def place(self, record: ArrayRecord | FoldRule) -> Place:
+        """Write a record or a rule into memory that all workers map."""
         if self._placed == len(self._records):
             self._records.append(WritableFile(f"{self._folder}/record-{self._placed}"))
         file = self._records[self._placed]
@@ -67,15 +68,25 @@ class ForkedWorkers:
         """Allow the next records to overwrite the present ones."""
         self._placed = 0
 
-    def send(self, worker: int, task: Task) -> None:
-        """Give a worker a task."""
+    def send(self, worker: int, tasks: Sequence[Task]) -> None:
+        """Give a worker tasks."""
         with contextlib.suppress(OSError):  # wait() notices a dead worker
-            self._channels[worker].send(task)
+            self._channels[worker].send(tasks)
 
-    def wait(self, timeout: float | None) -> Sequence[tuple[int, Answer | Lost]]:
-        """Return at most one answer per worker; wait up to ``timeout`` seconds for the first."""
+    def collect(self, workers: Sequence[int]) -> tuple[Sequence[ReplyFold], Mapping[int, Lost]]:
+        """Return the folds of idle workers, and who was lost."""
+        for worker in workers:
+            with contextlib.suppress(OSError):
+                self._channels[worker].send(Collect())
+        answers = {worker: self._read(worker) for worker in workers}
+        lost = {worker: one for worker, one in answers.items() if isinstance(one, Lost)}
+        return [one for one in answers.values() if isinstance(one, ReplyFold)], lost
+
+    def wait(self, timeout: float | None) -> Sequence[tuple[int, Sequence[Answer] | Lost]]:
+        """Return the answers to one ``send`` per worker at most."""
         ready = [key.data for key, _ in self._selector.select(timeout)]
-        return [(worker, self._read(worker)) for worker in ready]
+        answers = [(worker, self._read(worker)) for worker in ready]
+        return [(worker, one) for worker, one in answers if not isinstance(one, ReplyFold)]
 
     def replace(self, worker: int, reason: str) -> bool:
         """End a worker at once and start another in its place."""
@@ -108,7 +119,7 @@ class ForkedWorkers:
         self._selector.register(near, selectors.EVENT_READ, worker)
         return Channel(near, f"{self._folder}/task-{worker}"), process
 
-    def _read(self, worker: int) -> Answer | Lost:
+    def _read(self, worker: int) -> Sequence[Answer] | ReplyFold | Lost:
         try:
             answer = self._channels[worker].receive()
         except (EOFError, OSError):
@@ -117,7 +128,7 @@ class ForkedWorkers:
             reason = f"its worker process died (exit code {code})"
             self.replace(worker, reason)
             return Lost(reason)
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, list | ReplyFold)
         return answer
 
     def _end(self, worker: int) -> None:
@@ -142,8 +153,8 @@ def _work(
     worker = ClientWorker(ReadableFiles().read)  # type: ignore[arg-type]
     while True:
         try:
-            task = channel.receive()
+            tasks = channel.receive()
         except EOFError:
             return
-        assert isinstance(task, Task)
-        channel.send(worker.handle(task))
+        assert isinstance(tasks, list | Collect)
+        channel.send(worker.collect() if isinstance(tasks, Collect) else worker.handle(tasks))

@@ -8,6 +8,8 @@ from typing import Protocol
 
 from flwr.app import ArrayRecord, Message, RecordDict
 
+from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
+
 Place = object  # address of a placed record; only the workers that returned it can read it
 
 
@@ -29,14 +31,22 @@ class Task:
     placed: Mapping[str, Place]  # the placed records, by name
     names: Sequence[str]  # of all records, in the message's order
     state: RecordDict  # of the client's Context
+    rule: Place | None = None  # of the fold that the worker adds the reply to; None: it is sent
 
 
 @dataclass(frozen=True)
 class Answer:
     """A client's reply, and its ``Context``'s state afterwards."""
 
-    reply: Message
+    reply: Message | None  # None: the worker has added it to its fold
     state: RecordDict
+    num_examples: float | None  # that the reply reports
+    seconds: float  # that it took
+
+
+@dataclass(frozen=True)
+class Collect:
+    """In place of a task: asks for the worker's fold."""
 
 
 @dataclass(frozen=True)
@@ -48,22 +58,28 @@ class Lost:
 
 
 class Workers(Protocol):
-    """Numbered workers; each carries out its tasks one at a time, in order."""
+    """Numbered workers; each carries out what it is sent one after the other, in order."""
 
     def __len__(self) -> int:
         """Return the number of workers."""
 
-    def place(self, record: ArrayRecord) -> Place:
-        """Put a record where every worker can read it."""
+    def place(self, record: ArrayRecord | FoldRule) -> Place:
+        """Put a record, or the rule of a fold, where every worker can read it."""
 
     def forget(self) -> None:
         """Free all placed records; no task may be under way."""
 
-    def send(self, worker: int, task: Task) -> None:
-        """Give a worker a task."""
+    def send(self, worker: int, tasks: Sequence[Task]) -> None:
+        """Give a worker tasks, to be answered together."""
 
-    def wait(self, timeout: float | None) -> Sequence[tuple[int, Answer | Lost]]:
-        """Return at most one answer per worker; wait up to ``timeout`` seconds for the first."""
+    def collect(self, workers: Sequence[int]) -> tuple[Sequence[ReplyFold], Mapping[int, Lost]]:
+        """Return parts that hold all replies that idle workers have folded, and who was lost."""
+
+    def wait(self, timeout: float | None) -> Sequence[tuple[int, Sequence[Answer] | Lost]]:
+        """Return the answers to one ``send`` per worker at most.
+
+        Wait up to ``timeout`` seconds for the first.
+        """
 
     def replace(self, worker: int, reason: str) -> bool:
         """End a worker at once and start another; return whether that one has started."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, cast
@@ -17,6 +18,7 @@ from fedhet.conf.project import find_modules_in
 from fedhet.runtimes.local.protocol import Answer, Lost, Place, Task
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.resources import even_share
+from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
 
 _START_SECONDS = 120.0  # for the first actor: a node may import torch from a cold disk
 _STRAGGLER_SECONDS = 20.0  # for the others: a busy cluster may lack room for them
@@ -61,19 +63,49 @@ class RayWorkers:
         """Return the number of actors."""
         return len(self._actors)
 
-    def place(self, record: ArrayRecord) -> Place:
-        """Put a record into Ray's object store."""
+    def place(self, record: ArrayRecord | FoldRule) -> Place:
+        """Put a record or a rule into Ray's object store."""
         return ray.put(record)
 
     def forget(self) -> None:
         """Do nothing: Ray counts the references to an object."""
 
-    def send(self, worker: int, task: Task) -> None:
-        """Give an actor a task."""
-        self._pending[self._actors[worker].handle.remote(task)] = worker
+    def send(self, worker: int, tasks: Sequence[Task]) -> None:
+        """Give an actor tasks."""
+        self._pending[self._actors[worker].handle.remote(tasks)] = worker
 
-    def wait(self, timeout: float | None) -> Sequence[tuple[int, Answer | Lost]]:
-        """Return at most one answer per actor; wait up to ``timeout`` seconds for the first."""
+    def collect(self, workers: Sequence[int]) -> tuple[Sequence[ReplyFold], Mapping[int, Lost]]:
+        """Return the sum of idle actors' folds, made in a tree, and who was lost.
+
+        If an actor is lost meanwhile, the others' folds are returned one by one.
+        """
+        folds = {worker: self._actors[worker].collect.remote() for worker in workers}
+        level = list(folds.items())
+        while len(level) > 1:
+            pairs = zip(level[::2], level[1::2], strict=False)
+            merged = [
+                (worker, self._actors[worker].merge.remote(fold, other))
+                for (worker, fold), (_, other) in pairs
+            ]
+            level = merged + level[2 * len(merged) :]
+        try:
+            return [ray.get(fold) for _, fold in level], {}
+        except RayActorError:
+            return self._collect_each(folds)
+
+    def _collect_each(
+        self, folds: Mapping[int, Any]
+    ) -> tuple[Sequence[ReplyFold], Mapping[int, Lost]]:
+        found, lost = [], {}
+        for worker, fold in folds.items():
+            try:
+                found.append(ray.get(fold))
+            except RayActorError as error:
+                lost[worker] = self._lost(worker, error)
+        return found, lost
+
+    def wait(self, timeout: float | None) -> Sequence[tuple[int, Sequence[Answer] | Lost]]:
+        """Return the answers to one ``send`` per actor at most."""
         first: dict[int, Any] = {}
         for reference, worker in self._pending.items():
             first.setdefault(worker, reference)
@@ -122,15 +154,18 @@ class RayWorkers:
             nodes.append(str(node))
         return [answers[answer] for answer in ready], nodes
 
-    def _read(self, reference: Any) -> tuple[int, Answer | Lost]:
+    def _read(self, reference: Any) -> tuple[int, Sequence[Answer] | Lost]:
         worker = self._pending.pop(reference)
         try:
             answer = ray.get(reference)
         except RayActorError as error:
-            reason = f"its Ray actor died: {str(error).splitlines()[0]}"
-            return worker, Lost(reason, self.replace(worker, reason))
-        assert isinstance(answer, Answer)
+            return worker, self._lost(worker, error)
+        assert isinstance(answer, list)
         return worker, answer
+
+    def _lost(self, worker: int, error: RayActorError) -> Lost:
+        reason = f"its Ray actor died: {str(error).splitlines()[0]}"
+        return Lost(reason, self.replace(worker, reason))
 
 
 class RayWorker(ClientWorker):
@@ -139,6 +174,13 @@ class RayWorker(ClientWorker):
     def __init__(self, folder: str) -> None:
         find_modules_in(folder)
         super().__init__(lambda place: ray.get(cast("ray.ObjectRef[ArrayRecord]", place)))
+
+    def merge(self, fold: ReplyFold, other: ReplyFold) -> ReplyFold:
+        """Return both, added up; Ray's objects are read-only, so into a copy."""
+        total = ReplyFold(fold.rule)
+        total.merge(copy.deepcopy(fold))
+        total.merge(other)
+        return total
 
     def register(self, folder: Path | None) -> tuple[str, bool]:
         """Return this actor's node, and whether it sees the folder."""

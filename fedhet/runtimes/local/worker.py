@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from logging import ERROR
+from typing import Any
 
 from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -14,18 +16,30 @@ from flwr.common.logger import log
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.runtimes.local.protocol import Answer, Place, Task
+from fedhet.strategies.round.reply_fold import ReplyFold
+
+_COUNT = "num-examples"
 
 
 class ClientWorker:
-    """Runs the ClientApp on a task's message, as a SuperNode would; ``fetch`` reads a record."""
+    """Runs the ClientApp on a task's message, as a SuperNode would; ``fetch`` reads a placed value.
 
-    def __init__(self, fetch: Callable[[Place], ArrayRecord]) -> None:
+    A round's replies that need not be kept are added up here: they never leave the process.
+    """
+
+    def __init__(self, fetch: Callable[[Place], Any]) -> None:
         self._fetch = fetch
         self._records: dict[Place, ArrayRecord] = {}
+        self._fold: ReplyFold | None = None
         set_identity()
 
-    def handle(self, task: Task) -> Answer:
-        """Return the client's reply, or an error reply if the ClientApp raises."""
+    def handle(self, tasks: Sequence[Task]) -> list[Answer]:
+        """Answer tasks, one after the other."""
+        return [self._handle(task) for task in tasks]
+
+    def _handle(self, task: Task) -> Answer:
+        """Answer with the client's reply, or an error reply if the ClientApp raises."""
+        began = time.perf_counter()
         self._records = {  # keeps the last task's: most clients get the same
             place: self._records.get(place) or self._fetch(place) for place in task.placed.values()
         }
@@ -50,7 +64,27 @@ class ClientWorker:
             reason = f"{type(error).__name__}: {error}"
             code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
             reply = Message(Error(code=code, reason=reason), reply_to=message)
-        return Answer(reply, context.state)
+        examples = reported_examples(reply)
+        if task.rule is not None:
+            if self._fold is None:
+                self._fold = ReplyFold(self._fetch(task.rule))
+            self._fold.take(node_id - 1, reply)
+        sent = reply if task.rule is None else None
+        return Answer(sent, context.state, examples, time.perf_counter() - began)
+
+    def collect(self) -> ReplyFold:
+        """Return the fold of the replies since the last time; at least one."""
+        fold, self._fold = self._fold, None
+        assert fold is not None
+        return fold
+
+
+def reported_examples(reply: Message) -> float | None:
+    """Return the number of examples that a reply reports in a metric or config record."""
+    content = reply.content if reply.has_content() else RecordDict()
+    counts: list[object] = [record.get(_COUNT) for record in content.metric_records.values()]
+    counts += [record.get(_COUNT) for record in content.config_records.values()]
+    return next((float(count) for count in counts if isinstance(count, int | float)), None)
 
 
 def load_app(reference: str) -> ClientApp:

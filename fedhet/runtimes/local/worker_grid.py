@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
 
 from flwr.app import Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
@@ -15,17 +17,20 @@ from flwr.supercore.run import Run
 
 from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
 from fedhet.runtimes.local.worker import set_identity
+from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
 
 _INLINE_BYTES = 1 << 14  # a larger record is placed even if only one client gets it
-_COUNT = "num-examples"
+_RESTART_SECONDS = 60.0
+_BATCH_SECONDS = 0.02  # of work in a batch: an exchange with a worker takes some .0005
 
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A pushed message: its task, and its expected time relative to the others."""
+    """A message to deliver: its task, and its expected time relative to the others."""
 
     task: Task
     size: float
+    alone: bool = False  # it was in a batch whose worker was lost: who was it?
 
     @property
     def message_id(self) -> str:
@@ -42,6 +47,9 @@ class WorkerGrid(Grid):
     A record that several messages share, such as the global model, is placed once for all workers.
     Clients with more examples go first, so that no long task is left for the end. The grid keeps
     each client's ``Context.state`` and sends it with the client's next message.
+
+    Replies of a round that need not be kept are added up by the workers (:meth:`send_and_fold`). A
+    worker that dies takes its part with it: its clients are asked once more.
     """
 
     def __init__(self, workers: Workers, federation: Federation) -> None:
@@ -51,9 +59,12 @@ class WorkerGrid(Grid):
         self._run = Run.create_empty(run_id=1)
         self._numbers = itertools.count(1)
         self._queue: list[_Waiting] = []  # longest last
-        # by worker: its present task and the next one
-        self._given: dict[int, list[_Waiting]] = {worker: [] for worker in range(len(workers))}
+        # by worker: its present batch and the next one
+        self._given: dict[int, list[list[_Waiting]]] = {w: [] for w in range(len(workers))}
+        self._seconds = math.inf  # a client's, in the batch answered last
         self._replies: dict[str, Message] = {}
+        # by worker: what it has folded, with the client's new state
+        self._folded: dict[int, list[tuple[_Waiting, RecordDict]]] = {}
         self._examples: dict[int, float] = {}
         self._states: dict[int, RecordDict] = {}
 
@@ -85,14 +96,7 @@ class WorkerGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Give messages to the workers; return their ids."""
-        pushed = list(messages)
-        if not self._queue and not any(self._given.values()):
-            self._workers.forget()
-        places = self._place_records(pushed)
-        new = [self._waiting(message, places) for message in pushed]
-        self._queue = sorted([*self._queue, *reversed(new)], key=lambda waiting: waiting.size)
-        self._dispatch()
-        return [waiting.message_id for waiting in new]
+        return self._push(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return the replies to these messages that have arrived."""
@@ -111,16 +115,64 @@ class WorkerGrid(Grid):
         deadline = None if timeout is None else time.monotonic() + timeout
         return self._receive(set(self.push_messages(messages)), deadline)
 
+    def send_and_fold(
+        self, messages: Mapping[int, Message], rule: FoldRule, timeout: float | None = None
+    ) -> ReplyFold:
+        """Send a round's messages, by client id; return the replies, added up by the workers.
+
+        After ``timeout`` seconds a client is given up as in :meth:`send_and_receive`.
+        """
+        total = ReplyFold(rule)
+        waiting = set(self._push(messages.values(), rule))
+        while waiting:
+            deadline = None if timeout is None else time.monotonic() + timeout
+            for message in self._receive(waiting, deadline):  # errors alone: replies are folded
+                total.take(message.metadata.src_node_id - 1, message)
+            waiting = self._under_way() or self._gather(total)
+            if timeout is not None:  # what is asked once more may wait for a new worker to start
+                timeout = max(timeout, _RESTART_SECONDS)
+        return total
+
     def close(self) -> None:
         """End the workers."""
         self._workers.close()
+
+    def _push(self, messages: Iterable[Message], rule: FoldRule | None = None) -> list[str]:
+        pushed = list(messages)
+        if not self._queue and not any(self._given.values()):
+            self._workers.forget()
+        places = self._place_records(pushed)
+        place = None if rule is None else self._workers.place(rule)
+        new = [self._waiting(message, places, place) for message in pushed]
+        self._queue = sorted([*self._queue, *reversed(new)], key=lambda waiting: waiting.size)
+        self._dispatch()
+        return [waiting.message_id for waiting in new]
+
+    def _under_way(self) -> set[str]:
+        """Return the messages that are not answered: of lost workers, some are sent again."""
+        given = itertools.chain.from_iterable(self._given.values())
+        return {w.message_id for w in itertools.chain(self._queue, *given)}
+
+    def _gather(self, total: ReplyFold) -> set[str]:
+        """Take the idle workers' parts; return the messages whose replies were lost with one."""
+        parts, lost = self._workers.collect(list(self._folded))
+        for part in parts:
+            total.merge(part)
+        for worker, outcome in lost.items():
+            self._take_back(worker, replaced=outcome.replaced)
+        for folded in self._folded.values():
+            self._states |= {waiting.node_id: state for waiting, state in folded if state}
+        self._folded.clear()
+        self._dispatch()
+        return self._under_way()
 
     def _receive(self, message_ids: set[str], deadline: float | None) -> Iterator[Message]:
         while message_ids:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             self._collect(left)
+            folded = {w.message_id for part in self._folded.values() for w, _ in part}
             here = [message_id for message_id in message_ids if message_id in self._replies]
-            message_ids.difference_update(here)
+            message_ids.difference_update(here, folded)
             for message_id in here:
                 yield self._replies.pop(message_id)
             if left == 0.0:
@@ -137,7 +189,7 @@ class WorkerGrid(Grid):
             if uses[key] > 1 or sum(len(a.data) for a in record.values()) >= _INLINE_BYTES
         }
 
-    def _waiting(self, message: Message, places: dict[int, Place]) -> _Waiting:
+    def _waiting(self, message: Message, places: dict[int, Place], rule: Place | None) -> _Waiting:
         node_id = message.metadata.dst_node_id
         if node_id not in self.get_node_ids():
             raise ValueError(f"node {node_id} is not one of 1..{self._federation.num_clients}")
@@ -149,59 +201,86 @@ class WorkerGrid(Grid):
         bare = Message(metadata=message.metadata, content=rest)  # type: ignore[call-overload]
         state = self._states.get(node_id, RecordDict())
         size = self._examples.get(node_id, float("inf"))  # unknown ones first
-        return _Waiting(Task(self._federation, bare, placed, list(content), state), size)
+        return _Waiting(Task(self._federation, bare, placed, list(content), state, rule), size)
 
     def _dispatch(self) -> None:
         if self._queue and not self._given:
             raise RuntimeError("all workers died, and no other could be started")
         for depth in (0, 1):
             for worker, given in self._given.items():
-                # A second task saves the worker a wait for the server. The last tasks are not
+                # A second batch saves the worker a wait for the server. The last tasks are not
                 # given ahead: they go to the first free worker.
                 if len(given) == depth and len(self._queue) > depth * len(self._given):
-                    given.append(self._queue.pop())
-                    self._workers.send(worker, given[-1].task)
+                    given.append(self._batch())
+                    self._workers.send(worker, [waiting.task for waiting in given[-1]])
+
+    def _batch(self) -> list[_Waiting]:
+        """Take tasks from the queue: several that are short and folded, else one."""
+        idle = sum(not given for given in self._given.values()) or len(self._given)
+        most = min(math.ceil(len(self._queue) / idle), _BATCH_SECONDS / self._seconds)
+        batch = [self._queue.pop()]
+        while len(batch) < most and _may_share(batch[-1]) and _may_share(self._queue[-1]):
+            batch.append(self._queue.pop())
+        return batch
 
     def _collect(self, timeout: float | None) -> None:
         if not any(self._given.values()):
             return
         done = []
         for worker, outcome in self._workers.wait(timeout):
-            done.append((self._given[worker].pop(0), outcome))
+            done.append((worker, self._given[worker].pop(0), outcome))
             if isinstance(outcome, Lost):
                 self._take_back(worker, replaced=outcome.replaced)
         self._dispatch()  # first of all: an idle worker wastes a core
-        for waiting, outcome in done:
-            self._replies[waiting.message_id] = self._reply(waiting, outcome)
+        for worker, batch, outcome in done:
+            if isinstance(outcome, Lost):
+                self._note_loss(batch, outcome)
+            else:
+                self._seconds = max(fmean(answer.seconds for answer in outcome), 1e-6)
+                for waiting, answer in zip(batch, outcome, strict=True):
+                    self._note(worker, waiting, answer)
+        self._dispatch()
 
     def _take_back(self, worker: int, *, replaced: bool) -> None:
-        """Queue a dead worker's tasks again."""
-        self._queue += self._given.pop(worker)
+        """Queue a dead worker's tasks again, and those whose replies it had folded."""
+        self._queue += [waiting for waiting, _ in self._folded.pop(worker, ())]
+        for batch in self._given.pop(worker):
+            self._queue += [replace(waiting, alone=len(batch) > 1) for waiting in batch]
         if replaced:
             self._given[worker] = []
 
-    def _reply(self, waiting: _Waiting, outcome: Answer | Lost) -> Message:
-        if isinstance(outcome, Lost):
-            error = Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=outcome.reason)
-            return Message(error, reply_to=waiting.task.message)
+    def _note_loss(self, batch: Sequence[_Waiting], outcome: Lost) -> None:
+        """Answer with an error for the client that the worker was lost with; if it is known."""
+        if len(batch) > 1:  # one by one
+            self._queue += [replace(waiting, alone=True) for waiting in batch]
+            return
+        error = Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=outcome.reason)
+        self._replies[batch[0].message_id] = Message(error, reply_to=batch[0].task.message)
+
+    def _note(self, worker: int, waiting: _Waiting, outcome: Answer) -> None:
+        """Keep what became of a message."""
+        if outcome.num_examples is not None:
+            self._examples[waiting.node_id] = outcome.num_examples
+        if outcome.reply is None:
+            self._folded.setdefault(worker, []).append((waiting, outcome.state))
+            return
+        self._replies[waiting.message_id] = outcome.reply
         if outcome.state:
             self._states[waiting.node_id] = outcome.state
-        examples = _examples(outcome.reply)
-        if examples is not None:
-            self._examples[waiting.node_id] = examples
-        return outcome.reply
 
     def _give_up(self, message_ids: set[str]) -> None:
         for worker, given in list(self._given.items()):
-            if given and given[0].message_id in message_ids:
-                reason = f"client {given[0].node_id - 1} took too long"
-                self._take_back(worker, replaced=self._workers.replace(worker, reason))
+            stuck = [w for w in given[0] if w.message_id in message_ids] if given else []
+            if not stuck:
+                continue
+            names = ", ".join(str(waiting.node_id - 1) for waiting in stuck)
+            reason = f"client {names} took too long"
+            self._take_back(worker, replaced=self._workers.replace(worker, reason))
+            if len(stuck) > 1:  # they are asked once more, one by one
+                message_ids.difference_update(waiting.message_id for waiting in stuck)
         self._queue = [w for w in self._queue if w.message_id not in message_ids]
+        self._dispatch()
 
 
-def _examples(reply: Message) -> float | None:
-    """Return the number of examples that a reply reports in a metric or config record."""
-    content = reply.content if reply.has_content() else RecordDict()
-    counts: list[object] = [record.get(_COUNT) for record in content.metric_records.values()]
-    counts += [record.get(_COUNT) for record in content.config_records.values()]
-    return next((float(count) for count in counts if isinstance(count, int | float)), None)
+def _may_share(waiting: _Waiting) -> bool:
+    return waiting.task.rule is not None and not waiting.alone

@@ -1,0 +1,145 @@
+"""Replies that the workers add up: the same bits as the server's sum, whoever is lost meanwhile."""
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+
+from fedhet.runtimes.local.forked_workers import ForkedWorkers
+from fedhet.runtimes.local.protocol import Federation
+from fedhet.runtimes.local.worker_grid import WorkerGrid
+from fedhet.strategies.base import Reply, ReplySum
+from fedhet.strategies.round.decoder import ExpectedReply
+from fedhet.strategies.round.records import to_record
+from fedhet.strategies.round.reply_fold import FoldRule, Limits, ReplyFold, SumRule, sum_of
+from tests.fedhet.runtimes.apps import update_of
+
+CLIENTS, SHAPES = 7, {"w": (300, 300), "b": (3,)}
+SUM = SumRule("examples", frozenset({"extra"}))
+
+
+@pytest.fixture
+def grid(tmp_path: Path) -> Iterator[WorkerGrid]:
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    app = Federation("tests.fedhet.runtimes.apps:numbers", {}, num_clients=CLIENTS)
+    grid = WorkerGrid(ForkedWorkers(2, folder), app)
+    yield grid
+    grid.close()
+
+
+def rule() -> FoldRule:
+    params = {name: torch.empty(shape, device="meta") for name, shape in SHAPES.items()}
+    expected = ExpectedReply(params, payloads={"extra"}, shapes={"extra": {"w": (300, 300)}})
+    return FoldRule(expected, {client: Limits() for client in range(CLIENTS)}, SUM)
+
+
+def messages(round: int = 1, **asked: str) -> dict[int, Message]:
+    shared = to_record({name: torch.zeros(shape) for name, shape in SHAPES.items()})
+    config = ConfigRecord(
+        {"round": round, **{key.replace("_", "-"): v for key, v in asked.items()}}
+    )
+    return {
+        client: Message(
+            RecordDict({"params": shared, "config": config}), client + 1, MessageType.TRAIN
+        )
+        for client in range(CLIENTS)
+    }
+
+
+def expected_sum(*without: int) -> ReplySum:
+    replies = []
+    for client in set(range(CLIENTS)) - set(without):
+        update = update_of(client, SHAPES)
+        extra = {"extra": {"w": -update["w"]}}
+        replies.append(Reply(client, client + 1, 1, 0.1, update, extra))
+    return sum_of(replies, SUM)
+
+
+def require_equal(found: ReplyFold, expected: ReplySum) -> None:
+    total = found.total()
+    assert [r.client_id for r in total.replies] == [r.client_id for r in expected.replies]
+    assert [r.norms for r in total.replies] == [r.norms for r in expected.replies]
+    for name in SHAPES:
+        assert torch.equal(total.update[name], expected.update[name])
+    assert torch.equal(total.payloads["extra"]["w"], expected.payloads["extra"]["w"])
+
+
+def visits(grid: WorkerGrid) -> dict[int, int]:
+    return {n - 1: int(s.metric_records["visits"]["count"]) for n, s in grid._states.items()}
+
+
+def test_the_workers_sum_is_the_servers_to_the_bit_and_short_tasks_share_a_message(
+    grid, monkeypatch
+):
+    monkeypatch.setattr("fedhet.runtimes.local.worker_grid._BATCH_SECONDS", 60.0)  # all are short
+    sent, send = [], grid._workers.send
+    monkeypatch.setattr(
+        grid._workers, "send", lambda w, tasks: (sent.append(len(tasks)), send(w, tasks))
+    )
+    for round in (1, 2, 3):
+        sent.clear()
+        found = grid.send_and_fold(messages(round), rule())
+        require_equal(found, expected_sum())
+        assert sum(sent) == CLIENTS
+        assert not found.refused
+        assert visits(grid) == dict.fromkeys(range(CLIENTS), round)
+    assert max(sent) > 1
+    refused = grid.send_and_fold(messages(client_2="fail", client_4="nan"), rule())
+    require_equal(refused, expected_sum(2, 4))
+    assert refused.refused[2].endswith("ValueError: this client cannot")
+    assert "NaN" in refused.refused[4]
+    assert refused.non_finite == 1
+
+
+@pytest.mark.flower  # a fresh interpreter imports torch: seconds
+def test_clients_of_a_lost_worker_are_asked_once_more_and_count_once(grid, tmp_path):
+    first = grid.send_and_fold(messages(), rule())
+    require_equal(first, expected_sum())
+    once = grid.send_and_fold(messages(client_3="die", marker=str(tmp_path / "once")), rule())
+    require_equal(once, expected_sum(3) if 3 in once.refused else expected_sum())
+    assert visits(grid)[0] == 2
+    always = grid.send_and_fold(messages(client_3="die"), rule())
+    require_equal(always, expected_sum(3))
+    assert "exit code -9" in always.refused[3]
+    idle = messages()
+    workers, collect = grid._workers, grid._workers.collect
+
+    def killing(chosen):
+        workers._processes[chosen[0]].kill()  # with what it has folded
+        workers.collect = collect
+        return collect(chosen)
+
+    workers.collect = killing
+    require_equal(grid.send_and_fold(idle, rule()), expected_sum())
+
+
+@pytest.mark.flower
+def test_a_client_that_takes_too_long_costs_itself_only(grid):
+    began = time.monotonic()
+    found = grid.send_and_fold(messages(client_5="sleep"), rule(), timeout=2.0)
+    require_equal(found, expected_sum(5))
+    assert time.monotonic() - began < 40
+    require_equal(grid.send_and_fold(messages(), rule(), timeout=20.0), expected_sum())
+
+
+def test_parts_merge_in_any_order_and_split():
+    def fold(clients) -> ReplyFold:
+        part = ReplyFold(rule())
+        for client in clients:
+            update = update_of(client, SHAPES)
+            part.sum.add(Reply(client, client + 1, 1, 0.1, update, {"extra": {"w": -update["w"]}}))
+        return part
+
+    for seed, cut in itertools.product(range(3), (1, 3)):
+        order = random.Random(seed).sample(range(CLIENTS), CLIENTS)
+        parts = [fold(order[:cut]), fold(order[cut:5]), fold(order[5:])]
+        total = ReplyFold(rule())
+        for part in parts:
+            total.merge(part)
+        require_equal(total, expected_sum())
