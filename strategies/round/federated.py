@@ -233,7 +233,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> TrainingRound:
         """Sample the cohort and return its messages."""
-        cohort = self._cohort(server_round)
+        cohort = self.availability.ask(grid, self._cohort(server_round))
         broadcast = self.server_step.broadcast
         messages = self._writer.train(server_round, arrays, config, cohort, broadcast)
         lr, absent = self._writer.lr(server_round, config), sorted(self.availability.absent)
@@ -252,7 +252,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         training, report = replies.round, replies.round.report
         step, num_clients = self.server_step, len(self.availability.registry)
         fold = replies.fold(step.check)
-        fold.refuse(step.check_together(fold.kept))
+        fold.refuse_misfits()
         report.take(fold, len(training.messages))
         self.state.round = server_round
         if len(fold.replies) < self.federation.min_replies:
@@ -265,7 +265,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         params = step(training.params, fold, server_round, num_clients)
         report.server_seconds = time.perf_counter() - began
         self._restart_if_lost(valid, params, server_round)
-        self.state.personal |= {r.client_id: personal_scores(r.metrics) for r in valid}
+        scores = {reply.client_id: personal_scores(reply.metrics) for reply in valid}
+        self.state.personal |= {client: found for client, found in scores.items() if found}
         own = [(reply.client_id, reply.metrics) for reply in valid]
         report.per_client = self.client_metrics.of_training(own)
         means = mean_metrics([reply.metrics for reply in valid])
@@ -278,7 +279,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         """Return a message to every client, if clients evaluate in an exchange of their own."""
         if not self.evaluate_on_clients:
             return []
-        present, kind = self.availability.present, MessageType.EVALUATE
+        present = self.availability.ask(grid, self.availability.present)
+        kind = MessageType.EVALUATE
         return self._writer.model(kind, server_round, arrays, config, present).values()
 
     def aggregate_evaluate(
