@@ -24,7 +24,7 @@ MOST_SUMMANDS = 1 << 18
 _HIGH, _LOW = 2.0**16, 2.0**44  # units of the high part, and of the low part within it
 _LARGEST = 2.0**46
 _BLOCK = 1 << 16  # numbers at once: what is made of them stays in the cache
-_SERIAL = 1 << 15  # torch reduces so many numbers on one thread
+_SERIAL = 1 << 12  # numbers that float32 sums well, and torch on one thread
 _SMALL = ""  # the key of all small tensors, which are added as one
 
 
@@ -111,6 +111,6 @@ def norms_of(tensors: Tensors) -> dict[str, float]:
     blocks = [block for of_tensor in parts.values() for block in of_tensor]
     if not blocks:
         return {}
-    norms = iter(torch.stack(torch._foreach_norm(blocks, 2, torch.float64)).square().tolist())
+    norms = iter(torch.stack(torch._foreach_norm(blocks)).double().square().tolist())
     squares = {name: sum(next(norms) for _ in of_tensor) for name, of_tensor in parts.items()}
     return {name: square**0.5 for name, square in squares.items()}
