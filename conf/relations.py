@@ -35,6 +35,11 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     check_metrics(values)
     _check_calibration(values)
     _check_runtime(values["runtime"])
+    if values["system"] is not None and not values["runtime"]["simulation"]:
+        raise ConfigError(
+            f"system simulates slow and absent clients, and those of runtime="
+            f"{values['runtime']['name']} are real: set system=none"
+        )
 
 
 def joined_methods(methods: Iterable[Any]) -> str:

@@ -48,6 +48,7 @@ _PARTS = (
     "strategy.sampler",
     "strategy.secure_aggregation",
     "schedule",
+    "system",
 )
 
 
@@ -157,6 +158,7 @@ def build_strategy(
         output=build_part(recipe, "strategy.output", tensors),
         server_model=server_model,
         sampler=build_part(recipe, "strategy.sampler", tensors),
+        system=build_part(recipe, "system", tensors),
         transforms=[*first, *(transforms[name] for name in sorted(transforms))],
         observers=observers,
         schedule=build_part(recipe, "schedule", tensors),

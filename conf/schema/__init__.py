@@ -237,6 +237,9 @@ class Recipe(Section):
     resume: bool = Field(description="continue from the last checkpoint in results_dir")
     local: Local
     schedule: AnySchedule
+    system: Part | None = Field(
+        description="slow, absent and vanishing clients of a simulation; set by system=..."
+    )
     partition: AnyPartition
     task: AnyTask
     strategy: Strategy

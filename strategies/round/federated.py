@@ -23,17 +23,18 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.common.errors import require_range
 from fedhet.strategies.base import STATE_LOST, ClientSide, Reply, ServerSide, Tensors
-from fedhet.strategies.components import server_optimizers
+from fedhet.strategies.components import schedules, server_optimizers
 from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.components.samplers import FixedSizeSampler
-from fedhet.strategies.components.schedules import Constant
+from fedhet.strategies.components.systems import Constant
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.checks import check_output, check_sides
 from fedhet.strategies.round.client_metrics import ClientMetrics
+from fedhet.strategies.round.cohort import Cohorts
 from fedhet.strategies.round.messages import (
     NUM_ROUNDS,
     TIMEOUT,
@@ -42,6 +43,7 @@ from fedhet.strategies.round.messages import (
     timeout_of,
 )
 from fedhet.strategies.round.records import (
+    PARAMS,
     count_bytes,
     mean_metrics,
     mean_scores,
@@ -87,6 +89,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         output: the new x by default.
         server_model: the task's model, for slots that run it at the server.
         sampler: chooses the cohort over client ids; all clients by default.
+        system: slow, absent and vanishing clients of a simulation (components/systems.py).
         transforms: applied in order before aggregation.
         observers: called before the transforms.
         schedule: factor of ``local_lr`` per round; constant by default.
@@ -110,6 +113,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         output: Output | None = None,
         server_model: ServerModel | None = None,
         sampler: ClientSampler | None = None,
+        system: Constant | None = None,
         transforms: Sequence[ReplyTransform] = (),
         observers: Sequence[Observer] = (),
         schedule: Schedule | None = None,
@@ -139,11 +143,14 @@ class FederatedStrategy(KeepsArguments, Strategy):
         check_privacy(self.client_sides, self.server_step, secure_aggregation, evaluate_on_clients)
         if evaluate_on_clients:
             check_output(self.server_step.output)
+        self.federation = federation or FederationConfig()
         self.sampler = sampler or FixedSizeSampler()
-        self.schedule = schedule or Constant()
+        averages = any(side.averages for side in self.server_sides.values())
+        least = self.federation.min_replies
+        self._cohorts = Cohorts(self.sampler, system, averages, local_training, least)
+        self.schedule = schedule or schedules.Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.local_training = local_training
-        self.federation = federation or FederationConfig()
         self.evaluate_on_clients = evaluate_on_clients
         self.client_metrics = client_metrics or ClientMetrics()
         self.state = StrategyState()
@@ -233,12 +240,15 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> TrainingRound:
         """Sample the cohort and return its messages."""
-        cohort = self.availability.ask(grid, self._cohort(server_round))
-        broadcast = self.server_step.broadcast
+
+        there, sent = self.availability, count_bytes(RecordDict({PARAMS: arrays}))
+        fate, clock = self._cohorts.choose(grid, server_round, there, self.state.clock, sent)
+        cohort, broadcast = fate.clients, self.server_step.broadcast
         messages = self._writer.train(server_round, arrays, config, cohort, broadcast)
         lr, absent = self._writer.lr(server_round, config), sorted(self.availability.absent)
         report = RoundReport(server_round, lr, clients=cohort, absent=absent)
-        report.bytes_down = sum(count_bytes(message.content) for message in messages.values())
+        sizes = [count_bytes(message.content) for message in messages.values()]
+        report.take_fate(fate, clock, sizes)
         params = to_tensors(arrays)
         rule = self._fold_rule(params, lr, cohort)
         return TrainingRound(params, messages, rule, timeout_of(config), report)
@@ -255,6 +265,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         fold.refuse_misfits()
         report.take(fold, len(training.messages))
         self.state.round = server_round
+        self.state.clock = report.simulated_seconds or 0.0
         if len(fold.replies) < self.federation.min_replies:
             self.state.failed_rounds += 1
             self.federation.check_failed_rounds(self.state.failed_rounds, report)
@@ -315,14 +326,6 @@ class FederatedStrategy(KeepsArguments, Strategy):
         return exchange(grid, messages, timeout)
 
     # ---- pieces ------------------------------------------------------------------------------
-
-    def _cohort(self, round: int) -> list[int]:
-        """Draw from the connected clients, or from all N where no absence must show (averages)."""
-        present = self.availability.present
-        if any(side.averages for side in self.server_sides.values()):
-            drawn = self.sampler.sample(round, len(self.availability.registry))
-            return [client for client in drawn if client in present]
-        return [present[i] for i in self.sampler.sample(round, len(present))]
 
     @property
     def _writer(self) -> MessageWriter:

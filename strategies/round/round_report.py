@@ -12,6 +12,7 @@ from flwr.common.logger import log
 from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import row_key
 from fedhet.strategies.base import Payloads
+from fedhet.strategies.components.systems import SimulatedRound
 from fedhet.strategies.round.client_versions import ClientVersions
 from fedhet.strategies.round.reply_fold import ReplyFold
 
@@ -24,6 +25,9 @@ class RoundReport:
     lr: float = 0.0  # the local learning rate
     clients: Sequence[int] = ()  # whose replies were aggregated
     absent: Sequence[int] = ()  # clients that were not connected when the round began
+    dropped: Sequence[int] = ()  # of a simulated system: asked, but they never answer
+    late: Sequence[int] = ()  # the same: they answer after the round's end
+    simulated_seconds: float | None = None  # since the run's start, on the system's clock
     failures: Sequence[str] = ()  # one reason for each missing or refused reply
     diverged: bool = False  # more than half of the clients asked sent NaN or Inf
     metrics: Mapping[str, float] = field(default_factory=dict)  # means of the clients' metrics
@@ -36,6 +40,16 @@ class RoundReport:
     client_evaluation: Mapping[str, float] = field(default_factory=dict)
     # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def take_fate(self, fate: SimulatedRound, asked_at: float, sizes: Sequence[int]) -> None:
+        """Record who is asked in vain, when the round ends, and the bytes sent.
+
+        ``sizes`` are those of the messages to the others.
+        """
+        self.dropped, self.late = fate.dropped, fate.late
+        self.simulated_seconds = asked_at + fate.seconds
+        in_vain = len(fate.dropped) + len(fate.late)
+        self.bytes_down = sum(sizes) + in_vain * max(sizes, default=0)
 
     def take(self, fold: ReplyFold, asked: int) -> None:
         """Record, and log, what became of the replies of the clients asked."""
@@ -58,8 +72,11 @@ class RoundReport:
             figures = ("lr", "seconds", "server_seconds", "bytes_up", "bytes_down")
             row |= {name: getattr(self, name) for name in figures}
             row |= {"clients": list(self.clients), "failures": list(self.failures)}
-        if self.absent:
-            row["absent"] = list(self.absent)
+        for name in ("absent", "dropped", "late"):
+            if clients := getattr(self, name):
+                row[name] = list(clients)
+        if self.simulated_seconds:
+            row["simulated_seconds"] = self.simulated_seconds
         row |= {f"client_{row_key(name)}": value for name, value in self.client_evaluation.items()}
         if self.per_client:
             row["per_client"] = {
@@ -75,6 +92,7 @@ class StrategyState(ClientVersions):
 
     round: int = 0  # the last finished one
     failed_rounds: int = 0  # in a row, with too few replies
+    clock: float = 0.0  # simulated seconds
     # by client id, the scores of its own model when it was last trained
     personal: dict[int, dict[str, float]] = field(default_factory=dict)
     # the state of every side and of the server optimiser, by "<owner>/<group>"
