@@ -8,17 +8,24 @@ import torch
 from flwr.supercore.task_identity import TaskIdentity
 
 # The files that take longest, first: a worker left with one of them at the end works alone.
-LONG = "deployment every_strategy runtimes tutorial project runs golden generator".split()
-LONG += ["experiment_files"]
+LONG = "deployment runtimes tutorial project every_strategy runs golden generator".split()
+LONG += ["experiment_files", "flower_apps", "damaged_files"]
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the long files first, the longest before the others."""
+    """Start the long files first, the longest before the others; keep a file in one worker.
+
+    A test that names a group of its own (xdist_group) may be in another worker than its file.
+    """
     order = {f"test_{name}.py": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -2,14 +2,20 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
+from omegaconf import DictConfig
+
+from fedhet import launch
 
 SECONDS = 600  # the longest wait for what takes half a minute on an idle machine
 
@@ -27,16 +33,90 @@ def start(
     )
 
 
-def finish(launch: subprocess.Popen[str]) -> tuple[int, str]:
+class Fork:
+    """`fedhet` in a fork of this process, to be used as a Popen; it ends with the block.
+
+    A new Python would import torch for seconds. ``run`` takes the place of the launcher's.
+    """
+
+    def __init__(
+        self,
+        cwd: Path,
+        *words: str,
+        run: Callable[[DictConfig], None] = launch.run,
+        **environment: str,
+    ) -> None:
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")
+        reader, writer = os.pipe()
+        self._process = multiprocessing.get_context("fork").Process(
+            target=self._main, args=(cwd, words, environment, run, writer)
+        )
+        self._process.start()
+        os.close(writer)
+        self.stdout = os.fdopen(reader, encoding="utf-8")
+        assert self._process.pid
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        self._process.join()
+        self.stdout.close()
+        self._errors.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end; return the rest of its output, and its errors."""
+        printed = self.stdout.read()
+        self._process.join(timeout)
+        self._errors.seek(0)
+        return printed, self._errors.read()
+
+    def _main(
+        self,
+        cwd: Path,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        run: Callable[[DictConfig], None],
+        writer: int,
+    ) -> None:
+        os.chdir(cwd)
+        os.environ.update(environment)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the test's timeout is not the command's
+        os.dup2(writer, 1)
+        os.dup2(self._errors.fileno(), 2)
+        os.close(writer)
+        # As a program may that uses fedhet: objects that close 1 and 2 when they are collected.
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
+        sys.argv, launch.run = ["fedhet", *words], run
+        launch.main()
+
+
+Launch = subprocess.Popen[str] | Fork
+
+
+def finish(launch: Launch) -> tuple[int, str]:
     """Wait for the end of a launch; return its exit code and the rest of its output."""
     try:
-        output, _ = launch.communicate(timeout=SECONDS)
+        output, errors = launch.communicate(timeout=SECONDS)
     finally:
         launch.kill()
-    return launch.returncode, output
+    assert launch.returncode is not None
+    return launch.returncode, output + (errors or "")
 
 
-def read_until(launch: subprocess.Popen[str], words: str) -> str:
+def read_until(launch: Launch, words: str) -> str:
     """Return the output of a launch up to the line with these words."""
     assert launch.stdout is not None
     output = ""

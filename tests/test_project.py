@@ -9,7 +9,6 @@ from fedhet.conf import compose_overrides, fingerprint, project
 from fedhet.conf.mistakes import groups, options_of
 from fedhet.flower_apps import make_client_app
 from fedhet.runtimes.flower_install import stage_app
-from fedhet.runtimes.local.ray_workers import RayWorker
 from fedhet.server_app.assembly import check_parts
 from fedhet.tasks.references import load_reference
 from fedhet.tools.new import main, write_project
@@ -171,6 +170,8 @@ def test_an_actor_of_ray_finds_modules_where_the_launcher_does(tmp_path, monkeyp
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(ConfigError, match="there is no module other"):
         load_reference("task.model", "other:model")
+    from fedhet.runtimes.local.ray_workers import RayWorker  # Ray's import takes a second
+
     RayWorker(str(tmp_path))
     assert load_reference("task.model", "other:model")() is None
     assert sys.path[-1] == str(tmp_path)  # after Python's own and all installed modules
@@ -198,7 +199,7 @@ def test_the_code_travels_with_a_run_of_flowers_simulation(folder, tmp_path):
     """In a folder with modules of others' names; same bits as in this process."""
     words = [*RUN, "strategy=fedntd", "strategy.fedntd.weight=2"]
     ours = run_recipe(tmp_path / "here", *words)
-    launch = start(folder, *words, "runtime=flower", "results_dir=flower", OMP_NUM_THREADS="1")
+    launch = start(folder, *words, "runtime=flower", "results_dir=flower")
     code, printed = finish(launch)
     assert code == 0, printed
     flowers = summary_of(folder / "flower")

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import ray
 from flwr.app import Context, RecordDict
 
 from fedhet.common.results import read_rows
@@ -23,10 +22,9 @@ from fedhet.runtimes.deployment.control_client import RunStatus
 from fedhet.runtimes.flower_simulation import Simulation
 from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation, Workers
-from fedhet.runtimes.local.ray_workers import _capacity
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.server_app import app as server
-from tests.processes import alive, finish, kill_all, marked, read_until, start, summary_of
+from tests.processes import Fork, alive, finish, kill_all, marked, read_until, summary_of
 from tests.recipes import TINY, overrides, run_recipe
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
@@ -39,14 +37,14 @@ SCAFFOLD = [*TINY, "strategy=scaffold", "clients=5", "participation=0.6"]
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def folders_of(launch: subprocess.Popen[str]) -> list[Path]:
+def folders_of(launch: Fork) -> list[Path]:
     name = f"fedhet-{launch.pid}-*"
     return [path for parent in ("/dev/shm", "/tmp") for path in Path(parent).glob(name)]
 
 
-def in_round_2(folder: Path, *words: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+def in_round_2(folder: Path, *words: str) -> tuple[Fork, list[psutil.Process]]:
     """Start a run and wait for its second round; return the launch and its processes."""
-    launch = start(folder.parent, *words, "rounds=10000", f"results_dir={folder}")
+    launch = Fork(folder.parent, *words, "rounds=10000", f"results_dir={folder}")
     read_until(launch, "round   2/")
     started = psutil.Process(launch.pid).children(recursive=True)
     assert len(started) >= 3, started  # a server and two workers at least
@@ -54,9 +52,7 @@ def in_round_2(folder: Path, *words: str) -> tuple[subprocess.Popen[str], list[p
     return launch, started
 
 
-def leaves_nothing(
-    launch: subprocess.Popen[str], started: list[psutil.Process], stop: signal.Signals
-) -> str:
+def leaves_nothing(launch: Fork, started: list[psutil.Process], stop: signal.Signals) -> str:
     """Stop a run, return its output; nothing of it may be left."""
     launch.send_signal(stop)
     code, output = finish(launch)
@@ -82,7 +78,7 @@ def resumed_with_the_bits_of_one_process(
     """Resume a run for two more rounds; return its output."""
     rounds = read_rows(folder / "metrics.jsonl")[-1]["round"] + 2
     again = (*words, runtime, "resume=true", f"rounds={rounds}", f"results_dir={folder}")
-    launch = start(folder.parent, *again, **environment)
+    launch = Fork(folder.parent, *again, **environment)
     code, output = finish(launch)
     assert code == 0, output
     whole = folder.with_name("whole")
@@ -101,6 +97,7 @@ def resumed_with_the_bits_of_one_process(
     return output
 
 
+@pytest.mark.xdist_group("local")
 def test_local(tmp_path):
     run = tmp_path / "run"
     launch, started = in_round_2(run, *SCAFFOLD, "runtime=local")
@@ -111,7 +108,7 @@ def test_local(tmp_path):
     output = leaves_nothing(*in_round_2(other, *SCAFFOLD, "runtime=local"), signal.SIGINT)
     is_stopped(other, output)
     words = ["runtime=local", "local.momentum=0.9", f"results_dir={tmp_path}/failed"]
-    code, output = finish(start(tmp_path, *SCAFFOLD, *words))
+    code, output = finish(Fork(tmp_path, *SCAFFOLD, *words))
     assert code == 1, output
     assert "fedhet: the run failed: " in output
     assert "momentum" in output
@@ -133,6 +130,7 @@ def two_ray_nodes() -> Iterator[str]:
     cluster.shutdown()
 
 
+@pytest.mark.xdist_group("ray")
 def test_ray(tmp_path, request):
     run = tmp_path / "run"
     launch, started = in_round_2(run, *SCAFFOLD, "runtime=ray")
@@ -150,6 +148,10 @@ def test_ray(tmp_path, request):
 
 
 def test_a_client_that_no_ray_node_has_room_for_is_refused(monkeypatch):
+    import ray  # a second
+
+    from fedhet.runtimes.local.ray_workers import _capacity
+
     nodes = [
         {"Alive": True, "Resources": {"CPU": 2.0}},
         {"Alive": False, "Resources": {"GPU": 8.0}},
@@ -169,16 +171,13 @@ PRIVATE = [
 ]
 
 
+@pytest.mark.xdist_group("flower_simulation")
 def test_flower_simulation(tmp_path):
-    """With secure sums and central privacy; while it is killed, another one goes on."""
-    run, other = tmp_path / "run", tmp_path / "other"
-    beside = in_round_2(other, *SCAFFOLD, "runtime=flower")
+    """With secure sums and central privacy."""
+    run = tmp_path / "run"
     launch, started = in_round_2(run, *PRIVATE, "runtime=flower")
     assert {"flower-superlin", "raylet"} <= {process.name() for process in started}
     leaves_nothing(launch, started, signal.SIGKILL)
-    before = read_rows(other / "metrics.jsonl")[-1]["round"]
-    read_until(beside[0], f"round {before + 2:3}/")
-    is_stopped(other, leaves_nothing(*beside, signal.SIGTERM))
     # masks and keys differ, sums do not
     resumed_with_the_bits_of_one_process(run, "runtime=flower", *PRIVATE)
     row = read_rows(run / "metrics.jsonl")[-1]
@@ -220,6 +219,7 @@ def flower_home(tmp_path: Path) -> Iterator[dict[str, str]]:
     kill_all(partial(marked, "FLWR_HOME", str(home)))
 
 
+@pytest.mark.xdist_group("plain_flwr_run")
 def test_plain_flwr_run(flower_home, tmp_path):
     """No file of the clone changes, nothing is installed, results appear."""
     before = (ROOT / "pyproject.toml").read_text()
