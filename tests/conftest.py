@@ -1,15 +1,21 @@
 """Fixtures of all tests: Flower's task identity, one thread, a cache folder of their own."""
 
 import logging
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.tools.new import write_project
+
 # The files that take longest, first: a worker left with one of them at the end works alone.
 LONG = "deployment runtimes tutorial project every_strategy runs golden generator".split()
 LONG += ["experiment_files", "flower_apps", "damaged_files"]
+
+PROJECT_MODULES = ("my_project", "mine", "other")
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)
@@ -34,6 +40,21 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDHET_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def own_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project on Python's path, with modules of its own that have the names of others'."""
+    found = tmp_path / "my_project"
+    write_project(found)
+    for name in ("strategies/__init__.py", "client_app.py", "datasets.py", "queue.py"):
+        (found / name).parent.mkdir(exist_ok=True)
+        (found / name).write_text("raise RuntimeError('this is not the module that was meant')\n")
+    monkeypatch.chdir(found)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(found)])
+    yield found
+    for name in [name for name in sys.modules if name.partition(".")[0] in PROJECT_MODULES]:
+        del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

@@ -93,7 +93,8 @@ class Fork:
     ) -> None:
         os.chdir(cwd)
         os.environ.update(environment)
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the test's timeout is not the command's
+        for number in (signal.SIGALRM, signal.SIGTERM):  # of pytest's timeout and of Ray
+            signal.signal(number, signal.SIG_DFL)
         os.dup2(writer, 1)
         os.dup2(self._errors.fileno(), 2)
         os.close(writer)

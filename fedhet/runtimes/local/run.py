@@ -185,9 +185,9 @@ def _redirect_output(log_path: Path) -> None:
     with log_path.open("ab") as log_file:
         os.dup2(log_file.fileno(), 1)
         os.dup2(log_file.fileno(), 2)
-    # New objects: a thread of the launcher may have held a lock of the old ones at the fork. The old
-    # ones are kept: if one owns descriptor 1 or 2, its collection would close it, and the next pipe
-    # to a worker would get that number, and all that is printed.
+    # New objects: a thread of the launcher may have held a lock of the old ones at the fork. The
+    # old ones are kept: one that owns descriptor 1 or 2 closes it when it is collected; then the
+    # next pipe to a worker has that number, and gets all that is printed.
     _launchers_streams.extend((sys.stdout, sys.stderr))
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)

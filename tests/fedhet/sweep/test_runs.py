@@ -17,6 +17,10 @@ SMALL = ["task=digits", "clients=4", "local.epochs=1", "strategy=scaffold"]
 FIRST = "0_scaffold_digits_seed0"
 
 
+def rows_of_the_first(cwd):
+    return sum(len(read_rows(path)) for path in cwd.glob(f"results/*/{FIRST}/metrics.jsonl"))
+
+
 def test_submitits_jobs_fail_and_complete(tmp_path):
     pytest.importorskip("submitit", reason="the extra `sweep` is not installed")
     words = [*SMALL, "runtime=local", "rounds=1", "local.momentum=0.9,0"]
@@ -33,8 +37,7 @@ def test_a_sweep_that_was_stopped_ends_as_if_it_had_not_been(tmp_path):
     words = [*SMALL, "rounds=30"]
     joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     with Fork(tmp_path, "-m", *words, "runtime=local", "seed=0,1", *joblib) as sweep:
-        rows = "results/*/*/metrics.jsonl"
-        wait_for(lambda: [len(read_rows(path)) > 3 for path in tmp_path.glob(rows)] == [True] * 2)
+        wait_for(lambda: rows_of_the_first(tmp_path) > 3 and statuses(tmp_path) == ["running"] * 2)
         family = psutil.Process(sweep.pid).children(recursive=True)
         affinities = [set(one.cpu_affinity()) for one in family]
         sweep.send_signal(signal.SIGTERM)
