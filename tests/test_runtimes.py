@@ -4,12 +4,14 @@ tests/test_deployment.py has runtime=deployment.
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
@@ -26,13 +28,11 @@ from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.server_app import app as server
 from tests.processes import (
     Fork,
-    Launch,
     alive,
     finish,
     kill_all,
     marked,
     read_until,
-    start,
     summary_of,
 )
 from tests.recipes import TINY, overrides, run_recipe
@@ -83,16 +83,12 @@ def is_stopped(folder: Path, output: str) -> None:
 
 
 def resumed_with_the_bits_of_one_process(
-    folder: Path,
-    runtime: str,
-    *words: str,
-    command: Callable[..., Launch] = Fork,
-    **environment: str,
+    folder: Path, runtime: str, *words: str, **environment: str
 ) -> str:
     """Resume a run for two more rounds; return its output."""
     rounds = read_rows(folder / "metrics.jsonl")[-1]["round"] + 2
     again = (*words, runtime, "resume=true", f"rounds={rounds}", f"results_dir={folder}")
-    launch = command(folder.parent, *again, **environment)
+    launch = Fork(folder.parent, *again, **environment)
     code, output = finish(launch)
     assert code == 0, output
     whole = folder.with_name("whole")
@@ -132,16 +128,27 @@ def test_local(tmp_path):
     assert not (tmp_path / "failed" / "plot.png").exists()
 
 
-@pytest.fixture
-def two_ray_nodes() -> Iterator[str]:
-    """Start two Ray nodes of two CPUs on this machine; yield the cluster's address."""
+def two_ray_nodes(pipe: Connection) -> None:
+    """Be two Ray nodes of two CPUs until told otherwise; send the cluster's address."""
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 2, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=2)
-    yield cluster.address
+    pipe.send(cluster.address)
+    pipe.recv()
     cluster.shutdown()
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Yield the address of a Ray cluster in another process: its threads survive no fork here."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=two_ray_nodes, args=(there,))
+    process.start()
+    yield here.recv()
+    here.send("end")
+    process.join()
 
 
 @pytest.mark.xdist_group("ray")
@@ -154,10 +161,9 @@ def test_ray(tmp_path, request):
             process.suspend()
     psutil.Process(launch.pid).children()[0].kill()  # the server
     leaves_nothing(launch, started, signal.SIGKILL)
-    address = request.getfixturevalue("two_ray_nodes")
+    address = request.getfixturevalue("address")
     words = ["runtime=ray", *SCAFFOLD]
-    # A fork would have a broken copy of the threads with which this process speaks to the cluster.
-    resumed_with_the_bits_of_one_process(run, *words, command=start, RAY_ADDRESS=address)
+    resumed_with_the_bits_of_one_process(run, *words, RAY_ADDRESS=address)
     log = (run / "log.txt").read_text()
     assert "Ray: 3 workers on 2 nodes" in log
 
