@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -46,14 +47,14 @@ class Fork:
         run: Callable[[DictConfig], None] = launch.run,
         **environment: str,
     ) -> None:
+        # Files, no pipes: joblib's idle workers keep those open for minutes after its end.
+        self._output = tempfile.NamedTemporaryFile()
         self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")
-        reader, writer = os.pipe()
+        self.stdout = open(self._output.name, encoding="utf-8")
         self._process = multiprocessing.get_context("fork").Process(
-            target=self._main, args=(cwd, words, environment, run, writer)
+            target=self._main, args=(cwd, words, environment, run)
         )
         self._process.start()
-        os.close(writer)
-        self.stdout = os.fdopen(reader, encoding="utf-8")
         assert self._process.pid
         self.pid = self._process.pid
 
@@ -63,11 +64,14 @@ class Fork:
     def __exit__(self, *error: object) -> None:
         self.kill()
         self._process.join()
-        self.stdout.close()
-        self._errors.close()
+        for file in (self.stdout, self._output, self._errors):
+            file.close()
 
     @property
     def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
         return self._process.exitcode
 
     def send_signal(self, number: int) -> None:
@@ -78,10 +82,9 @@ class Fork:
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
         """Wait for its end; return the rest of its output, and its errors."""
-        printed = self.stdout.read()
         self._process.join(timeout)
         self._errors.seek(0)
-        return printed, self._errors.read()
+        return self.stdout.read(), self._errors.read()
 
     def _main(
         self,
@@ -89,15 +92,13 @@ class Fork:
         words: Sequence[str],
         environment: Mapping[str, str],
         run: Callable[[DictConfig], None],
-        writer: int,
     ) -> None:
         os.chdir(cwd)
         os.environ.update(environment)
         for number in (signal.SIGALRM, signal.SIGTERM):  # of pytest's timeout and of Ray
             signal.signal(number, signal.SIG_DFL)
-        os.dup2(writer, 1)
+        os.dup2(self._output.fileno(), 1)
         os.dup2(self._errors.fileno(), 2)
-        os.close(writer)
         # As a program may that uses fedhet: objects that close 1 and 2 when they are collected.
         sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
         sys.argv, launch.run = ["fedhet", *words], run
@@ -121,11 +122,12 @@ def read_until(launch: Launch, words: str) -> str:
     """Return the output of a launch up to the line with these words."""
     assert launch.stdout is not None
     output = ""
-    for line in launch.stdout:
+    while words not in output:
+        line = launch.stdout.readline()  # part of one, or nothing yet, of a fork's file
         output += line
-        if words in line:
-            return output
-    raise AssertionError(f"it ended without {words!r}: {output}")
+        assert line or launch.poll() is None, f"it ended without {words!r}: {output}"
+        time.sleep(0 if line else 0.02)
+    return output
 
 
 def summary_of(folder: Path) -> dict[str, Any]:
