@@ -47,6 +47,7 @@ _PARTS = (
     "strategy.output",
     "strategy.sampler",
     "strategy.secure_aggregation",
+    "strategy.asynchronous",
     "schedule",
     "system",
 )
@@ -159,6 +160,7 @@ def build_strategy(
         server_model=server_model,
         sampler=build_part(recipe, "strategy.sampler", tensors),
         system=build_part(recipe, "system", tensors),
+        asynchronous=build_part(recipe, "strategy.asynchronous", tensors),
         transforms=[*first, *(transforms[name] for name in sorted(transforms))],
         observers=observers,
         schedule=build_part(recipe, "schedule", tensors),

@@ -108,7 +108,7 @@ class Constant:
 
     def play(self, round: int, seconds: Mapping[int, float], most: int) -> SimulatedRound:
         """Return what becomes of the clients that are asked, by the seconds each would take."""
-        dropped = [client for client in sorted(seconds) if self._drops_out(round, client)]
+        dropped = [client for client in sorted(seconds) if self.drops_out(round, client)]
         order = sorted(seconds.keys() - set(dropped), key=lambda client: (seconds[client], client))
         deadline = math.inf if self.deadline_seconds is None else self.deadline_seconds
         in_time = [client for client in order if seconds[client] <= deadline][:most]
@@ -117,7 +117,8 @@ class Constant:
         taken = deadline if waits else max((seconds[one] for one in in_time), default=0.0)
         return SimulatedRound(sorted(in_time), dropped, late, taken)
 
-    def _drops_out(self, round: int, client: int) -> bool:
+    def drops_out(self, round: int, client: int) -> bool:
+        """Return whether a client never answers what it was asked in a round."""
         draw = np.random.default_rng([_DROPOUT, self.seed, round, client]).random()
         return bool(draw < self.dropout)
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self, TypedDict
 
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import Constant
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.client_metrics import ClientMetrics
@@ -32,6 +33,7 @@ class Slots(TypedDict, total=False):
     server_model: ServerModel
     sampler: ClientSampler
     system: Constant | None
+    asynchronous: Asynchronous | None
     transforms: Sequence[ReplyTransform]
     observers: Sequence[Observer]
     schedule: Schedule

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Payloads
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.systems import Constant, SimulatedRound
+from fedhet.strategies.round.chosen import Chosen
+from fedhet.strategies.round.messages import MessageWriter
+from fedhet.strategies.round.records import PARAMS, count_bytes
 from fedhet.strategies.round.registration import ClientAvailability
 from fedhet.strategies.slots import ClientSampler
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """With whom a round is, and how its messages are written."""
+
+    grid: Grid
+    there: ClientAvailability
+    writer: MessageWriter
+    config: ConfigRecord  # further entries of the clients' config
+    broadcast: Callable[[int], Payloads]
+
+    def write(
+        self,
+        round: int,
+        arrays: ArrayRecord,
+        clients: list[int],
+        broadcast: Callable[[int], Payloads] | None = None,
+    ) -> dict[int, Message]:
+        """Return the messages by client id."""
+        sent = broadcast or self.broadcast
+        return self.writer.train(round, arrays, self.config, clients, sent)
 
 
 @dataclass(frozen=True)
@@ -39,23 +67,22 @@ class Cohorts:
                 "round, which late and absent ones would change: set system=none"
             )
 
-    def choose(
-        self,
-        grid: Grid,
-        round: int,
-        there: ClientAvailability,
-        clock: float,
-        num_bytes: int,
-    ) -> tuple[SimulatedRound, float]:
-        """Return a round's clients, and the simulated time at which they are asked.
+    def choose(self, exchange: Exchange, round: int, clock: float, arrays: ArrayRecord) -> Chosen:
+        """Return a round's messages.
 
         Args:
-            grid: to ask clients that have not been asked who they are.
+            exchange: with whom, and how messages are written.
             round: t.
-            there: who is connected.
             clock: the simulated time, in seconds.
-            num_bytes: that are sent to a client; as many are taken to come back.
+            arrays: x.
         """
+        fate, clock = self._fate(exchange, round, clock, arrays)
+        return Chosen(exchange.write(round, arrays, fate.clients), fate, clock)
+
+    def _fate(
+        self, exchange: Exchange, round: int, clock: float, arrays: ArrayRecord
+    ) -> tuple[SimulatedRound, float]:
+        there, grid = exchange.there, exchange.grid
         present = there.present
         if self.from_all:
             known = set(present)
@@ -69,13 +96,14 @@ class Cohorts:
         present = self.system.available(present, clock)
         chosen = [present[i] for i in self.sampler.sample(round, len(present))]
         asked = there.ask(grid, self.system.asked(chosen, present, round))
-        examples, system = there.registry.num_examples, self.system
-        seconds = {i: system.seconds(i, self._work(examples[i]), 2 * num_bytes) for i in asked}
+        num_bytes = 2 * count_bytes(RecordDict({PARAMS: arrays}))  # down, and as many up
+        work = {i: work_of(self.options, there.registry.num_examples[i]) for i in asked}
+        seconds = {i: self.system.seconds(i, examples, num_bytes) for i, examples in work.items()}
         return self.system.play(round, seconds, len(chosen)), clock
 
-    def _work(self, num_examples: int) -> int:
-        """Return how many examples a client goes through, each as often as the recipe says."""
-        options = self.options
-        if options is None or options.steps is None:
-            return num_examples * (1 if options is None else options.epochs or 1)
-        return options.steps * min(options.batch_size, num_examples)
+
+def work_of(options: LocalTrainingConfig | None, num_examples: int) -> int:
+    """Return how many examples a client goes through, each as often as the recipe says."""
+    if options is None or options.steps is None:
+        return num_examples * (1 if options is None else options.epochs or 1)
+    return options.steps * min(options.batch_size, num_examples)

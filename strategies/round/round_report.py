@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -12,8 +13,9 @@ from flwr.common.logger import log
 from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import row_key
 from fedhet.strategies.base import Payloads
-from fedhet.strategies.components.systems import SimulatedRound
+from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.client_versions import ClientVersions
+from fedhet.strategies.round.records import count_bytes
 from fedhet.strategies.round.reply_fold import ReplyFold
 
 
@@ -27,6 +29,7 @@ class RoundReport:
     absent: Sequence[int] = ()  # clients that were not connected when the round began
     dropped: Sequence[int] = ()  # of a simulated system: asked, but they never answer
     late: Sequence[int] = ()  # the same: they answer after the round's end
+    staleness: Sequence[int] = ()  # of asynchronous rounds: steps since each client started
     simulated_seconds: float | None = None  # since the run's start, on the system's clock
     failures: Sequence[str] = ()  # one reason for each missing or refused reply
     diverged: bool = False  # more than half of the clients asked sent NaN or Inf
@@ -41,13 +44,13 @@ class RoundReport:
     # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
 
-    def take_fate(self, fate: SimulatedRound, asked_at: float, sizes: Sequence[int]) -> None:
-        """Record who is asked in vain, when the round ends, and the bytes sent.
-
-        ``sizes`` are those of the messages to the others.
-        """
-        self.dropped, self.late = fate.dropped, fate.late
-        self.simulated_seconds = asked_at + fate.seconds
+    def take_chosen(self, chosen: Chosen) -> None:
+        """Record who is asked, who in vain, when the round ends, and the bytes sent."""
+        fate, messages = chosen.fate, chosen.messages.values()
+        sizes = [count_bytes(message.content) for message in messages]
+        self.clients, self.dropped, self.late = list(chosen.messages), fate.dropped, fate.late
+        self.staleness = [self.round - 1 - version for version in chosen.versions.values()]
+        self.simulated_seconds = chosen.clock + fate.seconds
         in_vain = len(fate.dropped) + len(fate.late)
         self.bytes_down = sum(sizes) + in_vain * max(sizes, default=0)
 
@@ -75,6 +78,9 @@ class RoundReport:
         for name in ("absent", "dropped", "late"):
             if clients := getattr(self, name):
                 row[name] = list(clients)
+        if self.staleness:
+            row["staleness"] = statistics.fmean(self.staleness)
+            row["max_staleness"] = max(self.staleness)
         if self.simulated_seconds:
             row["simulated_seconds"] = self.simulated_seconds
         row |= {f"client_{row_key(name)}": value for name, value in self.client_evaluation.items()}
@@ -93,6 +99,8 @@ class StrategyState(ClientVersions):
     round: int = 0  # the last finished one
     failed_rounds: int = 0  # in a row, with too few replies
     clock: float = 0.0  # simulated seconds
+    # of asynchronous rounds: version and end of the clients that train, by client id as text
+    in_flight: dict[str, list[float]] = field(default_factory=dict)
     # by client id, the scores of its own model when it was last trained
     personal: dict[int, dict[str, float]] = field(default_factory=dict)
     # the state of every side and of the server optimiser, by "<owner>/<group>"
