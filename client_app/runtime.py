@@ -28,7 +28,9 @@ from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.privacy.reply_vector import Layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.records import CONFIG
+from fedhet.strategies.round.registration import FROZEN_MODEL
 from fedhet.tasks import AnyData, Functions, build_task, keep_freed_memory, pick_device
+from fedhet.tasks.models.own_weights import frozen_sha256
 
 Examples = tuple[AnyData, AnyData | None]  # to train on, held out
 _CACHE_BYTES = 256 << 20
@@ -87,6 +89,8 @@ class ClientRuntime:
         self.client_cpus = max(1, int(recipe.runtime.client_cpus))
         self.simulation = bool(recipe.runtime.simulation)
         self.node_info = {"versions": str(versions()), **fingerprint(recipe)}
+        if frozen := frozen_sha256(self.model):
+            self.node_info[FROZEN_MODEL] = frozen
         secure: SecAggPlus | None = build_part(recipe, "strategy.secure_aggregation", tensors)
         self.secure_aggregation = secure
         if secure is not None:  # the server has refused aggregators without a weighting

@@ -11,7 +11,7 @@ import importlib.metadata
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -44,6 +44,8 @@ FOLDER_KEYS = ("task.path", "local.reuse_training")
 # What a resumed run may change.
 LONGER = ("rounds", "target_accuracy", "evaluation", "early_stopping")
 
+_OPEN = re.compile(r"task\.(data_options|model_options|lora)[.=]")
+
 RunConfig = Mapping[str, bool | float | int | str]
 
 
@@ -54,12 +56,13 @@ def overrides_of(run_config: RunConfig) -> list[str]:
     further ones: a JSON list of strings, or words as in a shell.
     """
     given = {key: value for key, value in run_config.items() if key != "overrides"}
-    words = [f"{key}={_quote(value)}" for key, value in given.items() if value != ""]
+    words = [f"{key}={quote(value)}" for key, value in given.items() if value != ""]
     text = str(run_config.get("overrides", "")).strip()
     return words + (json.loads(text) if text.startswith("[") else shlex.split(text))
 
 
-def _quote(value: bool | float | int | str) -> str:
+def quote(value: bool | float | int | str) -> str:
+    """Return a run config's value as an override has it."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str) or value.startswith("[") or re.fullmatch(r"[\w.+-]+", value):
@@ -111,7 +114,15 @@ def _composed(overrides: Sequence[str]) -> DictConfig:
     GlobalHydra.instance().clear()
     register_project_recipes()
     with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
-        return hydra_compose(config_name="config", overrides=list(overrides))
+        return hydra_compose(config_name="config", overrides=with_open_keys(overrides))
+
+
+def with_open_keys(overrides: Iterable[str]) -> list[str]:
+    """Return overrides in which ``task.model_options.hidden=16`` needs no +.
+
+    The user's function checks these keys; to Hydra a key that no file of conf/ has is a mistake.
+    """
+    return [f"++{word}" if _OPEN.match(word) else word for word in overrides]
 
 
 def method_name(recipe: DictConfig) -> str:

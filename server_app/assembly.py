@@ -26,13 +26,14 @@ from fedhet.strategies.fedproto import PROTOTYPE_SUMS
 from fedhet.strategies.feduv import FedUVClient
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.registration import FederationConfig
+from fedhet.strategies.round.registration import FROZEN_MODEL, FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
 from fedhet.strategies.statistics.class_counts import CLASS_COUNTS
 from fedhet.strategies.statistics.soft_labels import SOFT_LABEL_SUMS
 from fedhet.tasks import AnyTask, Task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
+from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.partitions import PartitionConfig
 from fedhet.tasks.task import kind_of
 from fedhet.tasks.transform import Transform
@@ -148,6 +149,7 @@ def build_strategy(
     for phase in local_training.phases:
         phase.layers.select(name for name, _ in model.named_parameters())
     transforms = build_part(recipe, "strategy.transforms", tensors)
+    frozen = frozen_sha256(model)
     return FederatedStrategy(
         client_sides=client_sides,
         server_sides=build_part(recipe, "strategy.server_sides", tensors),
@@ -169,7 +171,7 @@ def build_strategy(
             max_failed_rounds=recipe.max_failed_rounds,
             connect_timeout_seconds=float(recipe.runtime.connect_timeout_seconds),
             nodes_may_join=not recipe.runtime.simulation,
-            fingerprint=fingerprint(recipe),
+            fingerprint=fingerprint(recipe) | ({FROZEN_MODEL: frozen} if frozen else {}),
         ),
         evaluate_on_clients=evaluate_on_clients,
         client_metrics=client_metrics_of(recipe, task),

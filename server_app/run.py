@@ -58,6 +58,7 @@ from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks import Functions, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.evaluation import evaluate_model
+from fedhet.tasks.models.own_weights import model_metadata
 
 
 class Run:
@@ -94,6 +95,8 @@ class Run:
             check_reused_training(recipe, Path(reused), self.task.classifier_tensors)
         channels_last = bool(recipe.runtime.channels_last)
         model = self.task.build_model(int(recipe.seed)).to(self.device)
+        own = model_metadata(model, self.task.config.lora)
+        self.metadata = {**self.task.label_metadata(), **own}
         if channels_last:
             model = model.to(memory_format=torch.channels_last)
         personal = TensorSelector(recipe.strategy.personal)
@@ -167,7 +170,7 @@ class Run:
             params = to_tensors(result.arrays)
             label = {"kind": MODEL, "run": self.strategy.state.experiment}
             path = self.folder / "model.safetensors"
-            save_tensors(path, params, label, self.task.label_metadata())
+            save_tensors(path, params, label, self.metadata)
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             if self.calibration.alphas:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
@@ -281,8 +284,8 @@ class Run:
             self.stop_reason = self.stopping.stop_reason(self.results.rows)
         reached = self.stop_reason is not None
         if self.best_model:
-            run, metadata = self.strategy.state.experiment, self.task.label_metadata()
-            self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, metadata)
+            run = self.strategy.state.experiment
+            self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, self.metadata)
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
         if report.round > 0 and due:
             state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)

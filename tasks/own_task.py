@@ -20,7 +20,6 @@ from fedhet.tasks.examples import Examples, is_pair
 from fedhet.tasks.losses import Loss, loss_of
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
-from fedhet.tasks.models.wrapped import WrappedModel
 from fedhet.tasks.partitioned import Partitioned
 from fedhet.tasks.partitions import PartitionConfig, partition_rows
 from fedhet.tasks.references import Function, call_with_known, is_reference, load_reference
@@ -142,10 +141,8 @@ class OwnTask(Measured, Partitioned):
         return int(getattr(self._built[0], "out_features", 1)) if is_regression else 1
 
     def label_metadata(self) -> dict[str, str]:
-        """Return the metadata of a model's file: the classes, the path of the classifier."""
-        classifier = self._built[1]
-        own = {} if classifier is None else {"classifier": classifier}
-        return {"classes": json.dumps(self.class_names), "kind": self.config.kind, **own}
+        """Return the metadata of a model's file: the classes, and the kind of task."""
+        return {"classes": json.dumps(self.class_names), "kind": self.config.kind}
 
     def build_model(self, seed: int) -> AnyModel:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
@@ -174,7 +171,7 @@ class OwnTask(Measured, Partitioned):
     @cached_property
     def classifier_tensors(self) -> int:
         """How many of the model's last tensors are its classifier."""
-        return self._built[2]
+        return self._built[1]
 
     def client_data(
         self,
@@ -229,11 +226,10 @@ class OwnTask(Measured, Partitioned):
     # ---- pieces ------------------------------------------------------------------------------
 
     @cached_property
-    def _built(self) -> tuple[torch.nn.Module, str | None, int]:
-        """Return the head, its path in an own model and its tensors of a model built once."""
+    def _built(self) -> tuple[torch.nn.Module, int]:
+        """Return the head of a model built once, and how many tensors it has."""
         model = self.build_model(0)
-        path = model.classifier if isinstance(model, WrappedModel) else None
-        return model.get_submodule("head"), path, model.classifier_tensors
+        return model.get_submodule("head"), model.classifier_tensors
 
     def _known_to_models(self) -> dict[str, Any]:
         """Return what a model function can ask for, by the names of its parameters."""

@@ -18,6 +18,13 @@ from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
 from fedhet.strategies.round.round_report import RoundReport
 
+FROZEN_MODEL = "frozen-model"  # the hash of what a model neither trains nor sends
+# What sites have to share for their hashes to be equal.
+_SAME = {
+    "recipe": "release and the same recipe",
+    "code": "release and the same recipe",
+    FROZEN_MODEL: "pretrained files (task.model, task.model_options)",
+}
 _POLL_SECONDS = 0.2
 _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
 _REPORT_SECONDS = 10.0
@@ -39,7 +46,7 @@ class FederationConfig:
     max_failed_rounds: int = 3  # this many such rounds in a row end the run with an error
     connect_timeout_seconds: float = 600.0  # to wait before round 1, and before any round
     nodes_may_join: bool = True  # False: a simulation, in which nobody replaces a refused node
-    # hashes (of the recipe, of the code) that every node must share
+    # hashes (of the recipe, the code, the frozen part of the model) that every node must share
     fingerprint: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -287,8 +294,7 @@ def _node_info(node: int, answer: Message, federation: FederationConfig) -> Node
         if (theirs := info.texts.get(name)) != value:
             raise RefusedReplyError(
                 f"node {node} (partition {info.partition_id}) runs another {name}: {theirs!r}, the "
-                f"server has {value!r}; give every site the same release and the same recipe, then "
-                "start again"
+                f"server has {value!r}; give every site the same {_SAME[name]}, then start again"
             )
     return info
 
