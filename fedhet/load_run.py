@@ -53,7 +53,11 @@ def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> An
     if metadata and "classes" in metadata and plain["task"].get("classes") is None:
         plain["task"]["classes"] = json.loads(metadata["classes"])
     return build_task(
-        plain["task"], plain["partition"], seed=plain["seed"], num_clients=plain["clients"]
+        plain["task"],
+        plain["partition"],
+        seed=plain["seed"],
+        num_clients=plain["clients"],
+        columns=(metadata or {}).get("columns"),
     )
 
 
@@ -73,9 +77,9 @@ def data_set_task_of(recipe: DictConfig) -> Task:
 
 
 def label_metadata_of(folder: Path, *, best: bool = False) -> dict[str, str]:
-    """Return the label metadata stored with a run's model (``Task.label_metadata``), if any."""
+    """Return what a run's model is stored with about labels and inputs (``label_metadata``)."""
     _, metadata, _ = load_tensors(_model_path(folder, best), kind=MODEL)
-    return {key: metadata[key] for key in ("classes", "vocabulary") if key in metadata}
+    return {key: metadata[key] for key in ("classes", "vocabulary", "columns") if key in metadata}
 
 
 def classifier_of(

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from fedhet.common.errors import ConfigError
+from fedhet.tasks import tabular
+from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.config import OwnConfig
 from fedhet.tasks.examples import Examples, is_pair
 from fedhet.tasks.losses import Loss, loss_of
@@ -68,6 +70,7 @@ class OwnTask(Measured, Partitioned):
         seed: of the partition and of the held-out examples.
         num_clients: N.
         functions: those behind the config's names.
+        columns: what the columns of a table are fitted to, where the sites have done so together.
     """
 
     vocabulary = None
@@ -79,10 +82,11 @@ class OwnTask(Measured, Partitioned):
         seed: int,
         num_clients: int,
         functions: Functions | None = None,
+        columns: str | None = None,
     ) -> None:
         self.config, self.partition = config, partition
         self.seed, self.num_clients = seed, num_clients
-        self.name = config.name
+        self.name, self.columns = config.name, columns
         self.functions = functions or Functions.of(config)
         names = inspect.signature(self.functions.data).parameters
         self.by_client = any(name in names for name in CLIENT)
@@ -142,7 +146,24 @@ class OwnTask(Measured, Partitioned):
 
     def label_metadata(self) -> dict[str, str]:
         """Return the metadata of a model's file: the classes, and the kind of task."""
-        return {"classes": json.dumps(self.class_names), "kind": self.config.kind}
+        columns = {} if self.columns is None else {"columns": self.columns}
+        return {"classes": json.dumps(self.class_names), "kind": self.config.kind, **columns}
+
+    @property
+    def fits_columns(self) -> bool:
+        """Whether the sites fit the columns of their tables together, before round 1."""
+        options = self.config.data_options or {}
+        return self.functions.data is tabular.load and options.get("fit") == "federated"
+
+    def column_statistics(
+        self, client_id: int, site_folder: Path | str | None = None
+    ) -> ColumnStatistics:
+        """Return what a client tells of its training rows to fit columns together."""
+        self.require_client(client_id)
+        train, _ = self._own(client_id, site_folder) if self.by_folder else self._part(client_id)
+        folder = Path(site_folder).expanduser() if self.by_folder and site_folder else None
+        # Not fitted yet, an example's only input is the number of its row.
+        return tabular.statistics_of(train[0][:, 0], self.config.data_options or {}, folder)
 
     def build_model(self, seed: int) -> AnyModel:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
@@ -251,6 +272,8 @@ class OwnTask(Measured, Partitioned):
             "kind": self.config.kind,
             "classes": self.config.class_names,
         }
+        if self.fits_columns:
+            known["fitted"] = self.columns
         if client_id is not None:
             known |= dict.fromkeys(CLIENT, client_id)
         if folder is not None:

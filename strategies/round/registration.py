@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from fedhet.common.errors import ConfigError, require_whole
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
+from fedhet.strategies.round.records import CONFIG
 from fedhet.strategies.round.round_report import RoundReport
 
 FROZEN_MODEL = "frozen-model"  # the hash of what a model neither trains nor sends
@@ -48,6 +49,8 @@ class FederationConfig:
     nodes_may_join: bool = True  # False: a simulation, in which nobody replaces a refused node
     # hashes (of the recipe, the code, the frozen part of the model) that every node must share
     fingerprint: Mapping[str, str] = field(default_factory=dict)
+    # sent to every node with the registration's question
+    node_settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -116,7 +119,9 @@ class ClientRegistry:
         return client
 
 
-def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry:
+def register_clients(
+    grid: Grid, federation: FederationConfig, message_type: str = MessageType.QUERY
+) -> ClientRegistry:
     """Ask every connected node for its partition id, example count and hashes.
 
     A node that does not fit is logged and kept out. A TimeoutError says that the others are too
@@ -132,7 +137,7 @@ def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry
         new = [node for node in connected if node not in infos and node not in refused]
         over = time.monotonic() > end
         if new and (asked or over or len(connected) >= max(federation.num_clients, 1)):
-            infos |= _ask(grid, new, federation, refused)
+            infos |= _ask(grid, new, federation, refused, message_type)
             asked = True
         size = federation.num_clients or _announced(infos)
         enough = min(federation.min_clients or size, size)
@@ -232,7 +237,7 @@ class ClientAvailability:
         self._refused &= connected  # a node that reconnects is asked again
         known = {*self.registry.nodes.values(), *self._asked, *self._refused}
         if new := sorted(connected - known):
-            ids = grid.push_messages([_question(node) for node in new])
+            ids = grid.push_messages([_question(node, self._federation) for node in new])
             self._asked |= dict(zip(new, ids, strict=True))
         if not self._asked:
             return
@@ -252,19 +257,27 @@ class ClientAvailability:
 # ---- asking, and reading the answers -------------------------------------------------------------
 
 
-def _question(node_id: int) -> Message:
-    return Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
+def _question(
+    node_id: int, federation: FederationConfig, message_type: str = MessageType.QUERY
+) -> Message:
+    settings = dict(federation.node_settings)
+    content = RecordDict({CONFIG: ConfigRecord({**settings})} if settings else {})
+    return Message(content=content, message_type=message_type, dst_node_id=node_id)
 
 
 def _ask(
-    grid: Grid, node_ids: list[int], federation: FederationConfig, refused: dict[int, str]
+    grid: Grid,
+    node_ids: list[int],
+    federation: FederationConfig,
+    refused: dict[int, str],
+    message_type: str,
 ) -> dict[int, NodeInfo]:
     """Return the valid answers by node, without nodes that have gone or are silent.
 
     The others are logged, and added to ``refused`` with the reason.
     """
     infos: dict[int, NodeInfo] = {}
-    asked = [_question(node) for node in node_ids]
+    asked = [_question(node, federation, message_type) for node in node_ids]
     for answer in grid.send_and_receive(asked, timeout=federation.connect_timeout_seconds):
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
             continue  # the SuperLink notices a killed node only after a minute
