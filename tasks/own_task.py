@@ -229,6 +229,11 @@ class OwnTask(Measured, Partitioned):
         """Return nothing: where a user's function has its examples from is not known."""
         return {}
 
+    @property
+    def num_train(self) -> int:
+        """How many training examples the clients share out, if ``data`` gives all."""
+        return len(self._strata)
+
     @cached_property
     def client_rows(self) -> list[Indices]:
         """The rows of the training examples that each client holds, if ``data`` gives all."""

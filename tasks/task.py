@@ -201,6 +201,11 @@ class Task(Measured, Partitioned):
         chosen = _subset(len(train), self.config.train_size, [self.seed, SUBSET_STREAM])
         return train if chosen is None else train.select(chosen)
 
+    @property
+    def num_train(self) -> int:
+        """How many training examples the clients share out."""
+        return len(self.train_split)
+
     @cached_property
     def client_rows(self) -> list[Indices]:
         """The rows of ``train_split`` that each client holds."""
