@@ -2,8 +2,8 @@
 
     fedhet-partition task=cifar10 partition=dirichlet partition.alpha=0.1 clients=10
 
-It prints a table, clients by classes, and saves a plot of it below results/partitions/. The examples
-of a regression are counted by tenths of their targets.
+It prints a table, clients by classes, and saves a plot of it below results/partitions/. Examples of
+a regression are counted by tenths of their targets.
 """
 
 from __future__ import annotations
