@@ -42,7 +42,9 @@ def main() -> None:
 
 def ldd(library: Path) -> str:
     """Return what the loader says of a library, with all symbols resolved."""
-    return subprocess.run(["ldd", "-r", library], capture_output=True, text=True, check=False).stdout
+    return subprocess.run(
+        ["ldd", "-r", library], capture_output=True, text=True, check=False
+    ).stdout
 
 
 def link(path: Path, source: str, *options: str) -> None:

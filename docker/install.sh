@@ -1,16 +1,14 @@
 #!/bin/sh
 # Installs the pinned packages into /opt/venv, lists them in sbom.cdx.json (CycloneDX) there, and
 # removes what no container needs.
-#   install.sh EXTRA [further options of uv pip install]    EXTRA: of pyproject.toml, or empty
+#   install.sh [further options of uv pip install]
 set -eu
 export UV_NO_CONFIG=1 UV_LINK_MODE=copy VIRTUAL_ENV=/opt/venv
-extra=$1
-shift
 cd /build
 uv venv --quiet /opt/venv
-uv pip install --no-progress -c constraints.txt --excludes left-out.txt -r pyproject.toml ${extra:+--extra "$extra"} "$@"
+uv pip install --no-progress -c constraints.txt --excludes left-out.txt -r requirements.txt "$@"
 UV_TOOL_DIR=/tmp/tools uv tool run --quiet --from cyclonedx-bom==7.5.0 cyclonedx-py environment \
-  --pyproject pyproject.toml --output-reproducible --output-file /opt/venv/sbom.cdx.json /opt/venv/bin/python
+  --output-reproducible --output-file /opt/venv/sbom.cdx.json /opt/venv/bin/python
 rm -r /tmp/*
 
 cd /opt/venv/lib/python3*/site-packages

@@ -8,7 +8,9 @@ import torch
 from flwr.supercore.task_identity import TaskIdentity
 
 # The files that take longest, first: a worker left with one of them at the end works alone.
-LONG = "deployment every_strategy runtimes tutorial project runs golden generator".split()
+LONG = (
+    "containers deployment every_strategy runtimes tutorial project runs golden generator".split()
+)
 LONG += ["experiment_files"]
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1

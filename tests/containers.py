@@ -51,6 +51,21 @@ def build(tag: str = IMAGE, root: Path = ROOT) -> None:
     docker(*words, cwd=root)
 
 
+def build_changed(folder: Path) -> float:
+    """Build the image IMAGE-changed of a copy with other code; return the seconds."""
+    names = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for name in names.splitlines():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
+    with (folder / "common" / "errors.py").open("a") as file:
+        file.write(f"\n# {time.time()}\n")
+    began = time.monotonic()
+    build(f"{IMAGE}-changed", folder)
+    return time.monotonic() - began
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -78,7 +93,7 @@ class Containers(Deployment):
     def __init__(self, folder: Path, **variables: str) -> None:
         super().__init__(folder)
         self.project = f"fedhet-{uuid.uuid4().hex[:8]}"
-        self.file = ROOT / "docker" / "federation.yaml"
+        self.also: list[Path] = []  # further compose files
         self.variables = {
             "FEDHET_DIR": str(folder),
             "FEDHET_USER": own(folder),
@@ -92,7 +107,7 @@ class Containers(Deployment):
     def __enter__(self) -> Containers:
         """Make the keys, start all services, and wait until they are healthy."""
         try:
-            self.checked("keys", "federation", str(len(SITES)))
+            self.make_keys()
             self.compose("up", "-d", "--wait")
         except BaseException:
             self.close()
@@ -111,16 +126,16 @@ class Containers(Deployment):
     # ---- the operator's commands -----------------------------------------------------------------
 
     def command(self, *words: str) -> list[str]:
-        return ["docker", "compose", "-p", self.project, "-f", str(self.file), *words]
+        files = [ROOT / "docker" / "federation.yaml", *self.also]
+        chosen = [word for file in files for word in ("-f", str(file))]
+        return ["docker", "compose", "-p", self.project, *chosen, *words]
 
     def compose(self, *words: str, seconds: float = SECONDS) -> str:
         done = self._compose(*words, seconds=seconds)
         assert done.returncode == 0, f"{words}: {done.stdout}"
         return done.stdout
 
-    def _compose(
-        self, *words: str, seconds: float = SECONDS
-    ) -> subprocess.CompletedProcess[str]:
+    def _compose(self, *words: str, seconds: float = SECONDS) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             self.command(*words),
             env={**os.environ, **self.variables},
@@ -136,9 +151,15 @@ class Containers(Deployment):
         """Return a service's container."""
         return self.compose("ps", "-a", "-q", name).strip()
 
+    def inspected(self, name: str) -> dict[str, Any]:
+        return inspect(self.container(name))
+
     def state(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = inspect(self.container(name))["State"]
+        found: dict[str, Any] = self.inspected(name)["State"]
         return found
+
+    def make_keys(self) -> None:
+        self.checked("keys", "federation", str(len(SITES)))
 
     def start(self, *names: str) -> None:
         self.compose("start", *names)
@@ -212,7 +233,10 @@ class Containers(Deployment):
     def log(self, name: str) -> str:
         done = subprocess.run(
             ["docker", "logs", self.container(name)],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
         )
         return done.stdout
 
@@ -222,4 +246,3 @@ class Containers(Deployment):
     def translated(self, text: str, service: Service) -> str:
         """Return a word of a service: in a container all are as the file has them."""
         return text
-

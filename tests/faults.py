@@ -5,6 +5,7 @@
 docs/deployment.md has the table; tests/test_small_disks.py fills the disks of a run.
 """
 
+import importlib
 import sys
 import tempfile
 import time
@@ -185,6 +186,7 @@ DRILLS: dict[str, Callable[[Scene], list[str]]] = {
 
 def main() -> None:
     """Run the drills, one after another, up to the first that goes wrong."""
+    importlib.import_module("tests.conftest")  # Flower's task identity, for the run on one machine
     with tempfile.TemporaryDirectory(prefix="fedhet-") as folder, Deployment(Path(folder)) as there:
         scene = Scene(there)
         for name in sys.argv[1:] or DRILLS:
