@@ -1,4 +1,4 @@
-"""Drills that need a Docker Engine: one function per fault, in a federation of three containers' sites.
+"""Drills that need a Docker Engine: one function per fault, in docker/federation.yaml.
 
     python -m tests.container_faults [NAME ...]     all drills, or these; prints what was seen
 
@@ -47,7 +47,8 @@ class Watch:
         seconds = time.monotonic() - self.began
         rows = self.run.rows()[self.first :]
         lost = [in_short(row) for row in rows if 1 not in row["clients"]]
-        return f"{what}: client 1 takes part again after {seconds:.0f} s; without it: {lost or 'no round'}"
+        without = lost or "no round"
+        return f"{what}: client 1 takes part again after {seconds:.0f} s; without it: {without}"
 
 
 # ---- kill, pause, restart ------------------------------------------------------------------------

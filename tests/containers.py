@@ -190,7 +190,7 @@ class Containers(Deployment):
         self.compose("unpause", *names)
 
     def restart_supernode(self, name: str) -> tuple[float, int]:
-        """Start a SuperNode and wait until Docker's restarts get it in; return seconds and tries."""
+        """Start a SuperNode until Docker's restarts get it in; return seconds and tries."""
         container, began = self.container(name), time.monotonic()
         before = inspect(container)["RestartCount"]
         since = str(time.time())

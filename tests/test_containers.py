@@ -343,6 +343,12 @@ class Machine:
         assert done.returncode == 0, f"{command}: {done.stdout}"
         return done.stdout
 
+    def wait_until_healthy(self, command: str) -> None:
+        end = time.monotonic() + SECONDS
+        while "(healthy)" not in (said := self.types(command)):
+            assert time.monotonic() < end, said
+            time.sleep(1.0)
+
     def down(self, *files: str) -> list[str]:
         """Take everything down; return what is left."""
         for file in files:
@@ -435,6 +441,8 @@ def test_the_readmes_four_commands_on_a_server_and_two_sites(image, tmp_path):
             site.configure(**settings)
         with ThreadPoolExecutor() as pool:
             list(pool.map(lambda site: site.types(commands[3]), sites))
+        for site in sites:
+            site.wait_until_healthy("docker compose -f docker/site.yaml ps supernode")
         server.types(run)
         words = [
             word
