@@ -2,9 +2,10 @@
 
 python cuda_stubs.py FOLDER    the libraries, at FOLDER/path/of/site-packages/nvidia/cu13/lib
 
-PyPI's torch for Linux is linked to 3 GB of CUDA's libraries, and Python cannot import it without them,
-although nothing calls them where there is no GPU. What torch misses of them is defined here: each
-function says that it is missing and ends the process. Needs gcc; run by the image's target cpu-pypi.
+PyPI's torch for Linux is linked to 3 GB of CUDA's libraries, and Python cannot import it without
+them, although nothing calls them where there is no GPU. What torch misses of them is defined here:
+each function says that it is missing and ends the process. Needs gcc; the image's target cpu-pypi
+runs it.
 """
 
 import re
@@ -19,7 +20,7 @@ SOURCE = """
 #include <stdio.h>
 #include <stdlib.h>
 void missing(void) {
-    fputs("this image has no CUDA libraries (docker/README.md): device=cuda needs fedhet:cuda\\n", stderr);
+    fputs("this image has no CUDA libraries: device=cuda needs fedhet:cuda\\n", stderr);
     abort();
 }
 """

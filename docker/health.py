@@ -1,7 +1,7 @@
 """Health check of a container: exit code 0 if it is healthy, else 1 with the reason.
 
 python health.py https://127.0.0.1:8000/health --ca ca.crt    a SuperLink
-python health.py http://127.0.0.1:9094/health --connected-to host:9092    a SuperNode and its SuperLink
+python health.py http://127.0.0.1:9094/health --connected-to host:9092    a SuperNode and SuperLink
 python health.py grpc://127.0.0.1:9096    an executor
 """
 
