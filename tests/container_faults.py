@@ -18,7 +18,7 @@ import yaml
 
 from tests import faults
 from tests.containers import IMAGE, Containers, build_changed, docker, why_no_engine
-from tests.deployed import ACTIVATED
+from tests.deployed import ACTIVATED, SITES
 from tests.faults import ENDLESS, in_short
 from tests.faulty.faulty import GO
 from tests.namespaces import make_keys
@@ -269,13 +269,14 @@ def upgrade(scene: Scene) -> list[str]:
         seconds = build_changed(Path(folder))
     federation.variables["FEDHET_IMAGE"] = f"{IMAGE}-changed"
     began = time.monotonic()
-    federation.compose("up", "-d", "--wait")
+    federation.compose("up", "-d")
+    federation.wait_until_healthy(*(f"supernode-{site}" for site in SITES))
     up = time.monotonic() - began
     assert all(federation.container(name) != old for name, old in before.items())
     assert {node["node-id"] for node in federation.nodes()} == nodes
     seen = scene.resume("upgrade", 4)
     assert "lost its state" not in scene.log("clientapp-1")
-    return [f"build {seconds:.0f} s, up -d {up:.0f} s, the same three nodes", *seen]
+    return [f"build {seconds:.0f} s, up -d and all healthy {up:.0f} s, the same three nodes", *seen]
 
 
 def rotations(scene: Scene) -> list[str]:

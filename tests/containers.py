@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tests.compose import Service
 from tests.deployed import ACTIVATED, ROOT, SITES, Deployment
 from tests.processes import SECONDS
@@ -122,6 +124,14 @@ class Containers(Deployment):
         label = f"label=com.docker.compose.project={self.project}"
         kinds = (["ps", "-a"], ["network", "ls"], ["volume", "ls"])
         return [one for kind in kinds for one in docker(*kind, "-q", "-f", label).split()]
+
+    def all_processes(self) -> list[psutil.Process]:
+        ids = [word for name in self.services for word in self._process_ids(name)]
+        return [psutil.Process(int(one)) for one in ids if psutil.pid_exists(int(one))]
+
+    def _process_ids(self, name: str) -> list[str]:
+        container = self.compose("ps", "-q", name).strip()
+        return docker("top", container, "-eo", "pid").split()[1:] if container else []
 
     # ---- the operator's commands -----------------------------------------------------------------
 

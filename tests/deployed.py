@@ -134,6 +134,9 @@ class Deployment:
     def left(self) -> list[psutil.Process]:
         return marked(MARK, self._mark)
 
+    def all_processes(self) -> list[psutil.Process]:
+        return self.left()
+
     # ---- the operator's commands -----------------------------------------------------------------
 
     def make_keys(self) -> None:
