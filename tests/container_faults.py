@@ -176,26 +176,22 @@ def wrong_ca(scene: Scene) -> list[str]:
 
 def clock_skew(scene: Scene) -> list[str]:
     """Site 1's clock goes wrong by minutes, then by an hour."""
+    federation = containers(scene)
     path = scene.federation.folder / "sitecustomize.py"
     path.write_text(SKEW)
     run = scene.begin("clock_skew", ENDLESS)
     run.wait_for_round(1)
     seen = []
-    for minutes in (4, 60, -60):
-        watch = Watch(run)
+    for minutes in (4, -4, 60, -60):
         changed(
             scene,
             "supernode-1",
             environment={"SKEW": str(minutes), "PYTHONPATH": "/skew:/app"},
             volumes=[f"{path}:/skew/sitecustomize.py:ro"],
         )
-        if minutes == 4:
-            seen += [watch.recovered(f"clock {minutes:+} minutes")]
-            continue
-        time.sleep(30.0)
-        assert ACTIVATED not in scene.log("supernode-1")
-        lines = [line for line in scene.log("supernode-1").splitlines() if "[code" in line]
-        seen += [f"clock {minutes:+} minutes: {lines[-1:]}"]
+        time.sleep(45.0)
+        said = [line for line in scene.log("supernode-1").splitlines() if "SuperNode " in line]
+        seen += [f"clock {minutes:+} minutes: {said[-1:]}; {federation.health('supernode-1')}"]
     watch = Watch(run)
     changed(scene, "supernode-1")
     seen += [watch.recovered("the right time again")]
