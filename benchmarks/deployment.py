@@ -227,7 +227,8 @@ def table(found: list[Measured]) -> str:
             lines.append(_row(title, f"{c:.2f}", f"{d:.2f}", c / d))
         for role in ROLES.values():
             e, f = (max(run.peak_mb.get(role, 0.0) for run in g) for g in (mine, theirs))
-            lines.append(_row(f"{role}, peak MB", f"{e:.0f}", f"{f:.0f}", e / f))
+            if e and f:  # both seen
+                lines.append(_row(f"{role}, peak MB", f"{e:.0f}", f"{f:.0f}", e / f))
     return "\n".join(lines)
 
 

@@ -6,6 +6,7 @@ own, in a folder of its own, with a port of its own on the host's loopback.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -126,12 +127,16 @@ class Containers(Deployment):
         return [one for kind in kinds for one in docker(*kind, "-q", "-f", label).split()]
 
     def all_processes(self) -> list[psutil.Process]:
-        ids = [word for name in self.services for word in self._process_ids(name)]
-        return [psutil.Process(int(one)) for one in ids if psutil.pid_exists(int(one))]
-
-    def _process_ids(self, name: str) -> list[str]:
-        container = self.compose("ps", "-q", name).strip()
-        return docker("top", container, "-eo", "pid").split()[1:] if container else []
+        label = f"label=com.docker.compose.project={self.project}"
+        running = docker("ps", "-q", "-f", label).split()
+        if not running:
+            return []
+        first = docker("inspect", "-f", "{{.State.Pid}}", *running).split()
+        found = []
+        for one in map(int, first):
+            with contextlib.suppress(psutil.Error):
+                found += psutil.Process(one).children(recursive=True)
+        return found
 
     # ---- the operator's commands -----------------------------------------------------------------
 
