@@ -31,7 +31,7 @@ test: $(STAMP) ## the whole test suite, real Flower runs included
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder -rs --durations=30 $(ARGS)
 
 test-docker: $(STAMP) ## the image and its containers in a Docker Engine (FEDHET_TARGET=cpu where torch's CPU index can be reached)
-	$(BIN)/python -m pytest -m docker -rs --durations=0 tests/test_containers.py $(ARGS)
+	$(BIN)/python -m pytest -m docker -rs --durations=0 tests/test_containers.py tests/test_containers_readme.py $(ARGS)
 
 test-flwr: $(STAMP) ## the wheel in two empty environments, with the oldest and the newest flwr that it allows; downloads gigabytes
 	$(BIN)/python -m pytest -s tests/flwr_releases.py $(ARGS)

@@ -8,10 +8,8 @@ import torch
 from flwr.supercore.task_identity import TaskIdentity
 
 # The files that take longest, first: a worker left with one of them at the end works alone.
-LONG = (
-    "containers deployment every_strategy runtimes tutorial project runs golden generator".split()
-)
-LONG += ["experiment_files"]
+LONG = "containers_readme containers deployment every_strategy runtimes tutorial".split()
+LONG += "project runs golden generator experiment_files".split()
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)

@@ -15,10 +15,12 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 from tests.compose import Service
 from tests.deployed import ACTIVATED, ROOT, SITES, Deployment
@@ -34,11 +36,19 @@ def why_no_engine() -> str | None:
     """Return why there can be no containers here, None if there can."""
     if shutil.which("docker") is None:
         return "there is no command docker"
-    for words in (["info", "--format", "{{.ServerVersion}}"], ["compose", "version"]):
+    for words in (["version", "--format", "{{.Server.Version}}"], ["compose", "version"]):
         done = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
         if done.returncode != 0:
             return f"docker {words[0]}: {(done.stderr or done.stdout).strip().splitlines()[-1]}"
     return None
+
+
+PROBLEM = why_no_engine()
+MARKS = [
+    pytest.mark.docker,
+    pytest.mark.timeout(SECONDS + 600),
+    pytest.mark.skipif(PROBLEM is not None, reason=f"no Docker Engine: {PROBLEM}"),
+]
 
 
 def docker(*words: str, **options: Any) -> str:
@@ -52,6 +62,14 @@ def build(tag: str = IMAGE, root: Path = ROOT) -> None:
     """Build the image of a clone."""
     words = ["build", "-q", "-f", "docker/Dockerfile", "--target", TARGET, "-t", tag, "."]
     docker(*words, cwd=root)
+
+
+@cache
+def image_of_this_clone() -> str:
+    """Build the image, unless FEDHET_IMAGE names one; return its name."""
+    if not os.environ.get("FEDHET_IMAGE"):
+        build()
+    return IMAGE
 
 
 def build_changed(folder: Path) -> float:
