@@ -10,10 +10,10 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-flwr check lint docs bench clean
+.PHONY: help install run test test-docker test-flwr check lint docs bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with the pinned dependencies, if that has not been done
 
@@ -28,14 +28,17 @@ run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist stra
 	$(BIN)/fedhet $(ARGS)
 
 test: $(STAMP) ## the whole test suite, real Flower runs included
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=30 $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder -rs --durations=30 $(ARGS)
+
+test-docker: $(STAMP) ## the image and its containers in a Docker Engine (FEDHET_TARGET=cpu where torch's CPU index can be reached)
+	$(BIN)/python -m pytest -m docker -rs --durations=0 tests/test_containers.py tests/test_containers_readme.py $(ARGS)
 
 test-flwr: $(STAMP) ## the wheel in two empty environments, with the oldest and the newest flwr that it allows; downloads gigabytes
 	$(BIN)/python -m pytest -s tests/flwr_releases.py $(ARGS)
 
 check: lint ## lint, types and the unit tests, for every commit; a minute
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=5 -m "not flower and not slow" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=5 -m "not flower and not slow and not docker" $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check

@@ -1,8 +1,9 @@
 """What a round of a deployment costs, beside a plain Flower app that moves the same arrays.
 
-    python -m benchmarks deployment [--sizes trivial 20MB 100MB] [--rounds 5]
+    python -m benchmarks deployment [--sizes trivial 20MB 100MB] [--rounds 5] [--containers]
 
-docker/federation.yaml as processes of this machine (tests/deployed.py): SuperLink, executors, three
+docker/federation.yaml as processes of this machine (tests/deployed.py), or in a Docker Engine from
+the image fedhet:test of `make test-docker` (tests/containers.py): SuperLink, executors, three
 SuperNodes, TLS, node keys. On it, in turns: ``fedhet runtime=deployment`` (FedAvg on 90 digits, one
 local step on 8 of them, an MLP of that size; all else as by default, so every client evaluates and
 every round has a checkpoint), and the floor (benchmarks/floor_app: Flower's own Grid, NumPy, no
@@ -17,6 +18,7 @@ import contextlib
 import json
 import math
 import os
+import shutil
 import statistics
 import tempfile
 import threading
@@ -29,9 +31,10 @@ import psutil
 from safetensors import safe_open
 
 from benchmarks.floor_app.floor import TOLD
-from benchmarks.harness import ROOT, options_of, run_fedhet, save, spread
+from benchmarks.harness import ROOT, options_of, save, spread
 from fedhet.common.results import METRICS, read_rows
-from tests.deployed import SITES, Deployment, Loopback
+from tests.containers import Containers
+from tests.deployed import SITES, Deployment
 
 RECIPE = [
     "task=digits",
@@ -95,7 +98,7 @@ class Peaks:
 
     def __enter__(self) -> Peaks:
         """Begin."""
-        for process in self._deployment.left():
+        for process in self._deployment.all_processes():
             with contextlib.suppress(OSError):  # sets VmHWM to what it is now
                 Path(f"/proc/{process.pid}/clear_refs").write_text("5")
         self._thread = threading.Thread(target=self._look_on)
@@ -109,7 +112,7 @@ class Peaks:
 
     def _look_on(self) -> None:
         while not self._over.wait(1.0):
-            for process in self._deployment.left():
+            for process in self._deployment.all_processes():
                 with contextlib.suppress(psutil.Error, OSError, IndexError, StopIteration):
                     words = " ".join([process.name(), *process.cmdline()])
                     status = Path(f"/proc/{process.pid}/status").read_text()
@@ -118,19 +121,21 @@ class Peaks:
                     self.mb[role] = max(self.mb.get(role, 0.0), peak)
 
 
-def ours(deployment: Deployment, size: str, rounds: int, folder: Path) -> Measured:
-    """Measure a run of fedhet."""
-    assert isinstance(deployment.network, Loopback)
+def ours(deployment: Deployment, size: str, rounds: int, name: str) -> Measured:
+    """Measure a run of fedhet, launched beside the ServerApp's executor."""
+    folder = deployment.folder / "server" / "results" / name
     load = os.getloadavg()[0]
     words = [
         *RECIPE,
         f"task.image_size={SIZES[size]}",
         f"rounds={rounds}",
-        f"runtime.address={deployment.network.address('network')}:8000",
-        f"runtime.root_certificates={deployment.folder / 'server/keys/ca.crt'}",
+        "runtime.address=127.0.0.1:8000",
+        f"results_dir=/results/{name}",
     ]
     with Peaks(deployment) as peaks:
-        run_fedhet(words, folder)
+        done = deployment.execute("serverapp", "fedhet", *words)
+    if done.returncode != 0:
+        raise RuntimeError(f"the run has failed: {done.stdout}\n{deployment.said()}")
     rows = read_rows(folder / METRICS)
     ends = [row["elapsed_seconds"] for row in rows[1:]]
     run_id = json.loads((folder / "deployment.json").read_text())["run_id"]
@@ -153,7 +158,9 @@ def floor(deployment: Deployment, size: str, rounds: int, model: list[list[int]]
     load = os.getloadavg()[0]
     config = deployment.folder / "server" / "state" / "floor.toml"
     config.write_text(f"shapes = '{json.dumps(model)}'\nnodes = {len(SITES)}\nrounds = {rounds}\n")
-    words = ["flwr", "run", str(ROOT / "benchmarks" / "floor_app"), "fedhet", "--stream"]
+    app = deployment.folder / "server" / "state" / "floor_app"
+    shutil.copytree(ROOT / "benchmarks" / "floor_app", app, dirs_exist_ok=True)
+    words = ["flwr", "run", "/state/floor_app", "fedhet", "--stream"]
     with Peaks(deployment) as peaks:
         done = deployment.execute("superlink", *words, "--run-config", "/state/floor.toml")
     lines = [line.partition(TOLD)[2] for line in done.stdout.splitlines() if TOLD in line]
@@ -192,14 +199,14 @@ def shapes(folder: Path) -> list[list[int]]:
 
 def runs(options: argparse.Namespace) -> Iterator[Measured]:
     """Yield every run of both apps, in turns."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        with Deployment(folder / "federation") as deployment:
-            for size in options.sizes:
-                for number in range(options.repeats):
-                    results = folder / f"{size}-{number}"
-                    yield ours(deployment, size, options.rounds, results)
-                    yield floor(deployment, size, options.rounds, shapes(results))
+    kind = Containers if options.containers else Deployment
+    with tempfile.TemporaryDirectory() as scratch, kind(Path(scratch)) as deployment:
+        for size in options.sizes:
+            for number in range(options.repeats):
+                name = f"{size}-{number}"
+                yield ours(deployment, size, options.rounds, name)
+                model = shapes(deployment.folder / "server" / "results" / name)
+                yield floor(deployment, size, options.rounds, model)
 
 
 def table(found: list[Measured]) -> str:
@@ -220,7 +227,8 @@ def table(found: list[Measured]) -> str:
             lines.append(_row(title, f"{c:.2f}", f"{d:.2f}", c / d))
         for role in ROLES.values():
             e, f = (max(run.peak_mb.get(role, 0.0) for run in g) for g in (mine, theirs))
-            lines.append(_row(f"{role}, peak MB", f"{e:.0f}", f"{f:.0f}", e / f))
+            if e and f:  # both seen
+                lines.append(_row(f"{role}, peak MB", f"{e:.0f}", f"{f:.0f}", e / f))
     return "\n".join(lines)
 
 
@@ -237,6 +245,7 @@ def main() -> None:
     parser = options_of(__doc__, "deployment", repeats=3)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--containers", action="store_true", help="in a Docker Engine")
     options = parser.parse_args()
     found: list[Measured] = []
     for run in runs(options):

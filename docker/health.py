@@ -1,13 +1,15 @@
 """Health check of a container: exit code 0 if it is healthy, else 1 with the reason.
 
 python health.py https://127.0.0.1:8000/health --ca ca.crt    a SuperLink
-python health.py http://127.0.0.1:9094/health --connected-to 9092    a SuperNode and its SuperLink
+python health.py http://127.0.0.1:9094/health --connected-to host:9092    a SuperNode and SuperLink
 python health.py grpc://127.0.0.1:9096    an executor
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import socket
 import ssl
 import sys
 import urllib.request
@@ -22,7 +24,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("url", help="http://, https:// or grpc://")
     parser.add_argument("--ca", type=Path, help="the certificate of the server's CA")
-    parser.add_argument("--connected-to", type=int, metavar="PORT", help="of the SuperLink")
+    parser.add_argument(
+        "--connected-to", metavar="HOST:PORT", help="the SuperLink; ${NAME} is one too"
+    )
     options = parser.parse_args()
     try:
         if urlsplit(options.url).scheme == "grpc":
@@ -30,7 +34,7 @@ def main() -> None:
         else:
             ask_http(options.url, options.ca)
         if options.connected_to:
-            require_connection(options.connected_to)
+            require_connection(os.path.expandvars(options.connected_to))
     except Exception as error:
         sys.exit(f"unhealthy: {type(error).__name__}: {error}")
 
@@ -53,12 +57,17 @@ def ask_grpc(address: str) -> None:
         HealthStub(channel).Check(HealthCheckRequest(), timeout=SECONDS)
 
 
-def require_connection(port: int) -> None:
-    """Raise unless this network namespace has a connection to that remote port."""
+def require_connection(address: str) -> None:
+    """Raise unless this network namespace has a connection to an address, and can have another.
+
+    The first alone stays when the network is gone; the second alone says nothing of the SuperNode.
+    """
     import psutil
 
+    host, _, port = address.rpartition(":")
+    socket.create_connection((host.strip("[]"), int(port)), SECONDS).close()
     for one in psutil.net_connections(kind="tcp"):
-        if one.raddr and one.raddr.port == port and one.status == psutil.CONN_ESTABLISHED:
+        if one.raddr and one.raddr.port == int(port) and one.status == psutil.CONN_ESTABLISHED:
             return
     raise ConnectionError(f"there is no connection to port {port} of a SuperLink")
 

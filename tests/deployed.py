@@ -12,6 +12,7 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -133,6 +134,9 @@ class Deployment:
     def left(self) -> list[psutil.Process]:
         return marked(MARK, self._mark)
 
+    def all_processes(self) -> list[psutil.Process]:
+        return self.left()
+
     # ---- the operator's commands -----------------------------------------------------------------
 
     def make_keys(self) -> None:
@@ -164,8 +168,13 @@ class Deployment:
             kill_all(partial(self.processes, name))
             self._running.pop(name).wait()
 
-    def signal(self, number: int, *names: str) -> None:
-        """Send a signal to all processes in containers: SIGSTOP is docker pause."""
+    def pause(self, *names: str) -> None:
+        self._signal(signal.SIGSTOP, *names)
+
+    def unpause(self, *names: str) -> None:
+        self._signal(signal.SIGCONT, *names)
+
+    def _signal(self, number: int, *names: str) -> None:
         for process in (process for name in names for process in self.processes(name)):
             with contextlib.suppress(psutil.Error):
                 process.send_signal(number)
@@ -181,7 +190,7 @@ class Deployment:
             self.start(name)
             while self._running[name].poll() is None:
                 # its health check would find the connections of the others on this host
-                if ACTIVATED in self.log_path(name).read_text(errors="replace"):
+                if ACTIVATED in self.log(name):
                     return time.monotonic() - began, tries
                 time.sleep(0.5)
             time.sleep(min(0.1 * 2**tries, 60.0))  # Docker's own delays
@@ -253,6 +262,10 @@ class Deployment:
                 assert not ended, f"{name} has ended:\n{self.said()}"
                 assert time.monotonic() < deadline, f"{name} is not healthy:\n{self.said()}"
                 time.sleep(2.0)
+
+    def log(self, name: str) -> str:
+        """Return what a service has said since its last start."""
+        return self.log_path(name).read_text(errors="replace")
 
     def log_path(self, name: str) -> Path:
         return self.folder / f"{name}.log"

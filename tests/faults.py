@@ -5,7 +5,7 @@
 docs/deployment.md has the table; tests/test_small_disks.py fills the disks of a run.
 """
 
-import signal
+import importlib
 import sys
 import tempfile
 import time
@@ -124,9 +124,9 @@ def comings_and_goings(scene: Scene) -> list[str]:
     assert "lost its state" not in scene.log("clientapp-1")
     seen += [f"has joined late: {in_short(run.wait_for_client(2))}"]
     # site 0 is frozen for longer than two heartbeats
-    federation.signal(signal.SIGSTOP, "supernode-0", "clientapp-0")
+    federation.pause("supernode-0", "clientapp-0")
     without = run.wait_for("a round without 0", lambda rows: 0 not in rows[-1]["clients"])
-    federation.signal(signal.SIGCONT, "supernode-0", "clientapp-0")
+    federation.unpause("supernode-0", "clientapp-0")
     seen += [f"frozen: {in_short(without)}", f"is back: {in_short(run.wait_for_client(0))}"]
     # site 2 leaves for good, and returns with a new key as another node
     node = scene.log("supernode-2").rpartition(ACTIVATED)[2].split()[0]
@@ -186,6 +186,7 @@ DRILLS: dict[str, Callable[[Scene], list[str]]] = {
 
 def main() -> None:
     """Run the drills, one after another, up to the first that goes wrong."""
+    importlib.import_module("tests.conftest")  # Flower's task identity, for the run on one machine
     with tempfile.TemporaryDirectory(prefix="fedhet-") as folder, Deployment(Path(folder)) as there:
         scene = Scene(there)
         for name in sys.argv[1:] or DRILLS:

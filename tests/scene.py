@@ -48,7 +48,7 @@ class Scene:
         return self.federation.folder / f"site-{site}" / "state" / "clients"
 
     def log(self, name: str) -> str:
-        return self.federation.log_path(name).read_text(errors="replace")
+        return self.federation.log(name)
 
     def begin(self, name: str, *words: str) -> Submitted:
         """Submit the recipe with further words; name is the results folder's."""

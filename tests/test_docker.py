@@ -77,7 +77,10 @@ def test_a_sites_code_has_its_data_but_no_key_and_no_way_out(file, number, insid
     found = services(DOCKER / file, SITE)
     supernode, clientapp = found[f"supernode{number}"], found[f"clientapp{number}"]
     assert list(clientapp.networks) == [inside]
-    assert yaml.safe_load((DOCKER / file).read_text())["networks"][inside] == {"internal": True}
+    assert yaml.safe_load((DOCKER / file).read_text())["networks"][inside] == {
+        "internal": True,
+        "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"},
+    }
     assert set(names_seen_by(clientapp, found)) == {"runtime", clientapp.name, supernode.name}
     assert supernode.networks == {"default": (), inside: ("runtime",)}
     assert "--host=runtime" in supernode.words

@@ -76,6 +76,13 @@ def wait(folder: Path) -> None:
         time.sleep(0.2)
 
 
+def hog(folder: Path) -> None:
+    """Take memory until the kernel ends this process."""
+    taken = []
+    while True:
+        taken.append(b"x" * (64 << 20))
+
+
 def change(reply: Message, name: str, edit: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Replace the first tensor of a payload."""
     tensors = to_tensors(reply.content.array_records[name])
@@ -113,6 +120,7 @@ BEFORE: dict[str, Callable[[Path], object]] = {
     "die": lambda folder: os._exit(9),
     "hang": hang,
     "wait": wait,
+    "hog": hog,
 }
 AFTER: dict[str, Callable[[Message], object]] = {
     "nothing": lambda reply: write(reply, b""),
