@@ -12,8 +12,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedhet.tools.new import write_project
 
 # The files that take longest, first: a worker left with one of them at the end works alone.
-LONG = "containers_readme containers deployment runtimes tutorial project every_strategy runs".split()
-LONG += "golden generator experiment_files flower_apps damaged_files".split()
+LONG = "containers_readme containers deployment runtimes tutorial project".split()
+LONG += "every_strategy runs golden generator experiment_files flower_apps damaged_files".split()
 
 PROJECT_MODULES = ("my_project", "mine", "other")
 

@@ -41,7 +41,10 @@ _WORDS = (
     "runtime.channels_last=false",
 )
 _AT_SERVER = {
-    "strategy.asynchronous.buffer": 1,"strategy.dense.epochs": 1, "strategy.dense.steps": 1}  # not counted, minutes long
+    "strategy.asynchronous.buffer": 1,  # of two clients
+    "strategy.dense.epochs": 1,  # not counted, and minutes long
+    "strategy.dense.steps": 1,
+}
 Sizes = Mapping[str, float]  # by name, as a share of the model
 
 
