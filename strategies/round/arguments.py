@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self, TypedDict
 
+from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.client_metrics import ClientMetrics
@@ -39,6 +40,7 @@ class Slots(TypedDict, total=False):
     federation: FederationConfig
     evaluate_on_clients: bool
     client_metrics: ClientMetrics
+    compression: Compression
     secure_aggregation: SecAggPlus | None
 
 

@@ -25,6 +25,7 @@ from fedhet.common.errors import require_range
 from fedhet.strategies.base import STATE_LOST, ClientSide, Reply, ServerSide, Tensors
 from fedhet.strategies.components import server_optimizers
 from fedhet.strategies.components.aggregators import WeightedMean
+from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.components.samplers import FixedSizeSampler
@@ -34,6 +35,7 @@ from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.checks import check_output, check_sides
 from fedhet.strategies.round.client_metrics import ClientMetrics
+from fedhet.strategies.round.compressed_records import Downlink, compressible
 from fedhet.strategies.round.messages import (
     NUM_ROUNDS,
     TIMEOUT,
@@ -96,6 +98,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         federation: how many clients there are, and how many are needed.
         evaluate_on_clients: evaluate the output at all clients, in a second exchange a round.
         client_metrics: what clients may report of evaluations beside accuracy and loss.
+        compression: of the messages of training; none by default.
         secure_aggregation: the server learns the sum of a round's replies and no single one.
         allow_stacked_corrections: permit several sides that edit gradients.
     """
@@ -119,6 +122,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         federation: FederationConfig | None = None,
         evaluate_on_clients: bool = False,
         client_metrics: ClientMetrics | None = None,
+        compression: Compression | None = None,
         secure_aggregation: SecAggPlus | None = None,
         allow_stacked_corrections: bool = False,
     ) -> None:
@@ -135,8 +139,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
             server_model,
             observers,
         )
-        self.secure_aggregation = secure_aggregation
-        check_privacy(self.client_sides, self.server_step, secure_aggregation, evaluate_on_clients)
+        self.compression, self.secure_aggregation = compression or Compression(), secure_aggregation
+        parts, codec = (self.client_sides, self.server_step), self.compression.up
+        check_privacy(*parts, secure_aggregation, codec, evaluate_on_clients)
         if evaluate_on_clients:
             check_output(self.server_step.output)
         self.sampler = sampler or FixedSizeSampler()
@@ -240,7 +245,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         report = RoundReport(server_round, lr, clients=cohort, absent=absent)
         report.bytes_down = sum(count_bytes(message.content) for message in messages.values())
         params = to_tensors(arrays)
-        rule = self._fold_rule(params, lr, cohort)
+        rule = self._fold_rule(params, server_round, lr, cohort)
         return TrainingRound(params, messages, rule, timeout_of(config), report)
 
     def aggregate_train(
@@ -292,8 +297,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
 
     def summary(self) -> None:
         """Log the parts."""
-        step, secure = self.server_step, self.secure_aggregation
-        slots = [step.aggregator, step.optimizer, step.output, self.sampler, secure]
+        step, coding = self.server_step, self.compression
+        slots: list[object] = [step.aggregator, step.optimizer, step.output, self.sampler]
+        slots += [self.secure_aggregation, coding.up, coding.codec_down]
         names = ", ".join(type(slot).__name__ for slot in slots if slot is not None)
         sides = sorted({*self.client_sides, *self.server_sides})
         log(INFO, "%s: sides %s, %s", type(self).__name__, sides, names)
@@ -325,7 +331,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
     @property
     def _writer(self) -> MessageWriter:
         nodes = self.availability.registry.nodes
-        return MessageWriter(nodes, self.state, self.local_lr, self.schedule)
+        payloads = compressible(self.client_sides)
+        downlink = Downlink(self.compression, payloads, self.server_step.buffers)
+        return MessageWriter(nodes, self.state, self.local_lr, self.schedule, downlink)
 
     def _register(self, grid: Grid, initial: Tensors) -> None:
         """Initialise the server's parts; register the clients and check their number."""
@@ -365,7 +373,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
     def _output_model(self, arrays: ArrayRecord) -> ArrayRecord:
         return arrays if (found := self.server_step.output_model) is None else to_record(found)
 
-    def _fold_rule(self, params: Tensors, lr: float, cohort: Sequence[int]) -> FoldRule:
+    def _fold_rule(self, params: Tensors, round: int, lr: float, cohort: Sequence[int]) -> FoldRule:
         """Return what the cohort's replies must be, and how they are added up."""
         registry, secure = self.availability.registry, self.secure_aggregation
         options, examples = self.local_training, registry.num_examples
@@ -381,7 +389,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         if secure is not None:  # the server makes these replies itself, of what it cannot look into
             return replace(rule, expected=replace(expected, lr=None, measures=None))
         measures = {*(expected.measures or ()), *self.client_metrics.in_train_replies}
-        return replace(rule, expected=replace(expected, measures=measures))
+        expected = replace(expected, measures=measures, compression=self.compression, round=round)
+        return replace(rule, expected=expected)
 
     def _restart_if_lost(self, replies: Sequence[Reply], params: Tensors, round: int) -> None:
         """Restart the parts that are coupled to client states, where a client has lost its own."""

@@ -17,8 +17,9 @@ from flwr.app import MessageType as Kind
 from fedhet.conf import compose
 from fedhet.server_app.run import Run
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.round.decoder import ExpectedReply, printable
+from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.records import METRICS, UPDATE, to_tensors
+from fedhet.strategies.round.tensor_decoder import printable
 from tests.recipes import TINY, grid_of, overrides, run_recipe
 
 METHODS = ["fedavg", "scaffold", "fedpvr", "feddw", "maecho", "fedmrur", "fedproto", "fednova"]
