@@ -329,6 +329,11 @@ class Compression:
         return _DOWN[self.down]
 
     @property
+    def codecs(self) -> tuple[Codec, ...]:
+        """The codecs up and down, without those that are none."""
+        return tuple(codec for codec in (self.up, self.codec_down) if codec is not None)
+
+    @property
     def keeps_state(self) -> bool:
         """Whether every client keeps what is left out of its updates."""
         return self.up is not None and self.up.error_feedback

@@ -140,6 +140,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
             observers,
         )
         self.compression, self.secure_aggregation = compression or Compression(), secure_aggregation
+        self._downlink = Downlink(self.compression, compressible(self.client_sides), buffers)
         parts, codec = (self.client_sides, self.server_step), self.compression.up
         check_privacy(*parts, secure_aggregation, codec, evaluate_on_clients)
         if evaluate_on_clients:
@@ -238,7 +239,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> TrainingRound:
         """Sample the cohort and return its messages."""
-        cohort = self._cohort(server_round)
+        cohort = self.availability.ask(grid, self._cohort(server_round))
         broadcast = self.server_step.broadcast
         messages = self._writer.train(server_round, arrays, config, cohort, broadcast)
         lr, absent = self._writer.lr(server_round, config), sorted(self.availability.absent)
@@ -257,7 +258,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         training, report = replies.round, replies.round.report
         step, num_clients = self.server_step, len(self.availability.registry)
         fold = replies.fold(step.check)
-        fold.refuse(step.check_together(fold.kept))
+        fold.refuse_misfits()
         report.take(fold, len(training.messages))
         self.state.round = server_round
         if len(fold.replies) < self.federation.min_replies:
@@ -270,7 +271,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         params = step(training.params, fold, server_round, num_clients)
         report.server_seconds = time.perf_counter() - began
         self._restart_if_lost(valid, params, server_round)
-        self.state.personal |= {r.client_id: personal_scores(r.metrics) for r in valid}
+        scores = {reply.client_id: personal_scores(reply.metrics) for reply in valid}
+        self.state.personal |= {client: found for client, found in scores.items() if found}
         own = [(reply.client_id, reply.metrics) for reply in valid]
         report.per_client = self.client_metrics.of_training(own)
         means = mean_metrics([reply.metrics for reply in valid])
@@ -283,7 +285,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         """Return a message to every client, if clients evaluate in an exchange of their own."""
         if not self.evaluate_on_clients:
             return []
-        present, kind = self.availability.present, MessageType.EVALUATE
+        present = self.availability.ask(grid, self.availability.present)
+        kind = MessageType.EVALUATE
         return self._writer.model(kind, server_round, arrays, config, present).values()
 
     def aggregate_evaluate(
@@ -297,9 +300,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
 
     def summary(self) -> None:
         """Log the parts."""
-        step, coding = self.server_step, self.compression
-        slots: list[object] = [step.aggregator, step.optimizer, step.output, self.sampler]
-        slots += [self.secure_aggregation, coding.up, coding.codec_down]
+        step, secure, codecs = self.server_step, self.secure_aggregation, self.compression.codecs
+        slots = (step.aggregator, step.optimizer, step.output, self.sampler, secure, *codecs)
         names = ", ".join(type(slot).__name__ for slot in slots if slot is not None)
         sides = sorted({*self.client_sides, *self.server_sides})
         log(INFO, "%s: sides %s, %s", type(self).__name__, sides, names)
@@ -331,9 +333,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
     @property
     def _writer(self) -> MessageWriter:
         nodes = self.availability.registry.nodes
-        payloads = compressible(self.client_sides)
-        downlink = Downlink(self.compression, payloads, self.server_step.buffers)
-        return MessageWriter(nodes, self.state, self.local_lr, self.schedule, downlink)
+        return MessageWriter(nodes, self.state, self.local_lr, self.schedule, self._downlink)
 
     def _register(self, grid: Grid, initial: Tensors) -> None:
         """Initialise the server's parts; register the clients and check their number."""
@@ -375,16 +375,15 @@ class FederatedStrategy(KeepsArguments, Strategy):
 
     def _fold_rule(self, params: Tensors, round: int, lr: float, cohort: Sequence[int]) -> FoldRule:
         """Return what the cohort's replies must be, and how they are added up."""
-        registry, secure = self.availability.registry, self.secure_aggregation
-        options, examples = self.local_training, registry.num_examples
+        step, options, registry = self.server_step, self.local_training, self.availability.registry
+        secure, examples = self.secure_aggregation, registry.num_examples
         if secure is None:
             steps = {i: options.max_steps(examples[i]) if options else None for i in cohort}
             limits = {i: Limits(examples[i], steps[i], i in self.state.committed) for i in cohort}
             most = float(sum(examples[i] for i in cohort))
         else:
             most, limits = float(secure.max_examples * len(cohort)), dict.fromkeys(cohort, Limits())
-        sides, step = self.client_sides, self.server_step
-        rule = step.fold_rule(params, sides, lr, len(registry), most, limits)
+        rule = step.fold_rule(params, self.client_sides, lr, len(registry), most, limits)
         expected = rule.expected
         if secure is not None:  # the server makes these replies itself, of what it cannot look into
             return replace(rule, expected=replace(expected, lr=None, measures=None))

@@ -5,6 +5,7 @@ Partial folds, as of the workers of a simulation, merge to the same bits (round/
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
@@ -17,6 +18,8 @@ from fedhet.strategies.base import (
     Reply,
     ReplySum,
     ServerSide,
+    Shapes,
+    Tensors,
     Weighting,
 )
 from fedhet.strategies.round.decoder import ExpectedReply
@@ -80,8 +83,8 @@ class RunningSum:
         """Add a reply."""
         self.update.add(reply.update, self.rule.weight(reply))
         self.buffers.add(reply.buffers, float(reply.num_examples))
-        for name, total in self.payloads.items():
-            total.add(reply.payloads[name])
+        for name in self.payloads.keys() & reply.payloads.keys():
+            self.payloads[name].add(reply.payloads[name])
         norms = norms_of(reply.update)
         self.replies.append(replace(reply, update={}, payloads={}, buffers={}, norms=norms))
 
@@ -171,10 +174,20 @@ class ReplyFold:
         """Return the sum of the valid replies, at least one."""
         return sum_of(self.kept, self.rule.sum) if self.sum is None else self.sum.total()
 
-    def refuse(self, reasons: Mapping[int, str]) -> None:
-        """Leave out kept replies, for the reasons by client id."""
-        self.kept = [reply for reply in self.kept if reply.client_id not in reasons]
-        self.refused |= reasons
+    def refuse_misfits(self) -> None:
+        """Refuse kept replies whose summed payloads have other shapes than most clients'."""
+        for name in self.rule.sum.payloads:
+            replies = [reply for reply in self.replies if name in reply.payloads]
+            shapes = {r.client_id: shapes_of(r.payloads[name]) for r in replies}
+            counts = Counter(map(str, shapes.values()))
+            usual = max(counts, key=lambda text: counts[text], default="")
+            self.refused |= {
+                client: f"its payload {name!r} has the shapes {found}, and most clients' {usual}: "
+                "give all sites the same task.model and classes"
+                for client, found in shapes.items()
+                if str(found) != usual
+            }
+        self.kept = [reply for reply in self.kept if reply.client_id not in self.refused]
 
 
 def fold_replies(
@@ -207,8 +220,22 @@ def summed_payloads(server_sides: Mapping[str, ServerSide]) -> frozenset[str]:
         for side in server_sides.values()
         if type(side).reduce is not ServerSide.reduce
         or type(side).release is not ServerSide.release
-        for name in side.needs
+        for name in side.needs | side.adds
     )
+
+
+def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors by name."""
+    return {name: tuple(value.shape) for name, value in sorted(tensors.items())}
+
+
+def known_shapes(payloads: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the payloads all of whose shapes are known before a reply comes."""
+    closed = {
+        name: {tensor: tuple(n for n in shape if n is not None) for tensor, shape in shapes.items()}
+        for name, shapes in payloads.items()
+    }
+    return {name: shapes for name, shapes in closed.items() if shapes == payloads[name]}
 
 
 def per_example(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:

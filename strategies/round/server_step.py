@@ -32,6 +32,7 @@ from fedhet.strategies.round.reply_fold import (
     Limits,
     ReplyFold,
     SumRule,
+    known_shapes,
     per_example,
     sum_of,
     summed_payloads,
@@ -166,8 +167,9 @@ class ServerStep:
             not isinstance(self.aggregator, SumAggregator)
             or not isinstance(self.output, ReadsNoReply)
             or bool(self.transforms)
-            or any(observer.keeps_replies for observer in self.observers)
+            or any(getattr(observer, "keeps_replies", True) for observer in self.observers)
             or any(side.keeps_replies for side in self.sides.values())
+            or not summed_payloads(self.sides) <= known_shapes(self.expected()).keys()
         )
 
     @property
@@ -179,11 +181,6 @@ class ServerStep:
         """Let every side refuse a reply."""
         for side in self.sides.values():
             side.check(reply)
-
-    def check_together(self, replies: Sequence[Reply]) -> dict[int, str]:
-        """Return which clients' replies a side refuses beside the others', and why."""
-        found = (side.check_together(replies) for side in self.sides.values())
-        return {client: reason for refused in found for client, reason in refused.items()}
 
     def __call__(
         self, tensors: Tensors, fold: ReplyFold, round: int, num_clients: int
