@@ -182,6 +182,7 @@ task=own,task.data=a.b:c,task.model=a.b:C | task.input_range | null [0,1] | 3 [a
  | strategy.server_optimizer | {_target_:a.B} | 3 null
  | strategy.output | {_target_:a.B} | 3 null
  | strategy.sampler | {_target_:a.B} | 3 null
+ | strategy.compression | {_target_:a.B} | null 3 abc
  | strategy.secure_aggregation | null {_target_:a.B} | 3 abc
  | local.optimizers | {sgd:{_target_:a.B}} | 3 {sgd:3} null
  | logger.csv | {_target_:a.B} | 3 abc null

@@ -281,8 +281,8 @@ class RandomK(_Share):
     def _drawn(self, size: int, seed: SeedSequence) -> tuple[Tensor, Tensor]:
         """Return the indices, which rise, and the lengths of their pieces.
 
-        SeedSequence is the one generator whose draws no release of NumPy changes: server and client
-        may have different ones.
+        They are SeedSequence's own numbers: NumPy pins these to a published reference, while a
+        Generator's may differ between the releases that server and client have.
         """
         kept = self.kept(size)
         starts = np.arange(kept + 1, dtype=np.uint64) * np.uint64(size) // np.uint64(kept)

@@ -23,6 +23,7 @@ from fedhet.strategies.round.tensor_decoder import printable
 from tests.recipes import TINY, grid_of, overrides, run_recipe
 
 METHODS = ["fedavg", "scaffold", "fedpvr", "feddw", "maecho", "fedmrur", "fedproto", "fednova"]
+METHODS += [f"scaffold strategy/compression={codec}" for codec in ("int4", "top_k")]
 WORDS = [*TINY, "clients=4", "local.epochs=1", "task.train_size=240", "partition=iid"]
 BAD = 3  # the hostile client
 
@@ -214,7 +215,7 @@ class Captured:
     """A run of one round, and the genuine reply of a client in it."""
 
     def __init__(self, method: str, folder: Any) -> None:
-        words = [*WORDS, f"strategy={method}", "rounds=1", f"results_dir={folder}"]
+        words = [*WORDS, *f"strategy={method}".split(), "rounds=1", f"results_dir={folder}"]
 
         def keep(reply: Message) -> Message:
             if reply.metadata.src_node_id == 100 + BAD and METRICS in reply.content:
@@ -274,7 +275,8 @@ def same_tensors(reply: Message, edit: Callable[[RecordDict], object]) -> bool:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_with_a_hostile_site_has_the_bits_of_one_without_it(method, tmp_path):
     """Ten clients, of which one attacks in every round and in the registration of the others."""
-    words = [*WORDS, "clients=10", "task.train_size=400", f"strategy={method}", "rounds=4"]
+    words = [*WORDS, "clients=10", "task.train_size=400", "rounds=4"]
+    words += f"strategy={method}".split()
     names = ["update: complex NaN", "10^9 examples", "the server's accuracy", "update: one 3e38"]
     count = iter(range(100))
 
