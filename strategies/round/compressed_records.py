@@ -186,7 +186,7 @@ class Downlink:
         tensors = to_tensors(arrays)
         trained = {name: value for name, value in tensors.items() if name not in self.buffers}
         record = _encode(codec, _flat(trained), self.compression.draws(PARAMS, round, SERVER))
-        record.update({name: arrays[name] for name in tensors.keys() - trained.keys()})
+        record.update({name: arrays[name] for name in arrays if name not in trained})
         return record
 
     def payload(self, name: str, tensors: Tensors, round: int) -> ArrayRecord:
