@@ -15,6 +15,8 @@ A row of metrics.jsonl:
     clients                  ids of the clients whose replies were valid
     failures                 one sentence for each reply that was lost or refused
     absent                   ids of the clients that were not connected
+    dropped, late            of a simulated system (recipe group system): asked in vain
+    simulated_seconds        on the system's clock, since the start of the run
     client_*                 evaluation at the clients
     f1, client_f1, f1/cat    metrics that evaluation.metrics names (common/metrics.py)
     per_client               with evaluation.per_client: each client's value of these means, by id

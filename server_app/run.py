@@ -16,7 +16,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.common.checksums import MODEL
+from fedhet.common.checksums import MODEL, text_sha256
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, ResultsFolder
@@ -42,6 +42,7 @@ from fedhet.server_app.best_round import (
 )
 from fedhet.server_app.calibration import CalibrationError, add_coverage
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedhet.server_app.columns import store_columns
 from fedhet.server_app.layer_diagnostics import observers_of
 from fedhet.server_app.loggers import LoggedRun, Loggers
 from fedhet.server_app.machine import machine, usable_cpus
@@ -53,18 +54,20 @@ from fedhet.strategies.components.tensor_selection import (
     shared_names,
 )
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
-from fedhet.strategies.round.records import to_metrics, to_record, to_tensors
+from fedhet.strategies.round.records import COLUMNS, to_metrics, to_record, to_tensors
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks import Functions, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.evaluation import evaluate_model
+from fedhet.tasks.models.own_weights import model_metadata
+from fedhet.tasks.models.wrapped import WrappedModel
 
 
 class Run:
     """One run of a recipe into ``folder``, checked before round 1.
 
     ``last`` is a checkpoint; ``functions`` are those of a task on own data, in place of those that
-    the recipe names.
+    the recipe names; ``columns`` are of a table, as the sites have fitted them together.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Run:
         folder: Path,
         last: Path | None,
         functions: Functions | None = None,
+        columns: str | None = None,
     ) -> None:
         self.loggers = Loggers(build_part(recipe, "logger", classifier_tensors=0))
         keep_freed_memory()
@@ -82,6 +86,8 @@ class Run:
         self.timeout = float(recipe.runtime.round_timeout_seconds)
         # where the clients of a simulation store their states
         self.client_config = ConfigRecord({"state-folder": str(folder / "client_state")})
+        if columns is not None:
+            self.client_config[COLUMNS] = columns
         self.device = pick_device(recipe.device)
         self.task = build_task(
             plain_part(recipe, "task"),
@@ -89,11 +95,14 @@ class Run:
             seed=int(recipe.seed),
             num_clients=int(recipe.clients) or 1,
             functions=functions,
+            columns=columns,
         )
         if reused := recipe.local.reuse_training:
             check_reused_training(recipe, Path(reused), self.task.classifier_tensors)
-        channels_last = bool(recipe.runtime.channels_last)
         model = self.task.build_model(int(recipe.seed)).to(self.device)
+        channels_last = bool(recipe.runtime.channels_last) and not isinstance(model, WrappedModel)
+        own = model_metadata(model, self.task.config.lora)
+        self.metadata = {**self.task.label_metadata(), **own}
         if channels_last:
             model = model.to(memory_format=torch.channels_last)
         personal = TensorSelector(recipe.strategy.personal)
@@ -112,6 +121,9 @@ class Run:
         )
         # the nodes of a deployment have training examples that a server may lack
         self.data = self.task.data_used(train=bool(recipe.runtime.simulation))
+        if columns is not None:
+            self.data["columns"] = {"sha256": text_sha256(columns)}
+            store_columns(folder, columns)
         observers = observers_of(recipe, folder, self.server_model, self.test_data)
         self.strategy = build_strategy(
             recipe,
@@ -167,7 +179,7 @@ class Run:
             params = to_tensors(result.arrays)
             label = {"kind": MODEL, "run": self.strategy.state.experiment}
             path = self.folder / "model.safetensors"
-            save_tensors(path, params, label, self.task.label_metadata())
+            save_tensors(path, params, label, self.metadata)
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             if self.calibration.alphas:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
@@ -200,8 +212,9 @@ class Run:
         hashes = self._data_hashes()
         for split in hashes.keys() & checkpoint.data.keys():
             if hashes[split] != checkpoint.data[split]:
+                what = split if split == "columns" else f"{split} examples"
                 raise ConfigError(
-                    f"resume=true, but the {split} examples are not those that the run began with: "
+                    f"resume=true, but the {what} are not those that the run began with: "
                     f"{self.data[split]}; {last} names the hash {checkpoint.data[split]}"
                 )
         log(INFO, "Resuming after round %s", checkpoint.state.round)
@@ -281,8 +294,8 @@ class Run:
             self.stop_reason = self.stopping.stop_reason(self.results.rows)
         reached = self.stop_reason is not None
         if self.best_model:
-            run, metadata = self.strategy.state.experiment, self.task.label_metadata()
-            self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, metadata)
+            run = self.strategy.state.experiment
+            self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, self.metadata)
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
         if report.round > 0 and due:
             state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)

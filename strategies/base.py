@@ -86,7 +86,8 @@ class ReplySum:
     """
 
     replies: Sequence[Reply]  # by client id, without their tensors but with their norms
-    weights: Sequence[float]  # w_i of their updates, as the aggregator weighs them; their sum is 1
+    # w_i of their updates, as the aggregator weighs them; their sum is 1, less if some are stale
+    weights: Sequence[float]
     update: Tensors  # sum_i w_i u_i
     payloads: Payloads  # the sums of the payloads
     buffers: Tensors  # the means of the buffers, weighted by n_i

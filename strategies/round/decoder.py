@@ -126,7 +126,7 @@ class ExpectedReply:
         lr: eta_l of the round; None: not checked.
         compression: of what the clients send.
         compressed: shapes of the payloads' tensors that it compresses.
-        round: t.
+        rounds: t by client id, that the clients were told; 0 if it is not named.
     """
 
     params: Tensors
@@ -141,7 +141,7 @@ class ExpectedReply:
     lr: float | None = None
     compression: Compression = field(default_factory=Compression)
     compressed: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
-    round: int = 0
+    rounds: Mapping[int, int] = field(default_factory=dict)
 
     def decode(
         self,
@@ -234,8 +234,9 @@ class ExpectedReply:
         self, name: str, record: ArrayRecord | None, client_id: int, tensors: Tensors, full: Tensors
     ) -> dict[str, Tensor]:
         what = name if record is None or name == UPDATE else f"payload {name!r}"
-        seed, codec = self.compression.draws(name, self.round, client_id + 1), self.compression.up
+        codec, round = self.compression.up, self.rounds.get(client_id, 0)
         assert codec is not None
+        seed = self.compression.draws(name, round, client_id + 1)
         return decode_compressed(what, record, codec, seed, tensors, full, self.largest)
 
     def _dtype(self, name: str) -> torch.dtype:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from flwr.app import Message
@@ -43,14 +43,20 @@ class SumRule:
     Attributes:
         weighting: of the updates.
         payloads: names of those that are summed.
+        discounts: the weights of stale updates, by client id; 1 where it is not named.
     """
 
     weighting: Weighting
     payloads: Collection[str] = ()
+    discounts: Mapping[int, float] = field(default_factory=dict)
 
     def weight(self, reply: Reply) -> float:
-        """Return the weight of a client's update."""
+        """Return the weight of a client's update, if it is not stale."""
         return float(reply.num_examples) if self.weighting == "examples" else 1.0
+
+    def discounted(self, reply: Reply) -> float:
+        """Return the weight of a client's update."""
+        return self.weight(reply) * self.discounts.get(reply.client_id, 1.0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class RunningSum:
 
     def add(self, reply: Reply) -> None:
         """Add a reply."""
-        self.update.add(reply.update, self.rule.weight(reply))
+        self.update.add(reply.update, self.rule.discounted(reply))
         self.buffers.add(reply.buffers, float(reply.num_examples))
         for name in self.payloads.keys() & reply.payloads.keys():
             self.payloads[name].add(reply.payloads[name])
@@ -99,11 +105,11 @@ class RunningSum:
     def total(self) -> ReplySum:
         """Return the sum of at least one reply."""
         replies = sorted(self.replies, key=lambda reply: reply.client_id)
-        weights = [self.rule.weight(reply) for reply in replies]
+        whole = sum(map(self.rule.weight, replies))
         return ReplySum(
             replies,
-            weights=[weight / sum(weights) for weight in weights],
-            update=self.update.over(sum(weights)),
+            weights=[self.rule.discounted(reply) / whole for reply in replies],
+            update=self.update.over(whole),
             payloads={name: total.over(1.0) for name, total in self.payloads.items()},
             buffers=self.buffers.over(float(sum(reply.num_examples for reply in replies))),
         )

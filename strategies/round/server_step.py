@@ -183,7 +183,12 @@ class ServerStep:
             side.check(reply)
 
     def __call__(
-        self, tensors: Tensors, fold: ReplyFold, round: int, num_clients: int
+        self,
+        tensors: Tensors,
+        fold: ReplyFold,
+        round: int,
+        num_clients: int,
+        shift: Callable[[ReplySum, Tensors], Tensors] | None = None,
     ) -> dict[str, Tensor]:
         """Return the new tensors, buffers included, and set ``output_model``.
 
@@ -192,6 +197,7 @@ class ServerStep:
             fold: the valid replies, at least one.
             round: t.
             num_clients: N.
+            shift: (sum, x) -> what is added to the mean update; None: nothing.
 
         Raises:
             DivergedError: if the new model, or the output model, holds NaN or Inf.
@@ -205,6 +211,9 @@ class ServerStep:
         for observe in self.observers:
             observe(params, received, kept, cohort)
         total, kept = self._aggregated(params, received, kept, fold.rule.sum)
+        if shift is not None:
+            moved = shift(total, params)
+            total = replace(total, update={n: u + moved[n] for n, u in total.update.items()})
         cohort = replace(cohort, size=len(total.replies))
         changes = self._changes(params, total, kept)
         update = self._trainable(changes)

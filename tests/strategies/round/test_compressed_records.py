@@ -212,7 +212,7 @@ def decode(codec, message: Message, update=NUMBERS) -> Reply:
     shapes = {"delta": {name: tuple(value.shape) for name, value in update.items()}}
     names = {"payloads": {"delta"}, "shapes": shapes, "compressed": shapes}
     compression = Compression(codec, seed=1)
-    expected = ExpectedReply(like, **names, compression=compression, round=9, largest=1e15)
+    expected = ExpectedReply(like, **names, compression=compression, rounds={4: 9}, largest=1e15)
     return expected.decode(message, 4)
 
 
