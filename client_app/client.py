@@ -29,6 +29,7 @@ from fedhet.strategies.base import (
     Payloads,
     Tensors,
 )
+from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import (
     TensorSelector,
@@ -68,8 +69,10 @@ class FederatedClient(NumPyClient):
     # builds a freshly initialised model of a seed, for ``options.initial="own"``
     build: Callable[[int], nn.Module] | None = None
     metrics: MetricSet | None = None  # what evaluations measure beside loss and accuracy
+    compression: Compression = field(default_factory=Compression)  # of train messages
     received: Payloads = field(default_factory=dict)
     sent: Payloads = field(default_factory=dict)
+    state: ClientState = field(default_factory=dict)  # after training, for ``save_state``
 
     def __post_init__(self) -> None:
         """Check sides and phases against model and optimizer."""
@@ -103,13 +106,19 @@ class FederatedClient(NumPyClient):
         other = copy.copy(self)
         other.client_id, other.data, other.held_out = client_id, data, held_out
         other.optimizer, other.sides, other.store = optimizer, sides, store
-        other.received, other.sent = {}, {}
+        other.received, other.sent, other.state = {}, {}, {}
         if not other.model.training:
             other.model.train()
         for name, param in self._params.items():
             param.grad = None
             param.requires_grad_(self._trained[name])
         return other
+
+    def shared_tensors(self) -> tuple[Tensors, Tensors]:
+        """Return the tensors that travel, live: the trained ones, and the buffers."""
+        shared = {name: self._tensors[name] for name in self.shared_names}
+        buffers = {name: value for name, value in shared.items() if name in self.buffer_names}
+        return {name: v for name, v in shared.items() if name not in buffers}, buffers
 
     # ---- NumPyClient -------------------------------------------------------------------------
 
@@ -120,7 +129,7 @@ class FederatedClient(NumPyClient):
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train on the client's data, starting from ``parameters``.
+        """Train on the client's data, starting from ``parameters``, and store the client state.
 
         Args:
             parameters: x, in the order of ``shared_names``.
@@ -134,6 +143,14 @@ class FederatedClient(NumPyClient):
             "penalty" and "penalty-share" of the objective (means, if there are penalties), the
             sides' measurements, and if asked for the scores of x and of y_i.
         """
+        trained = self.train(parameters, config)
+        self.save_state(config)
+        return trained
+
+    def train(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        """Do what ``fit`` does, but leave the client state in ``state``."""
         round = int(config["round"])
         experiment = str(config.get("experiment", "experiment"))
         version = int(config.get("state-round", 0))
@@ -169,18 +186,24 @@ class FederatedClient(NumPyClient):
         if self.personal_names:
             own = {name: self._tensors[name].clone() for name in self.personal_names}
             context.state[PERSONAL] = own
-        if context.state:
-            if lost:
-                log(WARNING, "client %s lost its state of round %s", self.client_id, version)
-                metrics[STATE_LOST] = 1.0
-            keep = {version, *map(int, str(config.get("state-keep", 0)).split(","))}
-            self.store.save(experiment, round, dict(context.state), keep)
+        self.state = dict(context.state)
+        if lost and (self.state or self.compression.keeps_state):
+            log(WARNING, "client %s lost its state of round %s", self.client_id, version)
+            metrics[STATE_LOST] = 1.0
         lr_sum = max(map(summary.lr_sum_of, context.anchor), default=summary.lr_sum)
         metrics |= {"num-steps": summary.num_steps, "lr-sum": lr_sum, "train-loss": train_loss}
         metrics |= _penalty_share(context.measurements())
         if config.get("evaluate-trained", False):
             metrics |= self._evaluate_own()
         return self.get_parameters(config), summary.num_examples, metrics
+
+    def save_state(self, config: Mapping[str, Scalar]) -> None:
+        """Store ``state``, if there is any, as the version of the config's round."""
+        if self.state:
+            experiment = str(config.get("experiment", "experiment"))
+            keep = {int(config.get("state-round", 0))}
+            keep.update(map(int, str(config.get("state-keep", 0)).split(",")))
+            self.store.save(experiment, int(config["round"]), self.state, keep)
 
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]

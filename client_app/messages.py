@@ -13,13 +13,16 @@ from flwr.common.typing import Scalar
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.strategies.base import Reply, subtract
+from fedhet.strategies.round.compressed_records import (
+    compressible,
+    received_tensors,
+    reply_records,
+)
 from fedhet.strategies.round.records import (
     CONFIG,
     METRICS,
     PARAMS,
-    UPDATE,
     to_metrics,
-    to_record,
     to_tensors,
 )
 from fedhet.strategies.round.reply_fold import per_example
@@ -33,12 +36,13 @@ def train_reply(
     evaluate_every: int = 0,
     evaluate_trained: bool = False,
 ) -> Message:
-    """Answer with the records of :func:`trained`: "update", the client's payloads, "metrics"."""
-    reply = trained(client, message, evaluate_every, evaluate_trained)
-    content = RecordDict({UPDATE: to_record({**reply.update, **reply.buffers})})
-    for name, tensors in reply.payloads.items():
-        content[name] = to_record(tensors)
+    """Answer with the reply of :func:`trained`: "update", the client's payloads, "metrics"."""
+    config: dict[str, Any] = dict(message.content.config_records[CONFIG])
+    reply = _train(client, message, config, evaluate_every, evaluate_trained)
+    payloads, round = compressible(client.sides), int(config["round"])
+    content = reply_records(reply, client.compression, payloads, round, client.state)
     content[METRICS] = to_metrics(reply.metrics)
+    client.save_state(config)  # with what compression has left out
     return Message(content, reply_to=message)
 
 
@@ -48,7 +52,7 @@ def trained(
     evaluate_every: int = 0,
     evaluate_trained: bool = False,
 ) -> Reply:
-    """Run ``fit`` on a train message and return what to send: y_i - x, payloads and metrics.
+    """Train on a train message; return what to send, in full: y_i - x, payloads and metrics.
 
     Args:
         client: the client.
@@ -56,18 +60,27 @@ def trained(
         evaluate_every: evaluate the received model every that many rounds; 0 never.
         evaluate_trained: evaluate the trained model.
     """
-    began = time.perf_counter()
     config: dict[str, Any] = dict(message.content.config_records[CONFIG])
+    reply = _train(client, message, config, evaluate_every, evaluate_trained)
+    client.save_state(config)
+    return reply
+
+
+def _train(
+    client: FederatedClient,
+    message: Message,
+    config: dict[str, Any],
+    evaluate_every: int,
+    evaluate_trained: bool,
+) -> Reply:
+    began = time.perf_counter()
     since_first = int(config["round"]) - 1
     config["evaluate-received"] = evaluate_every > 0 and since_first % evaluate_every == 0
     config["evaluate-trained"] = evaluate_trained
-    anchor = to_tensors(message.content.array_records[PARAMS])
-    client.received = {
-        name: to_tensors(record)
-        for name, record in message.content.array_records.items()
-        if name != PARAMS
-    }
-    arrays, num_examples, metrics = client.fit(
+    received = received_tensors(message.content, client.compression, *client.shared_tensors())
+    anchor = received.pop(PARAMS)
+    client.received = received
+    arrays, num_examples, metrics = client.train(
         [anchor[name].numpy() for name in client.shared_names], config
     )
     row = {"partition-id": client.client_id, "num-examples": num_examples, **_numbers(metrics)}

@@ -23,6 +23,7 @@ from fedhet.conf import (
     versions,
 )
 from fedhet.strategies.base import ClientSide, LocalOptimizer, Reply, Weighting
+from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.privacy.reply_vector import Layout
@@ -71,6 +72,8 @@ class ClientRuntime:
         tensors = self.task.classifier_tensors
         self.optimizer: LocalOptimizer = build_local_optimizer(recipe, tensors)
         self.sides: Mapping[str, ClientSide] = build_part(recipe, "strategy.client_sides", tensors)
+        coding: Compression | None = build_part(recipe, "strategy.compression", tensors)
+        self.compression = coding or Compression()  # a config of before has none
         self.options = local_training_config(recipe.local, recipe.strategy.phases)
         self.personal = TensorSelector(recipe.strategy.personal)
         self.evaluation = recipe.evaluation
@@ -141,6 +144,7 @@ class ClientRuntime:
                 test_data=self.test_data,
                 build=self.task.build_model,
                 metrics=self.metrics,
+                compression=self.compression,
             )
         else:
             self.client = self.client.rebind(client_id, data, held_out, optimizer, sides, store)

@@ -49,6 +49,7 @@ _PARTS = (
     "strategy.server_optimizer",
     "strategy.output",
     "strategy.sampler",
+    "strategy.compression",
     "strategy.secure_aggregation",
     "strategy.asynchronous",
     "schedule",
@@ -192,6 +193,7 @@ def build_strategy(
         ),
         evaluate_on_clients=evaluate_on_clients,
         client_metrics=client_metrics_of(recipe, task),
+        compression=build_part(recipe, "strategy.compression", tensors),
         secure_aggregation=build_part(recipe, "strategy.secure_aggregation", tensors),
         allow_stacked_corrections=bool(recipe.strategy.allow_stacked_corrections),
     )

@@ -17,10 +17,10 @@ from fedhet.common.files import save_text
 from fedhet.conf import plain_part
 from fedhet.server_app.assembly import federation_of
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.round.decoder import decode_tensors, printable
 from fedhet.strategies.round.messages import TIMEOUT, exchange
 from fedhet.strategies.round.records import CATEGORIES, COLUMNS, CONFIG
 from fedhet.strategies.round.registration import register_clients
+from fedhet.strategies.round.tensor_decoder import decode_tensors, printable
 from fedhet.tasks import Functions, OwnTask, build_task
 from fedhet.tasks.column_statistics import (
     LONGEST_CATEGORY,

@@ -244,6 +244,9 @@ class ClientSide:
         clips: whether ``upload`` clips all payloads that are not ``per_example``.
         measures: names that it gives to ``context.measure``; other numbers are refused.
         dtypes: of the sent payloads that are neither float32 nor of the model's type.
+        compressible: payloads, sent or needed, that strategy/compression may change as it does
+            updates and models: floats by parameter name, of the parameters' shapes; a sent one is
+            added up by the server from round to round, and ``expected`` there. Statistics are not.
     """
 
     needs: frozenset[str] = frozenset()
@@ -253,6 +256,7 @@ class ClientSide:
     clips: bool = False
     measures: frozenset[str] = frozenset()
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
+    compressible: frozenset[str] = frozenset()
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse, before round 1, a model or optimizer that this side cannot work with.

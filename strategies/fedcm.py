@@ -50,7 +50,7 @@ MOMENTUM = "momentum"
 class ClientMomentum(ClientSide):
     """The client half: mixes the momentum into every gradient, whose weight is alpha."""
 
-    needs = frozenset({MOMENTUM})
+    needs = compressible = frozenset({MOMENTUM})
 
     def __init__(self, alpha: float = 0.1) -> None:
         self.alpha = require_range("strategy.client_momentum.alpha", alpha, high=1.0, open_low=True)

@@ -64,6 +64,7 @@ class ControlVariateClient(ClientSide):
     """
 
     needs, sends = frozenset({CONTROL_VARIATE}), frozenset({DELTA})
+    compressible = frozenset({CONTROL_VARIATE, DELTA})
 
     def __init__(
         self, layers: TensorSelector | str = "all", option: Option = "II", method: str = "scaffold"

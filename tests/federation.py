@@ -210,6 +210,7 @@ def federate(
             sides() if sides else strategy.client_sides,
             seed,
             personal=kept,
+            compression=strategy.compression,
         )
 
     secure = strategy.secure_aggregation

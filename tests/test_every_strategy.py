@@ -36,6 +36,7 @@ NOISY_LABELS = [  # repeatable, so that a resumed run can be compared
     "strategy.soft_labels.noise_multiplier=2.0",
     "strategy.soft_labels.reproducible_noise=true",
 ]
+COMPRESSED = ["strategy/compression=top_k", "strategy.compression.up.share=0.05"]
 # recipe words, and the bytes they send for every byte of the model, down and up together
 RECIPES = [
     (["strategy=fedavg"], 2.0),
@@ -113,6 +114,12 @@ RECIPES = [
     (["strategy=[feddw,fedprox]"], None),
     (["strategy=[feddistill,feddw]"], None),
     (["strategy=[fedbabu,scaffold]"], 4.0),
+    (["strategy=scaffold", *COMPRESSED, "strategy.compression.down=bfloat16"], None),
+    (
+        ["strategy=[feddw,fedpvr]", "strategy/compression=int4", "strategy.compression.down=int8"],
+        None,
+    ),
+    (["strategy=maecho", "strategy/compression=int8"], None),
 ]
 WORDS = [words for words, _ in RECIPES]
 ALONE = {words[0]: words for words in reversed(WORDS) if "[" not in words[0]}
@@ -127,6 +134,7 @@ SECURE = [
 ]
 ONE_BY_ONE = "one by one"
 REFUSED = {  # by a word of the recipe, how secure aggregation refuses it
+    "strategy/compression": "masked whole numbers.*strategy/compression=none",
     "norm_mean": "needs the norm of every update.*uniform_mean",
     "fedmrur": "needs the norm of every update",
     "fedexp": "needs the squared norm of every update",

@@ -42,6 +42,8 @@ ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
 # A payload both ways, state at the clients, and a part of the clients in each round.
 SCAFFOLD = [*TINY, "strategy=scaffold", "clients=5", "participation=0.6"]
+# ... and in the state what was left out of each reply
+COMPRESSED = [*SCAFFOLD, "strategy/compression=top_k", "strategy.compression.down=int8"]
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -110,10 +112,10 @@ def resumed_with_the_bits_of_one_process(
 @pytest.mark.xdist_group("local")
 def test_local(tmp_path):
     run = tmp_path / "run"
-    launch, started = in_round_2(run, *SCAFFOLD, "runtime=local")
+    launch, started = in_round_2(run, *COMPRESSED, "runtime=local")
     assert "raylet" not in {process.name() for process in started}
     leaves_nothing(launch, started, signal.SIGKILL)
-    resumed_with_the_bits_of_one_process(run, "runtime=local", *SCAFFOLD)
+    resumed_with_the_bits_of_one_process(run, "runtime=local", *COMPRESSED)
     other = tmp_path / "other"
     output = leaves_nothing(*in_round_2(other, *SCAFFOLD, "runtime=local"), signal.SIGINT)
     is_stopped(other, output)
@@ -154,7 +156,7 @@ def address() -> Iterator[str]:
 @pytest.mark.xdist_group("ray")
 def test_ray(tmp_path, request):
     run = tmp_path / "run"
-    launch, started = in_round_2(run, *SCAFFOLD, "runtime=ray")
+    launch, started = in_round_2(run, *COMPRESSED, "runtime=ray")
     assert "raylet" in {process.name() for process in started}
     for process in started:  # as on a starved machine: they do not see the raylet's end
         if process.name().startswith("ray::"):
@@ -162,7 +164,7 @@ def test_ray(tmp_path, request):
     psutil.Process(launch.pid).children()[0].kill()  # the server
     leaves_nothing(launch, started, signal.SIGKILL)
     address = request.getfixturevalue("address")
-    words = ["runtime=ray", *SCAFFOLD]
+    words = ["runtime=ray", *COMPRESSED]
     resumed_with_the_bits_of_one_process(run, *words, RAY_ADDRESS=address)
     log = (run / "log.txt").read_text()
     assert "Ray: 3 workers on 2 nodes" in log

@@ -184,6 +184,7 @@ task=own,task.data=a.b:c,task.model=a.b:C | task.input_range | null [0,1] | 3 [a
  | strategy.sampler | {_target_:a.B} | 3 null
  | strategy.asynchronous | null | 3 abc {}
  | system | null {_target_:a.B} | 3 abc
+ | strategy.compression | {_target_:a.B} | null 3 abc
  | strategy.secure_aggregation | null {_target_:a.B} | 3 abc
  | local.optimizers | {sgd:{_target_:a.B}} | 3 {sgd:3} null
  | logger.csv | {_target_:a.B} | 3 abc null

@@ -197,6 +197,9 @@ class Strategy(Section):
         description="the model that is evaluated and stored; set by strategy/output=..."
     )
     sampler: Part = Field(description="who takes part in a round; set by strategy/sampler=...")
+    compression: Part = Field(
+        description="what travels in fewer bytes; set by strategy/compression=..."
+    )
     secure_aggregation: Part | None = Field(
         description="the server sees the sum of the replies; set by strategy/secure_aggregation=..."
     )

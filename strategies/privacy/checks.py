@@ -6,6 +6,8 @@ from collections.abc import Mapping
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, Tensors
+from fedhet.strategies.components.compression import KEY as COMPRESSION
+from fedhet.strategies.components.compression import Codec
 from fedhet.strategies.privacy.reply_vector import (
     Layout,
     require_private,
@@ -22,15 +24,18 @@ def check_privacy(
     client_sides: Mapping[str, ClientSide],
     step: ServerStep,
     secure_aggregation: SecAggPlus | None,
+    codec: Codec | None,
     evaluate_on_clients: bool,
 ) -> None:
     """Refuse parts that read single replies where the server only has their sum.
 
-    There, ``step.diagnose`` is replaced by figures of the sum.
+    There, ``step.diagnose`` is replaced by figures of the sum. ``codec`` is of what clients send.
     """
     require_private(client_sides)
     averaged = any(side.averages for side in step.sides.values())
     summed = secure_aggregation is not None
+    if codec is not None:
+        _check_compression(codec, step, summed=summed)
     if not averaged and not summed:
         return
     weighting = require_sums(
@@ -54,6 +59,22 @@ def check_privacy(
         raise ConfigError(
             f"evaluation.clients=true asks each client for its loss and accuracy, and {KEY} hides "
             f"values of single clients from the server: set evaluation.clients=false or {KEY}=none"
+        )
+
+
+def _check_compression(codec: Codec, step: ServerStep, *, summed: bool) -> None:
+    """Refuse to compress what clients send where that would break what privacy promises."""
+    name = type(codec).__name__
+    if summed:
+        raise ConfigError(
+            f"{COMPRESSION} sends updates as {name}, and {KEY} can only add up masked whole "
+            f"numbers of its own (quantization_range): set {COMPRESSION}=none or {KEY}=none"
+        )
+    if any(side.averages and not side.keeps_replies for side in step.sides.values()):
+        raise ConfigError(
+            "strategy.differential_privacy.clipping=client bounds the norm of what a client sends, "
+            f"and {COMPRESSION} would change it after that ({name}): set "
+            f"strategy.differential_privacy.clipping=server or {COMPRESSION}=none"
         )
 
 

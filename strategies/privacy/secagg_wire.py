@@ -9,8 +9,8 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.serverapp import Grid
 
-from fedhet.strategies.round.decoder import printable
 from fedhet.strategies.round.records import count_bytes, no_reply, with_senders
+from fedhet.strategies.round.tensor_decoder import printable
 
 _REFUSED = 2  # Flower's code for a ClientApp that raised
 T = TypeVar("T")

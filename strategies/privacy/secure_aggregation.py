@@ -62,8 +62,8 @@ from fedhet.strategies.privacy.secagg_shares import (
 from fedhet.strategies.privacy.secagg_wire import SecAggWire, error_reply
 from fedhet.strategies.privacy.secagg_workflow import NoSumError, SecureSum
 from fedhet.strategies.privacy.seeded_rng import seeded_numpy
-from fedhet.strategies.round.decoder import check_finite
 from fedhet.strategies.round.records import CONFIG, METRICS, UPDATE, to_metrics, to_record
+from fedhet.strategies.round.tensor_decoder import check_finite
 
 KEY = "strategy/secure_aggregation"
 _MODULUS = 1 << 32  # of Flower's masks

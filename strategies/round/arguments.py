@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self, TypedDict
 
+from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import Constant
@@ -43,6 +44,7 @@ class Slots(TypedDict, total=False):
     federation: FederationConfig
     evaluate_on_clients: bool
     client_metrics: ClientMetrics
+    compression: Compression
     secure_aggregation: SecAggPlus | None
 
 

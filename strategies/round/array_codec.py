@@ -21,7 +21,8 @@ _STYPE = "numpy.ndarray"
 _VERSION_1 = npy.magic(1, 0)
 _LONGEST_HEADER = 512  # bytes; ours have 128
 _DIMS = 16
-_TYPES = frozenset(np.dtype(name).str for name in ("f2", "f4", "f8", "i8", "i4", "u1", "?"))
+_NAMES = ("f2", "f4", "f8", "i8", "i4", "i2", "i1", "u2", "u1", "?")
+_TYPES = frozenset(np.dtype(name).str for name in _NAMES)
 
 
 def to_array(tensor: Tensor) -> Array:

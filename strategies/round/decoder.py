@@ -24,7 +24,8 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
-from fedhet.strategies.round.array_codec import to_tensor
+from fedhet.strategies.components.compression import Compression
+from fedhet.strategies.round.compressed_records import decode_compressed
 from fedhet.strategies.round.records import (
     CLIENT,
     METRICS,
@@ -32,12 +33,11 @@ from fedhet.strategies.round.records import (
     UPDATE,
     NonFiniteReplyError,
 )
+from fedhet.strategies.round.tensor_decoder import decode_tensors, printable
 
 _LARGEST = torch.finfo(torch.float32).max  # of a number among the metrics
 _MOST_CLIENTS = 10_000_000
 _MOST_EXAMPLES = 1 << 48
-_DIMS = 2  # of a payload whose shape no server side declares
-_TEXT = 300  # characters of a site's text that are shown
 _COUNTS = frozenset({"partition-id", "num-examples", "num-steps", "lr-sum"})
 _MEASURED = _COUNTS | {
     "train-loss",
@@ -52,108 +52,12 @@ _MEASURED = _COUNTS | {
 _EVALUATED = frozenset({"partition-id", "num-examples", "loss", "accuracy"})
 
 
-def printable(text: object) -> str:
-    """Return a site's text on one line, cut, with control characters escaped."""
-    shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(text)[:_TEXT])
-    return shown + ("..." if len(str(text)) > _TEXT else "")
-
-
 def content_of(message: Message) -> RecordDict:
     """Return a reply's content; refuse an error."""
     if message.has_error():
         error = message.error
         raise RefusedReplyError(f"error {error.code}: {printable(error.reason)}")
     return message.content
-
-
-# ---- tensors -------------------------------------------------------------------------------------
-
-
-def decode_tensors(
-    what: str,
-    record: ArrayRecord | None,
-    shapes: Mapping[str, tuple[int | None, ...]] | None,
-    dtypes: Collection[torch.dtype],
-    widest: int = 0,
-    largest: float = math.inf,
-) -> dict[str, Tensor]:
-    """Return a record's tensors.
-
-    Args:
-        what: its name, for errors.
-        record: None if the reply lacks it.
-        shapes: by name; None stands for any length up to ``widest``. Without ``shapes`` the names
-            are free, and every length is up to ``widest``.
-        dtypes: the allowed ones.
-        widest: the longest that an open dimension may be.
-        largest: that the size of a number may be; see :func:`largest_of`.
-
-    Raises:
-        RefusedReplyError: says why; a NonFiniteReplyError for NaN and Inf, and beyond ``largest``.
-    """
-    if record is None:
-        raise RefusedReplyError(f"it lacks the payload {printable(what)!r}")
-    if shapes is not None and record.keys() != shapes.keys():
-        lacks = sorted(shapes.keys() - record.keys())
-        unknown = sorted(printable(name) for name in record.keys() - shapes.keys())
-        raise RefusedReplyError(
-            f"{what} lacks the tensors {lacks} and has unknown ones {unknown[:5]}"
-        )
-    found = {}
-    for name, array in record.items():
-        try:
-            found[name] = value = to_tensor(array)
-        except ValueError as error:
-            said = f"{label_of(what, name)} cannot be read: {printable(error)}"
-            raise RefusedReplyError(said) from None
-        if value.dtype not in dtypes:
-            allowed = ", ".join(sorted(str(one).removeprefix("torch.") for one in dtypes))
-            kind = str(value.dtype).removeprefix("torch.")
-            raise RefusedReplyError(f"{label_of(what, name)} has the type {kind}, not {allowed}")
-        expected = None if shapes is None else shapes[name]
-        if value.shape != expected:
-            check_shape(label_of(what, name), tuple(value.shape), expected, widest)
-    check_finite(what, found, largest)
-    return found
-
-
-def label_of(what: str, name: str) -> str:
-    """Return how errors name a tensor of a record."""
-    return f"{what} {printable(name)!r}"
-
-
-def check_shape(
-    label: str, shape: tuple[int, ...], expected: tuple[int | None, ...] | None, widest: int
-) -> None:
-    """Refuse another shape; None stands for any length up to ``widest``, or for any such shape."""
-    if expected is None and len(shape) > _DIMS:
-        raise RefusedReplyError(
-            f"{label} has shape {shape}: without a shape in ServerSide.expected a payload has at "
-            f"most {_DIMS} dimensions"
-        )
-    expected = (None,) * len(shape) if expected is None else expected
-    fits = len(shape) == len(expected) and all(
-        length == wanted or (wanted is None and length <= widest)
-        for length, wanted in zip(shape, expected, strict=True)
-    )
-    if not fits:
-        wanted = tuple(f"<={widest}" if one is None else one for one in expected)
-        raise RefusedReplyError(f"{label} has shape {shape}, expected {wanted}")
-
-
-def check_finite(what: str, tensors: Tensors, largest: float = math.inf) -> None:
-    """Refuse NaN and Inf, and numbers beyond +-``largest``."""
-    for name, value in tensors.items():
-        if not value.is_floating_point() or value.numel() == 0:
-            continue
-        low, high = (float(end) for end in value.aminmax())  # NaN if there is one
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise NonFiniteReplyError(f"{label_of(what, name)} holds NaN or Inf")
-        if max(-low, high) > largest:
-            raise NonFiniteReplyError(
-                f"{label_of(what, name)} holds {high if high > -low else low:.3g}: numbers up to "
-                f"{largest:.3g} can be added up"
-            )
 
 
 def largest_of(params: Tensors, num_clients: int) -> float:
@@ -220,6 +124,9 @@ class ExpectedReply:
         largest: the size that a number may have.
         per_example: names of the payloads that are sums over a client's examples.
         lr: eta_l of the round; None: not checked.
+        compression: of what the clients send.
+        compressed: shapes of the payloads' tensors that it compresses.
+        rounds: t by client id, that the clients were told; 0 if it is not named.
     """
 
     params: Tensors
@@ -232,6 +139,9 @@ class ExpectedReply:
     largest: float = math.inf
     per_example: frozenset[str] = frozenset()
     lr: float | None = None
+    compression: Compression = field(default_factory=Compression)
+    compressed: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    rounds: Mapping[int, int] = field(default_factory=dict)
 
     def decode(
         self,
@@ -258,7 +168,7 @@ class ExpectedReply:
         if unknown := sorted(printable(name) for name in content.keys() - wanted):
             raise RefusedReplyError(f"it has the unknown records {unknown[:5]}")
         metrics = self._metrics(content, client_id, max_examples, max_steps, had_state)
-        update, held = self._update(content), frozenset(self.buffers)
+        update, held = self._update(content, client_id), frozenset(self.buffers)
         return Reply(
             client_id=client_id,
             num_examples=int(metrics["num-examples"]),
@@ -266,7 +176,9 @@ class ExpectedReply:
             lr_sum=metrics["lr-sum"],
             update={name: value for name, value in update.items() if name not in held},
             buffers={name: value for name, value in update.items() if name in held},
-            payloads={name: self._payload(content, name) for name in sorted(self.payloads)},
+            payloads={
+                name: self._payload(content, name, client_id) for name in sorted(self.payloads)
+            },
             metrics=metrics,
             per_example=self.per_example,
         )
@@ -298,15 +210,37 @@ class ExpectedReply:
             raise RefusedReplyError("it says that it lost its state, and it had none")
         return metrics
 
-    def _update(self, content: RecordDict) -> dict[str, Tensor]:
+    def _update(self, content: RecordDict, client_id: int) -> dict[str, Tensor]:
         record = content.array_records.get(UPDATE)
-        return decode_tensors(UPDATE, record, self._shapes, self._dtypes, largest=self.largest)
+        if self.compression.up is None:
+            return decode_tensors(UPDATE, record, self._shapes, self._dtypes, largest=self.largest)
+        full = {name: value for name, value in self.params.items() if name in self.buffers}
+        trained = {name: value for name, value in self.params.items() if name not in full}
+        return self._decompressed(UPDATE, record, client_id, trained, full)
 
-    def _payload(self, content: RecordDict, name: str) -> dict[str, Tensor]:
+    def _payload(self, content: RecordDict, name: str, client_id: int) -> dict[str, Tensor]:
         record, shapes = content.array_records.get(name), self.shapes.get(name)
+        if self.compression.up is not None and name in self.compressed:
+            tensors = {
+                key: torch.empty(shape, dtype=self._dtype(key), device="meta")
+                for key, shape in self.compressed[name].items()
+            }
+            return self._decompressed(name, record, client_id, tensors, {})
         what = name if record is None else f"payload {name!r}"
         dtypes = {self.dtypes[name]} if name in self.dtypes else self._dtypes
         return decode_tensors(what, record, shapes, dtypes, self.widest, self.largest)
+
+    def _decompressed(
+        self, name: str, record: ArrayRecord | None, client_id: int, tensors: Tensors, full: Tensors
+    ) -> dict[str, Tensor]:
+        what = name if record is None or name == UPDATE else f"payload {name!r}"
+        codec, round = self.compression.up, self.rounds.get(client_id, 0)
+        assert codec is not None
+        seed = self.compression.draws(name, round, client_id + 1)
+        return decode_compressed(what, record, codec, seed, tensors, full, self.largest)
+
+    def _dtype(self, name: str) -> torch.dtype:
+        return self.params[name].dtype if name in self.params else torch.float32
 
     @cached_property
     def _shapes(self) -> dict[str, tuple[int | None, ...]]:

@@ -25,6 +25,7 @@ from fedhet.common.errors import require_range
 from fedhet.strategies.base import STATE_LOST, ClientSide, Reply, ServerSide, Tensors
 from fedhet.strategies.components import schedules, server_optimizers
 from fedhet.strategies.components.aggregators import WeightedMean
+from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.components.samplers import FixedSizeSampler
@@ -37,6 +38,7 @@ from fedhet.strategies.round.asynchronous import SimulatedClients, check_asynchr
 from fedhet.strategies.round.checks import check_output, check_sides
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.cohort import Cohorts, Exchange
+from fedhet.strategies.round.compressed_records import Downlink, compressible
 from fedhet.strategies.round.messages import (
     NUM_ROUNDS,
     TIMEOUT,
@@ -100,6 +102,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         federation: how many clients there are, and how many are needed.
         evaluate_on_clients: evaluate the output at all clients, in a second exchange a round.
         client_metrics: what clients may report of evaluations beside accuracy and loss.
+        compression: of the messages of training; none by default.
         secure_aggregation: the server learns the sum of a round's replies and no single one.
         allow_stacked_corrections: permit several sides that edit gradients.
     """
@@ -125,6 +128,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         federation: FederationConfig | None = None,
         evaluate_on_clients: bool = False,
         client_metrics: ClientMetrics | None = None,
+        compression: Compression | None = None,
         secure_aggregation: SecAggPlus | None = None,
         allow_stacked_corrections: bool = False,
     ) -> None:
@@ -141,8 +145,10 @@ class FederatedStrategy(KeepsArguments, Strategy):
             server_model,
             observers,
         )
-        self.secure_aggregation = secure_aggregation
-        check_privacy(self.client_sides, self.server_step, secure_aggregation, evaluate_on_clients)
+        self.compression, self.secure_aggregation = compression or Compression(), secure_aggregation
+        self._downlink = Downlink(self.compression, compressible(self.client_sides), buffers)
+        parts, codec = (self.client_sides, self.server_step), self.compression.up
+        check_privacy(*parts, secure_aggregation, codec, evaluate_on_clients)
         if evaluate_on_clients:
             check_output(self.server_step.output)
         self.federation = federation or FederationConfig()
@@ -162,7 +168,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self.evaluate_on_clients = evaluate_on_clients
         self.client_metrics = client_metrics or ClientMetrics()
         sides, metrics = self.client_sides, self.client_metrics
-        self._rules = Rules(self.server_step, sides, local_training, metrics, secure_aggregation)
+        checked = (local_training, metrics, secure_aggregation, self.compression)
+        self._rules = Rules(self.server_step, sides, *checked)
         self.state = StrategyState()
         self._availability: ClientAvailability | None = None
         self._per_client: dict[str, dict[int, float]] = {}  # of the last evaluation at the clients
@@ -260,10 +267,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)
         report.take_chosen(chosen)
         told = {writer.lr(round, config) for round in chosen.rounds(server_round).values()}
-        committed = self.state.committed
-        rule = self._rules.of_round(
-            params, there.registry, committed, chosen, max(told, default=lr)
-        )
+        asked = (chosen, server_round, max(told, default=lr))
+        rule = self._rules.of_round(params, there.registry, self.state.committed, *asked)
         return TrainingRound(params, chosen, rule, timeout_of(config), report)
 
     def aggregate_train(
@@ -319,8 +324,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
 
     def summary(self) -> None:
         """Log the parts."""
-        step, secure = self.server_step, self.secure_aggregation
-        slots = [step.aggregator, step.optimizer, step.output, self.sampler, secure]
+        step, secure, codecs = self.server_step, self.secure_aggregation, self.compression.codecs
+        slots = (step.aggregator, step.optimizer, step.output, self.sampler, secure, *codecs)
         names = ", ".join(type(slot).__name__ for slot in slots if slot is not None)
         sides = sorted({*self.client_sides, *self.server_sides})
         log(INFO, "%s: sides %s, %s", type(self).__name__, sides, names)
@@ -344,7 +349,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
     @property
     def _writer(self) -> MessageWriter:
         nodes = self.availability.registry.nodes
-        return MessageWriter(nodes, self.state, self.local_lr, self.schedule)
+        return MessageWriter(nodes, self.state, self.local_lr, self.schedule, self._downlink)
 
     def _register(self, grid: Grid, initial: Tensors) -> None:
         """Initialise the server's parts; register the clients and check their number."""

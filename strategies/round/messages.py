@@ -12,8 +12,9 @@ from flwr.serverapp import Grid
 
 from fedhet.strategies.base import Payloads, RefusedReplyError, Tensors
 from fedhet.strategies.round.client_versions import ClientVersions
+from fedhet.strategies.round.compressed_records import Downlink
 from fedhet.strategies.round.decoder import content_of
-from fedhet.strategies.round.records import CONFIG, PARAMS, no_reply, to_record, with_senders
+from fedhet.strategies.round.records import CONFIG, PARAMS, no_reply, with_senders
 from fedhet.strategies.slots import Schedule
 
 TIMEOUT, NUM_ROUNDS = "timeout-seconds", "num-rounds"  # in the clients' config
@@ -28,6 +29,7 @@ class MessageWriter:
     versions: ClientVersions
     local_lr: float  # eta_l
     schedule: Schedule  # its factor per round
+    downlink: Downlink  # writes the records of train messages
 
     def lr(self, round: int, more: ConfigRecord) -> float:
         """Return the local learning rate of a round."""
@@ -44,14 +46,15 @@ class MessageWriter:
         """Return the train messages by client: x, and the payloads of ``broadcast(client)``."""
         # A payload that many clients get is serialised once. Beside its record it keeps its id.
         records: dict[int, tuple[Tensors, ArrayRecord]] = {}
-        messages = {}
+        messages, params = {}, self.downlink.params(arrays, round)
         for client in cohort:
-            content = RecordDict({PARAMS: arrays})
-            for name, tensors in broadcast(client).items():
+            content, payloads = RecordDict({PARAMS: params}), broadcast(client)
+            for name, tensors in payloads.items():
                 if id(tensors) not in records:
-                    records[id(tensors)] = (tensors, to_record(tensors))
+                    records[id(tensors)] = (tensors, self.downlink.payload(name, tensors, round))
                 content[name] = records[id(tensors)][1]
-            messages[client] = self._message(content, MessageType.TRAIN, client, round, more)
+            config = ConfigRecord({**more, **self.downlink.config(payloads)})
+            messages[client] = self._message(content, MessageType.TRAIN, client, round, config)
         return messages
 
     def model(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fedhet.strategies.base import ClientSide, Tensors
+from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.chosen import Chosen
@@ -25,6 +26,7 @@ class Rules:
         options: of local training; None: steps are not checked.
         metrics: that clients may report of evaluations.
         secure: aggregation; None: every reply is seen.
+        compression: of what the clients send.
     """
 
     step: ServerStep
@@ -32,6 +34,7 @@ class Rules:
     options: LocalTrainingConfig | None
     metrics: ClientMetrics
     secure: SecAggPlus | None
+    compression: Compression
 
     def of_round(
         self,
@@ -39,6 +42,7 @@ class Rules:
         registry: ClientRegistry,
         committed: Mapping[int, int],
         chosen: Chosen,
+        round: int,
         lr: float,
     ) -> FoldRule:
         """Return the rule.
@@ -48,6 +52,7 @@ class Rules:
             registry: what the clients have registered.
             committed: the clients that have a state.
             chosen: the round's clients.
+            round: t.
             lr: the largest eta_l that one of them was told.
         """
         cohort, size, step = chosen.messages, len(registry), self.step
@@ -65,6 +70,11 @@ class Rules:
         measures = {*(rule.expected.measures or ()), *self.metrics.in_train_replies}
         return replace(
             rule,
-            expected=replace(rule.expected, measures=measures),
+            expected=replace(
+                rule.expected,
+                measures=measures,
+                compression=self.compression,
+                rounds=chosen.rounds(round),
+            ),
             sum=replace(rule.sum, discounts=chosen.discounts),
         )

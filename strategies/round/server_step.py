@@ -24,6 +24,7 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
+from fedhet.strategies.round.compressed_records import compressed_shapes, residual_key
 from fedhet.strategies.round.decoder import ExpectedReply, largest_of, widest_of
 from fedhet.strategies.round.exact_sum import largest_summand
 from fedhet.strategies.round.reply_fold import (
@@ -155,6 +156,7 @@ class ServerStep:
             largest=largest,
             per_example=grown,
             lr=lr,
+            compressed=compressed_shapes(client_sides, known_shapes(self.expected())),
         )
         return FoldRule(expected, limits, SumRule(by, summed), keep=self.keeps_replies)
 
@@ -259,7 +261,7 @@ class ServerStep:
             coupled_state: frozenset[str] = getattr(part, "coupled_state", frozenset())
             if coupled_state:
                 part.init(self._trainable(tensors))
-                restarted |= coupled_state
+                restarted |= coupled_state | {residual_key(n) for n in getattr(part, "needs", ())}
         return restarted
 
     def build_output_model(self, tensors: Tensors) -> nn.Module:

@@ -7,6 +7,7 @@ import copy
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from flwr.app import MessageType as Kind
 from fedhet.conf import compose
 from fedhet.server_app.run import Run
 from fedhet.strategies.base import RefusedReplyError
-from fedhet.strategies.round.decoder import ExpectedReply, printable
+from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.records import METRICS, UPDATE, to_tensors
+from fedhet.strategies.round.tensor_decoder import printable
 from tests.recipes import TINY, grid_of, overrides, run_recipe
 
 METHODS = ["fedavg", "scaffold", "fedpvr", "feddw", "maecho", "fedmrur", "fedproto", "fednova"]
+METHODS += ["scaffold strategy/compression=top_k"]  # test_compressed_records.py has the codecs'
 WORDS = [*TINY, "clients=4", "local.epochs=1", "task.train_size=240", "partition=iid"]
 BAD = 3  # the hostile client
 
@@ -213,7 +216,7 @@ class Captured:
     """A run of one round, and the genuine reply of a client in it."""
 
     def __init__(self, method: str, folder: Any) -> None:
-        words = [*WORDS, f"strategy={method}", "rounds=1", f"results_dir={folder}"]
+        words = [*WORDS, *f"strategy={method}".split(), "rounds=1", f"results_dir={folder}"]
 
         def keep(reply: Message) -> Message:
             if reply.metadata.src_node_id == 100 + BAD and METRICS in reply.content:
@@ -226,7 +229,9 @@ class Captured:
         self.step = run.strategy.server_step
         lr = float(run.recipe.local.lr)
         sides = run.strategy.client_sides
-        self.expected: ExpectedReply = self.step.fold_rule(before, sides, lr, 4, 240.0, {}).expected
+        rule = self.step.fold_rule(before, sides, lr, 4, 240.0, {})
+        told = {"compression": run.strategy.compression, "rounds": {BAD: 1}}
+        self.expected: ExpectedReply = replace(rule.expected, **told)
 
 
 @pytest.mark.parametrize(
@@ -273,7 +278,8 @@ def same_tensors(reply: Message, edit: Callable[[RecordDict], object]) -> bool:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_with_a_hostile_site_has_the_bits_of_one_without_it(method, tmp_path):
     """Ten clients, of which one attacks in every round and in the registration of the others."""
-    words = [*WORDS, "clients=10", "task.train_size=400", f"strategy={method}", "rounds=4"]
+    words = [*WORDS, "clients=10", "task.train_size=400", "rounds=4"]
+    words += f"strategy={method}".split()
     names = ["update: complex NaN", "10^9 examples", "the server's accuracy", "update: one 3e38"]
     count = iter(range(100))
 

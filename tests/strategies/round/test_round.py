@@ -286,7 +286,7 @@ def test_evaluation_at_the_clients_is_the_mean_over_their_examples():
 
 # A client that loses its state: what is coupled to it restarts, and the run goes on.
 AFTER = 3  # the round after which the state is gone
-RESTARTED = {"control_variate": AFTER + 1}
+RESTARTED = dict.fromkeys(("control_variate", "residual.control_variate_delta"), AFTER + 1)
 
 
 class Forgetful(ContextStateStore):
