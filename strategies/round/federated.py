@@ -27,10 +27,11 @@ from fedhet.strategies.components import server_optimizers
 from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.model_outputs import Latest
-from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.samplers import FixedSizeSampler, most_clients
 from fedhet.strategies.components.schedules import Constant
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.robust.checks import check_robust
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.checks import check_output, check_sides
 from fedhet.strategies.round.client_metrics import ClientMetrics
@@ -137,6 +138,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         )
         self.secure_aggregation = secure_aggregation
         check_privacy(self.client_sides, self.server_step, secure_aggregation, evaluate_on_clients)
+        check_robust(self.client_sides, self.server_step)
         if evaluate_on_clients:
             check_output(self.server_step.output)
         self.sampler = sampler or FixedSizeSampler()
@@ -255,15 +257,17 @@ class FederatedStrategy(KeepsArguments, Strategy):
         fold.refuse(step.check_together(fold.kept))
         report.take(fold, len(training.messages))
         self.state.round = server_round
-        if len(fold.replies) < self.federation.min_replies:
+        least = max(self.federation.min_replies, step.least_replies)
+        if len(fold.replies) < least:
             self.state.failed_rounds += 1
-            self.federation.check_failed_rounds(self.state.failed_rounds, report)
+            self.federation.check_failed_rounds(self.state.failed_rounds, report, least)
             return None, None
         self.state.failed_rounds = 0
         self.state.commit(report.clients, server_round)
         began, valid = time.perf_counter(), fold.replies
         params = step(training.params, fold, server_round, num_clients)
         report.server_seconds = time.perf_counter() - began
+        report.take_trust(step.robust.trust if step.robust else {}, step.alarms)
         self._restart_if_lost(valid, params, server_round)
         self.state.personal |= {r.client_id: personal_scores(r.metrics) for r in valid}
         own = [(reply.client_id, reply.metrics) for reply in valid]
@@ -331,9 +335,11 @@ class FederatedStrategy(KeepsArguments, Strategy):
         """Initialise the server's parts; register the clients and check their number."""
         self.server_step.init(initial, self.state.tensors)
         registry = register_clients(grid, self.federation)
-        num_clients, sampler = len(registry), self.sampler
-        most = sampler.size(num_clients) if isinstance(sampler, FixedSizeSampler) else num_clients
+        num_clients = len(registry)
+        most = most_clients(self.sampler, num_clients)
         self.federation.check_cohort(num_clients, most)
+        if self.server_step.robust is not None:
+            self.server_step.robust.check_cohort(num_clients, most)
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(num_clients)
             reply_layout(self.client_sides, self.server_step, self.secure_aggregation, initial)
