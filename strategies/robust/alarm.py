@@ -4,11 +4,11 @@ Only the updates' norms are read, which are known of every reply that the server
 own, kept or only added up. A robust z-score, with the median and the median absolute deviation
 (Iglewicz and Hoaglin 1993):
 
-    z_i = (||u_i|| - median) / max(1.4826 MAD, median / 10)
+    z_i = (||u_i|| - median) / max(1.4826 MAD, median / 2)
 
-Norms of clients with different data differ by some factor; those of honest clients of the shipped
-recipes have z below 6 (docs/robust.md). Turned signs, or an update that hides within the spread of
-the others, are not seen by it.
+z > 6 raises the alarm, so the update is at least four times as long as the median. On non-IID data
+an honest client can be 3.5 times as long (docs/robust.md). Turned signs, or an update that hides
+within the spread of the others, are not seen by it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fedhet.strategies.base import Reply
 LEAST = 4  # replies; of three, one may well be far from the two others
 LIMIT = 6.0
 _MAD = 1.4826  # MAD of a normal distribution in its standard deviations, inverse
-_FLOOR = 0.1
+_FLOOR = 0.5
 
 
 def standing_out(replies: Sequence[Reply]) -> dict[int, float]:
