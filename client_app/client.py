@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedhet.client_app.state import ClientState, ClientStateStore
-from fedhet.strategies.components.local_training import seeded, train_locally
 from fedhet.strategies.base import (
     STATE_LOST,
     ClientData,
@@ -28,6 +27,7 @@ from fedhet.strategies.base import (
     Payloads,
     Tensors,
 )
+from fedhet.strategies.components.local_training import seeded, train_locally
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import (
     TensorSelector,

@@ -21,8 +21,8 @@ from fedhet.server_app.calibration import Calibration
 from fedhet.strategies.attacks.labels import Backdoor
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_training_config import local_training_config
-from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
 from fedhet.strategies.components.samplers import most_clients
+from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
 from fedhet.strategies.fedproto import PROTOTYPE_SUMS
 from fedhet.strategies.feduv import FedUVClient
 from fedhet.strategies.robust.aggregator import RobustAggregator

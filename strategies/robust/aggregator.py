@@ -74,7 +74,9 @@ class RobustAggregator:
         """Return the robust mean of every group, and how far each client (or bucket) counts."""
         found = {name: self.mean(name, vectors) for name, vectors in groups.items()}
         trusts = [trust for _, trust in found.values()]
-        return {name: mean for name, (mean, _) in found.items()}, [min(trust) for trust in zip(*trusts, strict=True)]
+        return {name: mean for name, (mean, _) in found.items()}, [
+            min(trust) for trust in zip(*trusts, strict=True)
+        ]
 
     # ---- checks ------------------------------------------------------------------------------
 

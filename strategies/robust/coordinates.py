@@ -50,7 +50,7 @@ class TrimmedMean(RobustAggregator):
 
 
 def blocks_of(vectors: Sequence[Tensors], name: str) -> Iterator[tuple[slice, Tensor]]:
-    """Yield a tensor of all vectors as blocks (n, numbers) of flat coordinates, with their place."""
+    """Yield a tensor of all vectors in blocks (n, numbers) of coordinates, with their place."""
     flat = [vector[name].reshape(-1) for vector in vectors]
     for start in range(0, len(flat[0]), _BLOCK):
         block = slice(start, start + _BLOCK)

@@ -2,7 +2,8 @@
 
 Pillutla, Kakade, Harchaoui. IEEE Trans. Signal Processing 2022. https://arxiv.org/abs/1912.13445
 
-    min_z sum_i a_i ||z - v_i||:   z <- sum_i b_i v_i / sum_i b_i,   b_i = a_i / max(nu, ||z - v_i||)
+    min_z sum_i a_i ||z - v_i||:
+    z <- sum_i b_i v_i / sum_i b_i,   b_i = a_i / max(nu, ||z - v_i||)
 
 from z = sum_i a_i v_i on. All z are means of the v_i, so the iterations run on the weights, and
 read the distances between clients alone. The paper weighs clients by examples and stops after 3

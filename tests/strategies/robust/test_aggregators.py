@@ -153,7 +153,9 @@ def test_the_norm_bound_by_hand_and_its_quantile():
     vectors = np.zeros((4, 19))
     vectors[:, 0] = [1, 2, 4, -100]
     fixed = NormBound(bound=2.0)
-    assert flat(combined(fixed, replies_of(vectors)).update)[0] == pytest.approx((1 + 2 + 2 - 2) / 4)
+    assert flat(combined(fixed, replies_of(vectors)).update)[0] == pytest.approx(
+        (1 + 2 + 2 - 2) / 4
+    )
     assert fixed.trust == pytest.approx({0: 1, 1: 1, 2: 0.5, 3: 0.02})
     following, bound = NormBound(quantile=0.75, lr=0.5), np.quantile([1, 2, 4, 100], 0.75)
     for unclipped in (3, 3):  # C = 28 falls only where more than 3 of 4 are below
@@ -228,7 +230,9 @@ def test_buckets_hold_every_client_once_and_change_by_round():
 )
 def test_too_small_a_cohort_is_refused(aggregator, fits):
     aggregator.check_cohort(20, fits)
-    with pytest.raises(ConfigError, match=rf"attackers=\d.*needs {fits} replies.*at most {fits - 1}"):
+    with pytest.raises(
+        ConfigError, match=rf"attackers=\d.*needs {fits} replies.*at most {fits - 1}"
+    ):
         aggregator.check_cohort(20, fits - 1)
 
 

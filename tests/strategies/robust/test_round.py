@@ -20,7 +20,7 @@ from fedhet.strategies.robust.fltrust import FLTrust
 from fedhet.strategies.robust.selection import Krum
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.server_model import ServerModel
-from fedhet.strategies.scaffold import SCAFFOLD, ControlVariateClient
+from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate
 from tests.recipes import overrides, run_recipe
 
@@ -118,7 +118,10 @@ class _Own:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: SCAFFOLD(aggregator=FLTrust(), server_model=MODEL), "FLTrust trains on the root set without.*control"),
+        (
+            lambda: SCAFFOLD(aggregator=FLTrust(), server_model=MODEL),
+            "FLTrust trains on the root set without.*control",
+        ),
         (lambda: FedAvg(aggregator=Median(), output=_Own()), "made of the clients' single models"),
         (
             lambda: FederatedStrategy(
@@ -133,13 +136,12 @@ class _Own:
 def test_methods_that_cannot_be_protected_are_refused(make, words):
     with pytest.raises(ConfigError, match=words):
         make()
-    assert ControlVariateClient.sends  # else the first case says nothing
 
 
 def test_a_recipe_with_too_few_clients_is_refused_before_anything_starts():
     words = ("strategy/aggregator=bulyan", "strategy.aggregator.attackers=2", "clients=20")
     check_parts(compose(overrides(*words)))
-    with pytest.raises(ConfigError, match="Bulyan with attackers=2 needs 11 replies.*at most 10"):
+    with pytest.raises(ConfigError, match=r"attackers=2 needs 11 replies.*at most 10"):
         check_parts(compose(overrides(*words, "participation=0.5")))
 
 
@@ -157,7 +159,7 @@ def test_the_alarm_by_hand():
 
 
 def test_fltrust_trains_at_the_server_on_examples_that_are_not_tested_on(tmp_path):
-    """One client that has all examples, but for the batches, as the server: full trust, and less."""
+    """The client that turns its update has no trust in any round."""
     words = ["clients=3", "rounds=2", "device=cpu", "strategy/aggregator=fltrust", "partition=iid"]
     words += ["strategy.aggregator.root=0.5", "evaluation.received=false", "attack=sign_flip"]
     words += ["attack.allow=true", "attack.clients=[2]", "runtime=local"]
