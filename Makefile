@@ -28,7 +28,7 @@ run: $(STAMP) ## train one federated model on real digits (ARGS='task=mnist stra
 	$(BIN)/fedhet $(ARGS)
 
 test: $(STAMP) ## the whole test suite, real Flower runs included
-	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=30 $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --no-loadscope-reorder --durations=30 $(ARGS)
 
 test-flwr: $(STAMP) ## the wheel in two empty environments, with the oldest and the newest flwr that it allows; downloads gigabytes
 	$(BIN)/python -m pytest -s tests/flwr_releases.py $(ARGS)

@@ -46,7 +46,7 @@ class Handlers:
         with self._exit_at_timeout(message, context):
             runtime = self._runtime(context)
             client_id = runtime.client_id(context)
-            data, held_out = runtime.task.client_data(client_id, site_folder=site_folder(context))
+            data, held_out = runtime.client_data(client_id, site_folder(context))
         node_info: dict[str, int | str] = {
             **runtime.node_info,
             "partition-id": client_id,

@@ -100,6 +100,7 @@ class ClientRuntime:
         if self.attack is not None:
             self.attack.white = black_and_white(self.task, self.device)[1]
         self.examples: dict[int, Examples] = {}
+        self._cached_bytes = 0
         self.client: FederatedClient | None = None
 
     @cached_property
@@ -121,9 +122,10 @@ class ClientRuntime:
         data, held_out = self.task.client_data(
             client_id, self.device, channels_last=self.channels_last, site_folder=site_folder
         )
-        cached = [part for pair in self.examples.values() for part in pair if part is not None]
-        if sum(part.num_bytes for part in (data, *cached)) < _CACHE_BYTES:
+        size = sum(part.num_bytes for part in (data, held_out) if part is not None)
+        if self._cached_bytes + size < _CACHE_BYTES:
             self.examples[client_id] = data, held_out
+            self._cached_bytes += size
         return data, held_out
 
     def client_id(self, context: Context) -> int:

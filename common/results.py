@@ -18,6 +18,8 @@ A row of metrics.jsonl:
                              share of their part in the plain mean others had, if below a half
     alarms, standing_out     how many updates stand out, and how far, by client id (docs/robust.md)
     absent                   ids of the clients that were not connected
+    dropped, late            of a simulated system (recipe group system): asked in vain
+    simulated_seconds        on the system's clock, since the start of the run
     client_*                 evaluation at the clients
     f1, client_f1, f1/cat    metrics that evaluation.metrics names (common/metrics.py)
     per_client               with evaluation.per_client: each client's value of these means, by id

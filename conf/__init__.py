@@ -17,9 +17,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -28,9 +25,10 @@ from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
 from fedhet.common.errors import ConfigError
 from fedhet.conf.arguments import check_arguments
 from fedhet.conf.check import checked
+from fedhet.conf.composition import composed
 from fedhet.conf.mistakes import explain, one_line
 from fedhet.conf.project import FOLDER as FOLDER
-from fedhet.conf.project import code_hash, conf_folders, own_code, register_project_recipes
+from fedhet.conf.project import code_hash, conf_folders, own_code
 from fedhet.conf.relations import joined_methods
 from fedhet.conf.renamed import refuse_old_keys
 
@@ -96,7 +94,7 @@ def compose_overrides(overrides: tuple[str, ...]) -> DictConfig:
 def _checked_recipe(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
     refuse_old_keys(overrides)
     try:
-        recipe = _composed(overrides)
+        recipe = composed(overrides)
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise explain_words(error, overrides) from None
     return checked(recipe, overrides)
@@ -104,14 +102,7 @@ def _checked_recipe(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> Di
 
 def explain_words(error: Exception, words: Sequence[str]) -> ConfigError:
     """Return what Hydra has raised for these words as one line, with the nearest keys."""
-    return explain(error, words, _composed)
-
-
-def _composed(overrides: Sequence[str]) -> DictConfig:
-    GlobalHydra.instance().clear()
-    register_project_recipes()
-    with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
-        return hydra_compose(config_name="config", overrides=list(overrides))
+    return explain(error, words, composed)
 
 
 def method_name(recipe: DictConfig) -> str:

@@ -36,6 +36,11 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     _check_calibration(values)
     _check_runtime(values["runtime"])
     _check_attack(values)
+    if values["system"] is not None and not values["runtime"]["simulation"]:
+        raise ConfigError(
+            f"system simulates slow and absent clients, and those of runtime="
+            f"{values['runtime']['name']} are real: set system=none"
+        )
 
 
 def joined_methods(methods: Iterable[Any]) -> str:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from fedhet.strategies.fedavg import FedYogi as FedYogi
     from fedhet.strategies.fedavg import Local as Local
     from fedhet.strategies.fedbabu import FedBABU as FedBABU
+    from fedhet.strategies.fedbuff import FedAsync as FedAsync
+    from fedhet.strategies.fedbuff import FedBuff as FedBuff
     from fedhet.strategies.fedcm import FedCM as FedCM
     from fedhet.strategies.feddistill import FedDistill as FedDistill
     from fedhet.strategies.feddw import FedDW as FedDW
@@ -73,7 +75,9 @@ _PUBLIC = {
     "FedYogi": "strategies.fedavg",
     "Local": "strategies.fedavg",
     "Centralised": "strategies.fedavg",
+    "FedAsync": "strategies.fedbuff",
     "FedBABU": "strategies.fedbabu",
+    "FedBuff": "strategies.fedbuff",
     "FedCM": "strategies.fedcm",
     "FedDistill": "strategies.feddistill",
     "FedDW": "strategies.feddw",
@@ -110,9 +114,11 @@ __all__ = [
     "FedALA",
     "FedAdagrad",
     "FedAdam",
+    "FedAsync",
     "FedAvg",
     "FedAvgM",
     "FedBABU",
+    "FedBuff",
     "FedCM",
     "FedDW",
     "FedDistill",

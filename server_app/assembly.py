@@ -50,8 +50,10 @@ _PARTS = (
     "strategy.output",
     "strategy.sampler",
     "strategy.secure_aggregation",
+    "strategy.asynchronous",
     "schedule",
     "attack",
+    "system",
 )
 
 
@@ -173,6 +175,8 @@ def build_strategy(
         output=build_part(recipe, "strategy.output", tensors),
         server_model=server_model,
         sampler=build_part(recipe, "strategy.sampler", tensors),
+        system=build_part(recipe, "system", tensors),
+        asynchronous=build_part(recipe, "strategy.asynchronous", tensors),
         transforms=[*first, *(transforms[name] for name in sorted(transforms))],
         observers=observers,
         schedule=build_part(recipe, "schedule", tensors),

@@ -19,6 +19,7 @@ from fedhet.strategies.round.tensor_files import below, load_tensors, save_tenso
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
 _PLAIN = ("round", "experiment", "failed_rounds", "restarted")  # of the state
+_SIMULATED = ("clock", "in_flight")
 _BY_CLIENT = ("committed", "personal", "durable")  # JSON has no whole numbers as keys
 
 
@@ -41,7 +42,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     for group, values in state.tensors.items():
         tensors |= {f"state/{group}/{name}": value for name, value in values.items()}
     label: dict[str, Any] = {"kind": CHECKPOINT, "run": state.experiment}
-    label |= {key: getattr(state, key) for key in (*_PLAIN, *_BY_CLIENT)}
+    label |= {key: getattr(state, key) for key in (*_PLAIN, *_SIMULATED, *_BY_CLIENT)}
     label |= {key: getattr(checkpoint, key) for key in ("recipe", "rows", "data")}
     label["groups"] = sorted(state.tensors)
     path = folder / f"round-{state.round:06d}.safetensors"
@@ -117,6 +118,7 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
         )
     try:
         kept: dict[str, Any] = {key: label[key] for key in _PLAIN}
+        kept |= {key: label[key] for key in _SIMULATED if key in label}  # version 0.1 has none
         for key in _BY_CLIENT:  # version 0.1 has no "durable"
             kept[key] = {int(c): value for c, value in label.get(key, {}).items()}
         groups = {group: below(f"state/{group}/", tensors) for group in label["groups"]}

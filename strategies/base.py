@@ -86,7 +86,8 @@ class ReplySum:
     """
 
     replies: Sequence[Reply]  # by client id, without their tensors but with their norms
-    weights: Sequence[float]  # w_i of their updates, as the aggregator weighs them; their sum is 1
+    # w_i of their updates, as the aggregator weighs them; their sum is 1, less if some are stale
+    weights: Sequence[float]
     update: Tensors  # sum_i w_i u_i
     payloads: Payloads  # the sums of the payloads
     buffers: Tensors  # the means of the buffers, weighted by n_i
@@ -290,8 +291,9 @@ class ServerSide:
         coupled_state: keys of the client state that this side's state is computed from, as c from
             all c_i. When a client loses its state, ``init`` is called again and all clients drop
             these keys.
-        keeps_replies: whether ``receive`` or ``check_together`` read single replies, which are
-            then kept; without it and other such parts, each is added up and freed.
+        adds: payloads that ``receive`` adds to the replies, to be summed with the others.
+        keeps_replies: whether ``receive`` reads single replies, which are then kept, as it does
+            where a side has one; without it and other such parts, each is added up and freed.
         averages: whether ``release`` replaces the sum by one with noise: no other part may read
             single replies, and a client that is not connected leaves its place empty.
     """
@@ -299,8 +301,15 @@ class ServerSide:
     needs: frozenset[str] = frozenset()
     sends: frozenset[str] = frozenset()
     coupled_state: frozenset[str] = frozenset()
+    adds: frozenset[str] = frozenset()
     keeps_replies: bool = False
     averages: bool = False
+
+    def __init_subclass__(cls) -> None:
+        """Keep the replies for a ``receive`` of the side's own, unless the side says otherwise."""
+        super().__init_subclass__()
+        if "receive" in cls.__dict__ and "keeps_replies" not in cls.__dict__:
+            cls.keeps_replies = True
 
     def init(self, params: Tensors) -> None:
         """Start from the initial trainable shared tensors."""
@@ -315,10 +324,6 @@ class ServerSide:
 
     def check(self, reply: Reply) -> None:
         """Raise RefusedReplyError for invalid payloads (NaN, Inf, ``expected`` are checked)."""
-
-    def check_together(self, replies: Sequence[Reply]) -> Mapping[int, str]:
-        """Return which clients' replies do not fit the others', and why; they are refused."""
-        return {}
 
     def receive(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
         """Return the replies to add up instead; called with all of them if they are kept."""

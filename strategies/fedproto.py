@@ -23,8 +23,6 @@ averaged; and from round 2 on a class without a prototype has one of zeros.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
 from typing import Unpack
 
 import torch
@@ -37,6 +35,7 @@ from fedhet.strategies.base import (
     LocalContext,
     LocalSummary,
     Payloads,
+    RefusedReplyError,
     Reply,
     ReplySum,
     ServerSide,
@@ -93,7 +92,6 @@ class PrototypeServer(ServerSide):
     """Keeps the prototypes, the class-wise means of everybody's features."""
 
     needs, sends = frozenset({PROTOTYPE_SUMS}), frozenset({PROTOTYPES})
-    keeps_replies = True
 
     def __init__(self) -> None:
         self.sent: dict[str, Tensor] = {}
@@ -111,17 +109,13 @@ class PrototypeServer(ServerSide):
         classes, size = self.sent[MEANS].shape if self.sent else (None, None)
         return {PROTOTYPE_SUMS: {SUMS: (classes, size), COUNTS: (classes,)}}
 
-    def check_together(self, replies: Sequence[Reply]) -> Mapping[int, str]:
-        """Refuse, in round 1, prototypes of another shape than most clients' (C, d)."""
-        shapes = {r.client_id: tuple(r.payloads[PROTOTYPE_SUMS][SUMS].shape) for r in replies}
-        counts = {r.client_id: tuple(r.payloads[PROTOTYPE_SUMS][COUNTS].shape) for r in replies}
-        ((usual, _),) = Counter(shapes.values()).most_common(1) or [((0, 0), 0)]
-        return {
-            client: f"its prototypes have shape {shape} with counts {counts[client]}, those of "
-            f"most clients {usual}: give all sites the same task.model and classes"
-            for client, shape in shapes.items()
-            if shape != usual or counts[client] != usual[:1]
-        }
+    def check(self, reply: Reply) -> None:
+        """Refuse sums and counts of different numbers of classes."""
+        sums, counts = (reply.payloads[PROTOTYPE_SUMS][name] for name in (SUMS, COUNTS))
+        if sums.shape[:1] != counts.shape:
+            raise RefusedReplyError(
+                f"its prototypes have shape {tuple(sums.shape)} with counts {tuple(counts.shape)}"
+            )
 
     def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
         """Take the mean of each class that somebody holds."""

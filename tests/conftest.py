@@ -1,24 +1,37 @@
 """Fixtures of all tests: Flower's task identity, one thread, a cache folder of their own."""
 
 import logging
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from flwr.supercore.task_identity import TaskIdentity
 
+from fedhet.tools.new import write_project
+
 # The files that take longest, first: a worker left with one of them at the end works alone.
-LONG = "deployment every_strategy runtimes tutorial project runs golden generator".split()
-LONG += ["experiment_files"]
+LONG = "deployment runtimes tutorial project every_strategy runs golden generator".split()
+LONG += ["experiment_files", "flower_apps", "damaged_files"]
+
+PROJECT_MODULES = ("my_project", "mine", "other")
 
 TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 torch.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the long files first, the longest before the others."""
+    """Start the long files first, the longest before the others; keep a file in one worker.
+
+    A test that names a group of its own (xdist_group) may be in another worker than its file.
+    """
     order = {f"test_{name}.py": number for number, name in enumerate(LONG)}
     items.sort(key=lambda item: order.get(item.path.name, len(LONG)))
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,6 +40,21 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDHET_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def own_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A project on Python's path, with modules of its own that have the names of others'."""
+    found = tmp_path / "my_project"
+    write_project(found)
+    for name in ("strategies/__init__.py", "client_app.py", "datasets.py", "queue.py"):
+        (found / name).parent.mkdir(exist_ok=True)
+        (found / name).write_text("raise RuntimeError('this is not the module that was meant')\n")
+    monkeypatch.chdir(found)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(found)])
+    yield found
+    for name in [name for name in sys.modules if name.partition(".")[0] in PROJECT_MODULES]:
+        del sys.modules[name]
 
 
 @pytest.fixture(autouse=True)

@@ -282,11 +282,12 @@ class Deployment:
             )
 
     def environment(self, service: Service) -> dict[str, str]:
-        """Return a service's environment; of this process's only PATH is in it."""
+        """Return a service's environment; it has PATH and OpenMP's limits of this process."""
         own = {key: self.translated(value, service) for key, value in service.environment.items()}
         path = os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)])
         proxy = {"no_proxy": "*", "NO_PROXY": "*"}
         image = {"PATH": path, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+        image |= {key: value for key, value in os.environ.items() if key.startswith("OMP_")}
         marks = {MARK: self._mark, CONTAINER: service.name}
         return {**image, **marks, **proxy, **own}
 

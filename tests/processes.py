@@ -2,14 +2,21 @@
 
 import contextlib
 import json
+import multiprocessing
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psutil
+from omegaconf import DictConfig
+
+from fedhet import launch
 
 SECONDS = 600  # the longest wait for what takes half a minute on an idle machine
 
@@ -27,24 +34,100 @@ def start(
     )
 
 
-def finish(launch: subprocess.Popen[str]) -> tuple[int, str]:
+class Fork:
+    """`fedhet` in a fork of this process, to be used as a Popen; it ends with the block.
+
+    A new Python would import torch for seconds. ``run`` takes the place of the launcher's.
+    """
+
+    def __init__(
+        self,
+        cwd: Path,
+        *words: str,
+        run: Callable[[DictConfig], None] = launch.run,
+        **environment: str,
+    ) -> None:
+        # Files, no pipes: joblib's idle workers keep those open for minutes after its end.
+        self._output = tempfile.NamedTemporaryFile()
+        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8")
+        self.stdout = open(self._output.name, encoding="utf-8")
+        self._process = multiprocessing.get_context("fork").Process(
+            target=self._main, args=(cwd, words, environment, run)
+        )
+        self._process.start()
+        assert self._process.pid
+        self.pid = self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.kill()
+        self._process.join()
+        for file in (self.stdout, self._output, self._errors):
+            file.close()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait for its end; return the rest of its output, and its errors."""
+        self._process.join(timeout)
+        self._errors.seek(0)
+        return self.stdout.read(), self._errors.read()
+
+    def _main(
+        self,
+        cwd: Path,
+        words: Sequence[str],
+        environment: Mapping[str, str],
+        run: Callable[[DictConfig], None],
+    ) -> None:
+        os.chdir(cwd)
+        os.environ.update(environment)
+        for number in (signal.SIGALRM, signal.SIGTERM):  # of pytest's timeout and of Ray
+            signal.signal(number, signal.SIG_DFL)
+        os.dup2(self._output.fileno(), 1)
+        os.dup2(self._errors.fileno(), 2)
+        # As a program may that uses fedhet: objects that close 1 and 2 when they are collected.
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
+        sys.argv, launch.run = ["fedhet", *words], run
+        launch.main()
+
+
+Launch = subprocess.Popen[str] | Fork
+
+
+def finish(launch: Launch) -> tuple[int, str]:
     """Wait for the end of a launch; return its exit code and the rest of its output."""
     try:
-        output, _ = launch.communicate(timeout=SECONDS)
+        output, errors = launch.communicate(timeout=SECONDS)
     finally:
         launch.kill()
-    return launch.returncode, output
+    assert launch.returncode is not None
+    return launch.returncode, output + (errors or "")
 
 
-def read_until(launch: subprocess.Popen[str], words: str) -> str:
+def read_until(launch: Launch, words: str) -> str:
     """Return the output of a launch up to the line with these words."""
     assert launch.stdout is not None
     output = ""
-    for line in launch.stdout:
+    while words not in output:
+        line = launch.stdout.readline()  # part of one, or nothing yet, of a fork's file
         output += line
-        if words in line:
-            return output
-    raise AssertionError(f"it ended without {words!r}: {output}")
+        assert line or launch.poll() is None, f"it ended without {words!r}: {output}"
+        time.sleep(0 if line else 0.02)
+    return output
 
 
 def summary_of(folder: Path) -> dict[str, Any]:

@@ -202,7 +202,8 @@ def test_every_method_is_in_the_matrix():
 
 
 def mark(words: list[str]) -> list[pytest.MarkDecorator]:
-    return [] if words == ["strategy=scaffold"] else [pytest.mark.slow]
+    group = pytest.mark.xdist_group(name_of(words))  # so that workers share the matrix
+    return [group] if words == ["strategy=scaffold"] else [group, pytest.mark.slow]
 
 
 @pytest.fixture(

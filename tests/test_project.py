@@ -9,30 +9,17 @@ from fedhet.conf import compose_overrides, fingerprint, project
 from fedhet.conf.mistakes import groups, options_of
 from fedhet.flower_apps import make_client_app
 from fedhet.runtimes.flower_install import stage_app
-from fedhet.runtimes.local.ray_workers import RayWorker
 from fedhet.server_app.assembly import check_parts
 from fedhet.tasks.references import load_reference
 from fedhet.tools.new import main, write_project
-from tests.processes import finish, start, summary_of
 from tests.recipes import run_recipe
 
 RUN = ["task=my_project", "clients=2", "rounds=1", "local.epochs=1"]
-NAMES = ("my_project", "mine", "other")
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A project on Python's path, with modules of its own that have the names of others'."""
-    found = tmp_path / "my_project"
-    write_project(found)
-    for name in ("strategies/__init__.py", "client_app.py", "datasets.py", "queue.py"):
-        (found / name).parent.mkdir(exist_ok=True)
-        (found / name).write_text("raise RuntimeError('this is not the module that was meant')\n")
-    monkeypatch.chdir(found)
-    monkeypatch.setattr(sys, "path", [*sys.path, str(found)])
-    yield found
-    for name in [name for name in sys.modules if name.partition(".")[0] in NAMES]:
-        del sys.modules[name]
+def folder(own_project):
+    return own_project
 
 
 # ---- fedhet-new ----------------------------------------------------------------------------------
@@ -171,6 +158,8 @@ def test_an_actor_of_ray_finds_modules_where_the_launcher_does(tmp_path, monkeyp
     monkeypatch.setattr(sys, "path", [*sys.path])
     with pytest.raises(ConfigError, match="there is no module other"):
         load_reference("task.model", "other:model")
+    from fedhet.runtimes.local.ray_workers import RayWorker  # Ray's import takes a second
+
     RayWorker(str(tmp_path))
     assert load_reference("task.model", "other:model")() is None
     assert sys.path[-1] == str(tmp_path)  # after Python's own and all installed modules
@@ -190,17 +179,3 @@ def test_the_method_of_the_project_trains_and_is_fedavg_at_weight_zero(folder, t
     assert zero == plain["parameters_sha256"] != one
     with pytest.raises(ConfigError, match=r"strategy\.fedntd\.weight=-1"):
         check_parts(recipe_of("strategy=fedntd", "strategy.fedntd.weight=-1"))
-
-
-@pytest.mark.flower
-@pytest.mark.timeout(700)
-def test_the_code_travels_with_a_run_of_flowers_simulation(folder, tmp_path):
-    """In a folder with modules of others' names; same bits as in this process."""
-    words = [*RUN, "strategy=fedntd", "strategy.fedntd.weight=2"]
-    ours = run_recipe(tmp_path / "here", *words)
-    launch = start(folder, *words, "runtime=flower", "results_dir=flower", OMP_NUM_THREADS="1")
-    code, printed = finish(launch)
-    assert code == 0, printed
-    flowers = summary_of(folder / "flower")
-    assert flowers["parameters_sha256"] == ours["parameters_sha256"]
-    assert flowers["fingerprint"]["code"] == ours["fingerprint"]["code"]

@@ -4,17 +4,18 @@ tests/test_deployment.py has runtime=deployment.
 """
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 import pytest
-import ray
 from flwr.app import Context, RecordDict
 
 from fedhet.common.results import read_rows
@@ -23,10 +24,17 @@ from fedhet.runtimes.deployment.control_client import RunStatus
 from fedhet.runtimes.flower_simulation import Simulation
 from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation, Workers
-from fedhet.runtimes.local.ray_workers import _capacity
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.server_app import app as server
-from tests.processes import alive, finish, kill_all, marked, read_until, start, summary_of
+from tests.processes import (
+    Fork,
+    alive,
+    finish,
+    kill_all,
+    marked,
+    read_until,
+    summary_of,
+)
 from tests.recipes import TINY, overrides, run_recipe
 
 pytestmark = [pytest.mark.flower, pytest.mark.timeout(900)]
@@ -39,14 +47,14 @@ SCAFFOLD = [*TINY, "strategy=scaffold", "clients=5", "participation=0.6"]
 # ---- the command ---------------------------------------------------------------------------------
 
 
-def folders_of(launch: subprocess.Popen[str]) -> list[Path]:
+def folders_of(launch: Fork) -> list[Path]:
     name = f"fedhet-{launch.pid}-*"
     return [path for parent in ("/dev/shm", "/tmp") for path in Path(parent).glob(name)]
 
 
-def in_round_2(folder: Path, *words: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:
+def in_round_2(folder: Path, *words: str) -> tuple[Fork, list[psutil.Process]]:
     """Start a run and wait for its second round; return the launch and its processes."""
-    launch = start(folder.parent, *words, "rounds=10000", f"results_dir={folder}")
+    launch = Fork(folder.parent, *words, "rounds=10000", f"results_dir={folder}")
     read_until(launch, "round   2/")
     started = psutil.Process(launch.pid).children(recursive=True)
     assert len(started) >= 3, started  # a server and two workers at least
@@ -54,9 +62,7 @@ def in_round_2(folder: Path, *words: str) -> tuple[subprocess.Popen[str], list[p
     return launch, started
 
 
-def leaves_nothing(
-    launch: subprocess.Popen[str], started: list[psutil.Process], stop: signal.Signals
-) -> str:
+def leaves_nothing(launch: Fork, started: list[psutil.Process], stop: signal.Signals) -> str:
     """Stop a run, return its output; nothing of it may be left."""
     launch.send_signal(stop)
     code, output = finish(launch)
@@ -82,13 +88,13 @@ def resumed_with_the_bits_of_one_process(
     """Resume a run for two more rounds; return its output."""
     rounds = read_rows(folder / "metrics.jsonl")[-1]["round"] + 2
     again = (*words, runtime, "resume=true", f"rounds={rounds}", f"results_dir={folder}")
-    launch = start(folder.parent, *again, **environment)
+    launch = Fork(folder.parent, *again, **environment)
     code, output = finish(launch)
     assert code == 0, output
     whole = folder.with_name("whole")
     expected = run_recipe(whole, *words, f"rounds={rounds}", clients=5)
     found = summary_of(folder)
-    for key in ("parameters_sha256", "bytes_up", "bytes_down", "rounds", "failures"):
+    for key in ("parameters_sha256", "fingerprint", "bytes_up", "bytes_down", "rounds", "failures"):
         assert found[key] == expected[key], key
     rows = [read_rows(run / "metrics.jsonl") for run in (folder, whole)]
     assert [row["accuracy"] for row in rows[0]] == [row["accuracy"] for row in rows[1]]
@@ -101,6 +107,7 @@ def resumed_with_the_bits_of_one_process(
     return output
 
 
+@pytest.mark.xdist_group("local")
 def test_local(tmp_path):
     run = tmp_path / "run"
     launch, started = in_round_2(run, *SCAFFOLD, "runtime=local")
@@ -111,7 +118,7 @@ def test_local(tmp_path):
     output = leaves_nothing(*in_round_2(other, *SCAFFOLD, "runtime=local"), signal.SIGINT)
     is_stopped(other, output)
     words = ["runtime=local", "local.momentum=0.9", f"results_dir={tmp_path}/failed"]
-    code, output = finish(start(tmp_path, *SCAFFOLD, *words))
+    code, output = finish(Fork(tmp_path, *SCAFFOLD, *words))
     assert code == 1, output
     assert "fedhet: the run failed: " in output
     assert "momentum" in output
@@ -121,18 +128,30 @@ def test_local(tmp_path):
     assert not (tmp_path / "failed" / "plot.png").exists()
 
 
-@pytest.fixture
-def two_ray_nodes() -> Iterator[str]:
-    """Start two Ray nodes of two CPUs on this machine; yield the cluster's address."""
+def two_ray_nodes(pipe: Connection) -> None:
+    """Be two Ray nodes of two CPUs until told otherwise; send the cluster's address."""
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 2, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     cluster.add_node(num_cpus=2)
-    yield cluster.address
+    pipe.send(cluster.address)
+    pipe.recv()
     cluster.shutdown()
 
 
+@pytest.fixture
+def address() -> Iterator[str]:
+    """Yield the address of a Ray cluster in another process: its threads survive no fork here."""
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=two_ray_nodes, args=(there,))
+    process.start()
+    yield here.recv()
+    here.send("end")
+    process.join()
+
+
+@pytest.mark.xdist_group("ray")
 def test_ray(tmp_path, request):
     run = tmp_path / "run"
     launch, started = in_round_2(run, *SCAFFOLD, "runtime=ray")
@@ -142,7 +161,7 @@ def test_ray(tmp_path, request):
             process.suspend()
     psutil.Process(launch.pid).children()[0].kill()  # the server
     leaves_nothing(launch, started, signal.SIGKILL)
-    address = request.getfixturevalue("two_ray_nodes")
+    address = request.getfixturevalue("address")
     words = ["runtime=ray", *SCAFFOLD]
     resumed_with_the_bits_of_one_process(run, *words, RAY_ADDRESS=address)
     log = (run / "log.txt").read_text()
@@ -150,6 +169,10 @@ def test_ray(tmp_path, request):
 
 
 def test_a_client_that_no_ray_node_has_room_for_is_refused(monkeypatch):
+    import ray  # a second
+
+    from fedhet.runtimes.local.ray_workers import _capacity
+
     nodes = [
         {"Alive": True, "Resources": {"CPU": 2.0}},
         {"Alive": False, "Resources": {"GPU": 8.0}},
@@ -161,7 +184,12 @@ def test_a_client_that_no_ray_node_has_room_for_is_refused(monkeypatch):
 
 
 PRIVATE = [
-    *SCAFFOLD,
+    "task=my_project",
+    "strategy=[fedntd,scaffold]",
+    "strategy.fedntd.weight=2",
+    "clients=5",
+    "participation=0.6",
+    "local.epochs=1",
     "strategy/secure_aggregation=secagg_plus",
     "strategy/differential_privacy=central_fixed",
     "strategy.differential_privacy.noise_multiplier=0.01",
@@ -169,16 +197,13 @@ PRIVATE = [
 ]
 
 
-def test_flower_simulation(tmp_path):
-    """With secure sums and central privacy; while it is killed, another one goes on."""
-    run, other = tmp_path / "run", tmp_path / "other"
-    beside = in_round_2(other, *SCAFFOLD, "runtime=flower")
+@pytest.mark.xdist_group("flower_simulation")
+def test_flower_simulation(own_project):
+    """A project's method, whose code travels, with secure sums and central privacy."""
+    run = own_project / "run"
     launch, started = in_round_2(run, *PRIVATE, "runtime=flower")
     assert {"flower-superlin", "raylet"} <= {process.name() for process in started}
     leaves_nothing(launch, started, signal.SIGKILL)
-    before = read_rows(other / "metrics.jsonl")[-1]["round"]
-    read_until(beside[0], f"round {before + 2:3}/")
-    is_stopped(other, leaves_nothing(*beside, signal.SIGTERM))
     # masks and keys differ, sums do not
     resumed_with_the_bits_of_one_process(run, "runtime=flower", *PRIVATE)
     row = read_rows(run / "metrics.jsonl")[-1]
@@ -220,6 +245,7 @@ def flower_home(tmp_path: Path) -> Iterator[dict[str, str]]:
     kill_all(partial(marked, "FLWR_HOME", str(home)))
 
 
+@pytest.mark.xdist_group("plain_flwr_run")
 def test_plain_flwr_run(flower_home, tmp_path):
     """No file of the clone changes, nothing is installed, results appear."""
     before = (ROOT / "pyproject.toml").read_text()

@@ -33,7 +33,14 @@ from fedhet.conf.schema.task import AnyTask
 
 MOST_CLIENTS = 1_000_000  # far beyond what a server can hold the registrations of
 Slot = Literal[
-    "aggregator", "optimizer", "output", "personal", "phases", "sampler", "server_optimizer"
+    "aggregator",
+    "asynchronous",
+    "optimizer",
+    "output",
+    "personal",
+    "phases",
+    "sampler",
+    "server_optimizer",
 ]
 FIGURES = (  # of every summary
     "accuracy",
@@ -176,6 +183,9 @@ class Strategy(Section):
     personal: Selector = Field(
         description="tensors that stay at the client: none | all | last:N | name patterns"
     )
+    asynchronous: Part | None = Field(
+        description="rounds that wait for nobody; strategy=fedbuff and fedasync set it"
+    )
     allow_stacked_corrections: bool = Field(
         description="permit several sides that edit gradients (their order matters)"
     )
@@ -246,6 +256,9 @@ class Recipe(Section):
     resume: bool = Field(description="continue from the last checkpoint in results_dir")
     local: Local
     schedule: AnySchedule
+    system: Part | None = Field(
+        description="slow, absent and vanishing clients of a simulation; set by system=..."
+    )
     partition: AnyPartition
     task: AnyTask
     strategy: Strategy

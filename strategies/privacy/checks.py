@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import ClientSide, Shapes, Tensors
+from fedhet.strategies.base import ClientSide, Tensors
 from fedhet.strategies.privacy.reply_vector import (
     Layout,
     require_private,
     require_sums,
-    shapes_of,
 )
 from fedhet.strategies.privacy.secure_aggregation import KEY, SecAggPlus
-from fedhet.strategies.round.reply_fold import per_example
+from fedhet.strategies.round.reply_fold import known_shapes, per_example, shapes_of
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.slots import SumAggregator
 from fedhet.strategies.statistics.update_diagnostics import step_norm
@@ -66,7 +65,7 @@ def reply_layout(
 ) -> Layout:
     """Return the layout of the replies to these tensors; refuse payloads of unknown shape."""
     names = {name for side in client_sides.values() for name in side.sends}
-    shapes, expected = shapes_of(tensors), _known(step.expected())
+    shapes, expected = shapes_of(tensors), known_shapes(step.expected())
     if unknown := sorted(names - expected.keys()):
         raise ConfigError(
             f"the payloads {unknown} have no shape that the server knows before round 1, and a "
@@ -81,12 +80,3 @@ def reply_layout(
         weighting=step.aggregator.weighting,
         max_examples=secure_aggregation.max_examples,
     )
-
-
-def _known(payloads: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Return the payloads all of whose shapes are known."""
-    closed = {
-        name: {tensor: tuple(n for n in shape if n is not None) for tensor, shape in shapes.items()}
-        for name, shapes in payloads.items()
-    }
-    return {name: shapes for name, shapes in closed.items() if shapes == payloads[name]}

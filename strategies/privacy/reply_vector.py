@@ -37,7 +37,7 @@ from fedhet.strategies.base import (
     Weighting,
 )
 from fedhet.strategies.round.exact_sum import norms_of
-from fedhet.strategies.round.reply_fold import per_example, summed_payloads
+from fedhet.strategies.round.reply_fold import per_example, shapes_of, summed_payloads
 from fedhet.strategies.slots import (
     Aggregator,
     Observer,
@@ -100,7 +100,7 @@ def require_sums(
         *_reasons("strategy.transforms", transforms),
         *_reasons("strategy.output", [] if isinstance(output, ReadsNoReply) else [output]),
         *_reasons("strategy.server_sides", readers),
-        *_reasons("diagnostics", [observer for observer in observers if observer.keeps_replies]),
+        *_reasons("diagnostics", [one for one in observers if getattr(one, "keeps_replies", True)]),
         *_unsummed(client_sides, server_sides),
     ]
     if reasons or not isinstance(aggregator, SumAggregator):
@@ -285,8 +285,3 @@ def copies(reply: Reply, size: int) -> ReplySum:
         for name, tensors in reply.payloads.items()
     }
     return ReplySum([bare] * size, [1 / size] * size, reply.update, payloads, reply.buffers)
-
-
-def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of tensors by name."""
-    return {name: tuple(value.shape) for name, value in tensors.items()}

@@ -7,7 +7,7 @@ its last aggregated reply, so a lost or refused reply, or a resumed run, leaves 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 
@@ -25,9 +25,9 @@ class ClientVersions:
     durable: dict[int, int] = field(default_factory=dict)
     durable_before: dict[int, int] = field(default_factory=dict)
 
-    def commit(self, clients: Iterable[int], round: int) -> None:
-        """Make the states that these clients saved in ``round`` their current versions."""
-        self.committed |= dict.fromkeys(clients, round)
+    def commit(self, rounds: Mapping[int, int]) -> None:
+        """Make the states that clients saved in these rounds their current versions."""
+        self.committed |= rounds
 
     def mark_durable(self) -> None:
         """Record that a checkpoint of the current versions is on disk."""

@@ -24,7 +24,7 @@ MOST_SUMMANDS = 1 << 18
 _HIGH, _LOW = 2.0**16, 2.0**44  # units of the high part, and of the low part within it
 _LARGEST = 2.0**46
 _BLOCK = 1 << 16  # numbers at once: what is made of them stays in the cache
-_SERIAL = 1 << 15  # torch reduces so many numbers on one thread
+_SERIAL = 1 << 12  # numbers that float32 sums well, and torch on one thread
 _SMALL = ""  # the key of all small tensors, which are added as one
 
 
@@ -86,8 +86,7 @@ class ExactSum:
         """Yield the tensors as vectors in host memory, all small ones as one."""
         small = []
         for name, like in self._like.items():
-            flat = tensors[name].detach().reshape(-1).cpu()
-            flat = flat if flat.dtype == torch.float64 else flat.float()
+            flat = _wide(tensors[name].detach().reshape(-1).cpu())
             if _is_small(like):
                 small.append(flat)
             else:
@@ -96,15 +95,19 @@ class ExactSum:
             yield _SMALL, torch.cat(small)
 
 
+def _wide(tensor: Tensor) -> Tensor:
+    """Return float64 as it is, and all other types as float32."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
 def _is_small(tensor: Tensor) -> bool:
     return tensor.numel() < _BLOCK
 
 
 def norms_of(tensors: Tensors) -> dict[str, float]:
     """Return the L2 norm of each tensor, the same on any number of threads."""
-    parts = {
-        name: torch.split(value.detach().reshape(-1), _SERIAL) for name, value in tensors.items()
-    }
+    wide = {name: _wide(value.detach().reshape(-1)) for name, value in tensors.items()}
+    parts = {name: torch.split(value, _SERIAL) for name, value in wide.items()}
     blocks = [block for of_tensor in parts.values() for block in of_tensor]
     if not blocks:
         return {}

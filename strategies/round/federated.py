@@ -23,18 +23,21 @@ from flwr.serverapp.strategy import Result, Strategy
 
 from fedhet.common.errors import require_range
 from fedhet.strategies.base import STATE_LOST, ClientSide, Reply, ServerSide, Tensors
-from fedhet.strategies.components import server_optimizers
+from fedhet.strategies.components import schedules, server_optimizers
 from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.components.samplers import FixedSizeSampler, most_clients
-from fedhet.strategies.components.schedules import Constant
+from fedhet.strategies.components.staleness import Asynchronous
+from fedhet.strategies.components.systems import Constant
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.robust.checks import check_robust
 from fedhet.strategies.round.arguments import KeepsArguments
+from fedhet.strategies.round.asynchronous import SimulatedClients, check_asynchronous
 from fedhet.strategies.round.checks import check_output, check_sides
 from fedhet.strategies.round.client_metrics import ClientMetrics
+from fedhet.strategies.round.cohort import Cohorts, Exchange
 from fedhet.strategies.round.messages import (
     NUM_ROUNDS,
     TIMEOUT,
@@ -43,7 +46,6 @@ from fedhet.strategies.round.messages import (
     timeout_of,
 )
 from fedhet.strategies.round.records import (
-    count_bytes,
     mean_metrics,
     mean_scores,
     personal_scores,
@@ -58,8 +60,8 @@ from fedhet.strategies.round.registration import (
     register_clients,
     valid_evaluations,
 )
-from fedhet.strategies.round.reply_fold import FoldRule, Limits
 from fedhet.strategies.round.round_report import RoundReport, StrategyState
+from fedhet.strategies.round.rules import Rules
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.round.training_round import RoundReplies, TrainingRound, send_round
@@ -88,6 +90,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         output: the new x by default.
         server_model: the task's model, for slots that run it at the server.
         sampler: chooses the cohort over client ids; all clients by default.
+        system: slow, absent and vanishing clients of a simulation (components/systems.py).
+        asynchronous: rounds that wait for nobody (components/staleness.py); None: they wait.
         transforms: applied in order before aggregation.
         observers: called before the transforms.
         schedule: factor of ``local_lr`` per round; constant by default.
@@ -111,6 +115,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         output: Output | None = None,
         server_model: ServerModel | None = None,
         sampler: ClientSampler | None = None,
+        system: Constant | None = None,
+        asynchronous: Asynchronous | None = None,
         transforms: Sequence[ReplyTransform] = (),
         observers: Sequence[Observer] = (),
         schedule: Schedule | None = None,
@@ -141,13 +147,24 @@ class FederatedStrategy(KeepsArguments, Strategy):
         check_robust(self.client_sides, self.server_step)
         if evaluate_on_clients:
             check_output(self.server_step.output)
+        self.federation = federation or FederationConfig()
         self.sampler = sampler or FixedSizeSampler()
-        self.schedule = schedule or Constant()
+        averages = any(side.averages for side in self.server_sides.values())
+        least = max(self.federation.min_replies, self.server_step.least_replies)
+        self._cohorts: Cohorts | SimulatedClients = Cohorts(
+            self.sampler, system, averages, local_training, least
+        )
+        if asynchronous is not None:
+            secure = secure_aggregation is not None
+            clients = check_asynchronous(self.server_step, system, secure=secure)
+            self._cohorts = SimulatedClients(asynchronous, self.sampler, clients, local_training)
+        self.schedule = schedule or schedules.Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.local_training = local_training
-        self.federation = federation or FederationConfig()
         self.evaluate_on_clients = evaluate_on_clients
         self.client_metrics = client_metrics or ClientMetrics()
+        sides, metrics = self.client_sides, self.client_metrics
+        self._rules = Rules(self.server_step, sides, local_training, metrics, secure_aggregation)
         self.state = StrategyState()
         self._availability: ClientAvailability | None = None
         self._per_client: dict[str, dict[int, float]] = {}  # of the last evaluation at the clients
@@ -215,8 +232,11 @@ class FederatedStrategy(KeepsArguments, Strategy):
 
     def snapshot(self) -> StrategyState:
         """Return the state to ``restore``, together with the params of the last finished round."""
-        state = copy.deepcopy(replace(self.state, tensors={}))
-        return replace(state, tensors=self.server_step.state_dict())
+        tensors = self.server_step.state_dict()
+        if isinstance(self._cohorts, SimulatedClients):
+            self.state.in_flight = self._cohorts.state()
+            tensors |= self._cohorts.tensors()
+        return replace(copy.deepcopy(replace(self.state, tensors={})), tensors=tensors)
 
     @property
     def availability(self) -> ClientAvailability:
@@ -235,15 +255,18 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> TrainingRound:
         """Sample the cohort and return its messages."""
-        cohort = self._cohort(server_round)
-        broadcast = self.server_step.broadcast
-        messages = self._writer.train(server_round, arrays, config, cohort, broadcast)
-        lr, absent = self._writer.lr(server_round, config), sorted(self.availability.absent)
-        report = RoundReport(server_round, lr, clients=cohort, absent=absent)
-        report.bytes_down = sum(count_bytes(message.content) for message in messages.values())
-        params = to_tensors(arrays)
-        rule = self._fold_rule(params, lr, cohort)
-        return TrainingRound(params, messages, rule, timeout_of(config), report)
+        there, writer, broadcast = self.availability, self._writer, self.server_step.broadcast
+        exchange = Exchange(grid, there, writer, config, broadcast)
+        chosen = self._cohorts.choose(exchange, server_round, self.state.clock, arrays)
+        lr, absent = writer.lr(server_round, config), sorted(there.absent)
+        report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)
+        report.take_chosen(chosen)
+        told = {writer.lr(round, config) for round in chosen.rounds(server_round).values()}
+        committed = self.state.committed
+        rule = self._rules.of_round(
+            params, there.registry, committed, chosen, max(told, default=lr)
+        )
+        return TrainingRound(params, chosen, rule, timeout_of(config), report)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -254,22 +277,24 @@ class FederatedStrategy(KeepsArguments, Strategy):
         training, report = replies.round, replies.round.report
         step, num_clients = self.server_step, len(self.availability.registry)
         fold = replies.fold(step.check)
-        fold.refuse(step.check_together(fold.kept))
+        fold.refuse_misfits()
         report.take(fold, len(training.messages))
         self.state.round = server_round
-        least = max(self.federation.min_replies, step.least_replies)
-        if len(fold.replies) < least:
+        self.state.clock = report.simulated_seconds or 0.0
+        if len(fold.replies) < (least := max(self.federation.min_replies, step.least_replies)):
             self.state.failed_rounds += 1
             self.federation.check_failed_rounds(self.state.failed_rounds, report, least)
             return None, None
         self.state.failed_rounds = 0
-        self.state.commit(report.clients, server_round)
+        rounds = training.chosen.rounds(server_round)
+        self.state.commit({client: rounds[client] for client in report.clients})
         began, valid = time.perf_counter(), fold.replies
-        params = step(training.params, fold, server_round, num_clients)
+        params = step(training.params, fold, server_round, num_clients, training.chosen.shift)
         report.server_seconds = time.perf_counter() - began
         report.take_trust(step.robust.trust if step.robust else {}, step.alarms)
         self._restart_if_lost(valid, params, server_round)
-        self.state.personal |= {r.client_id: personal_scores(r.metrics) for r in valid}
+        scores = {reply.client_id: personal_scores(reply.metrics) for reply in valid}
+        self.state.personal |= {client: found for client, found in scores.items() if found}
         own = [(reply.client_id, reply.metrics) for reply in valid]
         report.per_client = self.client_metrics.of_training(own)
         means = mean_metrics([reply.metrics for reply in valid])
@@ -282,7 +307,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         """Return a message to every client, if clients evaluate in an exchange of their own."""
         if not self.evaluate_on_clients:
             return []
-        present, kind = self.availability.present, MessageType.EVALUATE
+        present = self.availability.ask(grid, self.availability.present)
+        kind = MessageType.EVALUATE
         return self._writer.model(kind, server_round, arrays, config, present).values()
 
     def aggregate_evaluate(
@@ -318,14 +344,6 @@ class FederatedStrategy(KeepsArguments, Strategy):
 
     # ---- pieces ------------------------------------------------------------------------------
 
-    def _cohort(self, round: int) -> list[int]:
-        """Draw from the connected clients, or from all N where no absence must show (averages)."""
-        present = self.availability.present
-        if any(side.averages for side in self.server_sides.values()):
-            drawn = self.sampler.sample(round, len(self.availability.registry))
-            return [client for client in drawn if client in present]
-        return [present[i] for i in self.sampler.sample(round, len(present))]
-
     @property
     def _writer(self) -> MessageWriter:
         nodes = self.availability.registry.nodes
@@ -334,12 +352,13 @@ class FederatedStrategy(KeepsArguments, Strategy):
     def _register(self, grid: Grid, initial: Tensors) -> None:
         """Initialise the server's parts; register the clients and check their number."""
         self.server_step.init(initial, self.state.tensors)
+        if isinstance(self._cohorts, SimulatedClients):
+            self._cohorts.restore(self.state.in_flight, self.state.tensors)
         registry = register_clients(grid, self.federation)
         num_clients = len(registry)
         most = most_clients(self.sampler, num_clients)
         self.federation.check_cohort(num_clients, most)
-        if self.server_step.robust is not None:
-            self.server_step.robust.check_cohort(num_clients, most)
+        self.server_step.check_cohort(num_clients, most)
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(num_clients)
             reply_layout(self.client_sides, self.server_step, self.secure_aggregation, initial)
@@ -370,24 +389,6 @@ class FederatedStrategy(KeepsArguments, Strategy):
 
     def _output_model(self, arrays: ArrayRecord) -> ArrayRecord:
         return arrays if (found := self.server_step.output_model) is None else to_record(found)
-
-    def _fold_rule(self, params: Tensors, lr: float, cohort: Sequence[int]) -> FoldRule:
-        """Return what the cohort's replies must be, and how they are added up."""
-        registry, secure = self.availability.registry, self.secure_aggregation
-        options, examples = self.local_training, registry.num_examples
-        if secure is None:
-            steps = {i: options.max_steps(examples[i]) if options else None for i in cohort}
-            limits = {i: Limits(examples[i], steps[i], i in self.state.committed) for i in cohort}
-            most = float(sum(examples[i] for i in cohort))
-        else:
-            most, limits = float(secure.max_examples * len(cohort)), dict.fromkeys(cohort, Limits())
-        sides, step = self.client_sides, self.server_step
-        rule = step.fold_rule(params, sides, lr, len(registry), most, limits)
-        expected = rule.expected
-        if secure is not None:  # the server makes these replies itself, of what it cannot look into
-            return replace(rule, expected=replace(expected, lr=None, measures=None))
-        measures = {*(expected.measures or ()), *self.client_metrics.in_train_replies}
-        return replace(rule, expected=replace(expected, measures=measures))
 
     def _restart_if_lost(self, replies: Sequence[Reply], params: Tensors, round: int) -> None:
         """Restart the parts that are coupled to client states, where a client has lost its own."""

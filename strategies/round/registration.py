@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
@@ -16,11 +16,13 @@ from flwr.serverapp import Grid
 from fedhet.common.errors import ConfigError, require_whole
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
+from fedhet.strategies.round.exact_sum import MOST_SUMMANDS
 from fedhet.strategies.round.round_report import RoundReport
 
 _POLL_SECONDS = 0.2
 _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
 _REPORT_SECONDS = 10.0
+_MOST_ASKED = 1000  # of a larger simulation, each client is asked when it is first drawn
 _SIZE_HINT = (
     "set clients to the number of SuperNodes, or start as many: flwr run . --federation-config "
     "'num-supernodes=N client-resources-num-cpus=1' (clients=0: as many as there are)"
@@ -50,7 +52,15 @@ class FederationConfig:
         require_whole("max_failed_rounds", self.max_failed_rounds, low=1)
 
     def check_cohort(self, num_clients: int, most: int) -> None:
-        """Refuse to wait for more replies than the ``most`` clients of a round can give."""
+        """Refuse a round of more clients than can be added up.
+
+        Refuse to wait for more replies than the ``most`` clients of a round can give, too.
+        """
+        if most > MOST_SUMMANDS:
+            raise ConfigError(
+                f"a round of {most} of the {num_clients} clients (participation): at most "
+                f"{MOST_SUMMANDS} can be added up exactly; set participation lower"
+            )
         if self.min_replies > most:
             raise ConfigError(
                 f"min_replies={self.min_replies}, but of the {num_clients} clients at most {most} "
@@ -120,7 +130,14 @@ def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry
 
     A node that does not fit is logged and kept out. A TimeoutError says that the others are too
     few, and why nodes were refused.
+
+    A range of nodes is a simulation in which the i-th node plays client i. Of a large one nobody is
+    asked yet.
     """
+    nodes = () if federation.nodes_may_join else grid.get_node_ids()
+    if isinstance(nodes, range) and len(nodes) > _MOST_ASKED:
+        log(INFO, "%s simulated clients: each is asked when it is first drawn", len(nodes))
+        return ClientRegistry(len(nodes), dict(enumerate(nodes)))
     refused: dict[int, str] = {}
     infos: dict[int, NodeInfo] = {}
     end = time.monotonic() + federation.connect_timeout_seconds
@@ -194,9 +211,24 @@ class ClientAvailability:
         self._refused: set[int] = set()
 
     @property
-    def present(self) -> list[int]:
+    def present(self) -> Sequence[int]:
         """The clients that were connected at the last refresh, in order."""
+        size = len(self.registry)
+        if not self.absent and len(self.registry.nodes) == size:
+            return range(size)
         return sorted(self.registry.nodes.keys() - self.absent)
+
+    def ask(self, grid: Grid, clients: Sequence[int]) -> list[int]:
+        """Ask those of the clients that have not been asked yet; return those that can take part.
+
+        The others are logged with the reason.
+        """
+        nodes, known = self.registry.nodes, self.registry.num_examples
+        if new := [nodes[client] for client in clients if client not in known]:
+            refused: dict[int, str] = {}
+            for node, info in _ask(grid, new, self._federation, refused).items():
+                self.registry.add(node, info, node.__eq__)
+        return [client for client in clients if client in known]
 
     def refresh(self, grid: Grid) -> None:
         """Look up which clients are connected; wait while they are fewer than ``min_replies``.
@@ -216,7 +248,10 @@ class ClientAvailability:
 
     def _look_up(self, grid: Grid) -> int:
         """Register late joiners, log who left or came back, and return how many are connected."""
-        connected = set(grid.get_node_ids())
+        nodes = grid.get_node_ids()
+        if isinstance(nodes, range) and len(nodes) == len(self.registry.nodes):
+            return len(nodes)  # a simulation: nobody comes or goes
+        connected = set(nodes)
         self._admit(grid, connected)
         nodes, clients = self.registry.nodes, range(len(self.registry))
         absent = frozenset(client for client in clients if nodes.get(client) not in connected)

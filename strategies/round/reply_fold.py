@@ -5,8 +5,9 @@ Partial folds, as of the workers of a simulation, merge to the same bits (round/
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from flwr.app import Message
@@ -17,6 +18,8 @@ from fedhet.strategies.base import (
     Reply,
     ReplySum,
     ServerSide,
+    Shapes,
+    Tensors,
     Weighting,
 )
 from fedhet.strategies.round.decoder import ExpectedReply
@@ -40,14 +43,20 @@ class SumRule:
     Attributes:
         weighting: of the updates.
         payloads: names of those that are summed.
+        discounts: the weights of stale updates, by client id; 1 where it is not named.
     """
 
     weighting: Weighting
     payloads: Collection[str] = ()
+    discounts: Mapping[int, float] = field(default_factory=dict)
 
     def weight(self, reply: Reply) -> float:
-        """Return the weight of a client's update."""
+        """Return the weight of a client's update, if it is not stale."""
         return float(reply.num_examples) if self.weighting == "examples" else 1.0
+
+    def discounted(self, reply: Reply) -> float:
+        """Return the weight of a client's update."""
+        return self.weight(reply) * self.discounts.get(reply.client_id, 1.0)
 
 
 @dataclass(frozen=True)
@@ -78,10 +87,10 @@ class RunningSum:
 
     def add(self, reply: Reply) -> None:
         """Add a reply."""
-        self.update.add(reply.update, self.rule.weight(reply))
+        self.update.add(reply.update, self.rule.discounted(reply))
         self.buffers.add(reply.buffers, float(reply.num_examples))
-        for name, total in self.payloads.items():
-            total.add(reply.payloads[name])
+        for name in self.payloads.keys() & reply.payloads.keys():
+            self.payloads[name].add(reply.payloads[name])
         norms = norms_of(reply.update)
         self.replies.append(replace(reply, update={}, payloads={}, buffers={}, norms=norms))
 
@@ -96,11 +105,11 @@ class RunningSum:
     def total(self) -> ReplySum:
         """Return the sum of at least one reply."""
         replies = sorted(self.replies, key=lambda reply: reply.client_id)
-        weights = [self.rule.weight(reply) for reply in replies]
+        whole = sum(map(self.rule.weight, replies))
         return ReplySum(
             replies,
-            weights=[weight / sum(weights) for weight in weights],
-            update=self.update.over(sum(weights)),
+            weights=[self.rule.discounted(reply) / whole for reply in replies],
+            update=self.update.over(whole),
             payloads={name: total.over(1.0) for name, total in self.payloads.items()},
             buffers=self.buffers.over(float(sum(reply.num_examples for reply in replies))),
         )
@@ -171,10 +180,20 @@ class ReplyFold:
         """Return the sum of the valid replies, at least one."""
         return sum_of(self.kept, self.rule.sum) if self.sum is None else self.sum.total()
 
-    def refuse(self, reasons: Mapping[int, str]) -> None:
-        """Leave out kept replies, for the reasons by client id."""
-        self.kept = [reply for reply in self.kept if reply.client_id not in reasons]
-        self.refused |= reasons
+    def refuse_misfits(self) -> None:
+        """Refuse kept replies whose summed payloads have other shapes than most clients'."""
+        for name in self.rule.sum.payloads:
+            replies = [reply for reply in self.replies if name in reply.payloads]
+            shapes = {r.client_id: shapes_of(r.payloads[name]) for r in replies}
+            counts = Counter(map(str, shapes.values()))
+            usual = max(counts, key=lambda text: counts[text], default="")
+            self.refused |= {
+                client: f"its payload {name!r} has the shapes {found}, and most clients' {usual}: "
+                "give all sites the same task.model and classes"
+                for client, found in shapes.items()
+                if str(found) != usual
+            }
+        self.kept = [reply for reply in self.kept if reply.client_id not in self.refused]
 
 
 def fold_replies(
@@ -207,8 +226,22 @@ def summed_payloads(server_sides: Mapping[str, ServerSide]) -> frozenset[str]:
         for side in server_sides.values()
         if type(side).reduce is not ServerSide.reduce
         or type(side).release is not ServerSide.release
-        for name in side.needs
+        for name in side.needs | side.adds
     )
+
+
+def shapes_of(tensors: Tensors) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of tensors by name."""
+    return {name: tuple(value.shape) for name, value in sorted(tensors.items())}
+
+
+def known_shapes(payloads: Shapes) -> dict[str, dict[str, tuple[int, ...]]]:
+    """Return the payloads all of whose shapes are known before a reply comes."""
+    closed = {
+        name: {tensor: tuple(n for n in shape if n is not None) for tensor, shape in shapes.items()}
+        for name, shapes in payloads.items()
+    }
+    return {name: shapes for name, shapes in closed.items() if shapes == payloads[name]}
 
 
 def per_example(client_sides: Mapping[str, ClientSide]) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
@@ -12,7 +13,9 @@ from flwr.common.logger import log
 from fedhet.common.errors import DivergedError
 from fedhet.common.metrics import row_key
 from fedhet.strategies.base import Payloads
+from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.client_versions import ClientVersions
+from fedhet.strategies.round.records import count_bytes
 from fedhet.strategies.round.reply_fold import ReplyFold
 
 _LEFT_OUT, _HALF = 1e-3, 0.5  # of what a reply counts in the plain mean
@@ -26,6 +29,10 @@ class RoundReport:
     lr: float = 0.0  # the local learning rate
     clients: Sequence[int] = ()  # whose replies were aggregated
     absent: Sequence[int] = ()  # clients that were not connected when the round began
+    dropped: Sequence[int] = ()  # of a simulated system: asked, but they never answer
+    late: Sequence[int] = ()  # the same: they answer after the round's end
+    staleness: Sequence[int] = ()  # of asynchronous rounds: steps since each client started
+    simulated_seconds: float | None = None  # since the run's start, on the system's clock
     failures: Sequence[str] = ()  # one reason for each missing or refused reply
     diverged: bool = False  # more than half of the clients asked sent NaN or Inf
     metrics: Mapping[str, float] = field(default_factory=dict)  # means of the clients' metrics
@@ -42,6 +49,16 @@ class RoundReport:
     client_evaluation: Mapping[str, float] = field(default_factory=dict)
     # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
+
+    def take_chosen(self, chosen: Chosen) -> None:
+        """Record who is asked, who in vain, when the round ends, and the bytes sent."""
+        fate, messages = chosen.fate, chosen.messages.values()
+        sizes = [count_bytes(message.content) for message in messages]
+        self.clients, self.dropped, self.late = list(chosen.messages), fate.dropped, fate.late
+        self.staleness = [self.round - 1 - version for version in chosen.versions.values()]
+        self.simulated_seconds = chosen.clock + fate.seconds
+        in_vain = len(fate.dropped) + len(fate.late)
+        self.bytes_down = sum(sizes) + in_vain * max(sizes, default=0)
 
     def take(self, fold: ReplyFold, asked: int) -> None:
         """Record, and log, what became of the replies of the clients asked."""
@@ -82,8 +99,14 @@ class RoundReport:
         if self.alarms:
             row |= {"alarms": len(self.alarms)}
             row["standing_out"] = {str(c): round(z, 1) for c, z in self.alarms.items()}
-        if self.absent:
-            row["absent"] = list(self.absent)
+        for name in ("absent", "dropped", "late"):
+            if clients := getattr(self, name):
+                row[name] = list(clients)
+        if self.staleness:
+            row["staleness"] = statistics.fmean(self.staleness)
+            row["max_staleness"] = max(self.staleness)
+        if self.simulated_seconds:
+            row["simulated_seconds"] = self.simulated_seconds
         row |= {f"client_{row_key(name)}": value for name, value in self.client_evaluation.items()}
         if self.per_client:
             row["per_client"] = {
@@ -99,6 +122,9 @@ class StrategyState(ClientVersions):
 
     round: int = 0  # the last finished one
     failed_rounds: int = 0  # in a row, with too few replies
+    clock: float = 0.0  # simulated seconds
+    # of asynchronous rounds: version and end of the clients that train, by client id as text
+    in_flight: dict[str, list[float]] = field(default_factory=dict)
     # by client id, the scores of its own model when it was last trained
     personal: dict[int, dict[str, float]] = field(default_factory=dict)
     # the state of every side and of the server optimiser, by "<owner>/<group>"

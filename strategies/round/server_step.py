@@ -33,6 +33,7 @@ from fedhet.strategies.round.reply_fold import (
     Limits,
     ReplyFold,
     SumRule,
+    known_shapes,
     per_example,
     sum_of,
     summed_payloads,
@@ -170,14 +171,20 @@ class ServerStep:
             or self.robust is not None
             or not isinstance(self.output, ReadsNoReply)
             or bool(self.transforms)
-            or any(observer.keeps_replies for observer in self.observers)
+            or any(getattr(observer, "keeps_replies", True) for observer in self.observers)
             or any(side.keeps_replies for side in self.sides.values())
+            or not summed_payloads(self.sides) <= known_shapes(self.expected()).keys()
         )
 
     @property
     def least_replies(self) -> int:
         """How many replies the aggregator needs."""
         return 1 if self.robust is None else self.robust.least
+
+    def check_cohort(self, num_clients: int, most: int) -> None:
+        """Refuse rounds of at most ``most`` clients if the aggregator needs more."""
+        if self.robust is not None:
+            self.robust.check_cohort(num_clients, most)
 
     @property
     def checks_replies(self) -> bool:
@@ -189,13 +196,13 @@ class ServerStep:
         for side in self.sides.values():
             side.check(reply)
 
-    def check_together(self, replies: Sequence[Reply]) -> dict[int, str]:
-        """Return which clients' replies a side refuses beside the others', and why."""
-        found = (side.check_together(replies) for side in self.sides.values())
-        return {client: reason for refused in found for client, reason in refused.items()}
-
     def __call__(
-        self, tensors: Tensors, fold: ReplyFold, round: int, num_clients: int
+        self,
+        tensors: Tensors,
+        fold: ReplyFold,
+        round: int,
+        num_clients: int,
+        shift: Callable[[ReplySum, Tensors], Tensors] | None = None,
     ) -> dict[str, Tensor]:
         """Return the new tensors, buffers included, and set ``output_model``.
 
@@ -204,6 +211,7 @@ class ServerStep:
             fold: the valid replies, at least one.
             round: t.
             num_clients: N.
+            shift: (sum, x) -> what is added to the mean update; None: nothing.
 
         Raises:
             DivergedError: if the new model, or the output model, holds NaN or Inf.
@@ -218,6 +226,9 @@ class ServerStep:
             observe(params, received, kept, cohort)
         self.alarms = standing_out(received.replies)
         total, kept = self._aggregated(params, received, kept, fold.rule.sum, round)
+        if shift is not None:
+            moved = shift(total, params)
+            total = replace(total, update={n: u + moved[n] for n, u in total.update.items()})
         cohort = replace(cohort, size=len(total.replies))
         changes = self._changes(params, total, kept)
         update = self._trainable(changes)

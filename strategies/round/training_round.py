@@ -10,6 +10,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedhet.strategies.base import Reply, Tensors
+from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold, add_missing, fold_replies
 from fedhet.strategies.round.round_report import RoundReport
 
@@ -22,10 +23,15 @@ class TrainingRound:
     """
 
     params: Tensors  # x and the buffers, as sent
-    messages: Mapping[int, Message]  # by client id
+    chosen: Chosen  # the clients, and what they are sent
     rule: FoldRule  # what their replies must be, and how they are added up
     timeout: float  # seconds to wait for the replies
     report: RoundReport  # completed step by step
+
+    @property
+    def messages(self) -> Mapping[int, Message]:
+        """The messages by client id."""
+        return self.chosen.messages
 
     def __iter__(self) -> Iterator[Message]:
         """Yield the messages."""

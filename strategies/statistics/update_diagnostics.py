@@ -8,8 +8,8 @@ w_i its weight in the aggregate, sum_i w_i = 1 (1 / |S| for a plain mean):
                      length and weight
     update_cosine    the mean of cos(D_i, D_j) over all pairs i != j, each weighted by
                      w_i w_j ||D_i|| ||D_j||: 0 where they are orthogonal
-    drift_diversity  sum_i ||w_i D_i||^2 / ||sum_i w_i D_i||^2 (FedPVR, Definition 1): 1 / |S| where
-                     all are equal, 1 where they are orthogonal
+    drift_diversity  sum_i ||w_i D_i||^2 / ||sum_i w_i D_i||^2 (FedPVR, Definition 1, for equal
+                     weights): sum_i w_i^2 where all are equal, 1 where they are orthogonal
     update_norm      sum_i w_i ||D_i||
     step_norm        ||Delta||, of the aggregate
 
@@ -23,15 +23,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
 from fedhet.strategies.base import ReplySum, Tensors
+from fedhet.strategies.round.exact_sum import norms_of
 
 
 def norm(tensors: Tensors) -> float:
     """Return the L2 norm of all tensors as one vector; of none it is 0."""
-    return 0.0 if not tensors else float(_norms(list(tensors.values())).norm())
+    return math.sqrt(math.fsum(length**2 for length in norms_of(tensors).values()))
 
 
 def diagnose(total: ReplySum, update: Tensors) -> dict[str, float]:
@@ -64,11 +62,6 @@ def diagnose_layers(total: ReplySum, names: Sequence[str]) -> dict[str, dict[str
             figures["drift_diversity"][name] = squares / of_sum**2
         figures["update_norm"][name] = math.fsum(lengths)
     return figures
-
-
-def _norms(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of each tensor, (n,) in double precision."""
-    return torch.stack(torch._foreach_norm(list(tensors))).double()
 
 
 def step_norm(total: ReplySum, update: Tensors) -> dict[str, float]:

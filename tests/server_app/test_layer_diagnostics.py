@@ -31,13 +31,17 @@ def test_the_files_hold_the_figures_of_the_clients_models_and_the_run_has_the_sa
     rows = read_rows(folder / LAYERS)
     assert [row["round"] for row in rows] == [0, 1, 2, 3, 4]
     _, replies = load_replies(folder / FILE)
+    examples = torch.tensor([reply.num_examples for reply in replies]).double()
+    weights = (examples / examples.sum())[:, None]  # as in the aggregate
+    assert len(weights.unique()) > 1
     for name, update in replies[0].update.items():
         assert rows[0]["shapes"][name] == list(update.shape)
-        moves = torch.stack([reply.update[name].flatten() for reply in replies]).double()
+        updates = torch.stack([reply.update[name].flatten() for reply in replies]).double()
+        moves = weights * updates
         diversity, norm = moves.square().sum() / moves.sum(0).square().sum(), moves.norm(dim=1)
         # y_i was stored as float32
         assert rows[-1]["drift_diversity"][name] == pytest.approx(float(diversity), rel=1e-4)
-        assert rows[-1]["update_norm"][name] == pytest.approx(float(norm.mean()), rel=1e-4)
+        assert rows[-1]["update_norm"][name] == pytest.approx(float(norm.sum()), rel=1e-4)
     alike = read_rows(folder / SIMILARITY)
     assert [(row["round"], row["clients"]) for row in alike] == [(r, [0, 1]) for r in (1, 3, 4)]
     (first, similar), (again, second) = alike[-1]["cka"]["head"]

@@ -5,6 +5,7 @@ import torch
 
 from fedhet.strategies.base import Reply
 from fedhet.strategies.fedexp import ExtrapolatedMean
+from tests.strategies.sides import total_of
 
 
 def replies(*updates, num_examples=1):
@@ -16,7 +17,9 @@ def replies(*updates, num_examples=1):
 
 
 def delta(*updates, eps=1e-12, num_examples=1):
-    aggregate = ExtrapolatedMean(eps)({}, replies(*updates, num_examples=num_examples))
+    aggregator = ExtrapolatedMean(eps)
+    total = total_of(replies(*updates, num_examples=num_examples), aggregator.weighting)
+    aggregate = aggregator({}, total)
     return [*aggregate["a"].tolist(), *aggregate["b"].tolist()]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fedhet.strategies.base import Cohort, Reply
+from fedhet.strategies.base import Cohort, RefusedReplyError, Reply
 from fedhet.strategies.fedproto import (
     PROTOTYPE_SUMS,
     PROTOTYPES,
@@ -11,9 +11,12 @@ from fedhet.strategies.fedproto import (
     PrototypeServer,
     prototype_distance,
 )
+from fedhet.strategies.round.decoder import ExpectedReply
+from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold, SumRule
 from fedhet.strategies.statistics.class_means import COUNTS, MEANS, SUMS
 from tests.federation import TensorBatches
 from tests.strategies.labelled import Classifier, blobs, train
+from tests.strategies.sides import total_of
 from tests.strategies.test_closed_forms import stores
 
 COHORT = Cohort(round=1, size=1, num_clients=2)
@@ -66,10 +69,10 @@ def test_a_class_that_nobody_in_the_round_holds_keeps_its_prototype():
     server = PrototypeServer()
     server.init({})
     first = torch.tensor([[2.0, 4.0], [3.0, 3.0], [0.0, 0.0]])
-    server.reduce([reply(0, first, torch.tensor([2.0, 1.0, 0.0]))], {}, COHORT)
+    server.reduce(total_of([reply(0, first, torch.tensor([2.0, 1.0, 0.0]))]), {}, COHORT)
     assert server.sent[MEANS].tolist() == [[1.0, 2.0], [3.0, 3.0], [0.0, 0.0]]
     second = torch.tensor([[8.0, 8.0], [0.0, 0.0], [0.0, 0.0]])
-    server.reduce([reply(1, second, torch.tensor([2.0, 0.0, 0.0]))], {}, COHORT)
+    server.reduce(total_of([reply(1, second, torch.tensor([2.0, 0.0, 0.0]))]), {}, COHORT)
     assert server.sent[MEANS].tolist() == [[4.0, 4.0], [3.0, 3.0], [0.0, 0.0]]
 
 
@@ -79,10 +82,17 @@ def test_features_of_another_size_are_refused_by_name():
     assert server.expected() == {PROTOTYPE_SUMS: {SUMS: (None, None), COUNTS: (None,)}}
     three, four = (torch.ones(2, size) for size in (3, 4))
     replies = [reply(3, three, counts), reply(5, four, counts), reply(7, three, counts)]
-    replies += [reply(8, three, torch.ones(9))]
-    refused = server.check_together(replies)
-    assert refused.keys() == {5, 8}
-    assert "shape (2, 4)" in refused[5]
-    assert "task.model" in refused[5]
-    server.reduce([reply(3, three, counts)], {}, COHORT)
+
+    fold = ReplyFold(
+        FoldRule(ExpectedReply({}), {}, SumRule("clients", {PROTOTYPE_SUMS}), keep=True)
+    )
+    fold.kept = replies
+    fold.refuse_misfits()
+    assert fold.refused.keys() == {5}
+    assert "'sums': (2, 4)" in fold.refused[5]
+    assert "task.model" in fold.refused[5]
+    assert [one.client_id for one in fold.replies] == [3, 7]
+    with pytest.raises(RefusedReplyError, match=r"shape \(2, 3\) with counts \(9,\)"):
+        server.check(reply(8, three, torch.ones(9)))
+    server.reduce(total_of([reply(3, three, counts)]), {}, COHORT)
     assert server.expected() == {PROTOTYPE_SUMS: {SUMS: (2, 3), COUNTS: (2,)}}

@@ -6,7 +6,6 @@ from urllib.error import URLError
 import pytest
 import torch
 from torch.distributions import Bernoulli, Normal, kl_divergence
-from torchvision.models import ResNet18_Weights, resnet18
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks import build_model
@@ -66,14 +65,21 @@ def build_frozen():
     return build_model("frozen_resnet18", input_shape=(3, 32, 32), num_classes=7, seed=0)
 
 
+@pytest.fixture
+def models():
+    from torchvision import models  # two seconds
+
+    return models
+
+
 @pytest.mark.slow
-def test_a_frozen_network_stays_as_it_is_and_only_linear_layers_train(monkeypatch):
+def test_a_frozen_network_stays_as_it_is_and_only_linear_layers_train(models, monkeypatch):
     """Its BatchNorm keeps its statistics, and no gradient reaches it; the weights are random."""
     with torch.random.fork_rng():
         torch.manual_seed(3)
-        network = resnet18().eval()
+        network = models.resnet18().eval()
     state = copy.deepcopy(network.state_dict())
-    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", lambda self, **_: state)
+    monkeypatch.setattr(models.ResNet18_Weights, "get_state_dict", lambda self, **_: state)
     network.fc = torch.nn.Identity()
     model = build_frozen().train()
     names = ["body.1.weight", "body.1.bias", "head.weight", "head.bias"]
@@ -87,10 +93,11 @@ def test_a_frozen_network_stays_as_it_is_and_only_linear_layers_train(monkeypatc
     torch.testing.assert_close(copy.deepcopy(model).eval()(inputs)[0], expected)
 
 
-def test_missing_pretrained_weights_are_named(monkeypatch):
+@pytest.mark.slow
+def test_missing_pretrained_weights_are_named(models, monkeypatch):
     def fail(self, **options):
         raise URLError("no network")
 
-    monkeypatch.setattr(ResNet18_Weights, "get_state_dict", fail)
+    monkeypatch.setattr(models.ResNet18_Weights, "get_state_dict", fail)
     with pytest.raises(ConfigError, match=r"frozen_resnet18 needs .* put https://\S+ there"):
         build_frozen()

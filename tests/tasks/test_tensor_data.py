@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torchvision.transforms import v2
 
 from fedhet.tasks import TensorData, Transform
 from fedhet.tasks.transform import Augmentation
@@ -29,6 +28,8 @@ def one_pass(examples, batch_size=4, *, seed=0, train=True, **options):
 
 
 def test_inputs_are_normalised_as_torchvision_and_our_layer_do_and_come_in_order():
+    from torchvision.transforms import v2  # two seconds
+
     [(inputs, labels)] = data().batches(10, generator=None, train=False)
     reference = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
     torch.testing.assert_close(inputs, reference(torch.from_numpy(images())))

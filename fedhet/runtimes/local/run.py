@@ -50,6 +50,7 @@ _HEAVY = (
 )
 _GRACE_SECONDS, _END_SECONDS = 0.3, 5.0
 _CLEANUP_SECONDS = 10  # for a server that was told to stop
+_launchers_streams: list[object] = []
 
 
 class LocalRun:
@@ -184,7 +185,10 @@ def _redirect_output(log_path: Path) -> None:
     with log_path.open("ab") as log_file:
         os.dup2(log_file.fileno(), 1)
         os.dup2(log_file.fileno(), 2)
-    # new objects: a thread of the launcher may have held a lock of the old ones at the fork
+    # New objects: a thread of the launcher may have held a lock of the old ones at the fork. The
+    # old ones are kept: one that owns descriptor 1 or 2 closes it when it is collected; then the
+    # next pipe to a worker has that number, and gets all that is printed.
+    _launchers_streams.extend((sys.stdout, sys.stderr))
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
     console_handler.setStream(sys.stderr)

@@ -76,7 +76,7 @@ def test_a_shared_record_is_placed_once_and_clients_with_more_examples_go_first(
     placed, sent, workers = [], [], grid._workers
     place, send = workers.place, workers.send
     monkeypatch.setattr(workers, "place", lambda r: (placed.append(r), place(r))[1])
-    monkeypatch.setattr(workers, "send", lambda w, task: (sent.append(task), send(w, task))[1])
+    monkeypatch.setattr(workers, "send", lambda w, tasks: (sent.extend(tasks), send(w, tasks))[1])
     list(grid.send_and_receive(messages(np.zeros(2, np.float32), [1, 4, 0, 3, 2])))
     assert [task.message.metadata.dst_node_id - 1 for task in sent] == [4, 3, 2, 1, 0]
     assert len(placed) == 1  # "params"; a small record of one client is in its message

@@ -1,7 +1,6 @@
 """`fedhet -m`: how many jobs a sweep has, and all of it with runs that only pretend."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -13,10 +12,12 @@ import pytest
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import DIVERGED, write_rows
-from fedhet.conf import _composed, compose_overrides, fingerprint
+from fedhet.conf import compose_overrides, fingerprint
+from fedhet.conf.composition import composed
 from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.plan import SweepPlan, plan_sweep
-from tests.fedhet.sweep.sweeps import fork, forked, read_json, statuses, sweep_folder, wait_for
+from tests.fedhet.sweep.sweeps import fork, read_json, statuses, sweep_folder, wait_for
+from tests.processes import Fork, finish
 
 BASIC = {"_target_": "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"}
 SEARCH = {"_target_": "hydra_plugins.a_search.Sweeper", "direction": "maximize"}
@@ -51,7 +52,7 @@ def test_a_bad_value_anywhere_in_a_sweep_is_refused(word):
 
 def test_a_value_that_fits_only_beside_swept_ones_passes():
     words = ["local.epochs=null", "local.steps=1,5", "partition=iid,shards"]
-    recipe = _composed(("local.epochs=null",))
+    recipe = composed(("local.epochs=null",))
     assert plan_sweep(words, "accuracy", BASIC, recipe).total == 4
 
 
@@ -98,7 +99,7 @@ def pretend(recipe):
     (folder / "summary.json").write_text(json.dumps({"status": "completed", **figures}))
 
 
-fedhet, begun = partial(fork, run=pretend), partial(forked, run=pretend)
+fedhet, begun = partial(fork, run=pretend), partial(Fork, run=pretend)
 
 
 def index_of(cwd):
@@ -187,11 +188,11 @@ def test_a_running_sweep_cannot_be_resumed_and_a_stopped_one_keeps_what_was_meas
         second = fedhet(tmp_path, *words, "--resume")
         assert second.returncode == 1
         assert "another process runs the sweep" in second.stderr
-        os.kill(sweep.pid, signal.SIGINT)
-        done = sweep.finish()
-    assert done.returncode == 130
-    assert "[1/3] #0 seed=1: 10.00 %, 1 rounds" in done.stdout
-    assert "continue fedhet -m --resume " in done.stdout
+        sweep.send_signal(signal.SIGINT)
+        code, printed = finish(sweep)
+    assert code == 130
+    assert "[1/3] #0 seed=1: 10.00 %, 1 rounds" in printed
+    assert "continue fedhet -m --resume " in printed
     assert index_of(tmp_path)["status"] == "stopped"
     assert statuses(tmp_path) == ["completed", "stopped"]
     assert not (sweep_folder(tmp_path) / ".sweep").exists()

@@ -13,6 +13,7 @@ from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSam
 from fedhet.strategies.components.schedules import Constant, Cosine, ExponentialDecay, MultiStep
 from fedhet.strategies.components.server_optimizers import SGD, Adagrad, Adam, Yogi
 from fedhet.strategies.components.tensor_selection import TensorSelector
+from tests.strategies.sides import total_of
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
 
@@ -21,8 +22,9 @@ def test_means_by_hand():
     """(1 * 1 + 3 * 5) / 4 = 4 and (1 + 5) / 2 = 3."""
     pairs = (1, 1.0), (3, 5.0)
     replies = [Reply(0, n, 1, 0.1, {"w": torch.tensor([value])}) for n, value in pairs]
-    assert WeightedMean()({}, replies)["w"].item() == 4.0
-    assert UniformMean()({}, replies)["w"].item() == 3.0
+    for aggregator, expected in ((WeightedMean(), 4.0), (UniformMean(), 3.0)):
+        total = total_of(replies, aggregator.weighting)
+        assert aggregator({}, total)["w"].item() == expected
 
 
 def steps(optimizer, *deltas: float, start: float = 0.0) -> list[float]:

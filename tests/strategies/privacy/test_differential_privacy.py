@@ -30,7 +30,7 @@ from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.soft_labels import SoftLabelClient, SoftLabelServer
 from tests.strategies.labelled import train
 from tests.strategies.privacy.test_gaussian_mechanism import exact_epsilon
-from tests.strategies.sides import check_side
+from tests.strategies.sides import check_side, released
 
 SEED = np.random.SeedSequence(0)
 REPEATABLE = {"reproducible_noise": True, "seed": 1}
@@ -66,11 +66,12 @@ def test_the_mean_of_clipped_parts_stands_for_every_client_and_moves_the_norm(cl
     bits = [r.payloads[NORM_BIT][UNCLIPPED].item() for r in sent if NORM_BIT in r.payloads]
     assert bits == ([0.0, 1.0, 1.0, 1.0] if clipping == "client" else [])
     assert (sent[0] is replies[0]) == (clipping == "server")
-    found = side.receive({}, sent)
-    assert len(found) == 4
-    for r in found:
-        assert r.update["w"].tolist() == [0.375, 2.0]
-        assert r.payloads["counts"]["c"].item() == 2.5
+    found = released(side, sent)
+    assert len(found.replies) == 4
+    assert list(found.weights) == [0.25] * 4
+    for r in found.replies:
+        assert r.norm == pytest.approx(math.hypot(0.375, 2.0))
+    assert found.payloads["counts"]["c"].item() == 4 * 2.5
     assert UniformMean()({}, found)["w"].tolist() == [0.375, 2.0]
     assert side.norm.value == pytest.approx(2.5 * math.exp(-0.5 * (0.75 - 0.9)))
 
@@ -91,8 +92,9 @@ def many(client: int) -> Reply:
     return Reply(client, 1, 1, 0.1, update, {"delta": delta})
 
 
-def noise_of(found: Reply, by: Reply) -> torch.Tensor:
-    return torch.cat([found.update["w"] - by.update["w"], found.payloads["delta"]["w"] - 1.0])
+def noise_of(update: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
+    """Return the noise on the ones of :func:`many`."""
+    return torch.cat([update - 1.0, delta - 1.0])
 
 
 @pytest.mark.parametrize("reproducible", [False, True])
@@ -101,19 +103,19 @@ def test_central_noise_has_the_standard_deviation_of_the_formula(reproducible):
     how = {} if not reproducible else {"reproducible_noise": True}
     side = CentralPrivacy(4, 2.0, FixedNorm(0.5), **how)
     replies = [many(client) for client in range(4)]
-    found = side.receive({}, replies)
-    drawn = noise_of(found[0], replies[0])
+    found = released(side, replies)
+    drawn = noise_of(found.update["w"], found.payloads["delta"]["w"] / 4)
     assert drawn.std().item() == pytest.approx(0.25, rel=0.025)
     assert abs(drawn.mean().item()) < 7 * 0.25 / 200
     for part in drawn.split(10_000):  # the payload gets as much
         assert part.std().item() == pytest.approx(0.25, rel=0.05)
-    assert torch.equal(found[0].update["w"], found[3].update["w"])
+    assert len({one.norm for one in found.replies}) == 1
     again, following = (
-        one.receive({}, replies)[0].update["w"]
+        released(one, replies).update["w"]
         for one in (CentralPrivacy(4, 2.0, FixedNorm(0.5), **how), side)
     )
-    assert torch.equal(again, found[0].update["w"]) == reproducible
-    assert not torch.equal(following, found[0].update["w"])
+    assert torch.equal(again, found.update["w"]) == reproducible
+    assert not torch.equal(following, found.update["w"])
 
 
 def test_local_noise_has_the_standard_deviation_of_the_formula():
@@ -123,7 +125,7 @@ def test_local_noise_has_the_standard_deviation_of_the_formula():
     sent = many(0)
     found = LocalPrivacyClient(mechanism).upload(sent, {}, SEED)
     clipped_to = 0.5 / 200  # of every one of 40,000 ones
-    drawn = noise_of(found, sent) + 1.0 - clipped_to
+    drawn = noise_of(found.update["w"], found.payloads["delta"]["w"]) + 1.0 - clipped_to
     assert drawn.std().item() == pytest.approx(expected, rel=0.025)
     assert abs(drawn.mean().item()) < 7 * expected / 200
     assert mechanism.noise_multiplier == pytest.approx(expected / (2 * 0.5))
@@ -150,7 +152,7 @@ def test_the_count_has_its_noise():
     for seed in range(150):
         norm = AdaptiveNorm(value=1.0, quantile=0.0, lr=1.0, count_stddev=2.0)
         side = CentralPrivacy(4, 1.0, norm, "server", reproducible_noise=True, seed=seed)
-        side.receive({}, [reply(0, 0.1)] * 4)
+        released(side, [reply(0, 0.1)] * 4)
         moves.append(-4 * math.log(norm.value))  # the noised count of 4
     assert np.mean(moves) == pytest.approx(4.0, abs=0.6)
     assert np.std(moves) == pytest.approx(2.0, rel=0.2)
@@ -195,7 +197,7 @@ def test_amplification_is_claimed_where_clients_are_drawn_one_by_one():
     ):
         side = CentralPrivacy(clients, sampler=sampler, participation=participation)
         side.broadcast(0)
-        side.receive({}, [reply(0, 1.0)])
+        released(side, [reply(0, 1.0)])
         found = side.metrics()
         assert ("dp-epsilon-sampled" in found) == claimed
         assert not claimed or found["dp-epsilon-sampled"] < 0.5 * found["dp-epsilon"]
@@ -209,10 +211,10 @@ def test_a_restart_changes_nothing():
     replies = [reply(i, float(i)) for i in range(4)]
     for side in (whole, cut, whole, cut):
         side.broadcast(1)
-        side.receive({}, replies)
+        released(side, replies)
     resumed.init({})
     resumed.load_state_dict(cut.state_dict())
-    found = [side.receive({}, replies)[0].update["w"].item() for side in (whole, resumed)]
+    found = [released(side, replies).update["w"].item() for side in (whole, resumed)]
     assert found[0] == found[1]
     assert resumed.metrics() == whole.metrics()
     assert resumed.uploads == {1: 2}
@@ -291,8 +293,7 @@ def test_a_value_out_of_range_is_refused_by_its_key():
 
 
 def central_noise(**how) -> torch.Tensor:
-    (found,) = CentralPrivacy(1, 2.0, FixedNorm(0.5), **how).receive({}, [many(0)])
-    return found.update["w"]
+    return released(CentralPrivacy(1, 2.0, FixedNorm(0.5), **how), [many(0)]).update["w"]
 
 
 def local_noise(**how) -> torch.Tensor:

@@ -14,6 +14,7 @@ from fedhet.strategies.statistics.class_means import COUNTS, SUMS, class_sums
 from fedhet.strategies.statistics.soft_labels import SOFT_LABEL_SUMS, SoftLabelClient
 from tests.federation import TensorBatches
 from tests.strategies.labelled import Biasless, PassThrough, assert_same, blobs, context_of, upload
+from tests.strategies.sides import total_of
 from tests.strategies.statistics.test_soft_labels import COHORT, matrix, server
 
 DELTA = 1e-5
@@ -133,7 +134,7 @@ def test_rows_stay_probabilities_under_noise(clip):
     for _ in range(300):
         sums = mechanism.noised(10 * mechanism.clipped(torch.full((2, 2), 0.5)), generator)
         emptied += int((sums <= 0).all(dim=1).sum())
-        side.reduce([upload(0, sums.tolist(), [10.0, 10.0])], {}, COHORT)
+        side.reduce(total_of([upload(0, sums.tolist(), [10.0, 10.0])]), {}, COHORT)
         rows = matrix(side)
         assert rows.min() >= 0
         torch.testing.assert_close(rows.sum(1), torch.ones(2))
@@ -150,7 +151,7 @@ def test_a_class_that_nobody_holds_keeps_its_row_under_noise(history):
             sums = mechanism.noised(torch.tensor([[80.0, 20.0], [0.0, 0.0]]), generator)
             counts = mechanism.noised(torch.tensor([100.0, 0.0]), generator)
             replies.append(upload(client, sums.tolist(), counts.tolist()))
-        side.reduce(replies, {}, COHORT)
+        side.reduce(total_of(replies), {}, COHORT)
         rows = matrix(side)
         assert rows[1].tolist() == [0.0, 1.0]
         assert rows[0, 0].item() == pytest.approx(0.8, abs=0.02)

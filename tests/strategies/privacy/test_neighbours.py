@@ -6,6 +6,7 @@ case. It is really missing: its node is not connected, or its answer does not ar
 
 import math
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.scaffold import ControlVariateClient, ControlVariateServer
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.privacy.test_gaussian_mechanism import exact_epsilon
+from tests.strategies.sides import released
 
 N, ROUNDS, NORM, ODD = 8, 6, 0.3, 3
 DATA = [
@@ -32,18 +34,23 @@ DATA = [
 
 
 class Recorder(CentralPrivacy):
-    """Keeps what each round releases, as one vector."""
+    """Keeps what each round releases of a client, as one vector."""
 
     def __init__(self, *args, **how) -> None:
         super().__init__(*args, **how)
         self.released: list[np.ndarray] = []
         self.norms: list[float] = []
 
-    def receive(self, params, replies):
-        found = super().receive(params, replies)
-        self.released.append(np.concatenate([a.ravel() for a in arrays_of(found[0])]))
+    def release(self, total):
+        found = super().release(total)
+        assert len(found.replies) == self.size  # the number of replies does not show
+        payloads = {
+            name: {key: value / self.size for key, value in tensors.items()}
+            for name, tensors in found.payloads.items()
+        }
+        mean = replace(found.replies[0], update=found.update, payloads=payloads)
+        self.released.append(np.concatenate([a.ravel() for a in arrays_of(mean)]))
         self.norms.append(self.norm.value)
-        assert len(found) == self.size  # the number of replies does not show
         return found
 
 
@@ -138,8 +145,8 @@ def test_the_reported_epsilon_holds_for_the_measured_shift():
     shift = float(np.linalg.norm(whole.released[0] - rest.released[0]))
     zeros = {"w": torch.zeros(200_000, dtype=torch.float64)}
     side = CentralPrivacy(N, 1.0, FixedNorm(NORM), delta=1e-5)
-    found = side.receive({}, [Reply(i, 1, 1, 0.1, zeros) for i in range(N - 1)])
-    noise = float(found[0].update["w"].std())
+    found = released(side, [Reply(i, 1, 1, 0.1, zeros) for i in range(N - 1)])
+    noise = float(found.update["w"].std())
     for _ in range(20):
         side.broadcast(ODD)
     reported = side.metrics()["dp-epsilon"]

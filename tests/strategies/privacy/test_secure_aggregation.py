@@ -228,14 +228,25 @@ def test_a_client_refuses_settings_that_are_not_the_recipes():
 
 
 class Reader(ServerSide):
-    def reduce(self, replies, update, cohort):
+    keeps_replies = True
+
+    def receive(self, params, replies):
         self.first = replies[0]
+        return replies
+
+
+class Watcher:
+    def __init__(self, keeps_replies: bool) -> None:
+        self.keeps_replies = keeps_replies
+
+    def __call__(self, params, total, replies, cohort):
+        pass
 
 
 @pytest.mark.parametrize(
     ("slots", "why"),
     [
-        ({"observers": [lambda params, replies, cohort: None]}, r"diagnostics .*one by one"),
+        ({"observers": [Watcher(keeps_replies=True)]}, r"diagnostics Watcher: .*one by one"),
         ({"evaluate_on_clients": True}, r"evaluation\.clients"),
         ({"server_sides": {"reader": Reader()}}, r"Reader: it reads the .*replies one by one"),
     ],
@@ -243,7 +254,8 @@ class Reader(ServerSide):
 def test_parts_that_read_single_replies_are_refused_and_why(slots, why):
     with pytest.raises(ConfigError, match=why):
         FederatedStrategy(**slots, secure_aggregation=SECURE)
-    FederatedStrategy(server_sides={"keeper": ServerSide()}, secure_aggregation=SECURE)
+    reads_sums = {"server_sides": {"keeper": ServerSide()}, "observers": [Watcher(False)]}
+    FederatedStrategy(**reads_sums, secure_aggregation=SECURE)
 
 
 def test_a_value_out_of_range_is_refused_by_its_key():

@@ -17,6 +17,7 @@ from fedhet.strategies.statistics.soft_labels import (
 )
 from tests.federation import TensorBatches
 from tests.strategies.labelled import Biasless, context_of, upload
+from tests.strategies.sides import total_of
 
 COHORT = Cohort(round=1, size=1, num_clients=1)
 
@@ -89,7 +90,7 @@ def test_three_rounds_by_hand_and_a_restored_server_goes_on_alike(options, expec
     for replies, after in zip(ROUNDS, expected, strict=True):
         restored.load_state_dict(copy.deepcopy(side.state_dict()))
         for one in (side, restored):
-            one.reduce(replies, {}, COHORT)
+            one.reduce(total_of(replies), {}, COHORT)
             found = matrix(one)
             torch.testing.assert_close(found, torch.tensor(after, dtype=torch.float32))
         assert torch.equal(matrix(side), found)

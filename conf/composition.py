@@ -1,0 +1,47 @@
+"""Composes the recipe with Hydra, which reads and merges some 25 files for each.
+
+What the files give is kept: a recipe that differs from an earlier one only in values is a copy of
+that, with its own values on top. Sweeps compose many of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+
+from fedhet.conf.project import FOLDER, conf_folders, register_project_recipes
+
+
+def composed(overrides: Sequence[str]) -> DictConfig:
+    """Return what Hydra composes of these overrides; raise what it raises."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    folders = conf_folders()
+    values = [override for override in parsed if _is_value(override, folders)]
+    files = tuple(str(one.input_line) for one in parsed if one not in values)
+    recipe = _of_files(files, folders).copy()
+    ConfigLoaderImpl._apply_overrides_to_config(values, recipe)  # as Hydra does it, after the files
+    return recipe
+
+
+def _is_value(override: Override, folders: Sequence[Path]) -> bool:
+    """Return whether an override sets a value in what the files give, and chooses none of them."""
+    key = override.key_or_group
+    chooses = override.package is not None or any((folder / key).is_dir() for folder in folders)
+    return not (chooses or override.is_sweep_override() or override.is_hydra_override())
+
+
+@lru_cache(maxsize=32)
+def _of_files(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
+    GlobalHydra.instance().clear()
+    register_project_recipes()
+    with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
+        return hydra_compose(config_name="config", overrides=list(overrides))

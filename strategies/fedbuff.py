@@ -1,0 +1,45 @@
+"""FedBuff and FedAsync: rounds that wait for nobody. The equations are in components/staleness.py.
+
+Both need a simulated ``system`` (components/systems.py), which says who finishes when. They go with
+every method whose aggregator reads the mean of the updates, such as ``strategy=[fedpvr,fedbuff]``:
+penalties, corrections and payloads are those of the version that a client started from.
+
+Clients start uniformly among the idle ones; who has finished does not start again in the same step.
+FedAsync's regularisation towards the received model is FedProx's: ``strategy=[fedprox,fedasync]``.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+from fedhet.strategies.components import server_optimizers
+from fedhet.strategies.components.aggregators import UniformMean
+from fedhet.strategies.components.staleness import Asynchronous, Discount
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
+
+
+class FedBuff(FederatedStrategy):
+    """The plain mean of K replies, discounted by (1 + tau)^-a."""
+
+    def __init__(self, buffer: int = 5, exponent: float = 0.5, **slots: Unpack[Slots]) -> None:
+        slots.setdefault("aggregator", UniformMean())
+        slots["asynchronous"] = Asynchronous(buffer, "polynomial", exponent)
+        super().__init__(**slots)
+
+
+class FedAsync(FederatedStrategy):
+    """Every reply is a step of ``alpha`` s(tau) towards the client's model."""
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        discount: Discount = "hinge",
+        exponent: float = 0.5,
+        threshold: float = 4.0,
+        **slots: Unpack[Slots],
+    ) -> None:
+        slots.setdefault("aggregator", UniformMean())
+        slots.setdefault("server_optimizer", server_optimizers.SGD(alpha))
+        slots["asynchronous"] = Asynchronous(1, discount, exponent, threshold, towards_model=True)
+        super().__init__(**slots)

@@ -1,0 +1,227 @@
+"""Asynchronous rounds on a simulated clock: who finishes next, and from which model they started.
+
+Client i starts at a time of the clock with the server's model of then, version v (the model after
+step v), and finishes when its system says. Step t takes the next K finishers. They are trained
+only now, each from its own version, which is kept as long as somebody needs it: the result is that
+of clients that really run side by side, and the same on every runtime.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, RecordDict
+from torch import Tensor
+
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Payloads, ReplySum, Tensors
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.staleness import Asynchronous
+from fedhet.strategies.components.systems import Constant, SimulatedRound
+from fedhet.strategies.round.chosen import Chosen
+from fedhet.strategies.round.cohort import Exchange, work_of
+from fedhet.strategies.round.records import PARAMS, count_bytes, to_record, to_tensors
+from fedhet.strategies.round.server_step import ServerStep
+from fedhet.strategies.slots import ClientSampler, SumAggregator
+
+_STARTS = 0x57  # stream of the run's seed: who starts next
+_MODEL = "params"
+_PREFIX = "asynchronous/"
+
+
+@dataclass(frozen=True)
+class Version:
+    """What clients got that started after step v: x_v with its buffers, and the payloads."""
+
+    params: Tensors
+    payloads: Payloads
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A client that trains: from which version, and when it finishes."""
+
+    version: int
+    finishes: float  # simulated seconds
+
+
+@dataclass
+class SimulatedClients:
+    """Chooses the clients of every step, as :class:`~.cohort.Cohorts` does those of a round.
+
+    Attributes:
+        settings: K, s(tau), and what is too old.
+        sampler: its number of clients of a round is M, how many train at any time.
+        system: how long each client takes, and who drops out.
+        options: of local training, which say how long it is.
+        in_flight: the clients that train, by id.
+        versions: what they got.
+    """
+
+    settings: Asynchronous
+    sampler: ClientSampler
+    system: Constant
+    options: LocalTrainingConfig | None
+    in_flight: dict[int, InFlight] = field(default_factory=dict)
+    versions: dict[int, Version] = field(default_factory=dict)
+
+    def choose(self, exchange: Exchange, step: int, clock: float, arrays: ArrayRecord) -> Chosen:
+        """Let clients run until K have finished; return their messages, each with its version.
+
+        Args:
+            exchange: with whom, and how messages are written.
+            step: t; who starts meanwhile gets version t - 1.
+            clock: the simulated time, in seconds.
+            arrays: x, version t - 1.
+        """
+        there, before = exchange.there, step - 1
+        at_once = len(self.sampler.sample(step, len(there.present)))
+        self._keep(before, to_tensors(arrays), exchange, there.present)
+        num_bytes = 2 * count_bytes(RecordDict({PARAMS: arrays}))
+        rng = np.random.default_rng([_STARTS, self.system.seed, step])
+        finished: dict[int, int] = {}
+        dropped, late = list[int](), list[int]()
+        asked_at = clock
+        while len(finished) < self.settings.buffer:
+            done = {*finished, *dropped, *late}
+            clock = self._start(exchange, before, clock, at_once, done, num_bytes, rng)
+            client = min(self.in_flight, key=lambda one: (self.in_flight[one].finishes, one))
+            one = self.in_flight.pop(client)
+            clock = max(clock, one.finishes)
+            if self.system.drops_out(one.version + 1, client):
+                dropped.append(client)
+            elif self.settings.too_old(before - one.version):
+                late.append(client)
+            else:
+                finished[client] = one.version
+        messages: dict[int, Message] = {}
+        for version in sorted(set(finished.values())):
+            kept = self.versions[version]
+            clients = sorted(client for client, of in finished.items() if of == version)
+            record = arrays if version == before else to_record(kept.params)
+            messages |= exchange.write(version + 1, record, clients, lambda _, k=kept: k.payloads)  # type: ignore[misc]
+        fate = SimulatedRound(sorted(finished), sorted(dropped), sorted(late), clock - asked_at)
+        settings = self.settings
+        discounts = {client: settings.weight(before - v) for client, v in finished.items()}
+
+        def shift(total: ReplySum, params: Tensors) -> Tensors:
+            return self._shift(total, finished, params)
+
+        return Chosen(
+            dict(sorted(messages.items())),
+            fate,
+            asked_at,
+            finished,
+            discounts,
+            shift if settings.towards_model else None,
+        )
+
+    def _start(
+        self,
+        exchange: Exchange,
+        version: int,
+        clock: float,
+        at_once: int,
+        done: Collection[int],
+        num_bytes: int,
+        rng: np.random.Generator,
+    ) -> float:
+        """Start clients until M train; return the time, later if nobody was there to start.
+
+        Who has finished, or was lost, in this step does not start again in it.
+        """
+        idle = [i for i in exchange.there.present if i not in self.in_flight and i not in done]
+        if not self.in_flight:
+            if not idle:
+                raise ConfigError(
+                    f"strategy.asynchronous.buffer={self.settings.buffer} different clients make a "
+                    f"step, and {len(done)} have been tried, which are all: set it lower (or "
+                    "system.dropout, if clients drop out)"
+                )
+            clock = self.system.until_available(idle, clock, 1)
+        there = self.system.available(idle, clock)
+        size = min(at_once - len(self.in_flight), len(there))
+        drawn = sorted(rng.choice(len(there), size=size, replace=False).tolist())
+        for client in exchange.there.ask(exchange.grid, [there[i] for i in drawn]):
+            work = work_of(self.options, exchange.there.registry.num_examples[client])
+            finishes = clock + self.system.seconds(client, work, num_bytes)
+            self.in_flight[client] = InFlight(version, finishes)
+        return clock
+
+    def _keep(
+        self, version: int, params: Tensors, exchange: Exchange, present: Sequence[int]
+    ) -> None:
+        """Keep what clients get that start now; forget what nobody needs any more."""
+        payloads = exchange.broadcast(present[0])
+        for client in present[1:2]:
+            own = [n for n, one in exchange.broadcast(client).items() if one is not payloads[n]]
+            if own:
+                raise ConfigError(
+                    f"strategy.asynchronous: the server sends every client its own {own}, and of a "
+                    "version one is kept: choose another method, or rounds that wait"
+                )
+        needed = {one.version for one in self.in_flight.values()}
+        self.versions = {v: kept for v, kept in self.versions.items() if v in needed}
+        self.versions[version] = Version(params, payloads)
+
+    def _shift(self, total: ReplySum, versions: Mapping[int, int], params: Tensors) -> Tensors:
+        """Return sum_i w_i (x_i - x), which turns steps along y_i - x_i into steps to y_i."""
+        moved: dict[str, Tensor] = {name: 0.0 * value for name, value in total.update.items()}
+        for version in sorted(set(versions.values())):
+            pairs = zip(total.replies, total.weights, strict=True)
+            weight = math.fsum(w for reply, w in pairs if versions[reply.client_id] == version)
+            kept = self.versions[version].params
+            moved = {n: m + weight * (kept[n] - params[n]) for n, m in moved.items()}
+        return moved
+
+    # ---- what survives a restart -------------------------------------------------------------
+
+    def state(self) -> dict[str, list[float]]:
+        """Return the clients in flight: version and time, by client id as text."""
+        return {str(i): [one.version, one.finishes] for i, one in sorted(self.in_flight.items())}
+
+    def tensors(self) -> dict[str, Tensors]:
+        """Return the versions as named groups of tensors."""
+        groups: dict[str, Tensors] = {}
+        for version, kept in self.versions.items():
+            groups[f"{_PREFIX}{version}/{_MODEL}"] = kept.params
+            for name, tensors in kept.payloads.items():
+                groups[f"{_PREFIX}{version}/{name}"] = tensors
+        return groups
+
+    def restore(self, in_flight: Mapping[str, Sequence[float]], state: Payloads) -> None:
+        """Restore :meth:`state` and :meth:`tensors`."""
+        self.in_flight = {
+            int(client): InFlight(int(version), float(finishes))
+            for client, (version, finishes) in in_flight.items()
+        }
+        parts: dict[int, dict[str, Tensors]] = {}
+        for key, tensors in state.items():
+            if key.startswith(_PREFIX):
+                version, _, name = key.removeprefix(_PREFIX).partition("/")
+                parts.setdefault(int(version), {})[name] = tensors
+        self.versions = {v: Version(part.pop(_MODEL), part) for v, part in parts.items()}
+
+
+def check_asynchronous(step: ServerStep, system: Constant | None, *, secure: bool) -> Constant:
+    """Return the system; refuse what steps that do not wait cannot have."""
+    start = "strategy.asynchronous: "
+    if system is None:
+        raise ConfigError(
+            f"{start}who finishes first is what a simulated system says: set system=lognormal (or "
+            "constant, day_night, trace)"
+        )
+    if step.robust is not None or not isinstance(step.aggregator, SumAggregator):
+        raise ConfigError(
+            f"{start}{type(step.aggregator).__name__} reads single replies and cannot weigh stale "
+            "ones: choose another strategy/aggregator, or rounds that wait"
+        )
+    if secure or any(side.averages for side in step.sides.values()):
+        raise ConfigError(
+            f"{start}secure aggregation and central privacy need the replies of one round "
+            "together: set strategy/secure_aggregation=none and strategy/differential_privacy=none"
+        )
+    return system

@@ -1,0 +1,109 @@
+"""The clients of a round: sampled of those that are there, and with a simulated system's fate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Payloads
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.systems import Constant, SimulatedRound
+from fedhet.strategies.round.chosen import Chosen
+from fedhet.strategies.round.messages import MessageWriter
+from fedhet.strategies.round.records import PARAMS, count_bytes
+from fedhet.strategies.round.registration import ClientAvailability
+from fedhet.strategies.slots import ClientSampler
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """With whom a round is, and how its messages are written."""
+
+    grid: Grid
+    there: ClientAvailability
+    writer: MessageWriter
+    config: ConfigRecord  # further entries of the clients' config
+    broadcast: Callable[[int], Payloads]
+
+    def write(
+        self,
+        round: int,
+        arrays: ArrayRecord,
+        clients: list[int],
+        broadcast: Callable[[int], Payloads] | None = None,
+    ) -> dict[int, Message]:
+        """Return the messages by client id."""
+        sent = broadcast or self.broadcast
+        return self.writer.train(round, arrays, self.config, clients, sent)
+
+
+@dataclass(frozen=True)
+class Cohorts:
+    """Chooses the clients of every round.
+
+    Attributes:
+        sampler: of those that are there.
+        system: a simulation's slow, absent and vanishing clients; None: there are none.
+        from_all: sample of all N, so that no absence shows (ServerSide.averages).
+        options: of local training, which say how long it is.
+        least: so many clients a round waits for.
+    """
+
+    sampler: ClientSampler
+    system: Constant | None
+    from_all: bool
+    options: LocalTrainingConfig | None
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse a system where a round has a fixed number of clients."""
+        if self.system is not None and self.from_all:
+            raise ConfigError(
+                "system: strategy/differential_privacy counts on a fixed number of clients in a "
+                "round, which late and absent ones would change: set system=none"
+            )
+
+    def choose(self, exchange: Exchange, round: int, clock: float, arrays: ArrayRecord) -> Chosen:
+        """Return a round's messages.
+
+        Args:
+            exchange: with whom, and how messages are written.
+            round: t.
+            clock: the simulated time, in seconds.
+            arrays: x.
+        """
+        fate, clock = self._fate(exchange, round, clock, arrays)
+        return Chosen(exchange.write(round, arrays, fate.clients), fate, clock)
+
+    def _fate(
+        self, exchange: Exchange, round: int, clock: float, arrays: ArrayRecord
+    ) -> tuple[SimulatedRound, float]:
+        there, grid = exchange.there, exchange.grid
+        present = there.present
+        if self.from_all:
+            known = set(present)
+            drawn = self.sampler.sample(round, len(there.registry))
+            chosen = there.ask(grid, [client for client in drawn if client in known])
+            return SimulatedRound(chosen, [], [], 0.0), clock
+        if self.system is None:
+            chosen = [present[i] for i in self.sampler.sample(round, len(present))]
+            return SimulatedRound(there.ask(grid, chosen), [], [], 0.0), clock
+        clock = self.system.until_available(present, clock, self.least)
+        present = self.system.available(present, clock)
+        chosen = [present[i] for i in self.sampler.sample(round, len(present))]
+        asked = there.ask(grid, self.system.asked(chosen, present, round))
+        num_bytes = 2 * count_bytes(RecordDict({PARAMS: arrays}))  # down, and as many up
+        work = {i: work_of(self.options, there.registry.num_examples[i]) for i in asked}
+        seconds = {i: self.system.seconds(i, examples, num_bytes) for i, examples in work.items()}
+        return self.system.play(round, seconds, len(chosen)), clock
+
+
+def work_of(options: LocalTrainingConfig | None, num_examples: int) -> int:
+    """Return how many examples a client goes through, each as often as the recipe says."""
+    if options is None or options.steps is None:
+        return num_examples * (1 if options is None else options.epochs or 1)
+    return options.steps * min(options.batch_size, num_examples)

@@ -1,0 +1,223 @@
+"""Sums whose bits do not depend on their order: against math.fsum, and at the edge of int64."""
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedhet.strategies.round.exact_sum import (
+    MOST_SUMMANDS,
+    ExactSum,
+    largest_summand,
+    norms_of,
+)
+
+BLOCK = 1 << 16  # tensors from this size on are added one by one, smaller ones as one
+RESOLUTION = 2.0**-60
+SHAPES = {
+    "large": (2, BLOCK // 2 + 5),  # more than a block
+    "scalar": (),
+    "empty": (0, 3),
+    "matrix": (3, 4),
+    "a block": (BLOCK,),
+    "nearly": (BLOCK - 1,),
+    "end": (7,),
+}
+CLIENTS = 12
+
+
+def summands(dtype: torch.dtype, shapes=SHAPES, clients=CLIENTS, high=6.0):
+    """Return (tensors, weight) of each client: of both signs and sizes from 1e-8 to 10^high."""
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(shape) -> Tensor:
+        exponent = torch.rand(shape, generator=generator, dtype=torch.float64) * (high + 8.0) - 8.0
+        sign = 2.0 * torch.randint(0, 2, shape, generator=generator) - 1.0
+        return (sign * 10.0**exponent).to(dtype)
+
+    weights = torch.randint(1, 60_001, (clients,), generator=generator).tolist()
+    weights[0], weights[1] = 60_000, 1
+    return [({name: draw(s) for name, s in shapes.items()}, float(w)) for w in weights]
+
+
+def total_of(parts) -> ExactSum:
+    total = ExactSum()
+    for tensors, weight in parts:
+        total.add(tensors, weight)
+    return total
+
+
+def exact(parts, name: str, chosen: Tensor, divisor: float) -> list[float]:
+    """Return fsum(w_i v_i) / divisor of some numbers, products in the summands' type."""
+    products = []
+    for tensors, weight in parts:
+        values = tensors[name].reshape(-1)[chosen]
+        products.append((values if values.dtype == torch.float64 else values.float()) * weight)
+    return [math.fsum(column) / divisor for column in torch.stack(products).T.tolist()]
+
+
+def some_of(tensor: Tensor) -> Tensor:
+    """Return at most 2,000 places, with the first, the last and those round a block's end."""
+    size = tensor.numel()
+    places = {*range(min(size, 1000)), *range(max(size - 500, 0), size)}
+    places |= {place for place in range(BLOCK - 250, BLOCK + 250) if place < size}
+    return torch.tensor(sorted(places), dtype=torch.int64)
+
+
+def bits(tensors: dict[str, Tensor]) -> dict[str, bytes]:
+    return {name: value.numpy().tobytes() for name, value in tensors.items()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_any_order_and_any_parts_give_the_same_bits(dtype):
+    parts, shuffle = summands(dtype), random.Random(5)
+    weights = sum(weight for _, weight in parts)
+    expected = bits(total_of(parts).over(weights))
+    assert expected.keys() == SHAPES.keys()
+    for _ in range(10):
+        shuffle.shuffle(parts)
+        assert bits(total_of(parts).over(weights)) == expected
+        cuts = sorted(shuffle.randint(0, CLIENTS) for _ in range(3))  # a part may be empty
+        ends = zip([0, *cuts], [*cuts, CLIENTS], strict=True)
+        partial = [total_of(parts[start:end]) for start, end in ends]
+        shuffle.shuffle(partial)
+        merged = ExactSum()
+        for part in partial:
+            merged.merge(part)
+        assert bits(merged.over(weights)) == expected
+
+
+def test_small_tensors_in_a_hundred_orders():
+    """As above with 40 clients, of which the plain sum in float32 is another in most orders."""
+    shapes = {"w": (50,), "b": ()}
+    parts, shuffle = summands(torch.float32, shapes, clients=40), random.Random(6)
+    expected, plain = bits(total_of(parts).over(1.0)), set()
+    for _ in range(100):
+        shuffle.shuffle(parts)
+        cut = shuffle.randint(0, len(parts))
+        left, right = total_of(parts[:cut]), total_of(parts[cut:])
+        left.merge(right)
+        assert bits(left.over(1.0)) == expected
+        plain.add(sum(tensors["w"] * weight for tensors, weight in parts).numpy().tobytes())
+    assert len(plain) > 50
+
+
+@pytest.mark.parametrize("divisor", [1.0, 123_457.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_sums_are_those_of_fsum_to_the_last_bit(dtype, divisor):
+    """Of products of float32 numbers from 1e-8 on, nothing is rounded but the end."""
+    high = 6.0 if dtype == torch.float32 else -1.0  # float16 ends at 65,504
+    parts = summands(dtype, high=high)
+    found = total_of(parts).over(divisor)
+    for name, shape in SHAPES.items():
+        assert found[name].shape == shape
+        assert found[name].dtype == dtype
+        chosen = some_of(found[name])
+        expected = torch.tensor(exact(parts, name, chosen, divisor), dtype=torch.float64)
+        assert torch.equal(found[name].reshape(-1)[chosen], expected.to(dtype)), name
+
+
+def test_sums_of_doubles_are_those_of_fsum_to_the_resolution():
+    """Each summand is rounded to 2^-60, the sum once or twice to double precision."""
+    parts = summands(torch.float64)
+    found = total_of(parts).over(1.0)
+    for name in SHAPES:
+        chosen = some_of(found[name])
+        expected = exact(parts, name, chosen, 1.0)
+        for one, other in zip(found[name].reshape(-1)[chosen].tolist(), expected, strict=True):
+            assert abs(one - other) <= CLIENTS * RESOLUTION / 2 + 2 * math.ulp(other)
+
+
+def test_types_may_be_mixed():
+    """As a model with some layers in half precision has them."""
+    mixed = {"w": torch.float32, "h": torch.float16, "b": torch.bfloat16, "d": torch.float64}
+    drawn = {kind: summands(kind, {"x": (9,)}, high=-1.0) for kind in mixed.values()}
+    weights = [weight for _, weight in drawn[torch.float32]]
+    tensors = [{n: drawn[kind][i][0]["x"] for n, kind in mixed.items()} for i in range(CLIENTS)]
+    parts = list(zip(tensors, weights, strict=True))
+    found = total_of(parts).over(7.0)
+    for name, kind in mixed.items():
+        doubles = [({name: own[name].double()}, weight) for own, weight in parts]
+        expected = torch.tensor(exact(doubles, name, torch.arange(9), 7.0), dtype=torch.float64)
+        assert found[name].dtype == kind
+        near = {"rtol": 1e-12, "atol": 1e-15} if kind == torch.float64 else {}
+        torch.testing.assert_close(found[name], expected.to(kind), **near)
+
+
+@pytest.mark.parametrize("weight", [1.0, 60_000.0])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_most_summands_of_the_largest_size_do_not_overflow(weight, sign):
+    """2^18 of the bound's size, as 18 doublings: their sum is known without adding."""
+    largest = largest_summand(weight * MOST_SUMMANDS)
+    for dtype in (torch.float32, torch.float64):
+        value = torch.tensor([sign * largest, -sign * largest], dtype=dtype)
+        total = total_of([({"w": value}, weight)])
+        for _ in range(18):
+            total.merge(copy.deepcopy(total))
+        mean = total.over(weight * MOST_SUMMANDS)["w"]
+        torch.testing.assert_close(mean, value, rtol=2e-7, atol=0.0)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_the_most_summands_with_the_largest_low_parts_do_not_overflow(sign):
+    """(2^28 - 2^-17) 2^16 is a half away from a whole number: its low part is 2^43."""
+    value = sign * (largest_summand(MOST_SUMMANDS) - 2.0**-17)
+    assert abs(value) == 2.0**28 - 2.0**-17
+    total = total_of([({"w": torch.tensor([value], dtype=torch.float64)}, 1.0)])
+    for _ in range(18):
+        total.merge(copy.deepcopy(total))
+    assert total.over(1.0)["w"].item() == sign * (2.0**46 - 2.0)
+
+
+def test_the_bound_of_one_client_is_that_of_weight_one():
+    assert largest_summand(0.5) == largest_summand(1.0) == 2.0**46
+    assert largest_summand(60_000.0 * 1000) == pytest.approx(2.0**46 / 6e7)
+
+
+def test_nothing_is_a_sum_too():
+    """A method without shared tensors, and a part without clients."""
+    bare = total_of([({}, 3.0), ({}, 4.0)])
+    assert bare.over(7.0) == {}
+    empty = total_of([({"e": torch.empty(0, 2)}, 1.0)] * 2).over(2.0)
+    assert empty["e"].shape == (0, 2)
+
+
+# ---- norms ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads():
+    """Set the number of threads, and put it back."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms_are_those_of_double_precision_on_any_number_of_threads(dtype, threads):
+    generator = torch.Generator().manual_seed(4)
+    sizes = {**SHAPES, "many": (700_001,), "no block more": (1 << 17,)}
+    tensors = {
+        name: (10.0 ** (6 * place / len(sizes) - 3)) * torch.randn(shape, generator=generator)
+        for place, (name, shape) in enumerate(sizes.items())
+    }
+    tensors = {name: value.to(dtype) for name, value in tensors.items()}
+    found = []
+    for number in (1, 2, 3):
+        threads(number)
+        found.append(norms_of(tensors))
+    assert found[0] == found[1] == found[2]
+    expected = {name: float(value.double().norm()) for name, value in tensors.items()}
+    assert found[0] == pytest.approx(expected, rel=1e-6, abs=0.0)
+    assert found[0]["empty"] == 0.0
+    assert norms_of({}) == {}
+
+
+def test_norms_of_half_precision_are_not_computed_in_it():
+    """A float16 sum of squares ends at 65,504, and bfloat16 has three digits."""
+    for dtype in (torch.float16, torch.bfloat16):
+        value = torch.full((40_000,), 500.0, dtype=dtype)
+        assert norms_of({"w": value}) == pytest.approx({"w": 500.0 * 200.0}, rel=1e-6)

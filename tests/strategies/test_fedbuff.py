@@ -1,0 +1,172 @@
+"""FedBuff and FedAsync against the synchronous method, an event loop written out, and by hand."""
+
+import heapq
+
+import numpy as np
+import pytest
+import torch
+
+from fedhet.common.errors import ConfigError
+from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedhet.strategies.components.aggregators import UniformMean
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.staleness import Asynchronous
+from fedhet.strategies.components.systems import Constant, LogNormal
+from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.fedbuff import FedAsync, FedBuff
+from fedhet.strategies.fedcm import FedCM
+from fedhet.strategies.fednova import FedNova
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.scaffold import SCAFFOLD
+from tests.federation import Regression, TensorBatches, federate
+from tests.strategies.round.test_round import folders
+
+STEPS = LocalTrainingConfig(batch_size=100, epochs=None, steps=2)
+LR = 0.1
+SIZE = 6
+
+
+def clients(size: int = SIZE) -> list[TensorBatches]:
+    generator = torch.Generator().manual_seed(8)
+    drawn = torch.randn(size, 12, 3, generator=generator, dtype=torch.float64)
+    return [TensorBatches(rows[:, :2], rows[:, 2]) for rows in drawn]
+
+
+def run(strategy, rounds: int, size: int = SIZE, **how):
+    params, reports = federate(
+        strategy, clients(size), model=lambda: Regression(2), rounds=rounds, options=STEPS, **how
+    )
+    return params["head.weight"], reports
+
+
+def slots(system, **more):
+    return {"system": system, "local_lr": LR, "local_training": STEPS, **more}
+
+
+def trained(data: TensorBatches, weight: np.ndarray) -> np.ndarray:
+    """Return the weights after two full-batch steps of gradient descent."""
+    x, y = data.inputs.numpy(), data.labels.numpy()
+    for _ in range(2):
+        weight = weight - LR * x.T @ (x @ weight - y) / len(y)
+    return weight
+
+
+@pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, FedCM])
+def test_clients_of_one_speed_that_all_finish_a_step_are_a_round_to_the_bit(method):
+    waits = method(local_lr=LR, local_training=STEPS, aggregator=UniformMean())
+    expected, _ = run(waits, 5)
+    together = Asynchronous(buffer=SIZE)
+    found, reports = run(
+        method(aggregator=UniformMean(), asynchronous=together, **slots(Constant())), 5
+    )
+    assert torch.equal(found, expected)
+    assert all(set(report.staleness) == {0} for report in reports[1:])
+
+
+def event_loop(steps: int, at_once: int, buffer: int, system: LogNormal, weigh, towards_model):
+    """Return the model after each step of the textbook's event loop, one event at a time."""
+    data, x = clients(), np.zeros(2)
+    models, queue, versions, clock = [x], [], {}, 0.0
+    for step in range(1, steps + 1):
+        rng, arrived = np.random.default_rng([0x57, 0, step]), {}
+        while len(arrived) < buffer:
+            idle = [i for i in range(SIZE) if i not in versions and i not in arrived]
+            count = min(at_once - len(versions), len(idle))
+            for i in sorted(rng.choice(len(idle), size=count, replace=False).tolist()):
+                versions[idle[i]] = step - 1
+                seconds = system.slowness(idle[i]) * 24 * system.seconds_per_example
+                heapq.heappush(queue, (clock + seconds, idle[i]))
+            clock, client = heapq.heappop(queue)
+            arrived[client] = versions.pop(client)
+        change = np.zeros(2)
+        for client, version in arrived.items():
+            got = models[version]
+            update = trained(data[client], got) - (models[-1] if towards_model else got)
+            change += weigh(step - 1 - version) * update / buffer
+        models.append(models[-1] + (0.6 if towards_model else 1.0) * change)
+    return models[-1], clock
+
+
+@pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
+def test_a_run_is_that_of_an_event_loop_written_out(method):
+    system = LogNormal(sigma=1.5)
+    how = slots(system, sampler=FixedSizeSampler(0.67))
+    if method == "fedbuff":
+        found, reports = run(FedBuff(2, **how), 12)
+        expected, clock = event_loop(12, 4, 2, system, lambda tau: (1 + tau) ** -0.5, False)
+    else:
+        found, reports = run(FedAsync(exponent=2.0, threshold=1.0, **how), 20)
+        hinge = lambda tau: 1.0 if tau <= 1 else 1 / (2 * (tau - 1) + 1)  # noqa: E731
+        expected, clock = event_loop(20, 4, 1, system, hinge, True)
+    np.testing.assert_allclose(found[0].numpy(), expected, rtol=0, atol=1e-12)
+    assert reports[-1].simulated_seconds == pytest.approx(clock)
+    assert max(max(report.staleness) for report in reports[1:]) > 2
+
+
+def test_discounts_by_hand_and_too_stale_replies_are_not_waited_for():
+    assert [Asynchronous(exponent=0.5).weight(tau) for tau in (0, 3)] == [1.0, 0.5]
+    hinge = Asynchronous(discount="hinge", exponent=10.0, threshold=4.0)
+    assert [hinge.weight(tau) for tau in (4, 5)] == [1.0, 1 / 11]
+    assert Asynchronous(discount="constant").weight(9) == 1.0
+    fresh = Asynchronous(buffer=2, max_staleness=1)
+    strategy = FedAvg(asynchronous=fresh, aggregator=UniformMean(), **slots(LogNormal(sigma=2.0)))
+    _, reports = run(strategy, 15)
+    assert max(max(report.staleness) for report in reports[1:]) <= 1
+    assert any(report.late for report in reports[1:])
+
+
+def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
+    def strategy():
+        system = LogNormal(sigma=1.5, dropout=0.1, seed=2)
+        return SCAFFOLD(
+            asynchronous=Asynchronous(buffer=2),
+            **slots(system, sampler=FixedSizeSampler(0.67, seed=2)),
+        )
+
+    whole, reports = run(strategy(), 14, stores=folders(tmp_path / "whole", SIZE))
+    assert any(report.dropped for report in reports[1:])
+    first, saved = strategy(), {}
+
+    def stop(report, arrays):
+        if report.round == 6:
+            saved["state"] = first.snapshot()
+            first.state.mark_durable()
+        return report.round == 8  # two steps are lost
+
+    store = folders(tmp_path / "cut", SIZE)
+    at_six = {}
+
+    def watch(report, arrays):
+        if report.round == 6:
+            at_six["x"] = arrays
+        return stop(report, arrays)
+
+    run(first, 14, stores=store, on_round=watch)
+    from fedhet.strategies.round.records import to_tensors
+
+    checkpoint = Checkpoint(to_tensors(at_six["x"]), saved["state"], "recipe")
+    loaded = load_checkpoint(save_checkpoint(tmp_path, checkpoint), ["head.weight"])
+    second = strategy()
+    second.restore(loaded.state)
+    resumed, later = run(second, 14, stores=store, initial=loaded.params)
+    assert torch.equal(resumed, whole)
+    assert later[-1].simulated_seconds == reports[-1].simulated_seconds
+
+
+@pytest.mark.parametrize(
+    ("method", "how", "said"),
+    [
+        (FedAvg, {}, "set system=lognormal"),
+        (FedNova, {"system": Constant()}, "NormalizedMean reads single replies"),
+        (SCAFFOLD, {"system": Constant(), "secure_aggregation": SecAggPlus()}, "secure aggreg"),
+    ],
+)
+def test_what_cannot_be_asynchronous_is_refused(method, how, said):
+    with pytest.raises(ConfigError, match=said):
+        method(asynchronous=Asynchronous(), **how)
+
+
+def test_a_buffer_of_more_clients_than_there_are_is_refused():
+    with pytest.raises(ConfigError, match=r"buffer=9 different clients"):
+        run(FedBuff(9, **slots(Constant())), 1)

@@ -1,0 +1,30 @@
+"""Recipes that share what the files give are those that Hydra composes one by one."""
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from fedhet.conf import FOLDER
+from fedhet.conf.composition import composed
+
+FILES = ("strategy=[feddw,moon]", "schedule=cosine", "+experiment=maecho/golden")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ("seed=3", "strategy.feddw.mu=2", "schedule.floor=.1"),
+        ("+task.lora.r=8", "~local.lr", "++a.b=[1,{c:2}]", "local.optimizers={sgd:{_target_:a.B}}"),
+        ("clients=5", "server.lr=${local.lr}", "strategy.personal='a,b'", "clients=6"),
+    ],
+)
+def test_values_on_top_of_kept_files_give_hydras_recipe(values):
+    words = [FILES[0], *values, *FILES[1:]]
+    composed((*FILES, "rounds=7"))  # whose files are kept
+    found = composed(words)
+    with initialize_config_dir(config_dir=str(FOLDER), version_base="1.3"):
+        expected = compose(config_name="config", overrides=words)
+    assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+    with pytest.raises(AttributeError, match="is not in struct"):
+        found.nothing = 1
+    assert "a" not in composed(FILES)  # the kept ones are as they were
