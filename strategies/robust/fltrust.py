@@ -25,6 +25,7 @@ from fedhet.strategies.robust.aggregator import (
     UPDATE,
     Groups,
     RobustAggregator,
+    counted,
     length_of,
     weighted_mean,
 )
@@ -82,7 +83,7 @@ class FLTrust(RobustAggregator):
     def combine_groups(
         self, groups: Groups, params: Tensors, round: int
     ) -> tuple[dict[str, dict[str, Tensor]], list[float]]:
-        """Return the means of the trusted updates and buffers; T_i is how far a client counts."""
+        """Return the means of the trusted updates and buffers."""
         if self.train is None:
             raise ConfigError(f"{KEY} FLTrust has no root set: set its attribute `train`")
         own = self.train(self.server_model.model, round)
@@ -104,7 +105,7 @@ class FLTrust(RobustAggregator):
         means.setdefault(UPDATE, zeros_like(groups[UPDATE][0]))
         if BUFFERS in groups:
             means[BUFFERS] = weighted_mean(groups[BUFFERS], shares)
-        return means, trust
+        return means, counted(shares)
 
 
 def _product(left: Tensors, right: Tensors) -> float:
