@@ -12,10 +12,18 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedhet.client_app.calibration import calibrate_reply
+from fedhet.client_app.columns import columns_reply, sent_columns
 from fedhet.client_app.messages import evaluate_reply, train_reply, trained, upload_seed
-from fedhet.client_app.runtime import ClientRuntime, client_runtime, site_folder
-from fedhet.conf import RunConfig, compose_overrides, overrides_of
-from fedhet.strategies.round.records import CLIENT, CONFIG
+from fedhet.client_app.runtime import (
+    ClientRuntime,
+    client_id_of,
+    client_runtime,
+    num_partitions_of,
+    site_folder,
+    task_of,
+)
+from fedhet.conf import RunConfig, compose_overrides, fingerprint, overrides_of, versions
+from fedhet.strategies.round.records import CLIENT, COLUMNS, CONFIG
 from fedhet.tasks import Functions
 from fedhet.tasks.conformal import CALIBRATE
 
@@ -36,6 +44,7 @@ class Handlers:
         """Return the ClientApp that answers so."""
         app = ClientApp()
         app.query()(self.register)
+        app.query(COLUMNS)(self.columns)
         app.query(CALIBRATE)(self.calibrate)
         app.train()(self.train)
         app.evaluate()(self.evaluate)
@@ -44,8 +53,8 @@ class Handlers:
     def register(self, message: Message, context: Context) -> Message:
         """Answer the registration: partition id, example count, hashes, versions."""
         with self._exit_at_timeout(message, context):
-            runtime = self._runtime(context)
-            client_id = runtime.client_id(context)
+            runtime = self._runtime(message, context)
+            client_id = client_id_of(context, runtime.num_clients)
             data, held_out = runtime.client_data(client_id, site_folder(context))
         node_info: dict[str, int | str] = {
             **runtime.node_info,
@@ -59,16 +68,25 @@ class Handlers:
             node_info |= {"num-examples": 0, "num-held-out": 0}  # the server learns only sums
         return Message(RecordDict({CLIENT: ConfigRecord({**node_info})}), reply_to=message)
 
+    def columns(self, message: Message, context: Context) -> Message:
+        """Register for a common fit of a table's columns, or send the site's statistics of them."""
+        with self._exit_at_timeout(message, context):
+            recipe = compose_overrides(tuple(self.words(context.run_config)))
+            task = task_of(recipe, num_partitions_of(context), self.functions)
+            client_id = client_id_of(context, task.num_clients)
+            info = {"versions": str(versions()), **fingerprint(recipe)}
+            return columns_reply(task, client_id, site_folder(context), info, message)
+
     def train(self, message: Message, context: Context) -> Message:
         """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
         with self._exit_at_timeout(message, context):
-            runtime = self._runtime(context)
+            runtime = self._runtime(message, context)
             evaluation = runtime.evaluation
             every = int(evaluation.every) if evaluation.received else 0
             own = evaluation.model != "global"
             if runtime.secure_aggregation is None:
                 return train_reply(runtime.client_for(context, message), message, every, own)
-            client_id = runtime.client_id(context)
+            client_id = client_id_of(context, runtime.num_clients)
             return runtime.secure_aggregation.reply(
                 message,
                 context,
@@ -80,17 +98,19 @@ class Handlers:
     def evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
         with self._exit_at_timeout(message, context):
-            runtime = self._runtime(context)
+            runtime = self._runtime(message, context)
             finetune_epochs = int(runtime.evaluation.finetune_epochs)
             return evaluate_reply(runtime.client_for(context, message), message, finetune_epochs)
 
     def calibrate(self, message: Message, context: Context) -> Message:
         """Send sums and counts of the scores that "params" give the held-out examples."""
         with self._exit_at_timeout(message, context):
-            return calibrate_reply(self._runtime(context).client_for(context, message), message)
+            runtime = self._runtime(message, context)
+            return calibrate_reply(runtime.client_for(context, message), message)
 
-    def _runtime(self, context: Context) -> ClientRuntime:
-        return client_runtime(context, tuple(self.words(context.run_config)), self.functions)
+    def _runtime(self, message: Message, context: Context) -> ClientRuntime:
+        words, columns = tuple(self.words(context.run_config)), sent_columns(message)
+        return client_runtime(context, words, self.functions, columns)
 
     @contextlib.contextmanager
     def _exit_at_timeout(self, message: Message, context: Context) -> Iterator[None]:

@@ -24,14 +24,21 @@ from fedhet.conf import (
     versions,
 )
 from fedhet.strategies.attacks.attack import Attack
-from fedhet.strategies.base import ClientSide, LocalOptimizer, Reply, Weighting
+from fedhet.strategies.base import ClientData, ClientSide, LocalOptimizer, Reply, Weighting
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.privacy.reply_vector import Layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.records import CONFIG
+<<<<<<< HEAD
 from fedhet.tasks import AnyData, Functions, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.pixels import black_and_white
+=======
+from fedhet.strategies.round.registration import FROZEN_MODEL
+from fedhet.tasks import AnyData, AnyTask, Functions, build_task, keep_freed_memory, pick_device
+from fedhet.tasks.models.own_weights import frozen_sha256
+from fedhet.tasks.models.wrapped import WrappedModel
+>>>>>>> scale
 
 Examples = tuple[AnyData, AnyData | None]  # to train on, held out
 _CACHE_BYTES = 256 << 20
@@ -49,6 +56,7 @@ class ClientRuntime:
         device: of the node config; empty: the recipe's.
         num_partitions: N of the node config, for clients=0.
         functions: of a task on own data, in place of those that the recipe names.
+        columns: of a table, as the sites have fitted them together.
     """
 
     def __init__(
@@ -57,24 +65,15 @@ class ClientRuntime:
         device: str,
         num_partitions: int,
         functions: Functions | None = None,
+        columns: str | None = None,
     ) -> None:
         keep_freed_memory()
-        self.num_clients, self.seed = int(recipe.clients) or num_partitions, int(recipe.seed)
-        if self.num_clients == 0:
-            raise ValueError(
-                "clients=0 takes N from the node config, which lacks num-partitions: set clients, "
-                "or --node-config 'partition-id=0 num-partitions=N'"
-            )
-        self.task = build_task(
-            plain_part(recipe, "task"),
-            plain_part(recipe, "partition"),
-            seed=self.seed,
-            num_clients=self.num_clients,
-            functions=functions,
-        )
+        self.task, self.seed = task_of(recipe, num_partitions, functions, columns), int(recipe.seed)
+        self.num_clients = self.task.num_clients
         self.device = pick_device(device or str(recipe.device))
-        self.channels_last = bool(recipe.runtime.channels_last)
         self.model: nn.Module = self.task.build_model(self.seed).to(self.device)
+        own = isinstance(self.model, WrappedModel)  # its forward may call view
+        self.channels_last = bool(recipe.runtime.channels_last) and not own
         if self.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)
         tensors = self.task.classifier_tensors
@@ -91,6 +90,8 @@ class ClientRuntime:
         self.client_cpus = max(1, int(recipe.runtime.client_cpus))
         self.simulation = bool(recipe.runtime.simulation)
         self.node_info = {"versions": str(versions()), **fingerprint(recipe)}
+        if frozen := frozen_sha256(self.model):
+            self.node_info[FROZEN_MODEL] = frozen
         secure: SecAggPlus | None = build_part(recipe, "strategy.secure_aggregation", tensors)
         self.secure_aggregation = secure
         if secure is not None:  # the server has refused aggregators without a weighting
@@ -128,20 +129,9 @@ class ClientRuntime:
             self._cached_bytes += size
         return data, held_out
 
-    def client_id(self, context: Context) -> int:
-        """Return the partition id of a node."""
-        client_id = int(context.node_config["partition-id"])
-        if not 0 <= client_id < self.num_clients:
-            raise ValueError(
-                f"partition-id={client_id} is not one of 0..{self.num_clients - 1}: there are more "
-                f"SuperNodes than clients={self.num_clients}; change clients or the number of "
-                "SuperNodes"
-            )
-        return client_id
-
     def client_for(self, context: Context, message: Message) -> FederatedClient:
         """Return the client that a node plays, ready for a message."""
-        client_id = self.client_id(context)
+        client_id = client_id_of(context, self.num_clients)
         torch.set_num_threads(self.client_cpus)
         site = site_folder(context)
         return self._client(client_id, self._store(context, message, client_id), site, message)
@@ -150,6 +140,7 @@ class ClientRuntime:
         self, client_id: int, store: ClientStateStore, site: Path | None, asked: Message | None
     ) -> FederatedClient:
         """Return a client; a hostile one attacks if ``asked``."""
+        data: ClientData
         data, held_out = self.client_data(client_id, site)
         optimizer, sides = copy.deepcopy(self.optimizer), copy.deepcopy(dict(self.sides))
         if asked is not None and self.attack is not None and client_id in self.attack.hostile:
@@ -203,19 +194,64 @@ def site_folder(context: Context) -> Path | None:
     return Path(str(folder)) if folder else None
 
 
+def num_partitions_of(context: Context) -> int:
+    """Return the num-partitions of a node's config; 0 if it has none."""
+    return int(context.node_config.get("num-partitions", 0))
+
+
+def client_id_of(context: Context, num_clients: int) -> int:
+    """Return the partition id of a node."""
+    if "partition-id" not in context.node_config:
+        raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
+    client_id = int(context.node_config["partition-id"])
+    if not 0 <= client_id < num_clients:
+        raise ValueError(
+            f"partition-id={client_id} is not one of 0..{num_clients - 1}: there are more "
+            f"SuperNodes than clients={num_clients}; change clients or the number of SuperNodes"
+        )
+    return client_id
+
+
+def task_of(
+    recipe: DictConfig,
+    num_partitions: int,
+    functions: Functions | None,
+    columns: str | None = None,
+) -> AnyTask:
+    """Return the task of a recipe's clients; ``num_partitions`` is for clients=0."""
+    num_clients = int(recipe.clients) or num_partitions
+    if num_clients == 0:
+        raise ValueError(
+            "clients=0 takes N from the node config, which lacks num-partitions: set clients, or "
+            "--node-config 'partition-id=0 num-partitions=N'"
+        )
+    return build_task(
+        plain_part(recipe, "task"),
+        plain_part(recipe, "partition"),
+        seed=int(recipe.seed),
+        num_clients=num_clients,
+        functions=functions,
+        columns=columns,
+    )
+
+
 def client_runtime(
-    context: Context, overrides: tuple[str, ...], functions: Functions | None
+    context: Context,
+    overrides: tuple[str, ...],
+    functions: Functions | None,
+    columns: str | None = None,
 ) -> ClientRuntime:
     """Return the runtime of a recipe and a node's config; built once per process."""
-    node = context.node_config
-    if "partition-id" not in node:
-        raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
-    device, num_partitions = str(node.get("device", "")), int(node.get("num-partitions", 0))
-    return _build_runtime(overrides, device, num_partitions, functions)
+    device = str(context.node_config.get("device", ""))
+    return _build_runtime(overrides, device, num_partitions_of(context), functions, columns)
 
 
 @lru_cache(maxsize=2)
 def _build_runtime(
-    overrides: tuple[str, ...], device: str, num_partitions: int, functions: Functions | None
+    overrides: tuple[str, ...],
+    device: str,
+    num_partitions: int,
+    functions: Functions | None,
+    columns: str | None,
 ) -> ClientRuntime:
-    return ClientRuntime(compose_overrides(overrides), device, num_partitions, functions)
+    return ClientRuntime(compose_overrides(overrides), device, num_partitions, functions, columns)

@@ -167,6 +167,15 @@ def shown_metrics(row: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
+def is_of_new_model(name: str) -> bool:
+    """Return whether a name of metrics.jsonl is a metric of the new model, accuracy left out.
+
+    At the server or the clients (``client_``), over all examples or of one class.
+    """
+    base = name.removeprefix(CLIENT)
+    return base.partition("/")[0] in METRICS and base != "accuracy"
+
+
 def metric_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return each metric's last value, and its best one as ``best_<name>``; of classes, the last.
 
@@ -186,9 +195,7 @@ def metric_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 def _values(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
     for row in rows:
         for name, value in row.items():
-            base = name.removeprefix(CLIENT)
-            known = base.partition("/")[0] in METRICS
-            if known and base != "accuracy" and value is not None:
+            if is_of_new_model(name) and value is not None:
                 yield name, float(value)
 
 

@@ -26,6 +26,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.conf.arguments import check_arguments
 from fedhet.conf.check import checked
 from fedhet.conf.composition import composed
+from fedhet.conf.composition import with_open_keys as with_open_keys
 from fedhet.conf.mistakes import explain, one_line
 from fedhet.conf.project import FOLDER as FOLDER
 from fedhet.conf.project import code_hash, conf_folders, own_code
@@ -52,12 +53,13 @@ def overrides_of(run_config: RunConfig) -> list[str]:
     further ones: a JSON list of strings, or words as in a shell.
     """
     given = {key: value for key, value in run_config.items() if key != "overrides"}
-    words = [f"{key}={_quote(value)}" for key, value in given.items() if value != ""]
+    words = [f"{key}={quote(value)}" for key, value in given.items() if value != ""]
     text = str(run_config.get("overrides", "")).strip()
     return words + (json.loads(text) if text.startswith("[") else shlex.split(text))
 
 
-def _quote(value: bool | float | int | str) -> str:
+def quote(value: bool | float | int | str) -> str:
+    """Return a run config's value as an override has it."""
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str) or value.startswith("[") or re.fullmatch(r"[\w.+-]+", value):

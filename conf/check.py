@@ -17,7 +17,13 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from fedhet.common.errors import ConfigError
-from fedhet.conf.mistakes import check_option, did_you_mean, groups, unknown_key
+from fedhet.conf.mistakes import (
+    check_option,
+    did_you_mean,
+    groups,
+    options_in_file,
+    unknown_key,
+)
 from fedhet.conf.relations import check_relations
 from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe
@@ -27,6 +33,7 @@ from fedhet.conf.schema.lookup import Key, fields_of, locate, variants_of
 _UNRESOLVED = ("optimizers", "paper", "choice")  # of classes, or read by one command alone
 _OF_STRATEGY = ("personal", "phases", "allow_stacked_corrections")  # the rest is built
 _REFERENCE = re.compile(r"\$\{(?:[\w.]+:)?([A-Za-z_]\w*(?:\.\w+)*)")
+_OPTION = re.compile(r"(?:\+\+)?task\.(data_options|model_options)\.(\w+)[.=]")
 _OPEN = ("strategy.requires", "strategy.methods", "paper", "choice", "local.optimizers", "logger")
 
 
@@ -41,6 +48,7 @@ def checked(recipe: DictConfig, words: Sequence[str] = ()) -> DictConfig:
     if wrong := _wrong_values(values):
         raise ConfigError("; ".join(wrong.values()))
     _check_unread(plain, words)
+    _check_options(values["task"]["name"], words)
     check_relations(values, recipe)
     return recipe
 
@@ -217,6 +225,24 @@ def _check_unread(plain: Mapping[str, Any], words: Sequence[str]) -> None:
     for key in [*others, *added]:
         if not any(_covers(key, name) for name in read) and not _is_built(plain, key):
             raise ConfigError(unknown_key(key, value_at(plain, key.split(".")), plain))
+
+
+def _check_options(task: str, words: Sequence[str]) -> None:
+    """Refuse an option of a task whose file has a list of them, and this one not.
+
+    Keys below the options of a task without a list are the user's, whose function checks them.
+    """
+    for word in words:
+        found = _OPTION.match(word)
+        if found is None:
+            continue
+        group, name = found.groups()
+        known = options_in_file(task, group)
+        if known and name not in known:
+            raise ConfigError(
+                f"unknown key task.{group}.{name}{did_you_mean(name, known)}; task={task} has: "
+                f"{', '.join(known)}"
+            )
 
 
 def _covers(key: str, name: str) -> bool:

@@ -6,7 +6,8 @@ that, with its own values on top. Sweeps compose many of these.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,16 +21,26 @@ from omegaconf import DictConfig
 
 from fedhet.conf.project import FOLDER, conf_folders, register_project_recipes
 
+_OPEN = re.compile(r"task\.(data_options|model_options|lora)[.=]")
+
 
 def composed(overrides: Sequence[str]) -> DictConfig:
     """Return what Hydra composes of these overrides; raise what it raises."""
-    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    parsed = OverridesParser.create().parse_overrides(with_open_keys(overrides))
     folders = conf_folders()
     values = [override for override in parsed if _is_value(override, folders)]
     files = tuple(str(one.input_line) for one in parsed if one not in values)
     recipe = _of_files(files, folders).copy()
     ConfigLoaderImpl._apply_overrides_to_config(values, recipe)  # as Hydra does it, after the files
     return recipe
+
+
+def with_open_keys(overrides: Iterable[str]) -> list[str]:
+    """Return overrides in which ``task.model_options.hidden=16`` needs no +.
+
+    The user's function checks these keys; to Hydra a key that no file of conf/ has is a mistake.
+    """
+    return [f"++{word}" if _OPEN.match(word) else word for word in overrides]
 
 
 def _is_value(override: Override, folders: Sequence[Path]) -> bool:

@@ -132,6 +132,20 @@ def options_of(group: str) -> list[str]:
     )
 
 
+def options_in_file(task: str, group: str) -> list[str]:
+    """Return the keys of a group of options, such as data_options, that a task's file has."""
+    return _options_in_file(task, group, conf_folders())
+
+
+@cache
+def _options_in_file(task: str, group: str, folders: Sequence[Path]) -> list[str]:
+    for path in (folder / "task" / f"{task}.yaml" for folder in folders):
+        if path.is_file():
+            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            return list(content.get(group) or ())
+    return []
+
+
 def groups() -> list[str]:
     """Return the config groups, the nested ones included."""
     return _groups(conf_folders())

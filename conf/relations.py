@@ -35,11 +35,31 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     check_metrics(values)
     _check_calibration(values)
     _check_runtime(values["runtime"])
+<<<<<<< HEAD
     _check_attack(values)
     if values["system"] is not None and not values["runtime"]["simulation"]:
+=======
+    _check_system(values)
+
+
+def _check_system(values: Mapping[str, Any]) -> None:
+    """Refuse simulated clients beside real ones, and steps that do not wait without a clock."""
+    runtime, asynchronous = values["runtime"], values["strategy"]["asynchronous"]
+    if asynchronous is not None and not runtime["simulation"]:
+>>>>>>> scale
         raise ConfigError(
-            f"system simulates slow and absent clients, and those of runtime="
-            f"{values['runtime']['name']} are real: set system=none"
+            "strategy.asynchronous runs on a simulated clock, and the clients of runtime="
+            f"{runtime['name']} are real: choose a method whose rounds wait"
+        )
+    if asynchronous is not None and values["system"] is None:
+        raise ConfigError(
+            "strategy.asynchronous: who finishes first is what a simulated system says: set "
+            "system=lognormal (or constant, day_night, trace)"
+        )
+    if values["system"] is not None and not runtime["simulation"]:
+        raise ConfigError(
+            f"system simulates slow and absent clients, and those of runtime={runtime['name']} are "
+            "real: set system=none"
         )
 
 

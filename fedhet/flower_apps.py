@@ -13,6 +13,7 @@ or in the app's run config (``flwr run . --run-config 'rounds=20 local.lr=0.05'`
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -30,16 +31,18 @@ from torch import nn
 from fedhet.client_app.app import Handlers
 from fedhet.common.checksums import MODEL
 from fedhet.common.errors import ConfigError
-from fedhet.conf import RunConfig, compose_overrides, overrides_of
+from fedhet.conf import RunConfig, compose_overrides, overrides_of, quote
 from fedhet.conf.mistakes import options_of
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of
+from fedhet.load_run import MODEL_FILE
 from fedhet.server_app.app import run_recipe
+from fedhet.server_app.best_round import BEST
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.tensor_files import load_tensors
 from fedhet.tasks import Functions
 from fedhet.tasks.losses import Loss, loss_of
-from fedhet.tasks.models.wrapped import last_layer, own_name
+from fedhet.tasks.models.own_weights import load_own_weights
 from fedhet.tasks.references import Function, name_of
 
 Method = str | FederatedStrategy | type[FederatedStrategy]
@@ -120,26 +123,24 @@ def make_server_app(
     return app
 
 
-def load_weights(model: nn.Module, folder: str | Path) -> None:
+def load_weights(model: nn.Module, folder: str | Path, *, best: bool = False) -> None:
     """Load a finished run's tensors into your own model, by the model's own names.
+
+    Adapters of LoRA (``task.lora``) are added to the model's weights, so it stays a plain model. A
+    classifier's bias that the run did without (``task.head_bias=false``, FedDW) becomes 0.
 
     Args:
         model: as the model function returns it.
         folder: the run's results directory.
+        best: the model of the best round (``checkpoint.best=true``) in place of the last one.
 
     Raises:
-        ConfigError: if the folder has no such tensors, or they do not fit the model.
+        ConfigError: if the folder has no such tensors, they do not fit the model, or the model's
+            frozen weights are not those of the run.
     """
-    path = Path(folder) / "model.safetensors"
+    path = Path(folder) / (BEST if best else MODEL_FILE)
     tensors, metadata, _ = load_tensors(path, kind=MODEL)
-    classifier = metadata.get("classifier", last_layer(model))
-    named = {own_name(name, classifier): value for name, value in tensors.items()}
-    try:
-        _, unknown = model.load_state_dict(named, strict=False)
-    except RuntimeError as error:
-        raise ConfigError(f"{path} does not fit the model: {error}") from None
-    if unknown:
-        raise ConfigError(f"{path} has tensors that the model lacks: {', '.join(unknown)}")
+    load_own_weights(model, tensors, metadata, path)
 
 
 @dataclass(frozen=True)
@@ -167,6 +168,7 @@ class _App:
             "task.data": name_of(data),
             "task.test_data": None if test_data is None else name_of(test_data),
             "task.loss": loss if loss is None or isinstance(loss, str) else name_of(loss),
+            **_batch_size_of(data),
             "runtime": "deployment",  # the same everywhere: a client's state is in Flower's Context
             "clients": 0,
         }
@@ -188,6 +190,12 @@ class _App:
         return [*self.overrides, *overrides_of(ours)]
 
 
+def _batch_size_of(data: Function) -> dict[str, str]:
+    """Give a data function of Flower's templates, which makes DataLoaders, the batch size."""
+    asks = "batch_size" in inspect.signature(data).parameters
+    return {"task.data_options.batch_size": "${local.batch_size}"} if asks else {}
+
+
 def _serve(parts: _App, grid: Grid, context: Context) -> None:
     recipe = compose_overrides(tuple(parts.words(context.run_config))).copy()
     run_recipe(recipe, grid, parts.functions)
@@ -198,13 +206,19 @@ def _is_key(key: str) -> bool:
 
 
 def _words(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as overrides; YAML reads JSON."""
+    """Return settings as overrides."""
     return [f"{key}={_value(value)}" for key, value in settings.items()]
 
 
 def _value(value: Any) -> str:
-    (word,) = overrides_of({"x": value}) if isinstance(value, str) and value else [""]
-    return word.removeprefix("x=") or json.dumps(value).replace('"', "'")
+    """Return a value in the grammar of Hydra's overrides."""
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}:{_value(one)}' for key, one in value.items())}}}"
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_value, value))}]"
+    if isinstance(value, str):
+        return quote(value) if value else "''"
+    return json.dumps(value)
 
 
 def _recipe_of(method: Method) -> str:

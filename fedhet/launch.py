@@ -43,7 +43,14 @@ from fedhet.common.results import (
     read_summary,
     write_end,
 )
-from fedhet.conf import explain_words, identity, method_name, quoted, words_of
+from fedhet.conf import (
+    explain_words,
+    identity,
+    method_name,
+    quoted,
+    with_open_keys,
+    words_of,
+)
 from fedhet.conf.check import checked
 from fedhet.conf.mistakes import NO_OPTION
 from fedhet.conf.project import register_project_recipes
@@ -78,7 +85,8 @@ def main() -> None:
         if {"-h", "--help"} & set(sys.argv[1:]):
             print_help(sys.argv[1:])
             return
-        sys.argv[1:] = take_resume(with_single_sweeps(sys.argv[1:]))
+        words = with_open_keys(sys.argv[1:])
+        sys.argv[1:] = take_resume(with_single_sweeps(words))
         refuse_old_keys(sys.argv[1:])
         check_flags(sys.argv[1:])
         set_defaults()

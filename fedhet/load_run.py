@@ -17,10 +17,12 @@ from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf.renamed import upgrade_config
+from fedhet.server_app.best_round import BEST
 from fedhet.strategies.components.tensor_selection import TensorSelector, personal_names
 from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.evaluation import classifies
+from fedhet.tasks.models.own_weights import frozen_sha256
 
 MODEL_FILE = "model.safetensors"
 
@@ -51,7 +53,11 @@ def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> An
     if metadata and "classes" in metadata and plain["task"].get("classes") is None:
         plain["task"]["classes"] = json.loads(metadata["classes"])
     return build_task(
-        plain["task"], plain["partition"], seed=plain["seed"], num_clients=plain["clients"]
+        plain["task"],
+        plain["partition"],
+        seed=plain["seed"],
+        num_clients=plain["clients"],
+        columns=(metadata or {}).get("columns"),
     )
 
 
@@ -70,20 +76,29 @@ def data_set_task_of(recipe: DictConfig) -> Task:
     return task
 
 
-def label_metadata_of(folder: Path) -> dict[str, str]:
-    """Return the label metadata stored with a run's model (``Task.label_metadata``), if any."""
-    _, metadata, _ = load_tensors(_model_path(folder), kind=MODEL)
-    return {key: metadata[key] for key in ("classes", "vocabulary") if key in metadata}
+def label_metadata_of(folder: Path, *, best: bool = False) -> dict[str, str]:
+    """Return what a run's model is stored with about labels and inputs (``label_metadata``)."""
+    _, metadata, _ = load_tensors(_model_path(folder, best), kind=MODEL)
+    return {key: metadata[key] for key in ("classes", "vocabulary", "columns") if key in metadata}
 
 
-def classifier_of(folder: Path, task: AnyTask, state: Path | None = None) -> nn.Module:
+def classifier_of(
+    folder: Path, task: AnyTask, state: Path | None = None, *, best: bool = False
+) -> nn.Module:
     """Return a run's output model in eval mode, on the GPU if there is one.
 
-    Tensors that do not travel come from a client's state file, if one is named. Otherwise those
-    that no client trains (FedBABU) have their initial values.
+    ``best``: that of the best round (``checkpoint.best``), not that of the last one. Tensors that
+    do not travel come from a client's state file, if one is named. Otherwise those that no client
+    trains (FedBABU) have their initial values.
     """
-    path, tensors = _model_path(folder), _output_model(folder)
+    path = _model_path(folder, best)
+    tensors, frozen = _output_model(folder, best)
     model = task.build_model(task.seed)
+    if frozen not in (None, frozen_sha256(model)):
+        raise ConfigError(
+            f"{path} was trained beside other frozen weights than task.model={task.config.model} "
+            "has here: use the same pretrained files as the run"
+        )
     initial = {n: value for n, value in model.state_dict().items() if value.is_floating_point()}
     if state is not None:
         tensors |= _personal_tensors(state, summary_of(folder).get("run"))
@@ -105,19 +120,23 @@ def classifier_of(folder: Path, task: AnyTask, state: Path | None = None) -> nn.
     return model.to(pick_device("auto")).eval()
 
 
-def _output_model(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a run's model, if they are those of its summary.json."""
-    path, summary = _model_path(folder), summary_of(folder)
+def _output_model(folder: Path, best: bool) -> tuple[dict[str, Tensor], str | None]:
+    """Return the tensors of a run's model, if they are those of its summary.json.
+
+    With them comes the hash of what the model keeps frozen; None without any.
+    """
+    path, summary = _model_path(folder, best), summary_of(folder)
     expected = {"run": summary["run"]} if "run" in summary else {}
-    tensors, _, _ = load_tensors(path, kind=MODEL, **expected)
-    if "parameters_sha256" not in summary:
+    tensors, metadata, _ = load_tensors(path, kind=MODEL, **expected)
+    about = summary.get("best_model", {}) if best else summary
+    if "parameters_sha256" not in about:
         raise ConfigError(f"{folder} has no completed run: its {SUMMARY} does not name its model")
-    if (found := parameters_sha256(tensors)) != summary["parameters_sha256"]:
+    if (found := parameters_sha256(tensors)) != about["parameters_sha256"]:
         raise DamagedFileError(
             f"{path} is damaged or of another run: its parameters_sha256 is {found}, and {SUMMARY} "
-            f"says {summary['parameters_sha256']}"
+            f"says {about['parameters_sha256']}"
         )
-    return tensors
+    return tensors, metadata.get("frozen_sha256")
 
 
 def _personal_tensors(path: Path, run: str | None) -> dict[str, Tensor]:
@@ -147,8 +166,10 @@ def _never_trained(recipe: DictConfig, model: nn.Module) -> set[str]:
     return set(personal_names(model, TensorSelector(recipe.strategy.personal))) - trained
 
 
-def _model_path(folder: Path) -> Path:
-    path = folder / MODEL_FILE
+def _model_path(folder: Path, best: bool) -> Path:
+    path = folder / (BEST if best else MODEL_FILE)
+    if best and not path.is_file():
+        raise ConfigError(f"{folder} has no {BEST}: runs keep one with checkpoint.best=true")
     if not path.is_file():
         raise ConfigError(f"{folder} has no {MODEL_FILE}: the run has not completed")
     return path

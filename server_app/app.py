@@ -17,6 +17,7 @@ from fedhet.common.results import COMPLETED, CONFIG, METRICS, SUMMARY, ResultsFo
 from fedhet.conf import compose, method_name
 from fedhet.server_app.assembly import check_parts
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
+from fedhet.server_app.columns import fitted_columns, stored_columns
 from fedhet.server_app.polling_grid import with_fast_polling
 from fedhet.server_app.run import Run, log_write_errors, write_error
 from fedhet.tasks import Functions
@@ -38,14 +39,16 @@ def run_recipe(recipe: DictConfig, grid: Grid, functions: Functions | None = Non
     check_parts(recipe)
     folder = results_folder(recipe)
     last = last_checkpoint(recipe, folder)
+    grid = with_fast_polling(grid)
     try:
-        run = Run(recipe, folder, last, functions)
+        columns = stored_columns(folder) if last else fitted_columns(recipe, grid, functions)
+        run = Run(recipe, folder, last, functions, columns)
     except Exception as error:
         if not recipe.resume:  # a resumed run keeps the summary that is in the folder
             with log_write_errors(folder):
                 write_error(ResultsFolder(folder), {}, error)
         raise
-    run.start(with_fast_polling(grid))
+    run.start(grid)
     return folder
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from omegaconf import DictConfig
 from torch import nn
@@ -29,14 +30,16 @@ from fedhet.strategies.robust.aggregator import RobustAggregator
 from fedhet.strategies.robust.fltrust import FLTrust, RootTraining
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.federated import FederatedStrategy
-from fedhet.strategies.round.registration import FederationConfig
+from fedhet.strategies.round.records import COLUMNS
+from fedhet.strategies.round.registration import FROZEN_MODEL, FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
 from fedhet.strategies.slots import Observer, Output, ReplyTransform
 from fedhet.strategies.statistics.class_counts import CLASS_COUNTS
 from fedhet.strategies.statistics.soft_labels import SOFT_LABEL_SUMS
-from fedhet.tasks import AnyTask, Task
+from fedhet.tasks import AnyTask, OwnTask, Task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
+from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.partitions import PartitionConfig
 from fedhet.tasks.pixels import black_and_white
 from fedhet.tasks.task import kind_of
@@ -134,6 +137,19 @@ def _check_kind(recipe: DictConfig, task: AnyTask, sides: Mapping[str, ClientSid
         )
 
 
+def federation_of(recipe: DictConfig) -> FederationConfig:
+    """Return how many clients a recipe has and needs, and the hashes that they must share."""
+    return FederationConfig(
+        num_clients=int(recipe.clients),
+        min_clients=recipe.runtime.min_clients,
+        min_replies=recipe.min_replies,
+        max_failed_rounds=recipe.max_failed_rounds,
+        connect_timeout_seconds=float(recipe.runtime.connect_timeout_seconds),
+        nodes_may_join=not recipe.runtime.simulation,
+        fingerprint=fingerprint(recipe),
+    )
+
+
 def build_strategy(
     recipe: DictConfig,
     task: AnyTask,
@@ -167,6 +183,8 @@ def build_strategy(
         attack.white = server_model.white
         sent = {name for side in client_sides.values() for name in side.sends}
         attack.check_method(sent, classifies=kind_of(task.config) == "classification")
+    federation, frozen = federation_of(recipe), frozen_sha256(model)
+    node_settings = {COLUMNS: task.columns} if isinstance(task, OwnTask) and task.columns else {}
     return FederatedStrategy(
         client_sides=client_sides,
         server_sides=build_part(recipe, "strategy.server_sides", tensors),
@@ -183,14 +201,10 @@ def build_strategy(
         local_lr=recipe.local.lr,
         local_training=local_training,
         buffers=[name for name, _ in model.named_buffers()],
-        federation=FederationConfig(
-            num_clients=int(recipe.clients),
-            min_clients=recipe.runtime.min_clients,
-            min_replies=recipe.min_replies,
-            max_failed_rounds=recipe.max_failed_rounds,
-            connect_timeout_seconds=float(recipe.runtime.connect_timeout_seconds),
-            nodes_may_join=not recipe.runtime.simulation,
-            fingerprint=fingerprint(recipe),
+        federation=replace(
+            federation,
+            fingerprint={**federation.fingerprint, **({FROZEN_MODEL: frozen} if frozen else {})},
+            node_settings=node_settings,
         ),
         evaluate_on_clients=evaluate_on_clients,
         client_metrics=client_metrics_of(recipe, task),

@@ -16,7 +16,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from omegaconf import DictConfig, OmegaConf
 
-from fedhet.common.checksums import MODEL
+from fedhet.common.checksums import MODEL, text_sha256
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, ResultsFolder
@@ -47,6 +47,7 @@ from fedhet.server_app.best_round import (
 )
 from fedhet.server_app.calibration import CalibrationError, add_coverage
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedhet.server_app.columns import store_columns
 from fedhet.server_app.layer_diagnostics import observers_of
 from fedhet.server_app.loggers import LoggedRun, Loggers
 from fedhet.server_app.machine import machine, usable_cpus
@@ -59,18 +60,20 @@ from fedhet.strategies.components.tensor_selection import (
     shared_names,
 )
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
-from fedhet.strategies.round.records import to_metrics, to_record, to_tensors
+from fedhet.strategies.round.records import COLUMNS, to_metrics, to_record, to_tensors
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
 from fedhet.tasks import Functions, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.evaluation import evaluate_model
+from fedhet.tasks.models.own_weights import model_metadata
+from fedhet.tasks.models.wrapped import WrappedModel
 
 
 class Run:
     """One run of a recipe into ``folder``, checked before round 1.
 
     ``last`` is a checkpoint; ``functions`` are those of a task on own data, in place of those that
-    the recipe names.
+    the recipe names; ``columns`` are of a table, as the sites have fitted them together.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Run:
         folder: Path,
         last: Path | None,
         functions: Functions | None = None,
+        columns: str | None = None,
     ) -> None:
         self.loggers = Loggers(build_part(recipe, "logger", classifier_tensors=0))
         keep_freed_memory()
@@ -88,6 +92,8 @@ class Run:
         self.timeout = float(recipe.runtime.round_timeout_seconds)
         # where the clients of a simulation store their states
         self.client_config = ConfigRecord({"state-folder": str(folder / "client_state")})
+        if columns is not None:
+            self.client_config[COLUMNS] = columns
         self.device = pick_device(recipe.device)
         self.task = build_task(
             plain_part(recipe, "task"),
@@ -95,11 +101,14 @@ class Run:
             seed=int(recipe.seed),
             num_clients=int(recipe.clients) or 1,
             functions=functions,
+            columns=columns,
         )
         if reused := recipe.local.reuse_training:
             check_reused_training(recipe, Path(reused), self.task.classifier_tensors)
-        channels_last = bool(recipe.runtime.channels_last)
         model = self.task.build_model(int(recipe.seed)).to(self.device)
+        channels_last = bool(recipe.runtime.channels_last) and not isinstance(model, WrappedModel)
+        own = model_metadata(model, self.task.config.lora)
+        self.metadata = {**self.task.label_metadata(), **own}
         if channels_last:
             model = model.to(memory_format=torch.channels_last)
         personal = TensorSelector(recipe.strategy.personal)
@@ -107,18 +116,21 @@ class Run:
         self.names = shared_names(model, personal)
         self.server_model = server_model_of(self.task, model)
         snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
-        self.test_data = self.task.test_data(self.device, channels_last=channels_last)
+        test = self.task.test_data(self.device, channels_last=channels_last)
         at_clients = bool(recipe.evaluation.clients)
-        if self.test_data is None and not at_clients:
+        if test is None and not at_clients:
             log(INFO, "The server has no test examples: the clients evaluate the model on theirs")
             at_clients = True
-        root, self.test_data = root_set_of(recipe, self.task, model, self.test_data)
+        root, self.test_data = root_set_of(recipe, self.task, model, test)
         evaluation = recipe.evaluation
         self.metrics = self.task.metric_set(
             list(evaluation.metrics), per_class=bool(evaluation.per_class), device=self.device
         )
         # the nodes of a deployment have training examples that a server may lack
         self.data = self.task.data_used(train=bool(recipe.runtime.simulation))
+        if columns is not None:
+            self.data["columns"] = {"sha256": text_sha256(columns)}
+            store_columns(folder, columns)
         observers = observers_of(recipe, folder, self.server_model, self.test_data)
         self.strategy = build_strategy(
             recipe,
@@ -176,7 +188,7 @@ class Run:
             params = to_tensors(result.arrays)
             label = {"kind": MODEL, "run": self.strategy.state.experiment}
             path = self.folder / "model.safetensors"
-            save_tensors(path, params, label, self.task.label_metadata())
+            save_tensors(path, params, label, self.metadata)
             about = self._about() | {"parameters_sha256": parameters_sha256(params)}
             if self.calibration.alphas:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
@@ -209,8 +221,9 @@ class Run:
         hashes = self._data_hashes()
         for split in hashes.keys() & checkpoint.data.keys():
             if hashes[split] != checkpoint.data[split]:
+                what = split if split == "columns" else f"{split} examples"
                 raise ConfigError(
-                    f"resume=true, but the {split} examples are not those that the run began with: "
+                    f"resume=true, but the {what} are not those that the run began with: "
                     f"{self.data[split]}; {last} names the hash {checkpoint.data[split]}"
                 )
         log(INFO, "Resuming after round %s", checkpoint.state.round)
@@ -236,7 +249,8 @@ class Run:
         scores = {} if accuracy is None else {"accuracy": accuracy}  # the task may not classify
         found = self.metrics.compute() if self.metrics else {}
         if self.backdoor is not None:
-            scores["attack_success"] = self.backdoor.success(model, self.test_data)
+            batches = self.test_data.batches(500, generator=None, train=False)
+            scores["attack_success"] = self.backdoor.success(model, batches)
         return to_metrics({**found, **scores, "loss": loss})
 
     def _model_of(self, tensors: Tensors) -> torch.nn.Module:
@@ -292,8 +306,8 @@ class Run:
             self.stop_reason = self.stopping.stop_reason(self.results.rows)
         reached = self.stop_reason is not None
         if self.best_model:
-            run, metadata = self.strategy.state.experiment, self.task.label_metadata()
-            self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, metadata)
+            run = self.strategy.state.experiment
+            self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, self.metadata)
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
         if report.round > 0 and due:
             state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)

@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 from torch.utils.data import Subset
 
 from fedhet.common.errors import ConfigError
+from fedhet.tasks import tabular
+from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.config import OwnConfig
 from fedhet.tasks.examples import Examples, is_pair
 from fedhet.tasks.losses import Loss, loss_of
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
-from fedhet.tasks.models.wrapped import WrappedModel
 from fedhet.tasks.partitioned import Partitioned
 from fedhet.tasks.partitions import PartitionConfig, partition_rows
 from fedhet.tasks.references import Function, call_with_known, is_reference, load_reference
@@ -69,6 +70,7 @@ class OwnTask(Measured, Partitioned):
         seed: of the partition and of the held-out examples.
         num_clients: N.
         functions: those behind the config's names.
+        columns: what the columns of a table are fitted to, where the sites have done so together.
     """
 
     vocabulary = None
@@ -80,10 +82,11 @@ class OwnTask(Measured, Partitioned):
         seed: int,
         num_clients: int,
         functions: Functions | None = None,
+        columns: str | None = None,
     ) -> None:
         self.config, self.partition = config, partition
         self.seed, self.num_clients = seed, num_clients
-        self.name = config.name
+        self.name, self.columns = config.name, columns
         self.functions = functions or Functions.of(config)
         names = inspect.signature(self.functions.data).parameters
         self.by_client = any(name in names for name in CLIENT)
@@ -142,10 +145,25 @@ class OwnTask(Measured, Partitioned):
         return int(getattr(self._built[0], "out_features", 1)) if is_regression else 1
 
     def label_metadata(self) -> dict[str, str]:
-        """Return the metadata of a model's file: the classes, the path of the classifier."""
-        classifier = self._built[1]
-        own = {} if classifier is None else {"classifier": classifier}
-        return {"classes": json.dumps(self.class_names), "kind": self.config.kind, **own}
+        """Return the metadata of a model's file: the classes, and the kind of task."""
+        columns = {} if self.columns is None else {"columns": self.columns}
+        return {"classes": json.dumps(self.class_names), "kind": self.config.kind, **columns}
+
+    @property
+    def fits_columns(self) -> bool:
+        """Whether the sites fit the columns of their tables together, before round 1."""
+        options = self.config.data_options or {}
+        return self.functions.data is tabular.load and options.get("fit") == "federated"
+
+    def column_statistics(
+        self, client_id: int, site_folder: Path | str | None = None
+    ) -> ColumnStatistics:
+        """Return what a client tells of its training rows to fit columns together."""
+        self.require_client(client_id)
+        train, _ = self._own(client_id, site_folder) if self.by_folder else self._part(client_id)
+        folder = Path(site_folder).expanduser() if self.by_folder and site_folder else None
+        # Not fitted yet, an example's only input is the number of its row.
+        return tabular.statistics_of(train[0][:, 0], self.config.data_options or {}, folder)
 
     def build_model(self, seed: int) -> AnyModel:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
@@ -174,7 +192,7 @@ class OwnTask(Measured, Partitioned):
     @cached_property
     def classifier_tensors(self) -> int:
         """How many of the model's last tensors are its classifier."""
-        return self._built[2]
+        return self._built[1]
 
     def client_data(
         self,
@@ -211,6 +229,11 @@ class OwnTask(Measured, Partitioned):
         """Return nothing: where a user's function has its examples from is not known."""
         return {}
 
+    @property
+    def num_train(self) -> int:
+        """How many training examples the clients share out, if ``data`` gives all."""
+        return len(self._strata)
+
     @cached_property
     def client_rows(self) -> list[Indices]:
         """The rows of the training examples that each client holds, if ``data`` gives all."""
@@ -229,11 +252,10 @@ class OwnTask(Measured, Partitioned):
     # ---- pieces ------------------------------------------------------------------------------
 
     @cached_property
-    def _built(self) -> tuple[torch.nn.Module, str | None, int]:
-        """Return the head, its path in an own model and its tensors of a model built once."""
+    def _built(self) -> tuple[torch.nn.Module, int]:
+        """Return the head of a model built once, and how many tensors it has."""
         model = self.build_model(0)
-        path = model.classifier if isinstance(model, WrappedModel) else None
-        return model.get_submodule("head"), path, model.classifier_tensors
+        return model.get_submodule("head"), model.classifier_tensors
 
     def _known_to_models(self) -> dict[str, Any]:
         """Return what a model function can ask for, by the names of its parameters."""
@@ -255,6 +277,8 @@ class OwnTask(Measured, Partitioned):
             "kind": self.config.kind,
             "classes": self.config.class_names,
         }
+        if self.fits_columns:
+            known["fitted"] = self.columns
         if client_id is not None:
             known |= dict.fromkeys(CLIENT, client_id)
         if folder is not None:

@@ -3,17 +3,16 @@
 scikit-learn prepares the columns. A missing number becomes the column's mean, and numbers are
 scaled to mean 0 and variance 1 (SimpleImputer, StandardScaler). Categories become one input each;
 a missing value counts as a category if the public part has one, and a category that the public part
-lacks becomes zeros (OneHotEncoder with ``handle_unknown="ignore"``). Columns and their statistics
-come from a public part of the data alone, so that they are the same everywhere and no site's rows
-have to be seen: the first rows of the training file, or a file of its own.
+lacks becomes zeros (OneHotEncoder with ``handle_unknown="ignore"``). By default the columns and
+their statistics come from a public part of the data alone: the first rows of the training file, or
+a file of its own. With ``fit="federated"`` they come from the rows of all sites: each sends the
+statistics of its training rows before round 1 (tasks/column_statistics.py).
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from logging import WARNING, getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, DamagedFileError, require_range, require_types
+from fedhet.common.errors import (
+    ConfigError,
+    DamagedFileError,
+    require_choice,
+    require_range,
+    require_types,
+)
+from fedhet.tasks.column_statistics import ColumnStatistics
+from fedhet.tasks.table_columns import KEY, Arrays, Columns
 
-if TYPE_CHECKING:  # pandas and scikit-learn take a second to import
-    from pandas import DataFrame, Series
+if TYPE_CHECKING:  # pandas takes a second to import
+    from pandas import DataFrame
 
-Arrays = tuple[NDArray[Any], NDArray[Any]]
-
-_KEY = "task.data_options"
 _SUFFIXES = (".csv", ".parquet")
+FITS = ("public", "federated")
 _SPLIT_SEED = 0  # the same test rows whatever the run's seed
 
 
@@ -39,11 +44,13 @@ def load(
     path: str | None = None,
     numeric: Sequence[str] | None = None,
     categorical: Sequence[str] | None = None,
+    fit: str = "public",
     public: int | str = 100,
     test_fraction: float = 0.2,
     kind: str = "classification",
     classes: Sequence[str] | None = None,
     data_folder: Path | None = None,
+    fitted: str | None = None,
 ) -> tuple[Arrays, Arrays | None]:
     """Return training and test rows, each as inputs (n, d) and targets (n,).
 
@@ -53,6 +60,8 @@ def load(
             and, if there is one, test (.csv or .parquet).
         numeric: columns of numbers; None: the others that hold only numbers.
         categorical: columns of categories; None: all others.
+        fit: what the columns are fitted on: the ``public`` part, or the training rows of all sites
+            ("federated"), which needs ``numeric`` and ``categorical``.
         public: the part that columns and statistics come from: so many first training rows, or the
             path of a file that is the same at all sites.
         test_fraction: of the one file, always the same rows.
@@ -60,38 +69,26 @@ def load(
         classes: the values of ``target`` in the order of their labels.
         data_folder: of a site (``partition=site``), as ``path``; the server, which has none, gets
             inputs without rows.
+        fitted: the sites' statistics together (``ColumnStatistics.to_json``). Before there are any,
+            a federated fit gives each row its number as the only input, (n, 1).
 
     Raises:
         ConfigError: for a missing file or column, a value that is no number in a numeric column, a
             class that ``classes`` lacks, or a missing target.
     """
-    _check(target, path, numeric, categorical, public, test_fraction)
-    folder = data_folder or (None if path is None else Path(path).expanduser())
-    if data_folder is not None and not isinstance(public, str):
-        raise ConfigError(
-            f"{_KEY}.public={public}: with partition=site the sites must agree on the columns' "
-            "statistics; name a file with public rows, at the same path everywhere"
-        )
-    if folder is None and not isinstance(public, str):
-        raise ConfigError(f"{_KEY}.path=null: name the file or folder of the table")
-    files = {} if folder is None else _files(folder)
-    train = _read(files["train"]) if "train" in files else None
-    shown = _read(Path(public).expanduser()) if isinstance(public, str) else None
-    if shown is None:
-        assert train is not None
-        shown = train.head(int(public))
-    columns = Columns.fitted(shown, str(target), numeric, categorical, kind, classes)
+    _check(target, path, numeric, categorical, fit, public, test_fraction)
+    train, test, whole = _tables(path, data_folder, test_fraction)
+    if fit == "federated":
+        names = _names(target, numeric, categorical)
+        if fitted is None:
+            return _numbered(Columns.named(*names, kind, classes), train, test)
+        columns = Columns.of_statistics(ColumnStatistics.from_json(fitted), *names, kind, classes)
+    else:
+        shown = _public_part(public, whole, data_folder)
+        columns = Columns.fitted(shown, str(target), numeric, categorical, kind, classes)
     if train is None:
-        return columns.arrays(shown.head(0)), None
-    if "test" in files:
-        return columns.arrays(train), columns.arrays(_read(files["test"]))
-    if data_folder is not None:
-        return columns.arrays(train), None  # partition.holdout holds out some
-    inputs, targets = columns.arrays(train)
-    order = np.random.default_rng(_SPLIT_SEED).permutation(len(targets))
-    size = round(test_fraction * len(targets))
-    test, rest = np.sort(order[:size]), np.sort(order[size:])
-    return (inputs[rest], targets[rest]), (inputs[test], targets[test])
+        return columns.no_rows(), None
+    return columns.arrays(train), None if test is None else columns.arrays(test)
 
 
 def load_test(
@@ -100,9 +97,11 @@ def load_test(
     path: str | None = None,
     numeric: Sequence[str] | None = None,
     categorical: Sequence[str] | None = None,
+    fit: str = "public",
     public: int | str = 100,
     kind: str = "classification",
     classes: Sequence[str] | None = None,
+    fitted: str | None = None,
 ) -> Arrays:
     """Return the server's test rows, beside sites with their own: ``task.test_data`` names this.
 
@@ -114,12 +113,32 @@ def load_test(
         path=path,
         numeric=numeric,
         categorical=categorical,
+        fit=fit,
         public=public,
         test_fraction=0.0,
         kind=kind,
         classes=classes,
+        fitted=fitted,
     )
     return train if test is None or len(test[1]) == 0 else test
+
+
+def statistics_of(
+    rows: NDArray[np.int64], options: Mapping[str, Any], data_folder: Path | None
+) -> ColumnStatistics:
+    """Return what a site tells of its training rows for a federated fit.
+
+    Args:
+        rows: their numbers, as :func:`load` has given them.
+        options: those of :func:`load`.
+        data_folder: of the site, if it has one.
+    """
+    path, fraction = options.get("path"), float(options.get("test_fraction", 0.2))
+    train, _, _ = _tables(path, data_folder, fraction)
+    if train is None:
+        raise ConfigError(f"{KEY}.path=null: name the file or folder of the table")
+    names = _names(*(options.get(key) for key in ("target", "numeric", "categorical")))
+    return Columns.named(*names, "regression", None).statistics(train.iloc[rows])
 
 
 def mlp(
@@ -163,143 +182,85 @@ class Rescale(nn.Module):
         return outputs * self._std + self._mean
 
 
-@dataclass(frozen=True)
-class Columns:
-    """The columns of a table and what was fitted on its public part.
-
-    Attributes:
-        target: the column to predict.
-        numeric: columns of numbers.
-        categorical: columns of categories.
-        transformer: scikit-learn's, fitted.
-        labels: the label of each class; None for a regression.
-    """
-
-    target: str
-    numeric: tuple[str, ...]
-    categorical: tuple[str, ...]
-    transformer: Any
-    labels: Mapping[str, int] | None
-
-    @classmethod
-    def fitted(
-        cls,
-        public: DataFrame,
-        target: str,
-        numeric: Sequence[str] | None,
-        categorical: Sequence[str] | None,
-        kind: str,
-        classes: Sequence[str] | None,
-    ) -> Columns:
-        """Return the columns that a public part of a table tells."""
-        if len(public) == 0:
-            raise ConfigError(f"{_KEY}.public: there is no row to fit the columns on")
-        if kind == "classification" and classes is None:
-            raise ConfigError(
-                "task.classes=null: list the classes, the values of the target, or set "
-                "task.num_classes if they are 0, 1, ..."
-            )
-        labels = (
-            None if kind == "regression" else {str(one): n for n, one in enumerate(classes or ())}
-        )
-        named = [target, *(numeric or ()), *(categorical or ())]
-        if twice := {name for name in named if named.count(name) > 1}:
-            raise ConfigError(f"{_KEY} names the column {', '.join(sorted(twice))} twice")
-        rest = [name for name in public.columns if name not in named]
-        if numeric is None:
-            numeric = [name for name in rest if _holds_numbers(public[name])]
-        if categorical is None:
-            categorical = [name for name in rest if name not in numeric]
-        if not numeric and not categorical:
-            raise ConfigError(f"{_KEY}: the table has no column beside {target}")
-        transformer = _transformer(list(numeric), list(categorical))
-        found = cls(target, tuple(numeric), tuple(categorical), transformer, labels)
-        found.transformer.fit(found._prepared(public))
-        return found
-
-    def arrays(self, table: DataFrame) -> Arrays:
-        """Return inputs (n, d) as float32 and targets (n,) of a table's rows."""
-        width = len(self.transformer.get_feature_names_out())
-        prepared, targets = self._prepared(table), self._targets(table)
-        if len(table) == 0:
-            return np.zeros((0, width), dtype=np.float32), targets
-        self._tell_unknown(prepared)
-        return np.asarray(self.transformer.transform(prepared), dtype=np.float32), targets
-
-    def _prepared(self, table: DataFrame) -> DataFrame:
-        """Return the columns with numbers as float64 and categories as text or None."""
-        import pandas
-
-        _require_columns(table, (*self.numeric, *self.categorical))
-        numbers = {name: _numbers(table, name) for name in self.numeric}
-        categories = {
-            name: pandas.Series(_texts(table[name]), dtype=object) for name in self.categorical
-        }
-        return pandas.DataFrame({**numbers, **categories})
-
-    def _targets(self, table: DataFrame) -> NDArray[Any]:
-        _require_columns(table, (self.target,))
-        missing = int(table[self.target].isna().sum())
-        if missing:
-            raise ConfigError(
-                f"{_where(table)}: {missing} of the {len(table)} rows have no {self.target} "
-                f"({_KEY}.target): remove them"
-            )
-        if self.labels is None:
-            return _numbers(table, self.target)
-        texts = _texts(table[self.target])
-        if unknown := sorted(set(texts) - set(self.labels)):
-            raise ConfigError(
-                f"{_where(table)}: the column {self.target} has {', '.join(unknown[:5])}, and "
-                f"task.classes has {', '.join(self.labels)}"
-            )
-        return np.array([self.labels[text] for text in texts], dtype=np.int64)
-
-    def _tell_unknown(self, prepared: DataFrame) -> None:
-        """Log how many values become zeros because the public part does not have them."""
-        if not self.categorical:
-            return
-        known = self.transformer.named_transformers_["categorical"].categories_
-        for name, categories in zip(self.categorical, known, strict=True):
-            unknown = int((~prepared[name].isin(list(categories))).sum())
-            if unknown:
-                getLogger("flwr").log(
-                    WARNING,
-                    "column %s: %s of %s values are not among the public part's; they become zeros",
-                    name,
-                    unknown,
-                    len(prepared),
-                )
-
-
-def _transformer(numeric: list[str], categorical: list[str]) -> Any:
-    from sklearn.compose import ColumnTransformer
-    from sklearn.impute import SimpleImputer
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
-
-    scaled = make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler())
-    one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
-    parts = [("numeric", scaled, numeric), ("categorical", one_hot, categorical)]
-    return ColumnTransformer(parts, sparse_threshold=0)
-
-
 def _check(
     target: object,
     path: object,
     numeric: object,
     categorical: object,
+    fit: object,
     public: object,
     test_fraction: float,
 ) -> None:
     texts = {"target": target, "path": path}
     names = {"numeric": numeric, "categorical": categorical}
-    require_types(_KEY, texts, dict.fromkeys(texts, str | None))
-    require_types(_KEY, names, dict.fromkeys(names, tuple[str, ...] | None))
-    require_types(_KEY, {"public": public}, {"public": int | str})
-    require_range(f"{_KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
+    require_types(KEY, texts, dict.fromkeys(texts, str | None))
+    require_types(KEY, names, dict.fromkeys(names, tuple[str, ...] | None))
+    require_types(KEY, {"fit": fit, "public": public}, {"fit": str, "public": int | str})
+    require_choice(f"{KEY}.fit", str(fit), FITS)
+    require_range(f"{KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
     if target is None:
-        raise ConfigError(f"{_KEY}.target=null: name the column that is predicted")
+        raise ConfigError(f"{KEY}.target=null: name the column that is predicted")
+
+
+def _names(
+    target: str | None, numeric: Sequence[str] | None, categorical: Sequence[str] | None
+) -> tuple[str, Sequence[str], Sequence[str]]:
+    """Return the columns of a federated fit, which no site can find out by its rows alone."""
+    if numeric is None or categorical is None:
+        raise ConfigError(
+            f"{KEY}.fit=federated: the sites must agree on the columns; list them in {KEY}.numeric "
+            f"and {KEY}.categorical ([]: none)"
+        )
+    return str(target), numeric, categorical
+
+
+def _tables(
+    path: str | None, data_folder: Path | None, test_fraction: float
+) -> tuple[DataFrame | None, DataFrame | None, DataFrame | None]:
+    """Return the training rows, the test rows, and the training file before these were split off.
+
+    None without a file; a site's test rows without a test file are for partition.holdout.
+    """
+    folder = data_folder or (None if path is None else Path(path).expanduser())
+    if folder is None:
+        return None, None, None
+    files = _files(folder)
+    whole = _read(files["train"])
+    if "test" in files:
+        return whole, _read(files["test"]), whole
+    if data_folder is not None:
+        return whole, None, whole
+    order = np.random.default_rng(_SPLIT_SEED).permutation(len(whole))
+    size = round(test_fraction * len(whole))
+    test, rest = np.sort(order[:size]), np.sort(order[size:])
+    return whole.iloc[rest], whole.iloc[test], whole
+
+
+def _public_part(public: int | str, whole: DataFrame | None, data_folder: Path | None) -> DataFrame:
+    if isinstance(public, str):
+        return _read(Path(public).expanduser())
+    if data_folder is not None:
+        raise ConfigError(
+            f"{KEY}.public={public}: with partition=site the sites must agree on the columns' "
+            "statistics; name a file with public rows, at the same path everywhere, or set "
+            f"{KEY}.fit=federated"
+        )
+    if whole is None:
+        raise ConfigError(f"{KEY}.path=null: name the file or folder of the table")
+    return whole.head(public)
+
+
+def _numbered(
+    columns: Columns, train: DataFrame | None, test: DataFrame | None
+) -> tuple[Arrays, Arrays | None]:
+    """Return each row's number as its input; targets as they are."""
+
+    def rows(table: DataFrame) -> Arrays:
+        return np.arange(len(table))[:, None], columns.targets(table)
+
+    if train is None:
+        return (np.zeros((0, 1), dtype=np.int64), np.zeros(0)), None
+    return rows(train), None if test is None else rows(test)
 
 
 def _files(path: Path) -> dict[str, Path]:
@@ -315,7 +276,7 @@ def _files(path: Path) -> dict[str, Path]:
     if "train" not in files:
         raise ConfigError(
             f"{path} is neither a table nor a folder with train.csv or train.parquet: change "
-            f"{_KEY}.path, or with partition=site the node config's data-folder"
+            f"{KEY}.path, or with partition=site the node config's data-folder"
         )
     return files
 
@@ -332,57 +293,8 @@ def _read(path: Path) -> DataFrame:
         else:
             table = pandas.read_parquet(path, dtype_backend="numpy_nullable")
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist: change {_KEY}.path or .public") from None
+        raise ConfigError(f"{path} does not exist: change {KEY}.path or .public") from None
     except (OSError, ValueError) as error:  # pandas' and Arrow's own are among them
         raise DamagedFileError(f"{path} cannot be read as a table: {error}") from None
     table.attrs["path"] = str(path)
     return table
-
-
-def _where(table: DataFrame) -> str:
-    return str(table.attrs.get("path", "the table"))
-
-
-def _require_columns(table: DataFrame, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in table.columns:
-            raise ConfigError(
-                f"{_where(table)} has no column {name} ({_KEY}); it has: "
-                f"{', '.join(map(str, table.columns))}"
-            )
-
-
-def _holds_numbers(column: Series[Any]) -> bool:
-    from pandas import to_numeric
-    from pandas.api.types import is_bool_dtype
-
-    if is_bool_dtype(column) or column.isna().all():
-        return False
-    try:
-        to_numeric(column)
-    except (TypeError, ValueError):
-        return False
-    return True
-
-
-def _numbers(table: DataFrame, name: str) -> NDArray[np.float64]:
-    """Return a column (n,), NaN where a value is missing."""
-    from pandas import to_numeric
-
-    try:
-        numbers = to_numeric(table[name]).astype("Float64")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{_where(table)}: the column {name} is numeric and has another value: {error}. Put it "
-            f"into {_KEY}.categorical, or mend the file"
-        ) from None
-    found: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
-    if np.isinf(found).any():
-        raise ConfigError(f"{_where(table)}: the column {name} has an infinite value")
-    return found
-
-
-def _texts(column: Series[Any]) -> NDArray[Any]:
-    """Return a column (n,) as text, None where a value is missing."""
-    texts: NDArray[Any] = column.astype("string").to_numpy(dtype=object, na_value=None)
-    return texts

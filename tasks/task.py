@@ -37,6 +37,7 @@ def build_task(
     seed: int,
     num_clients: int,
     functions: Functions | None = None,
+    columns: str | None = None,
 ) -> AnyTask:
     """Return the task that plain values of conf/task/*.yaml and conf/partition/*.yaml describe.
 
@@ -46,6 +47,7 @@ def build_task(
         seed: of the partition, the held-out examples and the training subset.
         num_clients: N.
         functions: of a task on own data, in place of those that it names.
+        columns: of a task that the sites have fitted its columns for (``OwnTask.fits_columns``).
 
     Raises:
         ConfigError: for unknown keys and values out of range; the examples are checked when they
@@ -53,7 +55,7 @@ def build_task(
     """
     config, split = read_config(task), PartitionConfig.from_mapping(partition)
     if isinstance(config, OwnConfig):
-        return OwnTask(config, split, seed, num_clients, functions)
+        return OwnTask(config, split, seed, num_clients, functions, columns)
     return Task(config, split, seed, num_clients)
 
 
@@ -198,6 +200,11 @@ class Task(Measured, Partitioned):
         train = self._splits[0]
         chosen = _subset(len(train), self.config.train_size, [self.seed, SUBSET_STREAM])
         return train if chosen is None else train.select(chosen)
+
+    @property
+    def num_train(self) -> int:
+        """How many training examples the clients share out."""
+        return len(self.train_split)
 
     @cached_property
     def client_rows(self) -> list[Indices]:

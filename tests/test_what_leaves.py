@@ -7,7 +7,7 @@ import pytest
 from flwr.app import Message
 
 from fedhet.conf import build_part, compose
-from fedhet.strategies.round.records import METRICS, UPDATE
+from fedhet.strategies.round.records import CATEGORIES, CLIENT, COLUMNS, METRICS, UPDATE
 from tests.recipes import TINY, overrides, run_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -70,6 +70,26 @@ def test_calibration_sends_the_listed_histograms(tmp_path):
     assert len(replies) == 6  # for the temperature, and for the scores
     assert {name for reply in replies for name in reply.content[kind]} == set(listed)
     assert all(set(reply.content) == {kind} for reply in replies)
+
+
+@pytest.mark.slow
+def test_a_fit_of_columns_sends_the_listed_statistics(tmp_path):
+    table = tmp_path / "rows.csv"
+    table.write_text("age,town,sick\n" + "30,Oslo,yes\n40,Rome,no\n" * 20)
+    replies: list[Message] = []
+    run_recipe(
+        tmp_path / "run",
+        *("task=tabular", f"task.data_options.path={table}", "task.data_options.target=sick"),
+        *("task.classes=[no,yes]", "task.data_options.fit=federated", "partition=iid"),
+        *("task.data_options.numeric=[age]", "task.data_options.categorical=[town]"),
+        *("clients=3", "rounds=1", "local.steps=1", "local.epochs=null"),
+        tamper=lambda reply: replies.append(reply) or reply,
+    )
+    registrations, fits = replies[:3], replies[3:6]
+    assert all(set(reply.content) == {CLIENT} for reply in registrations)
+    for reply in fits:
+        assert set(reply.content) == {COLUMNS, CATEGORIES}
+        assert {COLUMNS, CATEGORIES, *reply.content[COLUMNS]} == set(MESSAGES["columns"])
 
 
 @pytest.mark.slow

@@ -243,7 +243,8 @@ class Runtime(Section):
         description="all clients share this machine's disk, so their state lives below results_dir"
     )
     channels_last: bool = Field(
-        description="memory format of convolutional models: 20 to 25 % faster, on a CPU too"
+        description="memory format of fedhet's convolutional models: 20 to 25 % faster, on a CPU "
+        "too; a model of the user's keeps its own"
     )
     round_timeout_seconds: Seconds = Field(
         description="how long the server waits for a round's replies"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.metrics import is_of_new_model
 from fedhet.report.layer_data import LayerFigures
 from fedhet.report.old_data_file import upgraded
 from fedhet.report.run_data import LATE_ROUNDS, Column, Run
@@ -85,7 +86,7 @@ def _thinned_columns(columns: Mapping[str, Column], step: int) -> dict[str, Colu
     late = kept.union(range(len(rounds) - LATE_ROUNDS, len(rounds)))  # AGREEMENT is averaged there
 
     def thin(name: str, values: Column) -> Column:
-        if name in NEVER_THINNED or len(set(values[1:])) <= 1:
+        if name in NEVER_THINNED or is_of_new_model(name) or len(set(values[1:])) <= 1:
             return values
         shown = late if name in AGREEMENT else kept
         return [value if number in shown else None for number, value in enumerate(values)]

@@ -11,6 +11,7 @@ from statistics import fmean
 
 import numpy as np
 
+from fedhet.common.metrics import is_of_new_model
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph, Picture, Table
 from fedhet.report.curves import (
@@ -145,14 +146,10 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
         name
         for name in runs[0].columns
         if name not in NO_DIAGNOSTICS and all(run.points(name) for run in runs)
+        if not is_of_new_model(name)  # they have a part of the page
     ]
     steady = [name for name in shared if all(_is_steady(run, name) for run in runs)]
-    panels = []
-    for name in (name for name in shared if name not in steady):
-        found = curves_of(layout, keys, partial(over_rounds, column=name))
-        for panel in panels_of(layout, found, "round", ""):
-            title = f"{name} · {panel.title}" if panel.title else name
-            panels.append(replace(panel, title=title))
+    panels = _columns_over_rounds(layout, keys, [name for name in shared if name not in steady])
     blocks: list[Block] = [Heading(3, "Per round")]
     if panels:
         shown = panels[:MOST_DIAGNOSTICS]
@@ -166,6 +163,33 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
     if steady:
         blocks.append(_steady_table(layout, steady))
     return blocks
+
+
+def metrics(
+    layout: Layout, keys: Mapping[str, Key], names: Sequence[str], stem: Path
+) -> list[Block]:
+    """Return each metric over rounds, a panel per column."""
+    if not can_plot():
+        return []
+    panels = _columns_over_rounds(layout, keys, [name for name in names if "/" not in name])
+    if not panels:
+        return []
+    caption = f"On the test set; client_: mean over the clients, on theirs. {lines_are(panels)}"
+    abreast = len(layout.columns) if len(layout.columns) in (2, 4) else 3
+    return [gallery(panels, caption, stem, "metrics", abreast)]
+
+
+def _columns_over_rounds(
+    layout: Layout, keys: Mapping[str, Key], names: Sequence[str]
+) -> list[Panel]:
+    """Return a panel for each column of metrics.jsonl and of the layout."""
+    panels = []
+    for name in names:
+        found = curves_of(layout, keys, partial(over_rounds, column=name))
+        for panel in panels_of(layout, found, "round", ""):
+            title = f"{name} · {panel.title}" if panel.title else name
+            panels.append(replace(panel, title=title))
+    return panels
 
 
 def _is_steady(run: Run, name: str) -> bool:

@@ -22,8 +22,14 @@ from fedhet.report.provenance import provenance, warnings
 from fedhet.report.published_tables import paper_layout, read_paper
 from fedhet.report.run_data import Run
 from fedhet.report.score_chart import scores, single_round
-from fedhet.report.statistics import Figure
-from fedhet.report.tables import accuracies_table, main_table, settings_table, target_tables
+from fedhet.report.statistics import Figure, measured_metrics
+from fedhet.report.tables import (
+    accuracies_table,
+    main_table,
+    metrics_tables,
+    settings_table,
+    target_tables,
+)
 from fedhet.report.update_agreement import agreement
 
 
@@ -127,6 +133,9 @@ def _section(
     if any(run.points("accuracy") for run in section.runs):
         blocks += _accuracies(section, keys, stem)
     if cells_with_runs(layout):
+        if names := measured_metrics(section.runs):
+            blocks += [Heading(3, "Metrics"), *figures.metrics(layout, keys, names, stem)]
+            blocks += metrics_tables(layout, names, section.figure.last_round)
         blocks += agreement(layout, keys, data.every, stem)
         blocks += layers(layout, keys, stem)
         blocks += figures.diagnostics(layout, keys, data.every, stem)

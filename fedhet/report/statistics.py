@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedhet.common.metrics import is_of_new_model, larger_is_better, metric_of
 from fedhet.report.run_data import Run
 
 LATE_EVALUATIONS = 5
 ACCURACIES = ("accuracy", "best_accuracy", "late_accuracy")
-LOSSES = ("loss", "client_loss")  # columns of metrics.jsonl
 TO_TARGET = ("rounds_to", "bytes_to")
 NAMES = {
     "accuracy": "final accuracy",
@@ -36,7 +36,7 @@ class Value:
 class Figure:
     """What a table shows of each run."""
 
-    name: str  # one of NAMES
+    name: str  # one of NAMES, or a metric of metrics.jsonl such as f1, or best_f1
     target: float | None = None  # the accuracy to reach, for rounds_to and bytes_to
     percent: bool = False  # of accuracies
     last_round: int | None = None  # later rounds are left out
@@ -44,14 +44,16 @@ class Figure:
     @property
     def title(self) -> str:
         """The figure in words."""
-        words = NAMES[self.name]
+        words = NAMES.get(self.name, self.name.replace("best_", "best "))
         if self.target is not None:
             words = f"{words} {percent(self.target)}"
         return f"{words} (%)" if self.name in ACCURACIES and self.percent else words
 
     def of(self, run: Run) -> Value | None:
         """Return the run's figure; None if it was not measured."""
-        column = self.name if self.name in LOSSES else "accuracy"
+        column = self.name.removeprefix("best_")
+        if metric_of(column) is None:
+            column = "accuracy"  # of which all other figures are
         last = math.inf if self.last_round is None else self.last_round
         points = [(round, value) for round, value in run.points(column) if round <= last]
         if not points:
@@ -63,12 +65,18 @@ class Figure:
             return Value(float(number), reached=hit is not None)
         scale = 100.0 if self.percent and self.name in ACCURACIES else 1.0
         values = [value for _, value in points]
-        if self.name == "best_accuracy":
-            return Value(max(values) * scale)
+        if self.name.startswith("best_"):
+            return Value((max if larger_is_better(column) else min)(values) * scale)
         if self.name == "late_accuracy":
             trained = [value for round, value in points if round > 0] or values
             return Value(statistics.fmean(trained[-LATE_EVALUATIONS:]) * scale)
         return Value(values[-1] * scale)
+
+
+def measured_metrics(runs: Sequence[Run]) -> list[str]:
+    """Return the metrics of evaluation.metrics that runs have, by their names in metrics.jsonl."""
+    names = dict.fromkeys(name for run in runs for name in run.columns)
+    return [name for name in names if is_of_new_model(name)]
 
 
 @dataclass(frozen=True)

@@ -143,6 +143,43 @@ def accuracies_table(layout: Layout, last_round: int | None) -> Table:
     return cell_table(layout, ["n", *heads], rows, caption)
 
 
+def metrics_tables(layout: Layout, names: Sequence[str], last_round: int | None) -> list[Table]:
+    """Return the last and best value of each metric by cell, and its last values by class."""
+    whole = [name for name in names if "/" not in name]
+    figures = [
+        Figure(figure, last_round=last_round) for name in whole for figure in (name, f"best_{name}")
+    ]
+    rows = [
+        [Entry(str(len(cell.runs))), *(_entry(figure, cell, 4) for figure in figures)]
+        for _, _, cell in cells_with_runs(layout)
+    ]
+    caption = (
+        "On the test set, after the last round and the best evaluation; client_: mean over the "
+        "clients, on theirs. Mean ± sample standard deviation over n seeds."
+    )
+    heads = ["n", *(figure.title for figure in figures)]
+    return [
+        cell_table(layout, heads, rows, caption),
+        *(_by_class(layout, name, names, last_round) for name in whole if _classes(name, names)),
+    ]
+
+
+def _classes(metric: str, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name.startswith(f"{metric}/")]
+
+
+def _by_class(layout: Layout, metric: str, names: Sequence[str], last_round: int | None) -> Table:
+    cells = cells_with_runs(layout)
+    labels = [line.label if at == NO_COLUMN else f"{line.label} · {at}" for at, line, _ in cells]
+    rows = []
+    for name in _classes(metric, names):
+        figure = Figure(name, last_round=last_round)
+        rows.append(
+            [Entry(name.partition("/")[2]), *(_entry(figure, cell, 4) for _, _, cell in cells)]
+        )
+    return Table(["class", *labels], rows, f"{metric} of each class after the last round.")
+
+
 def cell_table(
     layout: Layout, heads: Sequence[str], rows: Sequence[Sequence[Entry]], caption: str
 ) -> Table:

@@ -1,8 +1,9 @@
 """fedhet-evaluate: evaluates the models of finished runs on their own or another test set.
 
-    fedhet-evaluate RUN [RUN ...] [--task KEY=VALUE ...] [--state FILE]
+    fedhet-evaluate RUN [RUN ...] [--best] [--task KEY=VALUE ...] [--state FILE]
 
-RUN is the folder of a run or of a sweep. Nothing is trained. With --task the examples are those of
+RUN is the folder of a run or of a sweep. Nothing is trained. With --best it is the model of the
+best round (checkpoint.best), and else that of the last one. With --task the examples are those of
 the run's task with other values, such as --task path=/data/new. With --augmented the test images
 are also flipped and cropped as training images are, as in code that uses one transform for both
 (the released code of FedDW). Where clients keep tensors of their own, such as FedPer's heads,
@@ -59,6 +60,7 @@ def evaluate(
     passes: int = 0,
     seed: int = 0,
     state: Path | None = None,
+    best: bool = False,
 ) -> Evaluation:
     """Evaluate the model of the run in ``folder``.
 
@@ -68,14 +70,15 @@ def evaluate(
         passes: over augmented examples.
         seed: of the augmentation.
         state: a client's state file, where clients keep tensors of their own.
+        best: the model of the best round in place of the last one.
     """
-    task = _task(folder, words)
+    task = _task(folder, words, best)
     if passes and not task.config.transform.augments:
         raise ConfigError(
             f"--augmented {passes}: the task of {folder} does not augment its training examples; "
             "set --task flip=true or --task crop_padding=4"
         )
-    model = classifier_of(folder, task, state)
+    model = classifier_of(folder, task, state, best=best)
     if not words:
         _require_same_examples(folder, task)
     data = task.test_data(next(model.parameters()).device)
@@ -112,12 +115,19 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
         try:
-            figures = evaluate(folder, options.task, options.augmented, options.seed, options.state)
+            figures = evaluate(
+                folder,
+                options.task,
+                options.augmented,
+                options.seed,
+                options.state,
+                options.best,
+            )
             found.append((run, figures))
         except ConfigError as error:
             say_error("fedhet-evaluate", error)
     if found:
-        console.print(rich_table(_table(found, options.augmented)))
+        console.print(rich_table(_table(found, options.augmented, best=options.best)))
     if found and options.out is not None:
         content = [
             {"name": run.name, "method": run.method, "seed": run.seed, **asdict(figures)}
@@ -141,9 +151,9 @@ def _require_same_examples(folder: Path, task: AnyTask) -> None:
         )
 
 
-def _task(folder: Path, words: Sequence[str]) -> AnyTask:
+def _task(folder: Path, words: Sequence[str], best: bool) -> AnyTask:
     """Return the run's task with these changes, if the model's labels mean the same in it."""
-    stored = label_metadata_of(folder)
+    stored = label_metadata_of(folder, best=best)
     task = task_of(_changed(recipe_of(folder), words), stored)
     metadata = task.label_metadata()
     for key, advice in ADVICE.items():
@@ -168,7 +178,7 @@ def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
     return changed
 
 
-def _table(found: Sequence[tuple[Run, Evaluation]], passes: int) -> Table:
+def _table(found: Sequence[tuple[Run, Evaluation]], passes: int, *, best: bool) -> Table:
     head = ["run", "examples", "accuracy %", "loss", "lowest class"]
     rows = []
     for run, figures in found:
@@ -182,8 +192,9 @@ def _table(found: Sequence[tuple[Run, Evaluation]], passes: int) -> Table:
         rows.append([Entry(text) for text in texts])
     if passes:
         head.append("augmented %")
-    caption = f"augmented: mean and standard deviation of {passes} passes" if passes else ""
-    return Table(head, rows, caption, words=1)
+    words = ["the model of each run's best round"] if best else []
+    words += [f"augmented: mean and standard deviation of {passes} passes"] if passes else []
+    return Table(head, rows, "; ".join(words), words=1)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -192,6 +203,7 @@ def _parser() -> argparse.ArgumentParser:
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run or a sweep")
     task = "a key of the task with another value, such as path=/data/new; may be repeated"
     add("--task", action="append", default=[], metavar="KEY=VALUE", help=task)
+    add("--best", action="store_true", help="the model of the best round (checkpoint.best=true)")
     state = "of a client, client-*/round-*.safetensors: its own tensors go with the shared ones"
     add("--state", type=Path, metavar="FILE", help=state)
     passes = "how many passes over the test images flipped and cropped as for training (0)"

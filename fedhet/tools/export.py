@@ -1,6 +1,6 @@
 """fedhet-export: exports the model of a finished run to one file that needs only torch.
 
-    fedhet-export RUN --out model.pt2 [--state FILE]
+    fedhet-export RUN --out model.pt2 [--best] [--state FILE]
 
 The file holds the network, its parameters and the normalisation of its inputs:
 
@@ -8,8 +8,10 @@ The file holds the network, its parameters and the normalisation of its inputs:
     probabilities = program.module()(images)        # (B, C), of uint8 (B, channels, H, W)
 
 about.json has the shape and type of the inputs, the names of the classes, for texts the words of
-the vocabulary by rank, and the run. Where clients keep tensors of their own, such as FedPer's
-heads, --state names the file of one of them (client-*/round-*.safetensors): the model is its.
+the vocabulary by rank, and the run. --best exports the model of the best round
+(checkpoint.best=true), in place of that of the last one. Where clients keep tensors of their own,
+such as FedPer's heads, --state names the file of one of them (client-*/round-*.safetensors): the
+model is its.
 """
 
 from __future__ import annotations
@@ -38,13 +40,16 @@ from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 
 ABOUT = "about.json"
 OF_THE_RUN = ("accuracy", "parameters_sha256", "seed")  # of summary.json
+OF_THE_BEST = ("round", "metric", "value", "parameters_sha256")  # of its best_model
 
 
-def export(folder: Path, path: Path, state: Path | None = None) -> dict[str, Any]:
+def export(
+    folder: Path, path: Path, state: Path | None = None, *, best: bool = False
+) -> dict[str, Any]:
     """Export a run's model to ``path``, check its outputs, and return its about.json."""
     recipe = recipe_of(folder)
-    task = task_of(recipe, label_metadata_of(folder))
-    classifier = classifier_of(folder, task, state).cpu()
+    task = task_of(recipe, label_metadata_of(folder, best=best))
+    classifier = classifier_of(folder, task, state, best=best).cpu()
     module = InferenceModel(classifier, task.config.transform).eval()
     examples = _examples(task, 2)
     with warnings.catch_warnings(), torch.no_grad():
@@ -52,7 +57,11 @@ def export(folder: Path, path: Path, state: Path | None = None) -> dict[str, Any
         program = torch.export.export(
             module, (examples,), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
-    figures = {key: value for key, value in read_summary(folder).items() if key in OF_THE_RUN}
+    summary = read_summary(folder)
+    figures = {key: summary[key] for key in OF_THE_RUN if key in summary}
+    if best:
+        figures = {"seed": figures["seed"]}
+        figures |= {key: summary["best_model"][key] for key in OF_THE_BEST}
     about = {
         "classes": list(task.class_names),
         "input": {"shape": ["batch", *task.input_shape], "dtype": str(examples.dtype)},
@@ -72,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command; ``words`` replace the process's command line."""
     options = _parser().parse_args(words)
     with reported_errors("fedhet-export"):
-        about = export(options.run, options.out, options.state)
+        about = export(options.run, options.out, options.state, best=options.best)
     Console().print(
         f"input    {about['input']['dtype']} {about['input']['shape']}\n"
         f"output   probabilities of {len(about['classes'])} classes\n"
@@ -116,6 +125,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = parser_of("fedhet-export", __doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run")
     parser.add_argument("--out", type=Path, default=Path("model.pt2"), metavar="FILE")
+    parser.add_argument("--best", action="store_true", help="the model of the best round")
     parser.add_argument("--state", type=Path, metavar="FILE", help="of a client: its model")
     return parser
 

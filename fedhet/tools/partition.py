@@ -2,7 +2,8 @@
 
     fedhet-partition task=cifar10 partition=dirichlet partition.alpha=0.1 clients=10
 
-It prints a table, clients by classes, and saves a plot of it below results/partitions/.
+It prints a table, clients by classes, and saves a plot of it below results/partitions/. Examples of
+a regression are counted by tenths of their targets.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fedhet.report.partition_plot import (
     partition_title,
     picture_size,
 )
-from fedhet.tasks import Task, build_task
+from fedhet.tasks import AnyTask, OwnTask, Task, build_task
 
 FOLDER = Path("results") / "partitions"
 MAX_TABLE_CLIENTS = 100
@@ -41,15 +42,16 @@ def main() -> None:
     with reported_errors("fedhet-partition"):
         task, title, name = _build(words)
         counts = task.class_counts()
-        console.print(_table(counts, task.class_names, title, console.width))
+        names = task.class_names or tuple(f"tenth {number + 1}" for number in range(len(counts[0])))
+        console.print(_table(counts, names, title, console.width))
         for line in _summary(task, counts):
             console.print(line, highlight=False)
         path = (FOLDER / f"{name}.png").absolute()
-        draw(counts, task.class_names, title, path)
+        draw(counts, names, title, path)
     console.print(f"plot: {path}", soft_wrap=True, highlight=False)
 
 
-def _build(words: list[str]) -> tuple[Task, str, str]:
+def _build(words: list[str]) -> tuple[AnyTask, str, str]:
     """Return the task, a title, and a file name."""
     recipe = compose({"overrides": json.dumps(words)})
     partition, task_values = plain_part(recipe, "partition"), plain_part(recipe, "task")
@@ -57,12 +59,8 @@ def _build(words: list[str]) -> tuple[Task, str, str]:
     if clients == 0:
         raise ConfigError("clients=0 takes the number from the connected SuperNodes: set clients")
     task = build_task(task_values, partition, seed=seed, num_clients=clients)
-    if not isinstance(task, Task):
-        raise ConfigError(
-            f"task={task.name} has its examples from a function of yours, and fedhet-partition "
-            "shows the partitions of data sets that fedhet reads"
-        )
-    chosen = chosen_values(partition, clients=clients, seed=seed, train_size=task.config.train_size)
+    train_size = task.config.train_size if isinstance(task, Task) else None
+    chosen = chosen_values(partition, clients=clients, seed=seed, train_size=train_size)
     name = "-".join(f"{key}{value}" for key, value in chosen.items())
     title = partition_title(task.name, partition["name"], chosen)
     return task, title, f"{task.name}-{partition['name']}-{name}"
@@ -91,15 +89,17 @@ def _largest(row: Counts, names: tuple[str, ...]) -> list[str]:
     return [str(np.count_nonzero(row)), listed]
 
 
-def _summary(task: Task, counts: Counts) -> list[str]:
+def _summary(task: AnyTask, counts: Counts) -> list[str]:
     sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
-    used = np.unique(np.concatenate(task.client_rows))
     lines = [
         f"examples a client: {sizes.min()} to {sizes.max()}, median {np.median(sizes):.0f}; "
         f"classes a client: {held.min()} to {held.max()}, median {np.median(held):.0f}"
     ]
-    if unused := len(task.train_split) - len(used):
-        lines.append(f"with no client: {unused} of {len(task.train_split)} examples")
+    if isinstance(task, OwnTask) and task.by_client:
+        return [*lines, f"task.data={task.config.data} gives each client its own"]
+    used, total = np.unique(np.concatenate(task.client_rows)), task.num_train
+    if unused := total - len(used):
+        lines.append(f"with no client: {unused} of {total} examples")
     if repeated := int(sizes.sum()) - len(used):
         lines.append(f"repeated: {repeated} of the {sizes.sum()} examples that clients hold")
     return lines

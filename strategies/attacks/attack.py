@@ -8,14 +8,14 @@ draws follows from the run's seed. Attacks are for simulations: a recipe that ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
 
-from fedhet.common.errors import ConfigError, is_list, require_range
+from fedhet.common.errors import ConfigError, require_range
 from fedhet.strategies.base import ClientData, ClientSide, Reply
 
 _STREAM = 0xA77  # keeps the choice of clients independent of every other use of the run's seed
@@ -77,7 +77,7 @@ def hostile_clients(clients: list[int] | float, num_clients: int, seed: int) -> 
     """Return the hostile clients' ids: those that are named, or a share drawn by the seed."""
     if num_clients < 1:
         raise ConfigError("attack needs the number of clients: set clients, which is 0")
-    if not is_list(clients):
+    if not isinstance(clients, Sequence):
         share = require_range("attack.clients", clients, high=1.0, open_low=True, open_high=True)
         count = max(1, int(share * num_clients + 0.5))
         order = np.random.default_rng([_STREAM, seed]).permutation(num_clients)

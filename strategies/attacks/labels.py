@@ -9,7 +9,7 @@ Backdoor    model replacement: Bagdasaryan, Veit, Hua, Estrin, Shmatikov. AISTAT
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,8 +20,6 @@ from torch import Tensor, nn
 from fedhet.common.errors import ConfigError, require_range, require_whole
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import Batch, ClientData, Payloads, Reply
-
-_BATCH = 500
 
 
 class _Changed:
@@ -144,14 +142,14 @@ class Backdoor(Attack):
         return replace(reply, update={n: boost * value for n, value in reply.update.items()})
 
     @torch.no_grad()
-    def success(self, model: nn.Module, test: ClientData) -> float:
+    def success(self, model: nn.Module, test: Iterable[Batch]) -> float:
         """Return the share of the other classes' test images that the trigger turns to the target.
 
         The model, which returns (features, logits), is put into eval mode.
         """
         model.eval()
         hits = seen = 0
-        for inputs, labels in test.batches(_BATCH, generator=None, train=False):
+        for inputs, labels in test:
             others = inputs[labels != self.target]
             if len(others):
                 _, logits = model(self.trigger.stamp(others))

@@ -33,8 +33,7 @@ class FixedSizeSampler(_Sampler):
 
 def most_clients(sampler: object, num_clients: int) -> int:
     """Return how many clients a round has at most."""
-    fixed = isinstance(sampler, FixedSizeSampler)
-    return sampler.size(num_clients) if fixed else num_clients
+    return sampler.size(num_clients) if isinstance(sampler, FixedSizeSampler) else num_clients
 
 
 class BernoulliSampler(_Sampler):

@@ -12,6 +12,7 @@ from fedhet.strategies.base import RefusedReplyError, Tensors
 from fedhet.strategies.round.array_codec import to_array, to_tensor
 
 PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics", "client"
+COLUMNS, CATEGORIES = "columns", "categories"  # of a table that sites fit together
 PERSONAL_SCORE = "personal-"  # prefix of the scores of a client's own model
 
 

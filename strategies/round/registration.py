@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.serverapp import Grid
@@ -17,8 +17,16 @@ from fedhet.common.errors import ConfigError, require_whole
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
 from fedhet.strategies.round.exact_sum import MOST_SUMMANDS
+from fedhet.strategies.round.records import CONFIG
 from fedhet.strategies.round.round_report import RoundReport
 
+FROZEN_MODEL = "frozen-model"  # the hash of what a model neither trains nor sends
+# What sites have to share for their hashes to be equal.
+_SAME = {
+    "recipe": "release and the same recipe",
+    "code": "release and the same recipe",
+    FROZEN_MODEL: "pretrained files (task.model, task.model_options)",
+}
 _POLL_SECONDS = 0.2
 _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
 _REPORT_SECONDS = 10.0
@@ -41,8 +49,10 @@ class FederationConfig:
     max_failed_rounds: int = 3  # this many such rounds in a row end the run with an error
     connect_timeout_seconds: float = 600.0  # to wait before round 1, and before any round
     nodes_may_join: bool = True  # False: a simulation, in which nobody replaces a refused node
-    # hashes (of the recipe, of the code) that every node must share
+    # hashes (of the recipe, the code, the frozen part of the model) that every node must share
     fingerprint: Mapping[str, str] = field(default_factory=dict)
+    # sent to every node with the registration's question
+    node_settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -125,7 +135,9 @@ class ClientRegistry:
         return client
 
 
-def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry:
+def register_clients(
+    grid: Grid, federation: FederationConfig, message_type: str = MessageType.QUERY
+) -> ClientRegistry:
     """Ask every connected node for its partition id, example count and hashes.
 
     A node that does not fit is logged and kept out. A TimeoutError says that the others are too
@@ -148,7 +160,7 @@ def register_clients(grid: Grid, federation: FederationConfig) -> ClientRegistry
         new = [node for node in connected if node not in infos and node not in refused]
         over = time.monotonic() > end
         if new and (asked or over or len(connected) >= max(federation.num_clients, 1)):
-            infos |= _ask(grid, new, federation, refused)
+            infos |= _ask(grid, new, federation, refused, message_type)
             asked = True
         size = federation.num_clients or _announced(infos)
         enough = min(federation.min_clients or size, size)
@@ -226,7 +238,7 @@ class ClientAvailability:
         nodes, known = self.registry.nodes, self.registry.num_examples
         if new := [nodes[client] for client in clients if client not in known]:
             refused: dict[int, str] = {}
-            for node, info in _ask(grid, new, self._federation, refused).items():
+            for node, info in _ask(grid, new, self._federation, refused, MessageType.QUERY).items():
                 self.registry.add(node, info, node.__eq__)
         return [client for client in clients if client in known]
 
@@ -266,7 +278,7 @@ class ClientAvailability:
         self._refused &= connected  # a node that reconnects is asked again
         known = {*self.registry.nodes.values(), *self._asked, *self._refused}
         if new := sorted(connected - known):
-            ids = grid.push_messages([_question(node) for node in new])
+            ids = grid.push_messages([_question(node, self._federation) for node in new])
             self._asked |= dict(zip(new, ids, strict=True))
         if not self._asked:
             return
@@ -286,19 +298,27 @@ class ClientAvailability:
 # ---- asking, and reading the answers -------------------------------------------------------------
 
 
-def _question(node_id: int) -> Message:
-    return Message(content=RecordDict(), message_type=MessageType.QUERY, dst_node_id=node_id)
+def _question(
+    node_id: int, federation: FederationConfig, message_type: str = MessageType.QUERY
+) -> Message:
+    settings = dict(federation.node_settings)
+    content = RecordDict({CONFIG: ConfigRecord({**settings})} if settings else {})
+    return Message(content=content, message_type=message_type, dst_node_id=node_id)
 
 
 def _ask(
-    grid: Grid, node_ids: list[int], federation: FederationConfig, refused: dict[int, str]
+    grid: Grid,
+    node_ids: list[int],
+    federation: FederationConfig,
+    refused: dict[int, str],
+    message_type: str,
 ) -> dict[int, NodeInfo]:
     """Return the valid answers by node, without nodes that have gone or are silent.
 
     The others are logged, and added to ``refused`` with the reason.
     """
     infos: dict[int, NodeInfo] = {}
-    asked = [_question(node) for node in node_ids]
+    asked = [_question(node, federation, message_type) for node in node_ids]
     for answer in grid.send_and_receive(asked, timeout=federation.connect_timeout_seconds):
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
             continue  # the SuperLink notices a killed node only after a minute
@@ -328,8 +348,7 @@ def _node_info(node: int, answer: Message, federation: FederationConfig) -> Node
         if (theirs := info.texts.get(name)) != value:
             raise RefusedReplyError(
                 f"node {node} (partition {info.partition_id}) runs another {name}: {theirs!r}, the "
-                f"server has {value!r}; give every site the same release and the same recipe, then "
-                "start again"
+                f"server has {value!r}; give every site the same {_SAME[name]}, then start again"
             )
     return info
 

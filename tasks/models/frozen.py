@@ -21,6 +21,11 @@ class Frozen(nn.Module):
         super().__init__()
         self._held = [network.eval().requires_grad_(False)]  # a list hides it from the submodules
 
+    @property
+    def network(self) -> nn.Module:
+        """The extractor."""
+        return self._held[0]
+
     @torch.no_grad()
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the network's features of the inputs."""

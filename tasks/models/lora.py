@@ -62,3 +62,14 @@ def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -
     for name, parameter in network.named_parameters():
         in_full = any(f"{name}.".startswith(f"{path}.") for path in whole)
         parameter.requires_grad_(in_full or "lora_" in name)
+
+
+def merge_adapters(network: nn.Module) -> None:
+    """Add each adapter to the weights that it belongs to, and take it out; changes the network."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    for path, module in list(network.named_modules()):
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+            parent, _, name = path.rpartition(".")
+            network.get_submodule(parent).set_submodule(name, module.get_base_layer())

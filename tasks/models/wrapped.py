@@ -79,7 +79,7 @@ class WrappedModel(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move frozen tensors, too, which are no parameters any more."""
         for module in self.modules():
-            for name in getattr(module, _FROZEN, ()):
+            for name in getattr(module, FROZEN, ()):
                 setattr(module, name, fn(getattr(module, name)))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
@@ -103,7 +103,7 @@ def last_layer(network: nn.Module) -> str:
     )
 
 
-_FROZEN = "_fedhet_frozen"
+FROZEN = "_fedhet_frozen"
 
 
 class _Place(nn.Module):
@@ -161,7 +161,7 @@ def _hide_frozen(network: nn.Module) -> None:
             assert value is not None
             module.__dict__[name] = value.data
         if frozen:
-            module.__dict__[_FROZEN] = frozen
+            module.__dict__[FROZEN] = frozen
 
 
 def _tensor(outputs: Any) -> Tensor:

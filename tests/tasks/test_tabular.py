@@ -4,10 +4,15 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from sklearn.impute import SimpleImputer
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from torch import nn
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks import tabular
+from fedhet.tasks.column_statistics import MOST_CATEGORIES, ColumnStatistics, merged
+from fedhet.tasks.table_columns import Columns
 from tests.tasks.plain import SITE, task_of
 
 ROWS = """age,town,member,income
@@ -116,6 +121,64 @@ def test_values_that_become_zeros_are_logged(table, caplog):
     said = [record.getMessage() for record in caplog.records]
     assert any("column town: 1 of 4 values" in line for line in said)
     assert any("column member: 1 of 4 values" in line for line in said)
+
+
+# ------------------------------------------------------------------------------ a federated fit
+NUMERIC, CATEGORICAL = ["age", "score", "empty", "same"], ["town", "member"]
+
+
+def pooled_rows(count=60):
+    """Rows with missing values, a column without any number, and one that never changes."""
+    rng = np.random.default_rng(3)
+    towns, members = ["Oslo", "Rome", "Paris", "Bonn"], ["yes", "no", None]
+    return pandas.DataFrame(
+        {
+            "age": np.where(rng.random(count) < 0.2, np.nan, rng.normal(4e4, 3.0, count)),
+            "score": rng.normal(size=count) * 1e-3,
+            "empty": np.full(count, np.nan),
+            "same": np.full(count, 0.1),
+            "town": rng.choice(towns, count),
+            "member": rng.choice(np.array(members, dtype=object), count),
+            "income": rng.choice(CLASSES, count),
+        }
+    )
+
+
+def in_parts(table):
+    """Uneven parts: one of a single row, one without a number in a column that others have."""
+    parts = [table.iloc[rows] for rows in np.split(np.arange(len(table)), [1, 20, 50])]
+    parts[1] = parts[1].assign(age=np.nan)
+    return parts, pandas.concat(parts)
+
+
+def test_the_statistics_of_all_parts_are_scikit_learns_of_the_pooled_rows():
+    parts, pooled = in_parts(pooled_rows())
+    names = ("income", NUMERIC, CATEGORICAL, "classification", CLASSES)
+    sent = [Columns.named(*names).statistics(part) for part in parts]
+    whole = ColumnStatistics.from_json(merged(sent, CATEGORICAL).to_json())
+    found, _ = Columns.of_statistics(whole, *names).arrays(pooled)
+    scaled = make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler())
+    numbers = scaled.fit_transform(pooled[NUMERIC])
+    one_hot = OneHotEncoder(sparse_output=False)
+    texts = one_hot.fit_transform(pooled[CATEGORICAL].astype(object).replace({np.nan: None}))
+    scaler = scaled[1]
+    np.testing.assert_allclose(whole.means, scaler.mean_, rtol=1e-13)
+    np.testing.assert_allclose(whole.variances(), scaler.var_, rtol=1e-10, atol=1e-20)
+    np.testing.assert_allclose(found, np.hstack([numbers, texts]).astype(np.float32), atol=1e-6)
+    assert [list(one) for one in whole.categories] == [list(one) for one in one_hot.categories_]
+    assert whole.rows == len(pooled)
+
+
+def test_a_federated_fit_needs_its_columns_named_and_a_column_of_few_categories(table):
+    with pytest.raises(ConfigError, match=r"list them in task\.data_options\.numeric and"):
+        all_rows(table, fit="federated")
+    with pytest.raises(ConfigError, match="fit='both' is unknown; allowed: federated, public"):
+        all_rows(table, fit="both")
+    names = [f"{number}" for number in range(MOST_CATEGORIES + 1)]
+    rows = pandas.DataFrame({"town": names, "income": "low"})
+    columns = Columns.named("income", [], ["town"], "classification", CLASSES)
+    with pytest.raises(ConfigError, match="town has 1001 categories"):
+        columns.statistics(rows)
 
 
 # ------------------------------------------------------------------------------------ as a task

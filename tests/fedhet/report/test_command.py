@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fedhet.report import command, data_file, paper_figures
-from fedhet.report.blocks import Paragraph
+from fedhet.report import command, data_file, figures, paper_figures
+from fedhet.report.blocks import Paragraph, Picture
 from fedhet.report.colors import keys_of
 from fedhet.report.figures import accuracy, curves_of, incomplete_curves
 from fedhet.report.layout import automatic_layout, first_runs
@@ -192,6 +192,27 @@ def test_a_run_that_did_not_complete_has_a_curve_as_far_as_it_came(finished_run,
     assert mean[1] == (whole,)
     blocks = accuracy(automatic_layout([cut]), keys, None, (), tmp_path / "page")
     assert "A cross: the end of a run that is not completed." in blocks[1].caption
+
+
+def test_metrics_have_curves_and_tables_of_their_own(write_run, tmp_path, monkeypatch):
+    drawn = {}
+
+    def gallery(panels, caption, stem, kind, abreast):
+        drawn[kind] = [panel.title for panel in panels]
+        return Picture("", caption, kind)
+
+    monkeypatch.setattr(figures, "gallery", gallery)
+    for seed, f1 in enumerate((0.4, 0.6)):
+        write_run(seed=seed, columns={"f1": f1, "client_f1": 0.3, "f1/cat": f1 / 2, "f1/dog": f1})
+    text = report(tmp_path / "sweep")
+    assert drawn["metrics"] == ["f1", "client_f1"]
+    assert not {"f1", "client_f1"} & set(drawn.get("diagnostics", []))
+    # .4 and .6: mean .5, sample sd sqrt(.02) = .1414
+    spread = "0.5000 ± 0.1414"
+    assert "|  | n | f1 | best f1 | client_f1 | best client_f1 |" in text
+    assert f"| fedavg | 2 | {spread} | {spread} | 0.3000 ± 0.0000 | 0.3000 ± 0.0000 |" in text
+    assert "| class | fedavg |" in text
+    assert f"| dog | {spread} |" in text
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fedhet.report.statistics import Figure, estimate, sensible_targets
+from fedhet.report.statistics import Figure, estimate, measured_metrics, sensible_targets
 
 
 @pytest.fixture
@@ -37,6 +37,15 @@ def test_the_mean_of_the_last_five_and_figures_of_one_seed(runs, finished_run):
     many = finished_run(accuracies=(0.0, 0.9, 0.1, 0.2, 0.3, 0.4, 0.5))
     assert estimate(late, [many]).mean == pytest.approx(0.3)
     assert estimate(Figure("rounds_to", 0.6), runs[:1]).text(1) == "2"
+
+
+def test_metrics_are_best_where_they_are_largest_or_for_errors_smallest(finished_run):
+    run = finished_run(columns={"f1": 0.5, "client_mae": 2.0, "received_f1": 0.1, "f1/cat": 0.3})
+    assert measured_metrics([run]) == ["f1", "client_mae", "f1/cat"]
+    run.columns["f1"][1:], run.columns["client_mae"][1:] = [0.7, 0.2, 0.4], [3.0, 1.0, 2.0]
+    found = {name: Figure(name).of(run).number for name in ("f1", "best_f1", "best_client_mae")}
+    assert found == {"f1": 0.4, "best_f1": 0.7, "best_client_mae": 1.0}
+    assert Figure("best_client_mae").title == "best client_mae"
 
 
 def test_a_target_that_no_run_reaches_is_the_bound_of_the_run_that_gave_up_first(finished_run):

@@ -11,6 +11,7 @@ from fedhet.load_run import classifier_of, recipe_of, task_of
 from fedhet.tasks.evaluation import evaluate_model
 from fedhet.tasks.transform import Augmentation
 from fedhet.tools.evaluate import evaluate, main
+from fedhet.tools.export import export
 from tests.fedhet.tools.conftest import COLOURS, write_images
 from tests.recipes import TINY, run_recipe
 
@@ -31,6 +32,23 @@ def test_the_own_test_set_gives_the_figures_of_the_run(words, tmp_path):
     right = model(inputs)[1].argmax(dim=1) == labels
     by_hand = {str(label): float(right[labels == label].float().mean()) for label in range(10)}
     assert found.by_class == pytest.approx(by_hand)
+
+
+def test_the_model_of_the_best_round_is_evaluated_and_exported(tmp_path, refused):
+    """Minimised, the best accuracy is not the last round's."""
+    words = ["rounds=2", "checkpoint.best=true", "early_stopping.mode=min"]
+    summary = run_recipe(tmp_path / "run", *TINY, *words)
+    best = summary["best_model"]
+    assert best["value"] < summary["accuracy"]
+    found = evaluate(tmp_path / "run", best=True)
+    assert found.accuracy == pytest.approx(best["value"], abs=1e-6)
+    about = export(tmp_path / "run", tmp_path / "model.pt2", best=True)["run"]
+    expected = {"method": "fedavg", "seed": 0, **best}
+    assert about == {key: value for key, value in expected.items() if key != "file"}
+    shutil.copy(tmp_path / "run" / "model.safetensors", tmp_path / "run" / "best.safetensors")
+    assert "is damaged or of another run" in refused(main, tmp_path / "run", "--best")
+    (tmp_path / "run" / "best.safetensors").unlink()
+    assert "runs keep one with checkpoint.best=true" in refused(main, tmp_path / "run", "--best")
 
 
 def test_classes_are_matched_by_name_and_known_without_the_training_data(

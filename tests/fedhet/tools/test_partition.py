@@ -36,6 +36,35 @@ def test_it_prints_the_table_and_saves_the_plot(run, tmp_path, monkeypatch):
     assert re.search(r"total +classes +largest", run(["task=digits", "partition=iid", "clients=2"]))
 
 
+OWN = """
+import numpy as np
+
+def of_all(kind):
+    targets = np.arange(40) % 4 if kind == "classification" else np.arange(40.0)
+    return (np.zeros((40, 2), dtype="float32"), targets), None
+
+def of_one(client_id):
+    return (np.zeros((client_id + 1, 2), dtype="float32"), np.full(client_id + 1, client_id)), None
+"""
+
+
+@pytest.mark.slow
+def test_own_data_are_shown_too_by_class_by_tenths_or_as_each_client_has_them(
+    run, tmp_path, monkeypatch
+):
+    (tmp_path / "own_rows.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["task=own", "task.model=mlp", "clients=2", "partition=iid"]
+    whole = run([*words, "task.data=own_rows:of_all", "task.classes=[a,b,c,d]"])
+    assert re.search(r"client +total +a +b +c +d", whole)
+    assert "examples a client: 20 to 20" in whole
+    tenths = run([*words, "task.data=own_rows:of_all", "task.kind=regression"])
+    assert re.search(r"tenth \d+: \d", tenths)
+    own = run([*words, "task.data=own_rows:of_one", "task.num_classes=2"])
+    assert "examples a client: 1 to 2" in own
+    assert "own_rows:of_one gives each client its own" in own
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

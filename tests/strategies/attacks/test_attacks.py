@@ -89,7 +89,7 @@ def test_a_backdoors_success_is_of_the_other_classes():
     images[:2, 0, 0, 0] = 1.0
     attack = Backdoor(target=1, **WHO)
     attack.white = torch.tensor([1.0])
-    test = TensorBatches(images, torch.tensor([1, 0, 0, 0]))
+    test = [(images, torch.tensor([1, 0, 0, 0]))]
     assert attack.success(Corner(), test) == pytest.approx(1 / 3)
 
 

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.round.registration import (
+    FROZEN_MODEL,
     ClientAvailability,
     ClientRegistry,
     FederationConfig,
@@ -129,6 +130,18 @@ def test_a_node_that_does_not_fit_keeps_itself_out_at_the_start_and_later(answer
     for said in refused:
         assert re.search(message, said)
         assert "\n" not in said
+
+
+def test_a_site_with_other_frozen_weights_keeps_itself_out(caplog):
+    logging.getLogger("flwr").propagate = True
+    hashes = {"fingerprint": {FROZEN_MODEL: "aa"}}
+    grid = grid_of(0, 1)
+    for node, own in ((100, "aa"), (101, "bb")):
+        join(grid, node, node - 100, **{FROZEN_MODEL: own})
+    with caplog.at_level(logging.WARNING):
+        assert register(grid, size=2, min_clients=1, **hashes).nodes == {0: 100}
+    assert "(partition 1) runs another frozen-model: 'bb', the server has 'aa'" in caplog.text
+    assert "give every site the same pretrained files" in caplog.text
 
 
 def test_a_strange_count_of_partitions_does_not_change_that_of_the_others():

@@ -1,0 +1,154 @@
+"""Fits the columns of all sites' tables together, before the model is built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from logging import INFO, WARNING
+from pathlib import Path
+
+import torch
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from omegaconf import DictConfig
+
+from fedhet.common.errors import ConfigError
+from fedhet.common.files import save_text
+from fedhet.conf import plain_part
+from fedhet.server_app.assembly import federation_of
+from fedhet.strategies.base import RefusedReplyError
+from fedhet.strategies.round.decoder import decode_tensors, printable
+from fedhet.strategies.round.messages import TIMEOUT, exchange
+from fedhet.strategies.round.records import CATEGORIES, COLUMNS, CONFIG
+from fedhet.strategies.round.registration import register_clients
+from fedhet.tasks import Functions, OwnTask, build_task
+from fedhet.tasks.column_statistics import (
+    LONGEST_CATEGORY,
+    MOST_CATEGORIES,
+    ColumnStatistics,
+    merged,
+)
+
+FILE = "columns.json"
+_LARGEST = 1e100  # of a mean; of the sum of squares its square
+QUERY = f"{MessageType.QUERY}.{COLUMNS}"
+
+
+def fitted_columns(recipe: DictConfig, grid: Grid, functions: Functions | None) -> str | None:
+    """Return what all sites' training rows tell of their columns; None if the task has none to fit.
+
+    Raises:
+        ConfigError: if the recipe hides single sites from the server, or no site answers.
+        TimeoutError: if too few sites are connected.
+    """
+    task = build_task(
+        plain_part(recipe, "task"),
+        plain_part(recipe, "partition"),
+        seed=int(recipe.seed),
+        num_clients=int(recipe.clients) or 1,
+        functions=functions,
+    )
+    if not (isinstance(task, OwnTask) and task.fits_columns):
+        return None
+    _check_privacy(recipe)
+    options = task.config.data_options or {}
+    numeric, categorical = options["numeric"], options["categorical"]
+    registry = register_clients(grid, federation_of(recipe), QUERY)
+    timeout = float(recipe.runtime.round_timeout_seconds)
+    asked = ConfigRecord({TIMEOUT: timeout})
+    messages = {
+        client: Message(RecordDict({CONFIG: asked}), dst_node_id=node, message_type=QUERY)
+        for client, node in sorted(registry.nodes.items())
+    }
+    found: list[ColumnStatistics] = []
+    for client, answer in exchange(grid, messages, timeout).items():
+        try:
+            part = decode_statistics(answer, len(numeric), categorical)
+            if part.rows != registry.num_examples[client]:
+                registered = registry.num_examples[client]
+                raise RefusedReplyError(f"it counts {part.rows} rows and registered {registered}")
+            found.append(part)
+        except RefusedReplyError as refusal:
+            log(WARNING, "columns of client %s: refused: %s", client, refusal)
+    if not found:
+        raise ConfigError("task.data_options.fit=federated: no client sent valid statistics")
+    whole = merged(found, categorical)
+    log(INFO, "columns are fitted to %s rows of %s clients", whole.rows, len(found))
+    return whole.to_json()
+
+
+def store_columns(folder: Path, columns: str) -> None:
+    """Write the statistics into a results directory, for a run that goes on with it."""
+    save_text(folder / FILE, columns + "\n")
+
+
+def stored_columns(folder: Path) -> str | None:
+    """Return the statistics that a run has been begun with, if it has some."""
+    path = folder / FILE
+    return path.read_text(encoding="utf-8").strip() if path.exists() else None
+
+
+def decode_statistics(
+    content: RecordDict, numeric: int, categorical: Sequence[str]
+) -> ColumnStatistics:
+    """Return the statistics that a site has sent.
+
+    Args:
+        content: of its answer (client_app/columns.py).
+        numeric: how many numeric columns there are.
+        categorical: the names of the categorical ones.
+
+    Raises:
+        RefusedReplyError: says why.
+    """
+    if unknown := sorted(printable(name) for name in content.keys() - {COLUMNS, CATEGORIES}):
+        raise RefusedReplyError(f"it has the unknown records {unknown[:5]}")
+    shapes = {"rows": (1,), "missing": (len(categorical),)}
+    shapes |= dict.fromkeys(("counts", "means", "squares"), (numeric,))
+    record = content.array_records.get(COLUMNS)
+    sent = decode_tensors(COLUMNS, record, shapes, {torch.float64}, largest=_LARGEST**2)
+    values = {name: value.numpy() for name, value in sent.items()}
+    rows, counts, missing = float(values["rows"][0]), values["counts"], values["missing"]
+    if not (rows.is_integer() and 1 <= rows <= 1 << 48):
+        raise RefusedReplyError(f"its rows are {rows:g}: they must be a whole number from 1")
+    if ((counts != counts.round()) | (counts < 0) | (counts > rows)).any():
+        raise RefusedReplyError(f"its counts must be whole numbers from 0 to {rows:g}")
+    if (abs(values["means"]) > _LARGEST).any() or (values["squares"] < 0).any():
+        raise RefusedReplyError(
+            f"its means must be within {_LARGEST:g}, and its squares at least 0"
+        )
+    if not set(missing.tolist()) <= {0.0, 1.0}:
+        raise RefusedReplyError("whether values are missing must be 0 or 1")
+    texts = content.config_records.get(CATEGORIES, ConfigRecord())
+    if texts.keys() != set(categorical):
+        raise RefusedReplyError("its categories are of other columns than the recipe's")
+    categories = tuple(
+        _categories(name, texts[name], has_missing=bool(flag))
+        for name, flag in zip(categorical, missing, strict=True)
+    )
+    return ColumnStatistics(int(rows), counts, values["means"], values["squares"], categories)
+
+
+def _categories(name: str, found: object, *, has_missing: bool) -> tuple[str | None, ...]:
+    start = f"its categories of {printable(name)}"
+    if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
+        raise RefusedReplyError(f"{start} are no list of text")
+    if len(found) > MOST_CATEGORIES or len(set(found)) < len(found):
+        raise RefusedReplyError(f"{start} must be different ones, at most {MOST_CATEGORIES}")
+    if max(map(len, found), default=0) > LONGEST_CATEGORY:
+        raise RefusedReplyError(f"{start} must have at most {LONGEST_CATEGORY} characters")
+    return (*sorted(found), *((None,) if has_missing else ()))
+
+
+def _check_privacy(recipe: DictConfig) -> None:
+    """Refuse a fit of single sites' statistics where the recipe hides single sites."""
+    hides = [
+        name
+        for name in ("secure_aggregation", "differential_privacy")
+        if recipe.strategy.get(name) is not None
+    ]
+    if hides:
+        raise ConfigError(
+            f"task.data_options.fit=federated: every site sends statistics of its rows, which "
+            f"strategy/{hides[0]} does not hide: set task.data_options.fit=public"
+        )

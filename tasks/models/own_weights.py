@@ -1,0 +1,107 @@
+"""A run's tensors in the user's own network, and the hash of those that are never trained."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.models.frozen import Frozen
+from fedhet.tasks.models.lora import add_adapters, merge_adapters
+from fedhet.tasks.models.wrapped import FROZEN, WrappedModel, last_layer, own_name
+
+
+def frozen_sha256(model: nn.Module) -> str:
+    """Return the hash of what a model neither trains nor sends, in 16 digits; empty without any."""
+    found: dict[str, Tensor] = {}
+    for path, module in model.named_modules():
+        held = {name: getattr(module, name) for name in getattr(module, FROZEN, ())}
+        if isinstance(module, Frozen):
+            held = module.network.state_dict()
+        found |= {".".join(filter(None, (path, name))): value for name, value in held.items()}
+    if isinstance(model, WrappedModel):
+        found = model.own_names(found)
+    return _sha256(found)
+
+
+def model_metadata(model: nn.Module, lora: Mapping[str, Any] | None) -> dict[str, str]:
+    """Return what :func:`load_own_weights` has to know, for the metadata of a model's file."""
+    frozen = frozen_sha256(model)
+    found = {"frozen_sha256": frozen} if frozen else {}
+    if isinstance(model, WrappedModel):
+        found["classifier"] = model.classifier
+        found |= {"head_bias": "false"} if getattr(model.head, "bias", None) is None else {}
+        found |= {"lora": json.dumps(dict(lora))} if lora else {}
+    return found
+
+
+def load_own_weights(
+    network: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], path: Path
+) -> None:
+    """Load a run's tensors into the user's network, by the network's own names.
+
+    Adapters of LoRA are added to the weights that they belong to. A classifier's bias that the run
+    did not have becomes 0.
+
+    Args:
+        network: as the model function returns it; changed in place.
+        tensors: of the run's model, by name.
+        metadata: of their file, :func:`model_metadata`.
+        path: of their file, for errors.
+
+    Raises:
+        ConfigError: if tensors do not fit, or what the run kept frozen has other values here.
+    """
+    classifier = metadata.get("classifier", last_layer(network))
+    named = {own_name(name, classifier): value for name, value in tensors.items()}
+    lora = json.loads(metadata.get("lora", "null"))
+    target = network
+    if lora:
+        target = copy.deepcopy(network)
+        add_adapters(target, lora, classifier)
+    if unknown := sorted(named.keys() - target.state_dict().keys()):
+        raise ConfigError(f"{path} has tensors that the model lacks: {', '.join(unknown)}")
+    _check_frozen(target, metadata, path)
+    try:
+        target.load_state_dict(named, strict=False)
+    except RuntimeError as error:
+        raise ConfigError(f"{path} does not fit the model: {error}") from None
+    bias = getattr(target.get_submodule(classifier), "bias", None)
+    if metadata.get("head_bias") == "false" and bias is not None:
+        nn.init.zeros_(bias)
+    if lora:
+        merge_adapters(target)
+        network.load_state_dict(target.state_dict())
+
+
+def _check_frozen(network: nn.Module, metadata: Mapping[str, str], path: Path) -> None:
+    """Refuse a network whose frozen weights are not those that the run trained beside."""
+    expected = metadata.get("frozen_sha256")
+    if expected is None:
+        return
+    parameters = network.named_parameters(remove_duplicate=False)
+    found = _sha256({name: value for name, value in parameters if not value.requires_grad})
+    if found != expected:
+        raise ConfigError(
+            f"{path} was trained beside other frozen weights (hash {expected}, the model's are "
+            f"{found or 'none'}): build the model from the same pretrained files, frozen as in the "
+            "run, or without any with torch.manual_seed(the run's seed)"
+        )
+
+
+def _sha256(tensors: Mapping[str, Tensor]) -> str:
+    """Return the hash of names, types, shapes and bits."""
+    digest = hashlib.sha256()
+    for name, value in sorted(tensors.items()):
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        # as bytes: NumPy has no bfloat16, which pretrained weights may be
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()[:16] if tensors else ""

@@ -1,0 +1,255 @@
+"""The columns of a table as a model's inputs: numbers scaled, categories as one input each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from logging import WARNING, getLogger
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedhet.common.errors import ConfigError
+from fedhet.tasks.column_statistics import ColumnStatistics
+
+if TYPE_CHECKING:  # pandas and scikit-learn take a second to import
+    from pandas import DataFrame, Series
+
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+
+KEY = "task.data_options"
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table, and transformers fitted to a public part or to all sites' rows.
+
+    Attributes:
+        target: the column to predict.
+        numeric: columns of numbers.
+        categorical: columns of categories.
+        transformer: scikit-learn's, fitted.
+        labels: the label of each class; None for a regression.
+    """
+
+    target: str
+    numeric: tuple[str, ...]
+    categorical: tuple[str, ...]
+    transformer: Any
+    labels: Mapping[str, int] | None
+
+    @classmethod
+    def fitted(
+        cls,
+        public: DataFrame,
+        target: str,
+        numeric: Sequence[str] | None,
+        categorical: Sequence[str] | None,
+        kind: str,
+        classes: Sequence[str] | None,
+    ) -> Columns:
+        """Return the columns that a public part of a table tells."""
+        if len(public) == 0:
+            raise ConfigError(f"{KEY}.public: there is no row to fit the columns on")
+        named = [target, *(numeric or ()), *(categorical or ())]
+        rest = [name for name in public.columns if name not in named]
+        if numeric is None:
+            numeric = [name for name in rest if _holds_numbers(public[name])]
+        if categorical is None:
+            categorical = [name for name in rest if name not in numeric]
+        found = cls.named(target, numeric, categorical, kind, classes)
+        found.transformer.fit(found.prepared(public))
+        return found
+
+    @classmethod
+    def of_statistics(
+        cls,
+        statistics: ColumnStatistics,
+        target: str,
+        numeric: Sequence[str],
+        categorical: Sequence[str],
+        kind: str,
+        classes: Sequence[str] | None,
+    ) -> Columns:
+        """Return the columns whose transformers are those of the rows behind the statistics."""
+        import pandas
+
+        statistics.require(len(numeric), len(categorical))
+        found = cls.named(target, numeric, categorical, kind, classes)
+        # Fitted on a table with every category, and then given the numbers' statistics.
+        size = max(map(len, statistics.categories), default=1) or 1
+        numbers = {name: np.zeros(size) for name in numeric}
+        texts = {
+            name: pandas.Series([*values, *values[:1] * (size - len(values))], dtype=object)
+            for name, values in zip(categorical, statistics.categories, strict=True)
+        }
+        found.transformer.fit(pandas.DataFrame({**numbers, **texts}))
+        if numeric:
+            imputer, scaler = (
+                step for _, step in found.transformer.named_transformers_["numeric"].steps
+            )
+            variances = statistics.variances()
+            imputer.statistics_ = statistics.means
+            scaler.mean_, scaler.var_ = statistics.means, variances
+            scaler.scale_ = np.where(_constant(statistics), 1.0, np.sqrt(variances))
+        return found
+
+    @classmethod
+    def named(
+        cls,
+        target: str,
+        numeric: Sequence[str],
+        categorical: Sequence[str],
+        kind: str,
+        classes: Sequence[str] | None,
+    ) -> Columns:
+        """Return columns that are not fitted yet."""
+        if kind == "classification" and classes is None:
+            raise ConfigError(
+                "task.classes=null: list the classes, the values of the target, or set "
+                "task.num_classes if they are 0, 1, ..."
+            )
+        labels = (
+            None if kind == "regression" else {str(one): n for n, one in enumerate(classes or ())}
+        )
+        names = [target, *numeric, *categorical]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ConfigError(f"{KEY} names the column {', '.join(sorted(twice))} twice")
+        if not numeric and not categorical:
+            raise ConfigError(f"{KEY}: the table has no column beside {target}")
+        transformer = _transformer(list(numeric), list(categorical))
+        return cls(target, tuple(numeric), tuple(categorical), transformer, labels)
+
+    def statistics(self, table: DataFrame) -> ColumnStatistics:
+        """Return the statistics of a table's rows."""
+        return ColumnStatistics.of(self.prepared(table), self.numeric)
+
+    def arrays(self, table: DataFrame) -> Arrays:
+        """Return inputs (n, d) as float32 and targets (n,) of a table's rows."""
+        if len(table) == 0:
+            return self.no_rows()
+        prepared, targets = self.prepared(table), self.targets(table)
+        self._tell_unknown(prepared)
+        return np.asarray(self.transformer.transform(prepared), dtype=np.float32), targets
+
+    def no_rows(self) -> Arrays:
+        """Return inputs (0, d) and targets (0,)."""
+        width = len(self.transformer.get_feature_names_out())
+        kind = np.float64 if self.labels is None else np.int64
+        return np.zeros((0, width), dtype=np.float32), np.zeros(0, dtype=kind)
+
+    def prepared(self, table: DataFrame) -> DataFrame:
+        """Return the columns with numbers as float64 and categories as text or None."""
+        import pandas
+
+        _require_columns(table, (*self.numeric, *self.categorical))
+        numbers = {name: _numbers(table, name) for name in self.numeric}
+        categories = {
+            name: pandas.Series(_texts(table[name]), dtype=object) for name in self.categorical
+        }
+        return pandas.DataFrame({**numbers, **categories})
+
+    def targets(self, table: DataFrame) -> NDArray[Any]:
+        """Return labels or, for a regression, numbers (n,)."""
+        _require_columns(table, (self.target,))
+        missing = int(table[self.target].isna().sum())
+        if missing:
+            raise ConfigError(
+                f"{_where(table)}: {missing} of the {len(table)} rows have no {self.target} "
+                f"({KEY}.target): remove them"
+            )
+        if self.labels is None:
+            return _numbers(table, self.target)
+        texts = _texts(table[self.target])
+        if unknown := sorted(set(texts) - set(self.labels)):
+            raise ConfigError(
+                f"{_where(table)}: the column {self.target} has {', '.join(unknown[:5])}, and "
+                f"task.classes has {', '.join(self.labels)}"
+            )
+        return np.array([self.labels[text] for text in texts], dtype=np.int64)
+
+    def _tell_unknown(self, prepared: DataFrame) -> None:
+        """Log how many values become zeros because the transformers do not know them."""
+        if not self.categorical:
+            return
+        known = self.transformer.named_transformers_["categorical"].categories_
+        for name, categories in zip(self.categorical, known, strict=True):
+            unknown = int((~prepared[name].isin(list(categories))).sum())
+            if unknown:
+                getLogger("flwr").log(
+                    WARNING,
+                    "column %s: %s of %s values are none that it was fitted to; they become zeros",
+                    name,
+                    unknown,
+                    len(prepared),
+                )
+
+
+def _constant(statistics: ColumnStatistics) -> NDArray[np.bool_]:
+    """Return which columns StandardScaler takes for constant, by its bound of rounding errors."""
+    rows, eps = statistics.rows, np.finfo(np.float64).eps
+    variances, means = statistics.variances(), statistics.means
+    found: NDArray[np.bool_] = variances <= rows * eps * variances + (rows * means * eps) ** 2
+    return found
+
+
+def _transformer(numeric: list[str], categorical: list[str]) -> Any:
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    scaled = make_pipeline(SimpleImputer(keep_empty_features=True), StandardScaler())
+    one_hot = OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    parts = [("numeric", scaled, numeric), ("categorical", one_hot, categorical)]
+    return ColumnTransformer(parts, sparse_threshold=0)
+
+
+def _where(table: DataFrame) -> str:
+    return str(table.attrs.get("path", "the table"))
+
+
+def _require_columns(table: DataFrame, names: Sequence[str]) -> None:
+    for name in names:
+        if name not in table.columns:
+            raise ConfigError(
+                f"{_where(table)} has no column {name} ({KEY}); it has: "
+                f"{', '.join(map(str, table.columns))}"
+            )
+
+
+def _holds_numbers(column: Series[Any]) -> bool:
+    from pandas import to_numeric
+    from pandas.api.types import is_bool_dtype
+
+    if is_bool_dtype(column) or column.isna().all():
+        return False
+    try:
+        to_numeric(column)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _numbers(table: DataFrame, name: str) -> NDArray[np.float64]:
+    """Return a column (n,), NaN where a value is missing."""
+    from pandas import to_numeric
+
+    try:
+        numbers = to_numeric(table[name]).astype("Float64")
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{_where(table)}: the column {name} is numeric and has another value: {error}. Put it "
+            f"into {KEY}.categorical, or mend the file"
+        ) from None
+    found: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+    if np.isinf(found).any():
+        raise ConfigError(f"{_where(table)}: the column {name} has an infinite value")
+    return found
+
+
+def _texts(column: Series[Any]) -> NDArray[Any]:
+    """Return a column (n,) as text, None where a value is missing."""
+    texts: NDArray[Any] = column.astype("string").to_numpy(dtype=object, na_value=None)
+    return texts

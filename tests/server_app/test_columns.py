@@ -1,0 +1,150 @@
+"""Columns that sites fit together: the exchange before round 1, and what a site may send in it."""
+
+import json
+from copy import deepcopy
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from flwr.app import ConfigRecord, RecordDict
+
+from fedhet.common.errors import ConfigError
+from fedhet.server_app.columns import FILE, decode_statistics
+from fedhet.strategies.base import RefusedReplyError
+from fedhet.strategies.round.records import CATEGORIES, COLUMNS, to_record, to_tensors
+from fedhet.tools.evaluate import evaluate
+from tests.recipes import run_recipe
+
+SITES = 3
+RECIPE = (
+    *("task=tabular", "task.data_options.fit=federated", "task.data_options.target=income"),
+    *("task.data_options.numeric=[age]", "task.data_options.categorical=[town]"),
+    *("task.classes=[low,high]", "partition=site", "partition.holdout=0.25", f"clients={SITES}"),
+    *("local.epochs=2", "local.batch_size=8"),
+)
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory):
+    """Write a folder for each site; the last one alone has the town of Bonn."""
+    folder = tmp_path_factory.mktemp("sites")
+    rng = np.random.default_rng(0)
+    for site in range(SITES):
+        high = rng.random(40) < 0.5
+        towns = rng.choice(["Oslo", "Rome", "Bonn"][: 2 + (site == 2)], 40)
+        age = rng.normal(30 + 20 * high, 5 + site)
+        income = np.where(high, "high", "low")
+        table = pandas.DataFrame({"age": age, "town": towns, "income": income})
+        (folder / str(site)).mkdir()
+        table.to_csv(folder / str(site) / "train.csv", index=False)
+    return folder
+
+
+def run(sites, folder, *words, **how):
+    def node_config(client):
+        return {"data-folder": str(sites / str(client))}
+
+    return run_recipe(folder, *RECIPE, *words, node_config=node_config, **how)
+
+
+@pytest.mark.slow
+def test_a_run_fits_the_training_rows_of_all_sites_and_is_resumed_with_the_same(sites, tmp_path):
+    summary = run(sites, tmp_path, "rounds=3")
+    assert summary["client_accuracy"] > 0.8
+    found = json.loads((tmp_path / FILE).read_text())
+    tables = [pandas.read_csv(sites / str(site) / "train.csv") for site in range(SITES)]
+    ages = pandas.concat(tables).age
+    # A quarter of each site's 40 rows is held out: the fit is on the other 90, about as their mean.
+    assert found["rows"] == found["counts"][0] == 90
+    assert found["means"][0] == pytest.approx(ages.mean(), abs=2)
+    assert found["categories"] == [["Bonn", "Oslo", "Rome"]]
+    (tmp_path / FILE).write_text(json.dumps(found | {"means": [0.0]}) + "\n")
+    with pytest.raises(ConfigError, match="the columns are not those that the run began with"):
+        run(sites, tmp_path, "rounds=4", "resume=true")
+    (tmp_path / FILE).write_text(json.dumps(found) + "\n")
+    assert run(sites, tmp_path, "rounds=4", "resume=true")["rounds"] == 4
+    one = sites / "2" / "train.csv"
+    task = [f"data_options.path={one}", "test_data=fedhet.tasks.tabular:load_test"]
+    assert (
+        evaluate(tmp_path, task).examples == 40
+    )  # with the columns that the model was stored with
+
+
+@pytest.mark.slow
+def test_a_site_that_sends_nonsense_is_left_out_of_the_fit(sites, tmp_path, caplog):
+    def tamper(reply):
+        if CATEGORIES in reply.content and len(reply.content[CATEGORIES]["town"]) == 3:
+            reply.content[CATEGORIES]["town"] = ["Oslo", "Oslo"]
+        return reply
+
+    run(sites, tmp_path, "rounds=1", tamper=tamper)
+    assert json.loads((tmp_path / FILE).read_text())["categories"] == [["Oslo", "Rome"]]
+    assert "columns of client 2: refused: its categories of town must be different" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "word",
+    [
+        "strategy/secure_aggregation=secagg_plus",
+        "strategy/differential_privacy=local",
+    ],
+)
+def test_a_fit_that_shows_single_sites_is_refused_where_they_are_hidden(sites, tmp_path, word):
+    with pytest.raises(ConfigError, match=r"which strategy/\w+ does not hide: set .*fit=public"):
+        run(sites, tmp_path, word)
+
+
+def answer():
+    arrays = {"rows": [9.0], "counts": [8.0, 0.0], "means": [1.5, 0.0], "squares": [2.0, 0.0]}
+    tensors = {name: np.array(value) for name, value in {**arrays, "missing": [1.0]}.items()}
+    record = to_record({name: torch.from_numpy(value) for name, value in tensors.items()})
+    return RecordDict({COLUMNS: record, CATEGORIES: ConfigRecord({"town": ["Rome", "Oslo"]})})
+
+
+def test_what_a_site_may_send():
+    found = decode_statistics(answer(), 2, ["town"])
+    assert (found.rows, found.categories) == (9, (("Oslo", "Rome", None),))
+    assert found.variances().tolist() == [2 / 9, 0]
+
+
+WRONG = [
+    ("rows", [0.0], "its rows are 0: they must be a whole number from 1"),
+    ("rows", [1e30], "its rows are 1e"),
+    ("counts", [10.0, 0.0], "counts must be whole numbers from 0 to 9"),
+    ("counts", [-1.0, 0.0], "counts must be whole numbers"),
+    ("counts", [0.5, 0.0], "counts must be whole numbers"),
+    ("counts", [1.0], "has shape"),
+    ("means", [np.nan, 0.0], "holds NaN or Inf"),
+    ("means", [1e120, 0.0], "means must be within 1e"),
+    ("squares", [-1.0, 0.0], "squares at least 0"),
+    ("squares", [1e250, 0.0], "holds 1e"),
+    ("missing", [0.5], "missing must be 0 or 1"),
+    ("more", [1.0], "unknown ones"),
+    ("town", None, "of other columns"),
+    ("town", "Rome", "are no list of text"),
+    ("town", [1, 2], "are no list of text"),
+    ("town", ["x" * 201], "at most 200 characters"),
+    ("town", [str(n) for n in range(1001)], "at most 1000"),
+    ("town", ["Rome", "Rome"], "must be different ones"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "said"), WRONG, ids=[said for *_, said in WRONG])
+def test_what_a_site_may_not_send(name, value, said):
+    content = deepcopy(answer())
+    if name == "town":
+        content[CATEGORIES] = ConfigRecord({} if value is None else {"town": value})
+    else:
+        tensors = to_tensors(content[COLUMNS]) | {name: torch.tensor(value, dtype=torch.float64)}
+        content[COLUMNS] = to_record(tensors)
+    with pytest.raises(RefusedReplyError, match=said):
+        decode_statistics(content, 2, ["town"])
+
+
+def test_other_records_and_none_are_refused():
+    with pytest.raises(RefusedReplyError, match="unknown records"):
+        decode_statistics(RecordDict({**answer(), "x": ConfigRecord()}), 2, ["town"])
+    with pytest.raises(RefusedReplyError, match="it lacks the payload 'columns'"):
+        decode_statistics(RecordDict({}), 2, ["town"])
