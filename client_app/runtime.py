@@ -30,15 +30,11 @@ from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.privacy.reply_vector import Layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.records import CONFIG
-<<<<<<< HEAD
-from fedhet.tasks import AnyData, Functions, build_task, keep_freed_memory, pick_device
-from fedhet.tasks.pixels import black_and_white
-=======
 from fedhet.strategies.round.registration import FROZEN_MODEL
 from fedhet.tasks import AnyData, AnyTask, Functions, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.models.wrapped import WrappedModel
->>>>>>> scale
+from fedhet.tasks.pixels import black_and_white
 
 Examples = tuple[AnyData, AnyData | None]  # to train on, held out
 _CACHE_BYTES = 256 << 20

@@ -35,10 +35,7 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     check_metrics(values)
     _check_calibration(values)
     _check_runtime(values["runtime"])
-<<<<<<< HEAD
     _check_attack(values)
-    if values["system"] is not None and not values["runtime"]["simulation"]:
-=======
     _check_system(values)
 
 
@@ -46,7 +43,6 @@ def _check_system(values: Mapping[str, Any]) -> None:
     """Refuse simulated clients beside real ones, and steps that do not wait without a clock."""
     runtime, asynchronous = values["runtime"], values["strategy"]["asynchronous"]
     if asynchronous is not None and not runtime["simulation"]:
->>>>>>> scale
         raise ConfigError(
             "strategy.asynchronous runs on a simulated clock, and the clients of runtime="
             f"{runtime['name']} are real: choose a method whose rounds wait"
