@@ -7,7 +7,7 @@ own, kept or only added up. A robust z-score, with the median and the median abs
     z_i = (||u_i|| - median) / max(1.4826 MAD, median / 2)
 
 z > 6 raises the alarm, so the update is at least four times as long as the median. On non-IID data
-an honest client can be 3.5 times as long (docs/robust.md). Turned signs, or an update that hides
+an honest client's can be, too (docs/robust.md). Turned signs, or an update that hides
 within the spread of the others, are not seen by it.
 """
 
