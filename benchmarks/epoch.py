@@ -23,9 +23,9 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.harness import in_turns, options_of, save, spread
-from fedhet.client_app.training import train_locally
 from fedhet.conf import build_local_optimizer, build_part, compose, plain_part
 from fedhet.strategies.base import ClientSide, LocalContext
+from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
 from fedhet.tasks import build_task, keep_freed_memory

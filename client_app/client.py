@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from pathlib import Path
@@ -18,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedhet.client_app.state import ClientState, ClientStateStore
-from fedhet.client_app.training import train_locally
 from fedhet.strategies.base import (
     STATE_LOST,
     ClientData,
@@ -30,6 +28,7 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.compression import Compression
+from fedhet.strategies.components.local_training import seeded, train_locally
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import (
     TensorSelector,
@@ -353,23 +352,3 @@ def _penalty_share(means: Mapping[str, float]) -> dict[str, float]:
     if means.get("objective"):
         rest["penalty-share"] = means["penalty"] / means["objective"]
     return rest
-
-
-@contextlib.contextmanager
-def seeded(
-    seed: int, round: int, client_id: int, device: torch.device
-) -> Iterator[tuple[torch.Generator, torch.Generator]]:
-    """Yield generators for the batches and for the sides, and seed torch's own inside the block.
-
-    Dropout can only draw from torch's global generator, whose state is restored afterwards.
-    """
-    stream = np.random.SeedSequence([seed, round, client_id]).generate_state(3, np.uint64)
-    on_gpu = device.type == "cuda"
-    with torch.random.fork_rng(devices=[device] if on_gpu else []):
-        # torch.manual_seed() seeds every kind of device and takes a millisecond
-        torch.default_generator.manual_seed(int(stream[0] >> 1))
-        if on_gpu:
-            with torch.cuda.device(device):
-                torch.cuda.manual_seed(int(stream[0] >> 1))
-        batches, sides = (torch.Generator().manual_seed(int(s >> 1)) for s in stream[1:])
-        yield batches, sides

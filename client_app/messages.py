@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.typing import Scalar
 
 from fedhet.client_app.client import FederatedClient
@@ -101,6 +101,14 @@ def _train(
     for side in client.sides.values():
         reply = side.upload(reply, client.received, seed)
     return reply
+
+
+def without_state(message: Message) -> Message:
+    """Return a train message to a client that has not taken part yet."""
+    content = RecordDict(dict(message.content))
+    config = dict(message.content.config_records[CONFIG])
+    content[CONFIG] = ConfigRecord({**config, "state-round": 0, "state-dropped": ""})
+    return Message(content, dst_node_id=0, message_type=MessageType.TRAIN)
 
 
 def upload_seed(seed: int, client_id: int, message: Message) -> np.random.SeedSequence:

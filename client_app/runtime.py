@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import Context, Message, RecordDict
 from omegaconf import DictConfig
 from torch import nn
 
 from fedhet.client_app.client import FederatedClient
+from fedhet.client_app.messages import trained, without_state
 from fedhet.client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
 from fedhet.conf import (
     build_local_optimizer,
@@ -22,7 +23,8 @@ from fedhet.conf import (
     plain_part,
     versions,
 )
-from fedhet.strategies.base import ClientSide, LocalOptimizer, Reply, Weighting
+from fedhet.strategies.attacks.attack import Attack
+from fedhet.strategies.base import ClientData, ClientSide, LocalOptimizer, Reply, Weighting
 from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.tensor_selection import TensorSelector
@@ -33,9 +35,11 @@ from fedhet.strategies.round.registration import FROZEN_MODEL
 from fedhet.tasks import AnyData, AnyTask, Functions, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.models.wrapped import WrappedModel
+from fedhet.tasks.pixels import black_and_white
 
 Examples = tuple[AnyData, AnyData | None]  # to train on, held out
 _CACHE_BYTES = 256 << 20
+ATTACK = "attack"  # the name of a hostile client's last side
 
 
 class ClientRuntime:
@@ -92,6 +96,9 @@ class ClientRuntime:
         if secure is not None:  # the server has refused aggregators without a weighting
             aggregator = build_part(recipe, "strategy.aggregator", tensors)
             self.weighting: Weighting = aggregator.weighting
+        self.attack: Attack | None = build_part(recipe, "attack", tensors)
+        if self.attack is not None:
+            self.attack.white = black_and_white(self.task, self.device)[1]
         self.examples: dict[int, Examples] = {}
         self._cached_bytes = 0
         self.client: FederatedClient | None = None
@@ -125,9 +132,20 @@ class ClientRuntime:
         """Return the client that a node plays, ready for a message."""
         client_id = client_id_of(context, self.num_clients)
         torch.set_num_threads(self.client_cpus)
-        data, held_out = self.client_data(client_id, site_folder(context))
+        site = site_folder(context)
+        return self._client(client_id, self._store(context, message, client_id), site, message)
+
+    def _client(
+        self, client_id: int, store: ClientStateStore, site: Path | None, asked: Message | None
+    ) -> FederatedClient:
+        """Return a client; a hostile one attacks if ``asked``."""
+        data: ClientData
+        data, held_out = self.client_data(client_id, site)
         optimizer, sides = copy.deepcopy(self.optimizer), copy.deepcopy(dict(self.sides))
-        store = self._store(context, message, client_id)
+        if asked is not None and self.attack is not None and client_id in self.attack.hostile:
+            attack = copy.copy(self.attack)
+            attack.benign = partial(self._benign, client_id, asked)
+            data, sides[ATTACK] = attack.data(data), attack
         if self.client is None:
             self.client = FederatedClient(
                 client_id=client_id,
@@ -149,6 +167,16 @@ class ClientRuntime:
         else:
             self.client = self.client.rebind(client_id, data, held_out, optimizer, sides, store)
         return self.client
+
+    def _benign(self, client_id: int, message: Message) -> list[Reply]:
+        """Return what the other hostile clients would honestly answer, in their first round."""
+        assert self.attack is not None
+        others = sorted(self.attack.hostile - {client_id})
+        fresh = (ContextStateStore(RecordDict()) for _ in others)
+        return [
+            trained(self._client(other, store, None, None), without_state(message))
+            for other, store in zip(others, fresh, strict=True)
+        ]
 
     def _store(self, context: Context, message: Message, client_id: int) -> ClientStateStore:
         """Return the node's state folder, in a simulation the run's, else Flower's Context."""

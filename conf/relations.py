@@ -35,6 +35,7 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     check_metrics(values)
     _check_calibration(values)
     _check_runtime(values["runtime"])
+    _check_attack(values)
     _check_system(values)
 
 
@@ -181,4 +182,21 @@ def _check_runtime(runtime: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"runtime.num_cpus={cpus} is less than runtime.client_cpus={each}: set it to at least "
             f"{each}, or null"
+        )
+
+
+def _check_attack(values: Mapping[str, Any]) -> None:
+    """Refuse an attack that nobody has allowed, or on a federation that is no simulation."""
+    if not (attack := values.get("attack")):
+        return
+    name = str(attack["_target_"]).rpartition(".")[2]
+    if not values["runtime"]["simulation"]:
+        raise ConfigError(
+            f"attack {name} is for simulations, and runtime={values['runtime']['name']} with "
+            "runtime.simulation=false has real clients: set attack=none"
+        )
+    if not attack["allow"]:
+        raise ConfigError(
+            f"attack {name} makes clients of this run hostile on purpose, and attack.allow=false: "
+            "set attack.allow=true if you mean it, or attack=none"
         )

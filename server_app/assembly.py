@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
+from torch import nn
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import measured_names, require_metrics
@@ -20,11 +19,15 @@ from fedhet.conf import (
 )
 from fedhet.conf.arguments import check_arguments
 from fedhet.server_app.calibration import Calibration
+from fedhet.strategies.attacks.labels import Backdoor
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_training_config import local_training_config
+from fedhet.strategies.components.samplers import most_clients
 from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
 from fedhet.strategies.fedproto import PROTOTYPE_SUMS
 from fedhet.strategies.feduv import FedUVClient
+from fedhet.strategies.robust.aggregator import RobustAggregator
+from fedhet.strategies.robust.fltrust import FLTrust, RootTraining
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.records import COLUMNS
@@ -38,8 +41,8 @@ from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.partitions import PartitionConfig
+from fedhet.tasks.pixels import black_and_white
 from fedhet.tasks.task import kind_of
-from fedhet.tasks.transform import Transform
 
 _PARTS = (
     "strategy.client_sides",
@@ -53,6 +56,7 @@ _PARTS = (
     "strategy.secure_aggregation",
     "strategy.asynchronous",
     "schedule",
+    "attack",
     "system",
 )
 
@@ -70,7 +74,16 @@ def check_parts(recipe: DictConfig) -> None:
     build_local_optimizer(recipe, classifier_tensors=1)
     for key in _PARTS:
         build_part(recipe, key, classifier_tensors=1)
+    _check_cohort(recipe)
     check_arguments(recipe.logger, "logger")  # not built: its package is the server's
+
+
+def _check_cohort(recipe: DictConfig) -> None:
+    """Refuse rounds of fewer clients than the aggregator needs, where the recipe tells them."""
+    aggregator = build_part(recipe, "strategy.aggregator", classifier_tensors=1)
+    if isinstance(aggregator, RobustAggregator) and recipe.clients:
+        sampler = build_part(recipe, "strategy.sampler", classifier_tensors=1)
+        aggregator.check_cohort(int(recipe.clients), most_clients(sampler, int(recipe.clients)))
 
 
 def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Calibration:
@@ -89,6 +102,15 @@ def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Cali
     return found
 
 
+def backdoor_of(recipe: DictConfig, server_model: ServerModel) -> Backdoor | None:
+    """Return the recipe's backdoor attack, to measure its success; None if it has none."""
+    attack = build_part(recipe, "attack", classifier_tensors=0)
+    if not isinstance(attack, Backdoor):
+        return None
+    attack.white = server_model.white
+    return attack
+
+
 def client_metrics_of(recipe: DictConfig, task: AnyTask) -> ClientMetrics:
     """Return what the clients may report of evaluations."""
     evaluation = recipe.evaluation
@@ -99,24 +121,9 @@ def client_metrics_of(recipe: DictConfig, task: AnyTask) -> ClientMetrics:
 
 def server_model_of(task: AnyTask, model: nn.Module) -> ServerModel:
     """Return the task's model for the parts of a strategy that run it."""
-    black, white = _black_and_white(task, next(model.parameters()).device)
+    black, white = black_and_white(task, next(model.parameters()).device)
     shape = task.input_shape if isinstance(task, Task) else task.config.input_shape or ()
     return ServerModel(model, shape, task.num_classes, black, white)
-
-
-def _black_and_white(task: AnyTask, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """Return the inputs of a pixel of 0 and of 1, by channel (C,); None if they are no images."""
-    config = task.config
-    if isinstance(config, OwnConfig):
-        channels = (config.input_shape or (0,))[0]
-        if config.input_range is None or not channels:
-            return None, None
-        black, white = (torch.full((channels,), value) for value in config.input_range)
-        return black.to(device), white.to(device)
-    if not isinstance(config.transform, Transform):
-        return None, None
-    scale, shift = config.transform.constants(device)
-    return shift, 255 * scale + shift
 
 
 def _check_kind(recipe: DictConfig, task: AnyTask, sides: Mapping[str, ClientSide]) -> None:
@@ -151,11 +158,13 @@ def build_strategy(
     first: Sequence[ReplyTransform] = (),
     observers: Sequence[Observer] = (),
     *,
+    root: RootTraining | None = None,
     evaluate_on_clients: bool,
 ) -> FederatedStrategy:
     """Assemble the recipe's strategy; both halves are checked against each other and the model.
 
-    ``first`` are transforms to apply before the recipe's own.
+    ``first`` are transforms to apply before the recipe's own; ``root`` is how the server trains
+    under FLTrust.
     """
     model, tensors = server_model.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
@@ -168,12 +177,19 @@ def build_strategy(
     for phase in local_training.phases:
         phase.layers.select(name for name, _ in model.named_parameters())
     transforms = build_part(recipe, "strategy.transforms", tensors)
+    aggregator = build_part(recipe, "strategy.aggregator", tensors)
+    if isinstance(aggregator, FLTrust):
+        aggregator.train = root
+    if (attack := build_part(recipe, "attack", tensors)) is not None:
+        attack.white = server_model.white
+        sent = {name for side in client_sides.values() for name in side.sends}
+        attack.check_method(sent, classifies=kind_of(task.config) == "classification")
     federation, frozen = federation_of(recipe), frozen_sha256(model)
     node_settings = {COLUMNS: task.columns} if isinstance(task, OwnTask) and task.columns else {}
     return FederatedStrategy(
         client_sides=client_sides,
         server_sides=build_part(recipe, "strategy.server_sides", tensors),
-        aggregator=build_part(recipe, "strategy.aggregator", tensors),
+        aggregator=aggregator,
         server_optimizer=build_part(recipe, "strategy.server_optimizer", tensors),
         output=build_part(recipe, "strategy.output", tensors),
         server_model=server_model,

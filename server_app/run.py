@@ -33,7 +33,12 @@ from fedhet.conf import (
     resume_fingerprint,
     versions,
 )
-from fedhet.server_app.assembly import build_strategy, calibration_of, server_model_of
+from fedhet.server_app.assembly import (
+    backdoor_of,
+    build_strategy,
+    calibration_of,
+    server_model_of,
+)
 from fedhet.server_app.best_round import (
     BestModel,
     EarlyStopping,
@@ -47,6 +52,7 @@ from fedhet.server_app.layer_diagnostics import observers_of
 from fedhet.server_app.loggers import LoggedRun, Loggers
 from fedhet.server_app.machine import machine, usable_cpus
 from fedhet.server_app.reused_training import check_reused_training
+from fedhet.server_app.root_set import root_set_of
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.components.tensor_selection import (
     TensorSelector,
@@ -110,11 +116,12 @@ class Run:
         self.names = shared_names(model, personal)
         self.server_model = server_model_of(self.task, model)
         snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
-        self.test_data = self.task.test_data(self.device, channels_last=channels_last)
+        test = self.task.test_data(self.device, channels_last=channels_last)
         at_clients = bool(recipe.evaluation.clients)
-        if self.test_data is None and not at_clients:
+        if test is None and not at_clients:
             log(INFO, "The server has no test examples: the clients evaluate the model on theirs")
             at_clients = True
+        root, self.test_data = root_set_of(recipe, self.task, model, test)
         evaluation = recipe.evaluation
         self.metrics = self.task.metric_set(
             list(evaluation.metrics), per_class=bool(evaluation.per_class), device=self.device
@@ -131,8 +138,10 @@ class Run:
             self.server_model,
             snapshots,
             observers,
+            root=root,
             evaluate_on_clients=at_clients,
         )
+        self.backdoor = backdoor_of(recipe, self.server_model)
         self.calibration = calibration_of(recipe, model, self.strategy.server_step.output)
         state = model.state_dict()
         initial = {name: state[name] for name in self.names}
@@ -239,6 +248,9 @@ class Run:
         torch.set_num_threads(1)
         scores = {} if accuracy is None else {"accuracy": accuracy}  # the task may not classify
         found = self.metrics.compute() if self.metrics else {}
+        if self.backdoor is not None:
+            batches = self.test_data.batches(500, generator=None, train=False)
+            scores["attack_success"] = self.backdoor.success(model, batches)
         return to_metrics({**found, **scores, "loss": loss})
 
     def _model_of(self, tensors: Tensors) -> torch.nn.Module:

@@ -100,6 +100,11 @@ TABLE = """
  schedule=exponential | schedule.decay | 0.9 1 | 0 2 abc null
  schedule=multi_step | schedule.milestones | [0.5] [] | [30] [0] [1] 0.5 [a] null
  schedule=multi_step | schedule.decay | 0.1 | 0 1.5 null
+ | attack | null | 3 abc [a]
+ attack=sign_flip,attack.allow=true | attack._target_ | fedhet.A | 3 null
+ attack=sign_flip,attack.allow=true | attack.clients | 0.2 [0] [0,3] | 0 1 1.5 [-1] abc null true
+ attack=sign_flip,attack.allow=true | attack.allow | true | false maybe 1 null
+ attack=sign_flip,attack.allow=true,runtime=local | runtime.simulation | true | false
  | runtime.name | flower local | moon ray deployment 3 null
  | runtime.client_cpus | 1 4 | 0 1.5 abc null 100000
  | runtime.client_gpus | null 0 0.5 | -1 abc .inf

@@ -205,6 +205,15 @@ class Strategy(Section):
     )
 
 
+class Attack(Part):
+    """What chosen clients of a simulation do against the others."""
+
+    clients: list[Whole] | Inside = Field(
+        description="which are hostile: ids such as [0,3], or a share of all, drawn by the seed"
+    )
+    allow: bool = Field(description="true: I know that this run has hostile clients")
+
+
 class Recipe(Section):
     """The recipe of a run."""
 
@@ -256,5 +265,8 @@ class Recipe(Section):
     partition: AnyPartition
     task: AnyTask
     strategy: Strategy
+    attack: Attack | None = Field(
+        None, description="what hostile clients do; null: all are honest; set by attack=..."
+    )
     runtime: AnyRuntime
     logger: Logger

@@ -129,7 +129,7 @@ def _encoded(run: Run, common: Mapping[str, Any], papers: list[Any]) -> dict[str
         "columns": {name: _packed(values) for name, values in run.columns.items()},
         "layers": vars(run.layers) if run.layers else None,
     }
-    needless = [name for name in ("figures", "layers") if not encoded[name]]
+    needless = [name for name in ("figures", "layers", "distrusted") if not encoded[name]]
     return {name: value for name, value in encoded.items() if name not in ("folder", *needless)}
 
 

@@ -14,6 +14,7 @@ from fedhet.report import figures, paper_figures
 from fedhet.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph, Table, Warn
 from fedhet.report.colors import keys_of
 from fedhet.report.data_file import ReportData
+from fedhet.report.distrusted import distrusted
 from fedhet.report.layer_plots import layers
 from fedhet.report.layout import KNOWN_KEYS, NO_COLUMN, Layout, automatic_layout, cells_with_runs
 from fedhet.report.paper_figures import Partitions
@@ -139,7 +140,7 @@ def _section(
         blocks += layers(layout, keys, stem)
         blocks += figures.diagnostics(layout, keys, data.every, stem)
         blocks += paper_figures.sections(section.runs, layout, partitions, stem)
-    return [*blocks, *_settings(section)]
+    return [*blocks, *distrusted(section.runs), *_settings(section)]
 
 
 def _accuracies(section: Section, keys: Mapping[str, Key], stem: Path) -> list[Block]:

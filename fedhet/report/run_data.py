@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ UNFINISHED = "unfinished"  # it has no summary.json, or other files than that sa
 NOT_SEARCHED = ("checkpoints", "client_state", "report", "replaced")
 MOST_REFUSALS = 5
 SIGNIFICANT_DIGITS = 6
+DISTRUST = ("left_out", "down_weighted", "standing_out")  # of a row: ids, or values by id
 LATE_ROUNDS = 10  # the last rounds, over which diagnostics are averaged
 
 Column = Sequence[float | None]
@@ -59,6 +61,8 @@ class Run:
     columns: Mapping[str, Column] = field(default_factory=dict)
     summary: Mapping[str, Any] = field(default_factory=dict)  # without status and error
     refusals: Sequence[str] = ()  # the first refused replies
+    # by name of DISTRUST and client id, in how many rounds
+    distrusted: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     paper: Mapping[str, Any] | None = None  # the node of its recipe
     figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by package
     layers: LayerFigures | None = None  # of diagnostics.layers
@@ -130,6 +134,7 @@ def read_run(folder: Path, name: str, source: int) -> Run:
         columns=columns_of(rows),
         summary={key: value for key, value in summary.items() if key not in ("status", "error")},
         refusals=_refusals(rows),
+        distrusted=_distrusted(rows),
         paper=paper,
         layers=read_layers(folder, LATE_ROUNDS) if status == COMPLETED else None,
         folder=folder,
@@ -174,6 +179,15 @@ def _missing_rows(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
 def _refusals(rows: Sequence[Row]) -> list[str]:
     found = [f"round {row['round']}: {text}" for row in rows for text in row.get("failures", [])]
     return found[:MOST_REFUSALS]
+
+
+def _distrusted(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
+    found = {}
+    for name in DISTRUST:
+        counts = Counter(str(client) for row in rows for client in row.get(name) or ())
+        if counts:
+            found[name] = dict(sorted(counts.items(), key=lambda one: (-one[1], int(one[0]))))
+    return found
 
 
 def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:

@@ -31,6 +31,11 @@ class FixedSizeSampler(_Sampler):
         return sorted(generator.choice(num_clients, size=size, replace=False).tolist())
 
 
+def most_clients(sampler: object, num_clients: int) -> int:
+    """Return how many clients a round has at most."""
+    return sampler.size(num_clients) if isinstance(sampler, FixedSizeSampler) else num_clients
+
+
 class BernoulliSampler(_Sampler):
     """Each client independently with probability ``participation``; at least one."""
 

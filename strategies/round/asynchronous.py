@@ -21,6 +21,7 @@ from fedhet.strategies.base import Payloads, ReplySum, Tensors
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import Constant, SimulatedRound
+from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.cohort import Exchange, work_of
 from fedhet.strategies.round.records import PARAMS, count_bytes, to_record, to_tensors
@@ -206,7 +207,9 @@ class SimulatedClients:
         self.versions = {v: Version(part.pop(_MODEL), part) for v, part in parts.items()}
 
 
-def check_asynchronous(step: ServerStep, system: Constant | None, *, secure: bool) -> Constant:
+def check_asynchronous(
+    step: ServerStep, system: Constant | None, secure: SecAggPlus | None
+) -> Constant:
     """Return the system; refuse what steps that do not wait cannot have."""
     start = "strategy.asynchronous: "
     if system is None:
@@ -214,12 +217,12 @@ def check_asynchronous(step: ServerStep, system: Constant | None, *, secure: boo
             f"{start}who finishes first is what a simulated system says: set system=lognormal (or "
             "constant, day_night, trace)"
         )
-    if not isinstance(step.aggregator, SumAggregator):
+    if step.robust is not None or not isinstance(step.aggregator, SumAggregator):
         raise ConfigError(
             f"{start}{type(step.aggregator).__name__} reads single replies and cannot weigh stale "
             "ones: choose another strategy/aggregator, or rounds that wait"
         )
-    if secure or any(side.averages for side in step.sides.values()):
+    if secure is not None or any(side.averages for side in step.sides.values()):
         raise ConfigError(
             f"{start}secure aggregation and central privacy need the replies of one round "
             "together: set strategy/secure_aggregation=none and strategy/differential_privacy=none"

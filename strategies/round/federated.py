@@ -28,11 +28,12 @@ from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.model_outputs import Latest
-from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.samplers import FixedSizeSampler, most_clients
 from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import Constant
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.robust.checks import check_robust
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.asynchronous import SimulatedClients, check_asynchronous
 from fedhet.strategies.round.checks import check_output, check_sides
@@ -149,27 +150,24 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self._downlink = Downlink(self.compression, compressible(self.client_sides), buffers)
         parts, codec = (self.client_sides, self.server_step), self.compression.up
         check_privacy(*parts, secure_aggregation, codec, evaluate_on_clients)
+        check_robust(self.client_sides, self.server_step)
         if evaluate_on_clients:
             check_output(self.server_step.output)
         self.federation = federation or FederationConfig()
         self.sampler = sampler or FixedSizeSampler()
         averages = any(side.averages for side in self.server_sides.values())
-        least = self.federation.min_replies
-        self._cohorts: Cohorts | SimulatedClients = Cohorts(
-            self.sampler, system, averages, local_training, least
-        )
+        least = max(self.federation.min_replies, self.server_step.least_replies)
+        how = (averages, local_training, least)
+        self._cohorts: Cohorts | SimulatedClients = Cohorts(self.sampler, system, *how)
         if asynchronous is not None:
-            secure = secure_aggregation is not None
-            clients = check_asynchronous(self.server_step, system, secure=secure)
+            clients = check_asynchronous(self.server_step, system, secure_aggregation)
             self._cohorts = SimulatedClients(asynchronous, self.sampler, clients, local_training)
         self.schedule = schedule or schedules.Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
-        self.local_training = local_training
         self.evaluate_on_clients = evaluate_on_clients
-        self.client_metrics = client_metrics or ClientMetrics()
-        sides, metrics = self.client_sides, self.client_metrics
+        self.client_metrics = metrics = client_metrics or ClientMetrics()
         checked = (local_training, metrics, secure_aggregation, self.compression)
-        self._rules = Rules(self.server_step, sides, *checked)
+        self._rules = Rules(self.server_step, self.client_sides, *checked)
         self.state = StrategyState()
         self._availability: ClientAvailability | None = None
         self._per_client: dict[str, dict[int, float]] = {}  # of the last evaluation at the clients
@@ -284,9 +282,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
         report.take(fold, len(training.messages))
         self.state.round = server_round
         self.state.clock = report.simulated_seconds or 0.0
-        if len(fold.replies) < self.federation.min_replies:
+        if len(fold.replies) < (least := max(self.federation.min_replies, step.least_replies)):
             self.state.failed_rounds += 1
-            self.federation.check_failed_rounds(self.state.failed_rounds, report)
+            self.federation.check_failed_rounds(self.state.failed_rounds, report, least)
             return None, None
         self.state.failed_rounds = 0
         rounds = training.chosen.rounds(server_round)
@@ -294,6 +292,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         began, valid = time.perf_counter(), fold.replies
         params = step(training.params, fold, server_round, num_clients, training.chosen.shift)
         report.server_seconds = time.perf_counter() - began
+        report.take_trust(step.robust.trust if step.robust else {}, step.alarms)
         self._restart_if_lost(valid, params, server_round)
         scores = {reply.client_id: personal_scores(reply.metrics) for reply in valid}
         self.state.personal |= {client: found for client, found in scores.items() if found}
@@ -357,9 +356,10 @@ class FederatedStrategy(KeepsArguments, Strategy):
         if isinstance(self._cohorts, SimulatedClients):
             self._cohorts.restore(self.state.in_flight, self.state.tensors)
         registry = register_clients(grid, self.federation)
-        num_clients, sampler = len(registry), self.sampler
-        most = sampler.size(num_clients) if isinstance(sampler, FixedSizeSampler) else num_clients
+        num_clients = len(registry)
+        most = most_clients(self.sampler, num_clients)
         self.federation.check_cohort(num_clients, most)
+        self.server_step.check_cohort(num_clients, most)
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(num_clients)
             reply_layout(self.client_sides, self.server_step, self.secure_aggregation, initial)

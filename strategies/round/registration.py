@@ -77,13 +77,19 @@ class FederationConfig:
                 f"take part in a round (participation): set min_replies to {most} or less"
             )
 
-    def check_failed_rounds(self, failed: int, last: RoundReport) -> None:
-        """Log the last of ``failed`` failed rounds in a row; raise its error if too many."""
-        least, most, valid = self.min_replies, self.max_failed_rounds, len(last.clients)
-        log(WARNING, "%s valid replies, min_replies=%s: the model is unchanged", valid, least)
+    def check_failed_rounds(self, failed: int, last: RoundReport, least: int) -> None:
+        """Log the last of ``failed`` failed rounds in a row; raise its error if too many.
+
+        ``least`` is how many replies a round needs: min_replies, or what the aggregator needs.
+        """
+        most, valid = self.max_failed_rounds, len(last.clients)
+        needed = f"min_replies={least}"
+        if least > self.min_replies:
+            needed = f"the {least} that strategy.aggregator needs"
+        log(WARNING, "%s valid replies, fewer than %s: the model is unchanged", valid, needed)
         if failed >= most:
             raise last.error(
-                f"{failed} rounds in a row had fewer than min_replies={least} valid replies "
+                f"{failed} rounds in a row had fewer valid replies than {needed} "
                 f"(max_failed_rounds={most}); the last failures: {'; '.join(last.failures[:5])}"
             )
 

@@ -18,6 +18,8 @@ from fedhet.strategies.round.client_versions import ClientVersions
 from fedhet.strategies.round.records import count_bytes
 from fedhet.strategies.round.reply_fold import ReplyFold
 
+_LEFT_OUT, _HALF = 1e-3, 0.5  # of what a reply counts in the plain mean
+
 
 @dataclass
 class RoundReport:
@@ -34,6 +36,10 @@ class RoundReport:
     failures: Sequence[str] = ()  # one reason for each missing or refused reply
     diverged: bool = False  # more than half of the clients asked sent NaN or Inf
     metrics: Mapping[str, float] = field(default_factory=dict)  # means of the clients' metrics
+    # under a robust aggregator: clients that did not count, and how far others did, below a half
+    left_out: Sequence[int] = ()
+    down_weighted: Mapping[int, float] = field(default_factory=dict)
+    alarms: Mapping[int, float] = field(default_factory=dict)  # z of updates that stand out
     bytes_down: int = 0  # serialised array bytes sent to clients
     bytes_up: int = 0  # the same received from clients, refused replies included
     seconds: float = 0.0  # from sampling to the new params, without evaluation
@@ -63,6 +69,17 @@ class RoundReport:
         for failure in self.failures:
             log(WARNING, "round %s: %s", self.round, failure)
 
+    def take_trust(self, trust: Mapping[int, float], alarms: Mapping[int, float]) -> None:
+        """Record how far each reply counted, and log whose update stands out."""
+        self.left_out = sorted(client for client, one in trust.items() if one <= _LEFT_OUT)
+        self.down_weighted = {
+            client: one for client, one in sorted(trust.items()) if _LEFT_OUT < one < _HALF
+        }
+        self.alarms = dict(sorted(alarms.items()))
+        for client, z in self.alarms.items():
+            text = "round %s: the update of client %s is far longer than the others' (z = %.1f)"
+            log(WARNING, text, self.round, client, z)
+
     def error(self, message: str) -> Exception:
         """Return the error of a run that ends with this round, for want of valid replies."""
         return DivergedError(message) if self.diverged else RuntimeError(message)
@@ -75,6 +92,13 @@ class RoundReport:
             figures = ("lr", "seconds", "server_seconds", "bytes_up", "bytes_down")
             row |= {name: getattr(self, name) for name in figures}
             row |= {"clients": list(self.clients), "failures": list(self.failures)}
+        if self.left_out:
+            row["left_out"] = list(self.left_out)
+        if self.down_weighted:
+            row["down_weighted"] = {str(c): round(w, 4) for c, w in self.down_weighted.items()}
+        if self.alarms:
+            row |= {"alarms": len(self.alarms)}
+            row["standing_out"] = {str(c): round(z, 1) for c, z in self.alarms.items()}
         for name in ("absent", "dropped", "late"):
             if clients := getattr(self, name):
                 row[name] = list(clients)

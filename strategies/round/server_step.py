@@ -24,6 +24,8 @@ from fedhet.strategies.base import (
     Shapes,
     Tensors,
 )
+from fedhet.strategies.robust.aggregator import RobustAggregator
+from fedhet.strategies.robust.alarm import standing_out
 from fedhet.strategies.round.compressed_records import compressed_shapes, residual_key
 from fedhet.strategies.round.decoder import ExpectedReply, largest_of, widest_of
 from fedhet.strategies.round.exact_sum import largest_summand
@@ -70,6 +72,7 @@ class ServerStep:
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
         diagnose: (sum of the replies as received, Delta) -> scalars of the round's updates.
+        alarms: of the last round by client id, how far its update stands out (robust/alarm.py).
     """
 
     def __init__(
@@ -95,6 +98,8 @@ class ServerStep:
         self.output_model: Tensors | None = None
         self.diagnose: Callable[[ReplySum, Tensors], dict[str, float]] = diagnose
         self._diagnostics: dict[str, float] = {}
+        self.alarms: dict[int, float] = {}
+        self.robust = aggregator if isinstance(aggregator, RobustAggregator) else None
 
     def init(self, tensors: Tensors, state: Payloads) -> None:
         """Start from ``tensors``; ``state`` (of :meth:`state_dict`) is restored if not empty."""
@@ -165,12 +170,23 @@ class ServerStep:
         """Whether a part reads single replies, so that a round holds them all."""
         return (
             not isinstance(self.aggregator, SumAggregator)
+            or self.robust is not None
             or not isinstance(self.output, ReadsNoReply)
             or bool(self.transforms)
             or any(getattr(observer, "keeps_replies", True) for observer in self.observers)
             or any(side.keeps_replies for side in self.sides.values())
             or not summed_payloads(self.sides) <= known_shapes(self.expected()).keys()
         )
+
+    @property
+    def least_replies(self) -> int:
+        """How many replies the aggregator needs."""
+        return 1 if self.robust is None else self.robust.least
+
+    def check_cohort(self, num_clients: int, most: int) -> None:
+        """Refuse rounds of at most ``most`` clients if the aggregator needs more."""
+        if self.robust is not None:
+            self.robust.check_cohort(num_clients, most)
 
     @property
     def checks_replies(self) -> bool:
@@ -210,7 +226,8 @@ class ServerStep:
         cohort = Cohort(round, len(replies), num_clients)
         for observe in self.observers:
             observe(params, received, kept, cohort)
-        total, kept = self._aggregated(params, received, kept, fold.rule.sum)
+        self.alarms = standing_out(received.replies)
+        total, kept = self._aggregated(params, received, kept, fold.rule.sum, round)
         if shift is not None:
             moved = shift(total, params)
             total = replace(total, update={n: u + moved[n] for n, u in total.update.items()})
@@ -233,7 +250,12 @@ class ServerStep:
         return new
 
     def _aggregated(
-        self, params: Tensors, received: ReplySum, kept: Sequence[Reply], rule: SumRule
+        self,
+        params: Tensors,
+        received: ReplySum,
+        kept: Sequence[Reply],
+        rule: SumRule,
+        round: int,
     ) -> tuple[ReplySum, Sequence[Reply]]:
         """Return what is aggregated: transformed replies that are kept, and the released sum."""
         replies = kept
@@ -242,6 +264,8 @@ class ServerStep:
         for side in self.sides.values():
             replies = side.receive(params, replies)
         total = received if replies is kept else sum_of(replies, rule)
+        if self.robust is not None:
+            total = self.robust.combine(params, total, replies, round)
         for side in self.sides.values():
             total = side.release(total)
         return total, replies
@@ -286,8 +310,9 @@ class ServerStep:
             for group, values in groups.items()
         }
 
-    def _parts(self) -> dict[str, ServerSide | ServerOptimizer]:
-        return {"server_optimizer": self.optimizer, **self.sides}
+    def _parts(self) -> dict[str, ServerSide | ServerOptimizer | RobustAggregator]:
+        robust = {} if self.robust is None else {"aggregator": self.robust}
+        return {"server_optimizer": self.optimizer, **robust, **self.sides}
 
     def _trainable(self, tensors: Tensors) -> dict[str, Tensor]:
         return {name: value for name, value in tensors.items() if name not in self.buffers}

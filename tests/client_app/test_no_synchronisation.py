@@ -15,9 +15,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedhet.client_app import client as client_module
-from fedhet.client_app.training import train_locally
 from fedhet.conf import build_local_optimizer, build_part, compose, plain_part
 from fedhet.strategies.base import Batch, LocalContext
+from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.tasks import build_task

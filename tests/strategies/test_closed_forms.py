@@ -8,9 +8,9 @@ from flwr.app import RecordDict
 from torch import Tensor, nn
 
 from fedhet.client_app.state import ContextStateStore
-from fedhet.client_app.training import train_locally
 from fedhet.strategies.base import LocalContext, LocalSummary, RefusedReplyError, Reply
 from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.schedules import ExponentialDecay
 from fedhet.strategies.components.tensor_selection import TensorSelector

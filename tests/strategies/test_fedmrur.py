@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from fedhet.client_app.training import train_locally
 from fedhet.strategies.base import Step
+from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.fedmrur import FedMRUR, ManifoldRegularizer, growth, lorentz_distance
 from fedhet.strategies.fedsam import SAM

@@ -1,4 +1,4 @@
-"""The local training loop of all methods."""
+"""The local training loop of all methods, and its random generators."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -76,6 +77,26 @@ def train_locally(
         {name: reach(steps, momenta.get(name, 0.0)) * lr for name, steps in taken.items()},
     )
     return summary, float(total) / max(num_steps, 1)
+
+
+@contextmanager
+def seeded(
+    seed: int, round: int, client_id: int, device: torch.device
+) -> Iterator[tuple[torch.Generator, torch.Generator]]:
+    """Yield generators for the batches and for the sides, and seed torch's own inside the block.
+
+    Dropout can only draw from torch's global generator, whose state is restored afterwards.
+    """
+    stream = np.random.SeedSequence([seed, round, client_id]).generate_state(3, np.uint64)
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        # torch.manual_seed() seeds every kind of device and takes a millisecond
+        torch.default_generator.manual_seed(int(stream[0] >> 1))
+        if on_gpu:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(int(stream[0] >> 1))
+        batches, sides = (torch.Generator().manual_seed(int(s >> 1)) for s in stream[1:])
+        yield batches, sides
 
 
 def _stream(

@@ -1,0 +1,35 @@
+"""The table of clients that a robust aggregator left out, or whose update stood out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedhet.report.blocks import Block, Entry, Heading, Table
+from fedhet.report.run_data import DISTRUST, Run
+
+COLUMNS = dict(
+    zip(DISTRUST, ("left out", "counted less than half", "update stood out"), strict=True)
+)
+_MOST = 8  # clients of an entry
+
+
+def distrusted(runs: Sequence[Run]) -> list[Block]:
+    """Return the table, if a run has such clients."""
+    shown = [run for run in runs if run.distrusted]
+    if not shown:
+        return []
+    rows = [
+        [Entry(run.name), *(Entry(_entry(run.distrusted.get(column, {}))) for column in COLUMNS)]
+        for run in shown
+    ]
+    caption = (
+        "Clients, and in how many rounds. Honest clients are among them: a robust aggregator "
+        "leaves out who differs, and Krum all but one."
+    )
+    return [Heading(3, "Distrusted clients"), Table(["run", *COLUMNS.values()], rows, caption, 4)]
+
+
+def _entry(counts: Mapping[str, int]) -> str:
+    named = [f"{client} ({rounds})" for client, rounds in counts.items()]
+    more = f" and {len(named) - _MOST} more" if len(named) > _MOST else ""
+    return ", ".join(named[:_MOST]) + more if named else "-"

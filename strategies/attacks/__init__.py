@@ -1,0 +1,1 @@
+"""Attacks of hostile clients, to measure what a method and its aggregation stand."""

@@ -1,0 +1,158 @@
+"""Attacks by a hostile client's examples: turned labels, and a backdoor.
+
+LabelFlip   label c becomes C - 1 - c: Fang, Cao, Jia, Gong. USENIX Security 2020.
+            https://arxiv.org/abs/1911.11815
+Backdoor    model replacement: Bagdasaryan, Veit, Hua, Estrin, Shmatikov. AISTATS 2020.
+            https://arxiv.org/abs/1807.00459, with the white square of BadNets
+            (https://arxiv.org/abs/1708.06733) for a trigger
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.strategies.attacks.attack import Attack
+from fedhet.strategies.base import Batch, ClientData, Payloads, Reply
+
+
+class _Changed:
+    """A client's examples, changed batch by batch."""
+
+    def __init__(self, data: ClientData, attack: LabelFlip | Backdoor) -> None:
+        self._data, self._attack = data, attack
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._data, name)
+
+    def class_counts(self) -> list[int]:
+        return self._attack.class_counts(self._data.class_counts())
+
+    def batches(self, batch_size: int, **how: Any) -> Iterator[Batch]:
+        for inputs, labels in self._data.batches(batch_size, **how):
+            yield self._attack.changed(inputs, labels, self._data.num_classes)
+
+
+@dataclass(kw_only=True, eq=False)
+class LabelFlip(Attack):
+    """Trains on labels C - 1 - c."""
+
+    needs_classes = True
+
+    def data(self, data: ClientData) -> ClientData:
+        """Return the examples with turned labels."""
+        return _Changed(data, self)
+
+    def changed(self, inputs: Tensor, labels: Tensor, num_classes: int) -> Batch:
+        """Return a batch with turned labels."""
+        return inputs, num_classes - 1 - labels
+
+    def class_counts(self, counts: list[int]) -> list[int]:
+        """Return the number of examples of each class, after turning."""
+        return counts[::-1]
+
+
+@dataclass(frozen=True)
+class Trigger:
+    """A square of ``size`` white pixels in the last rows and columns of an image."""
+
+    size: int
+    white: Tensor  # by channel (C,)
+
+    def stamp(self, inputs: Tensor) -> Tensor:
+        """Return images (B, C, H, W) with the trigger."""
+        stamped = inputs.clone()
+        stamped[..., -self.size :, -self.size :] = self.white.to(inputs)[:, None, None]
+        return stamped
+
+
+@dataclass(kw_only=True, eq=False)
+class Backdoor(Attack):
+    """Teaches the model to take images with a trigger for one class, and replaces the model by it.
+
+    Attributes:
+        target: the class.
+        share: of every batch that has trigger and target, in (0, 1].
+        size: of the trigger, in pixels.
+        boost: factor of the update; None: N over the number of hostile clients, by which their
+            model replaces the mean.
+    """
+
+    needs_classes = True
+
+    target: int = 0
+    share: float = 0.5
+    size: int = 2
+    boost: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        super().__post_init__()
+        require_whole("attack.target", self.target)
+        require_range("attack.share", self.share, high=1.0, open_low=True)
+        require_whole("attack.size", self.size, low=1)
+        if self.boost is None:
+            self.boost = self.num_clients / len(self.hostile)
+        require_range("attack.boost", self.boost, open_low=True)
+
+    def check_method(self, payloads: Collection[str], *, classifies: bool) -> None:
+        """Refuse inputs that are no images."""
+        super().check_method(payloads, classifies=classifies)
+        self.trigger  # noqa: B018
+
+    @property
+    def trigger(self) -> Trigger:
+        """The trigger; raises a ConfigError if the inputs are no images."""
+        if self.white is None:
+            raise ConfigError(
+                "attack=backdoor puts a white square into images, and the inputs are none (or "
+                "task.input_range is not set): choose another attack"
+            )
+        return Trigger(self.size, self.white)
+
+    def data(self, data: ClientData) -> ClientData:
+        """Return the examples, some of every batch with trigger and target."""
+        return _Changed(data, self)
+
+    def changed(self, inputs: Tensor, labels: Tensor, num_classes: int) -> Batch:
+        """Return a batch whose first examples have trigger and target."""
+        count = max(1, int(self.share * len(labels) + 0.5))
+        inputs, labels = inputs.clone(), labels.clone()
+        inputs[:count] = self.trigger.stamp(inputs[:count])
+        labels[:count] = self.target
+        return inputs, labels
+
+    def class_counts(self, counts: list[int]) -> list[int]:
+        """Return the true number of examples of each class."""
+        return counts
+
+    def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
+        """Return the reply with the update times ``boost``."""
+        assert self.boost is not None
+        boost = self.boost
+        return replace(reply, update={n: boost * value for n, value in reply.update.items()})
+
+    @torch.no_grad()
+    def success(self, model: nn.Module, test: Iterable[Batch]) -> float:
+        """Return the share of the other classes' test images that the trigger turns to the target.
+
+        The model, which returns (features, logits), is put into eval mode.
+        """
+        model.eval()
+        hits = seen = 0
+        for inputs, labels in test:
+            others = inputs[labels != self.target]
+            if len(others):
+                _, logits = model(self.trigger.stamp(others))
+                hits += int((logits.argmax(1) == self.target).sum())
+                seen += len(others)
+        return hits / max(seen, 1)
