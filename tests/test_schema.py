@@ -273,7 +273,7 @@ WORDS = [
     ("~local.lr", "local.lr is missing"),
     ("strategy=fedprx", "strategy=fedprx is unknown: did you mean fedprox or fedpvr"),
     ("strategy=[fedavgm,fedprx]", "strategy=fedprx is unknown: did you mean fedprox"),
-    ("strategy/aggregator=uniform", "did you mean uniform_mean?; allowed: dense, "),
+    ("strategy/aggregator=uniform", "did you mean uniform_mean?; allowed: bulyan, "),
     ("task=minst", "task=minst is unknown: did you mean mnist or femnist?; allowed: cifar10, "),
     ("schedule=step", "allowed: constant, cosine, exponential, multi_step"),
     ("foo/bar=1", "unknown group foo/bar"),

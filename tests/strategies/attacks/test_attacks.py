@@ -166,9 +166,9 @@ def run_first_round(grid, words):
 
 
 def test_a_backdoor_runs_and_is_measured(tmp_path):
-    words = ["rounds=3", "device=cpu", "clients=4", "partition=iid", "evaluation.received=false"]
+    words = ["rounds=5", "device=cpu", "clients=4", "partition=iid", "evaluation.received=false"]
     hostile = ["attack=backdoor", "attack.allow=true", "attack.clients=[1]", "local.lr=0.3"]
-    summary = run_recipe(tmp_path / "run", *words, *hostile)
+    summary = run_recipe(tmp_path / "run", *words, *hostile, clients=4)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert summary["status"] == "completed"
     assert rows[-1]["attack_success"] > 0.9 > rows[0]["attack_success"]
