@@ -3,8 +3,9 @@
     FEDHET_DATA=... python -m benchmarks checks [--rounds 20] [--repeats 3]
 
 Two recipes, by runtime=local: FedAvg on MNIST as in ``floor``, and the trivial one of ``start``;
-both with a checkpoint a round, as by default. The server runs in this process, which counts the CPU
-time of its own thread, which other programs on the machine do not add to:
+both with a checkpoint a round, as by default. The server runs in this process and decodes the
+replies itself, as it does with Flower. It counts the CPU time of its own thread, which other
+programs on the machine do not add to:
 
     decode    all that the border does with a round's replies (decoder.py)
     plain     what has to be done in any case: the same replies' arrays as tensors, nothing checked
@@ -31,13 +32,15 @@ from unittest import mock
 
 import psutil
 from flwr.app import Message
+from flwr.serverapp import Grid
 
 from benchmarks import floor, start
 from benchmarks.harness import options_of, save, spread
 from fedhet.common import results
 from fedhet.runtimes.local import run as local
-from fedhet.strategies.round import decoder, server_step, tensor_files
+from fedhet.strategies.round import decoder, federated, server_step, tensor_files
 from fedhet.strategies.round.records import to_tensors
+from fedhet.strategies.round.training_round import RoundReplies, TrainingRound, send_round
 
 _WARM_UP = 2  # rounds
 
@@ -89,7 +92,11 @@ def measured(clock: Clock) -> Iterator[None]:
         if self.path.name == results.METRICS:
             clock.end_round()
 
+    def send(grid: Grid, training: TrainingRound, *, fold: bool) -> RoundReplies:
+        return send_round(grid, training, fold=False)
+
     with (
+        mock.patch.object(federated, "send_round", send),
         mock.patch.object(decoder.ExpectedReply, "decode", decode_both),
         mock.patch.object(results.RowsFile, "append", append_row),
         mock.patch.object(

@@ -45,7 +45,8 @@ def _check_system(values: Mapping[str, Any]) -> None:
     if asynchronous is not None and not runtime["simulation"]:
         raise ConfigError(
             "strategy.asynchronous runs on a simulated clock, and the clients of runtime="
-            f"{runtime['name']} are real: choose a method whose rounds wait"
+            f"{runtime['name']} are real: choose a method whose rounds wait (a Flower app of your "
+            "own that is only simulated: set runtime.simulation=true)"
         )
     if asynchronous is not None and values["system"] is None:
         raise ConfigError(

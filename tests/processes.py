@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -102,7 +103,10 @@ class Fork:
         # As a program may that uses fedhet: objects that close 1 and 2 when they are collected.
         sys.stdout, sys.stderr = (os.fdopen(number, "w", encoding="utf-8") for number in (1, 2))
         sys.argv, launch.run = ["fedhet", *words], run
-        launch.main()
+        try:
+            launch.main()
+        finally:  # as an interpreter ends: joblib's workers do now, for which a fork would wait
+            threading._shutdown()  # type: ignore[attr-defined]
 
 
 Launch = subprocess.Popen[str] | Fork

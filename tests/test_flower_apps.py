@@ -80,6 +80,8 @@ def test_a_method_on_a_logits_only_model_has_the_bits_of_its_recipe(words, tmp_p
     own = {"task.input_shape": [1, 8, 8], "task.input_range": shown}
     if recipe.clients == 1:
         own["clients"] = 1
+    if recipe.strategy.asynchronous is not None:  # on a simulated clock
+        own["runtime.simulation"] = True
     ours = ("task", "partition", "clients")
     others = [word for word in (*TINY, *words[1:]) if not word.startswith(ours)]
     method = words[0].removeprefix("strategy=")

@@ -153,12 +153,16 @@ class Executor:
         return self.output.read_text()
 
     def server(self) -> psutil.Process:
+        until(self._servers, "no fork server starts")
+        (server,) = self._servers()
+        return server
+
+    def _servers(self) -> list[psutil.Process]:
         found = []
         for one in psutil.Process(self.process.pid).children():
             with contextlib.suppress(psutil.Error):  # a zombie, or gone meanwhile
                 found += [one] if "fork_executor.py" in " ".join(one.cmdline()) else []
-        (server,) = found
-        return server
+        return found
 
     def close(self) -> None:
         self.process.kill()
