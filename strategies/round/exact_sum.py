@@ -13,7 +13,7 @@ integers hold sums up to 2^46 of up to 2^18 clients; :func:`largest_summand` is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -40,6 +40,22 @@ class ExactSum:
         self._high: dict[str, Tensor] = {}  # (numbers,), int64
         self._low: dict[str, Tensor] = {}
         self._like: dict[str, Tensor] = {}  # by name, of the summands' shapes and types, empty
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return NumPy arrays: a pickle of tensors copies them several times."""
+        parts = {"high": self._high, "low": self._low}
+        return {
+            name: {key: part.numpy() for key, part in of.items()} for name, of in parts.items()
+        } | {"like": {name: (one.shape, one.dtype) for name, one in self._like.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore :meth:`__getstate__`."""
+        self._high = {key: torch.from_numpy(part) for key, part in state["high"].items()}
+        self._low = {key: torch.from_numpy(part) for key, part in state["low"].items()}
+        self._like = {
+            name: torch.empty(shape, dtype=dtype, device="meta")
+            for name, (shape, dtype) in state["like"].items()
+        }
 
     def add(self, tensors: Tensors, weight: float = 1.0) -> None:
         """Add ``weight`` times the tensors."""

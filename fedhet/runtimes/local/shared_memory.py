@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import pickle
+from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,11 +19,12 @@ _BUFFERS = 2
 
 @dataclass(frozen=True)
 class Written:
-    """Address of a pickled object: the first ``size`` bytes of a file."""
+    """Address of a pickled object: ``size`` bytes of a file, and its buffers behind them."""
 
     path: str
     size: int
     number: int = 0  # distinguishes successive objects of one file
+    buffers: tuple[int, ...] = ()  # the lengths of large arrays, which are not in the pickle
 
 
 class WritableFile:
@@ -33,15 +35,20 @@ class WritableFile:
         self._map: mmap.mmap | None = None
         self._number = 0
 
-    def write(self, data: bytes) -> Written:
-        """Overwrite the file with a pickled object."""
-        if self._map is None or len(self._map) < len(data):
+    def write(self, data: bytes, buffers: Sequence[memoryview] = ()) -> Written:
+        """Overwrite the file with a pickled object and its buffers."""
+        lengths = tuple(len(buffer) for buffer in buffers)
+        size = len(data) + sum(lengths)
+        if self._map is None or len(self._map) < size:
             with open(self._path, "a+b") as file:
-                file.truncate(len(data))
-                self._map = mmap.mmap(file.fileno(), len(data))
-        self._map[: len(data)] = data
+                file.truncate(size)
+                self._map = mmap.mmap(file.fileno(), size)
+        at, parts = 0, list[bytes | memoryview]([data, *buffers])
+        for part in parts:
+            self._map[at : at + len(part)] = part
+            at += len(part)
         self._number += 1
-        return Written(self._path, len(data), self._number)
+        return Written(self._path, len(data), self._number, lengths)
 
 
 class ReadableFiles:
@@ -52,12 +59,16 @@ class ReadableFiles:
 
     def read(self, where: Written) -> Any:
         """Return a copy of an object."""
-        mapped = self._maps.get(where.path)
-        if mapped is None or len(mapped) < where.size:  # the file has grown
+        mapped, size = self._maps.get(where.path), where.size + sum(where.buffers)
+        if mapped is None or len(mapped) < size:  # the file has grown
             with open(where.path, "rb") as file:
                 mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
             self._maps[where.path] = mapped
-        return pickle.loads(memoryview(mapped)[: where.size])
+        view, at, buffers = memoryview(mapped), where.size, list[bytearray]()
+        for length in where.buffers:
+            buffers.append(bytearray(view[at : at + length]))
+            at += length
+        return pickle.loads(view[: where.size], buffers=buffers)
 
 
 class Channel:
@@ -74,10 +85,19 @@ class Channel:
 
     def send(self, content: object) -> None:
         """Send an object; OSError if the other end is closed."""
-        data = pickle.dumps(content, protocol=5)
-        if len(data) > _INLINE_BYTES:
+        large: list[memoryview] = []
+
+        def inline(buffer: pickle.PickleBuffer) -> bool:
+            """Take a large array out of the pickle: it is copied once, into the file."""
+            raw = buffer.raw()
+            if len(raw) > _INLINE_BYTES:
+                large.append(raw)
+            return len(raw) <= _INLINE_BYTES
+
+        data = pickle.dumps(content, protocol=5, buffer_callback=inline)
+        if large or len(data) > _INLINE_BYTES:
             self._files.reverse()
-            data = pickle.dumps(self._files[0].write(data))
+            data = pickle.dumps(self._files[0].write(data, large))
         self._pipe.send_bytes(data)
 
     def receive(self) -> Any:
