@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,8 +51,13 @@ class ExactSum:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore :meth:`__getstate__`."""
-        self._high = {key: torch.from_numpy(part) for key, part in state["high"].items()}
-        self._low = {key: torch.from_numpy(part) for key, part in state["low"].items()}
+        self._high, self._low = (  # Ray's arrays are read-only
+            {
+                key: torch.from_numpy(np.require(p, requirements="W"))
+                for key, p in state[name].items()
+            }
+            for name in ("high", "low")
+        )
         self._like = {
             name: torch.empty(shape, dtype=dtype, device="meta")
             for name, (shape, dtype) in state["like"].items()

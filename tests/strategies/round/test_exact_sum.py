@@ -2,6 +2,7 @@
 
 import copy
 import math
+import pickle
 import random
 
 import pytest
@@ -221,3 +222,15 @@ def test_norms_of_half_precision_are_not_computed_in_it():
     for dtype in (torch.float16, torch.bfloat16):
         value = torch.full((40_000,), 500.0, dtype=dtype)
         assert norms_of({"w": value}) == pytest.approx({"w": 500.0 * 200.0}, rel=1e-6)
+
+
+def test_a_sum_that_has_travelled_can_be_added_to_even_if_its_arrays_are_read_only():
+    tensors = {"w": torch.randn(70_000, generator=torch.Generator().manual_seed(1))}
+    total, buffers = ExactSum(), []
+    total.add(tensors, 2.0)
+    data = pickle.dumps(total, protocol=5, buffer_callback=buffers.append)
+    shown = [memoryview(buffer.raw()).toreadonly() for buffer in buffers]
+    back = pickle.loads(data, buffers=shown)
+    back.merge(total)
+    assert torch.equal(back.over(4.0)["w"], tensors["w"])
+    assert torch.equal(total.over(2.0)["w"], tensors["w"])
