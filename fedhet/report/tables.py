@@ -127,14 +127,19 @@ def _difference(ours: Estimate, published: Published | None) -> str:
     return f" ({ours.mean - published.mean:+.1f})"
 
 
+def _rows(layout: Layout, figures: Sequence[Figure], digits: int) -> list[list[Entry]]:
+    """Return for each cell its number of runs and the figures."""
+    return [
+        [Entry(str(len(cell.runs))), *(_entry(figure, cell, digits) for figure in figures)]
+        for _, _, cell in cells_with_runs(layout)
+    ]
+
+
 def accuracies_table(layout: Layout, last_round: int | None) -> Table:
     """Return final, best and late accuracy of each cell, in percent."""
     figures = [Figure(name, percent=True, last_round=last_round) for name in ACCURACIES]
     heads = ["final accuracy (%)", "best (%)", "mean of the last 5 (%)"]
-    rows = [
-        [Entry(str(len(cell.runs))), *(_entry(figure, cell, 2) for figure in figures)]
-        for _, _, cell in cells_with_runs(layout)
-    ]
+    rows = _rows(layout, figures, 2)
     caption = (
         "Accuracy on the test set: after the last round, of the best evaluation, and the mean of "
         "the last five evaluations, which is less noisy. Mean ± sample standard deviation over n "
@@ -149,10 +154,7 @@ def metrics_tables(layout: Layout, names: Sequence[str], last_round: int | None)
     figures = [
         Figure(figure, last_round=last_round) for name in whole for figure in (name, f"best_{name}")
     ]
-    rows = [
-        [Entry(str(len(cell.runs))), *(_entry(figure, cell, 4) for figure in figures)]
-        for _, _, cell in cells_with_runs(layout)
-    ]
+    rows = _rows(layout, figures, 4)
     caption = (
         "On the test set, after the last round and the best evaluation; client_: mean over the "
         "clients, on theirs. Mean ± sample standard deviation over n seeds."

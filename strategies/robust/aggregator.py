@@ -14,7 +14,6 @@ non-IID data these differ less than clients do. Up to f buckets have a hostile m
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -24,7 +23,6 @@ from torch import Tensor
 
 from fedhet.common.errors import ConfigError, require_whole
 from fedhet.strategies.base import Payloads, Reply, ReplySum, Tensors, Weighting
-from fedhet.strategies.round.exact_sum import norms_of
 from fedhet.strategies.slots import Output, ReadsNoReply
 
 KEY = "strategy.aggregator"
@@ -175,11 +173,6 @@ def weighted_mean(vectors: Sequence[Tensors], weights: Sequence[float]) -> dict[
                 total.add_(vector[name].double(), alpha=weight)
         found[name] = total.to(like.dtype)
     return found
-
-
-def length_of(vector: Tensors) -> float:
-    """Return the L2 norm of all tensors as one vector."""
-    return math.sqrt(math.fsum(norm**2 for norm in norms_of(vector).values()))
 
 
 def counted(weights: Sequence[float]) -> list[float]:

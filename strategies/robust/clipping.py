@@ -33,9 +33,9 @@ from fedhet.strategies.robust.aggregator import (
     UPDATE,
     Combined,
     RobustAggregator,
-    length_of,
     weighted_mean,
 )
+from fedhet.strategies.statistics.update_diagnostics import norm
 
 _CENTRE = "centre:"  # begins the names of the state's groups
 _BOUNDS = "bounds"
@@ -69,7 +69,7 @@ class CenteredClipping(RobustAggregator):
         centre = self.centres.get(group) or zeros_like(vectors[0])
         factors = [1.0] * len(vectors)
         for _ in range(self.iterations):
-            lengths = [length_of(subtract(vector, centre)) for vector in vectors]
+            lengths = [norm(subtract(vector, centre)) for vector in vectors]
             fixed = self.radius if group == UPDATE else None
             radius = _quantile(lengths, 0.5) if fixed is None else fixed
             factors = [_factor(length, radius) for length in lengths]
@@ -115,7 +115,7 @@ class NormBound(RobustAggregator):
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
         """Return it, and move the bound."""
-        lengths = [length_of(vector) for vector in vectors]
+        lengths = [norm(vector) for vector in vectors]
         fixed = self.bound if group == UPDATE else None
         bound = self._moved(group, lengths) if fixed is None else fixed
         factors = [_factor(length, bound) for length in lengths]

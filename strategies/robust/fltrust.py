@@ -26,11 +26,11 @@ from fedhet.strategies.robust.aggregator import (
     Groups,
     RobustAggregator,
     counted,
-    length_of,
     weighted_mean,
 )
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.slots import Output
+from fedhet.strategies.statistics.update_diagnostics import norm
 
 # (the model with the tensors that were sent, t) -> y_0 - x of its trained tensors
 RootTraining = Callable[[nn.Module, int], dict[str, Tensor]]
@@ -88,8 +88,8 @@ class FLTrust(RobustAggregator):
             raise ConfigError(f"{KEY} FLTrust has no root set: set its attribute `train`")
         own = self.train(self.server_model.model, round)
         own = {name: own[name].to(value) for name, value in groups[UPDATE][0].items()}
-        length = length_of(own)
-        lengths = [length_of(update) for update in groups[UPDATE]]
+        length = norm(own)
+        lengths = [norm(update) for update in groups[UPDATE]]
         products = [_product(own, update) for update in groups[UPDATE]]
         trust = [
             max(0.0, product / (length * other)) if length * other > 0.0 else 0.0

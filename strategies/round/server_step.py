@@ -229,8 +229,8 @@ class ServerStep:
         self.alarms = standing_out(received.replies)
         total, kept = self._aggregated(params, received, kept, fold.rule.sum, round)
         if shift is not None:
-            moved = shift(total, params)
-            total = replace(total, update={n: u + moved[n] for n, u in total.update.items()})
+            to_models = shift(total, params)
+            total = replace(total, update={n: u + to_models[n] for n, u in total.update.items()})
         cohort = replace(cohort, size=len(total.replies))
         changes = self._changes(params, total, kept)
         update = self._trainable(changes)

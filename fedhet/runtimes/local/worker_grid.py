@@ -169,9 +169,8 @@ class WorkerGrid(Grid):
     def _receive(self, message_ids: set[str], deadline: float | None) -> Iterator[Message]:
         while message_ids:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            self._collect(left)
-            folded = {w.message_id for part in self._folded.values() for w, _ in part}
-            here = [message_id for message_id in message_ids if message_id in self._replies]
+            folded = self._collect(left)
+            here = sorted(message_ids & self._replies.keys(), key=int)
             message_ids.difference_update(here, folded)
             for message_id in here:
                 yield self._replies.pop(message_id)
@@ -223,10 +222,11 @@ class WorkerGrid(Grid):
             batch.append(self._queue.pop())
         return batch
 
-    def _collect(self, timeout: float | None) -> None:
+    def _collect(self, timeout: float | None) -> list[str]:
+        """Note what has come; return the messages whose replies the workers have folded."""
         if not any(self._given.values()):
-            return
-        done = []
+            return []
+        done, folded = [], list[str]()
         for worker, outcome in self._workers.wait(timeout):
             done.append((worker, self._given[worker].pop(0), outcome))
             if isinstance(outcome, Lost):
@@ -239,7 +239,10 @@ class WorkerGrid(Grid):
                 self._seconds = max(fmean(answer.seconds for answer in outcome), 1e-6)
                 for waiting, answer in zip(batch, outcome, strict=True):
                     self._note(worker, waiting, answer)
+                    if answer.reply is None:
+                        folded.append(waiting.message_id)
         self._dispatch()
+        return folded
 
     def _take_back(self, worker: int, *, replaced: bool) -> None:
         """Queue a dead worker's tasks again, and those whose replies it had folded."""
