@@ -183,10 +183,7 @@ def test_a_sweep_in_the_server_app_container_trains_on_each_sites_own_images(fed
         mine = federation.folder / f"site-{site}"
         assert list((mine / "state" / "clients").glob(f"*/client-{site:05}/*.safetensors"))
         assert not list(mine.rglob("image_folder-test*"))
-
-
-def test_executors_fork_their_apps_and_log_what_they_say(federation):
-    for name in ("serverapp", "clientapp-0"):
+    for name in ("serverapp", "clientapp-0"):  # executors fork their apps, and log what these say
         words = {" ".join(one.cmdline()) for one in federation.processes(name)}  # its apps have it
         assert len([one for one in words if "fork_executor.py" in one]) == 1, words
         assert "imports torch anew" not in federation.log(name)
