@@ -132,6 +132,23 @@ def options_of(group: str) -> list[str]:
     )
 
 
+def method_lines() -> dict[str, str]:
+    """Return the first comment of every method's recipe, by its name, the project's included."""
+    files = [path for folder in conf_folders() for path in (folder / "strategy").glob("*.yaml")]
+    return {path.stem: first_comment(path) for path in sorted(files, key=lambda path: path.stem)}
+
+
+def first_comment(path: Path) -> str:
+    """Return a recipe file's first comment in one line; its package is none."""
+    words: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("# @package"):
+            words.append(line.lstrip("# "))
+    return " ".join(words)
+
+
 def options_in_file(task: str, group: str) -> list[str]:
     """Return the keys of a group of options, such as data_options, that a task's file has."""
     return _options_in_file(task, group, conf_folders())

@@ -1,4 +1,4 @@
-"""`fedhet --help`: the groups, and a table of the recipe's keys, made from the schema."""
+"""`fedhet --help`: the methods, the groups, and a table of the recipe's keys, from the schema."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fedhet.commands import table_console
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides
 from fedhet.conf.check import shown, value_at
-from fedhet.conf.mistakes import did_you_mean, groups, options_of
+from fedhet.conf.mistakes import did_you_mean, groups, method_lines, options_of
 from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe, Strategy
 from fedhet.conf.schema.kinds import short_words
@@ -25,7 +25,9 @@ _HEAD = """fedhet KEY=VALUE ...     runs a recipe: fedhet strategy=scaffold task
 fedhet -m KEY=A,B ...    is a sweep; fedhet -m --resume FOLDER continues one (docs/sweeps.md)
 fedhet KEY=VALUE --help  shows the keys of that recipe; fedhet --hydra-help Hydra's own flags
 
-Groups, GROUP=OPTION (strategy=[a,b] combines methods):"""
+Methods, strategy=NAME (strategy=[a,b] combines two):"""
+_GROUPS = """
+Other groups, GROUP=OPTION:"""
 
 
 def check_flags(words: Sequence[str]) -> None:
@@ -39,14 +41,20 @@ def check_flags(words: Sequence[str]) -> None:
 
 
 def print_help(words: Sequence[str]) -> None:
-    """Print the groups, and the keys of the recipe that the words stand for."""
+    """Print methods and groups, and the keys of the recipe that the words stand for."""
     overrides = tuple(word for word in words if "=" in word and not word.startswith("-"))
     recipe = compose_overrides(overrides)
     values: Any = OmegaConf.to_container(recipe)
     console = table_console()
     console.print(_HEAD, highlight=False, markup=False)
+    methods = Table.grid(padding=(0, 2))
+    for name, line in method_lines().items():
+        purpose = Text(_purpose(line), no_wrap=True, overflow="ellipsis")
+        methods.add_row(Text(f"  {name}", style="bold"), purpose)
+    console.print(methods)
+    console.print(_GROUPS, highlight=False, markup=False)
     for group in groups():
-        if not group.startswith("experiment"):
+        if group != "strategy" and not group.startswith("experiment"):
             line = Text(f"  {group}: ", style="bold")
             line.append(", ".join(options_of(group)), style="not bold")
             console.print(line)
@@ -57,6 +65,11 @@ def print_help(words: Sequence[str]) -> None:
         table.add_row(*map(Text, row))
     console.print()
     console.print(table)
+
+
+def _purpose(comment: str) -> str:
+    """Return what a method's first comment says it is: `Name (Authors Year): what it is.`"""
+    return comment.partition(": ")[2] or comment
 
 
 def _rows(values: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:

@@ -7,6 +7,7 @@ codes: 0 if the run completed, 1 if it failed or diverged, 130 for Ctrl-C, 143 f
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shlex
@@ -38,7 +39,6 @@ from fedhet.common.results import (
     METRICS,
     STOPPED,
     ResultsFollower,
-    Row,
     read_rows,
     read_summary,
     write_end,
@@ -57,7 +57,7 @@ from fedhet.conf.project import register_project_recipes
 from fedhet.conf.renamed import refuse_old_keys
 from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run
-from fedhet.progress import closing_panel, round_display
+from fedhet.progress import Display, closing_panel, round_display
 from fedhet.runtimes.flower_install import LaunchError, check_flower
 from fedhet.runtimes.processes import NOTHING_LEFT
 from fedhet.runtimes.resources import check_machine
@@ -69,8 +69,14 @@ from fedhet.sweep.method_keys import with_single_sweeps
 from fedhet.sweep.optuna_search import set_defaults
 from fedhet.sweep.resume import key_of, take_resume
 
-_POLL_SECONDS = 0.1
+_POLL_SECONDS = 0.05
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
+_STARTS = {  # what a runtime does first
+    "local": "importing PyTorch",
+    "ray": "importing PyTorch",
+    "flower": "starting Flower's SuperLink",
+    "deployment": "connecting to the SuperLink",
+}
 _WITH_CODE = ("local", "ray")  # runtimes that import torch in this process
 _OF_CODE = (
     *("strategy.", "strategy/", "strategy=[", "schedule.", "logger.", "local.optimizers."),
@@ -124,9 +130,12 @@ def run(recipe: DictConfig) -> None:
     runtime = runtime_for(recipe, results_dir / "log.txt")
     end = partial(write_end, results_dir, identity(recipe))
     try:
-        with runtime, round_display(console, title, recipe.rounds) as show:
-            runtime.submit(recipe, overrides)
-            summary = _watch(runtime, results, show, end)
+        with round_display(console, title, recipe.rounds) as display:
+            display.stage(_STARTS[recipe.runtime.name])
+            with runtime:
+                runtime.submit(recipe, overrides)
+                display.stage("loading data, starting workers")
+                summary = _watch(runtime, results, display, end)
     except (KeyboardInterrupt, SystemExit) as signalled:
         if not runtime.continues() and _has_begun(results_dir):
             end(STOPPED, "stopped by Ctrl-C or SIGTERM")  # unless it has said so itself
@@ -193,18 +202,25 @@ def _is_of_code(word: str) -> bool:
 def _watch(
     runtime: Runtime,
     results: ResultsFollower,
-    show: Callable[[Row], None],
+    display: Display,
     end: Callable[[str, str], None],
 ) -> Mapping[str, Any]:
     """Show a run's rounds until it ends, and return its summary.
 
     ``end`` writes one, of a status and a reason, for a run that could not do it itself.
     """
+    begun = (results.folder / CONFIG).exists()  # of a run that is resumed
     while True:
         running = runtime.running()
         summary = results.summary()
         for row in results.new_rows():  # after the summary, so that the last round is among them
-            show(row)
+            begun = True
+            display.row(row)
+            if row["round"] == 1:
+                _import_for_plot()
+        if not begun and (results.folder / CONFIG).exists():
+            begun = True
+            display.stage("checking the clients, then round 1")
         # A run writes its summary last. Flower and Ray then take some three seconds to shut down;
         # leaving the runtime ends them at once.
         if summary.get("status") == COMPLETED or (summary and not running):
@@ -247,6 +263,13 @@ def _new_results_dir(recipe: DictConfig) -> Path:
             folder = folder.with_name(f"{name}_{number}")
         else:
             return folder
+
+
+def _import_for_plot() -> None:
+    """Import what the plot needs while the run goes on: it takes half a second."""
+    if can_plot():
+        importlib.import_module("matplotlib.figure")
+        importlib.import_module("matplotlib.backends.backend_agg")
 
 
 def _draw(results: ResultsFollower, title: str) -> str:

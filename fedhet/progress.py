@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.panel import Panel
@@ -17,36 +18,81 @@ from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.common.results import COMPLETED, Row
 
 
+class Display(Protocol):
+    """Shows one run."""
+
+    def stage(self, words: str) -> None:
+        """Say what happens before the first round is shown."""
+
+    def row(self, row: Row) -> None:
+        """Show a finished round."""
+
+
 @contextmanager
-def round_display(console: Console, title: str, rounds: int) -> Iterator[Callable[[Row], None]]:
-    """Give a function that shows a finished round: in a progress bar on a terminal, else a line."""
-    if console.is_terminal:
-        first = SpinnerColumn(), "[bold]{task.description}", BarColumn(bar_width=24)
-        last = "{task.fields[round]}", "{task.fields[figures]}", TimeElapsedColumn()
-        with Progress(*first, *last, console=console) as bar:
-            task = bar.add_task(title, total=rounds, round=f"round 0/{rounds}", figures="starting")
-            latest: Row = {}
-
-            def move(row: Row) -> None:
-                latest.update({key: value for key, value in row.items() if value is not None})
-                words = f"round {row['round']}/{rounds}"
-                bar.update(task, completed=row["round"], round=words, figures=figures(latest))
-                for failure in row.get("failures", ()):
-                    console.print(Text(f"round {row['round']}: {failure}", style="yellow"))
-
-            yield move
+def round_display(console: Console, title: str, rounds: int) -> Iterator[Display]:
+    """Give a display of a run: a progress bar on a terminal, else a line per round."""
+    if not console.is_terminal:
+        yield _Lines(console, title, rounds)
         return
-    line = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    first = SpinnerColumn(), "[bold]{task.description}", BarColumn(bar_width=24)
+    last = "{task.fields[round]}", "{task.fields[figures]}", TimeElapsedColumn()
+    with Progress(*first, *last, "{task.fields[left]}", console=console) as bar:
+        yield _Bar(bar, title, rounds)
 
-    def write(row: Row) -> None:
-        words = f"round {row['round']:>3}/{rounds}"
-        if any(row.get(name) is not None for name in _SHOWN) or row["round"] == rounds:
-            line(f"{words}  {figures(row)}")
+
+class _Bar:
+    """A progress bar with the latest figures and the time that is left."""
+
+    def __init__(self, bar: Progress, title: str, rounds: int) -> None:
+        self.bar, self.rounds = bar, rounds
+        self.task = bar.add_task(title, total=rounds, round="", figures="starting", left="")
+        self.latest: Row = {}
+        self.first: tuple[int, float] | None = None  # the first round shown, and when
+
+    def stage(self, words: str) -> None:
+        if self.first is None:
+            self.bar.update(self.task, figures=words)
+
+    def row(self, row: Row) -> None:
+        self.latest.update({key: value for key, value in row.items() if value is not None})
+        number, now = row["round"], time.monotonic()
+        self.first = self.first or (number, now)
+        words = f"round {number}/{self.rounds}"
+        left = time_left(number - self.first[0], now - self.first[1], self.rounds - number)
+        self.bar.update(
+            self.task, completed=number, round=words, figures=figures(self.latest), left=left
+        )
         for failure in row.get("failures", ()):
-            line(f"{words}  {failure}")
+            self.bar.console.print(Text(f"round {number}: {failure}", style="yellow"))
 
-    line(f"{title}: starting, {rounds} rounds to do")
-    yield write
+
+class _Lines:
+    """A line per evaluated round, for a file."""
+
+    def __init__(self, console: Console, title: str, rounds: int) -> None:
+        self.line = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+        self.title, self.rounds = title, rounds
+        self.line(f"{title}: starting, {rounds} rounds to do")
+
+    def stage(self, words: str) -> None:
+        self.line(f"{self.title}: {words}")
+
+    def row(self, row: Row) -> None:
+        words = f"round {row['round']:>3}/{self.rounds}"
+        if any(row.get(name) is not None for name in _SHOWN) or row["round"] == self.rounds:
+            self.line(f"{words}  {figures(row)}")
+        for failure in row.get("failures", ()):
+            self.line(f"{words}  {failure}")
+
+
+def time_left(done: int, seconds: float, to_do: int) -> str:
+    """Return how long ``to_do`` rounds take at the speed of those done; "" if that is unknown."""
+    if done < 1 or to_do < 1:
+        return ""
+    left = round(seconds / done * to_do)
+    minutes, hours = left // 60, left // 3600
+    text = f"{hours} h {minutes % 60:02} min" if hours else f"{minutes} min {left % 60:02} s"
+    return f"{left} s left" if not minutes else f"{text} left"
 
 
 _SHOWN = ("accuracy", "client_accuracy")

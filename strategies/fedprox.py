@@ -8,7 +8,8 @@ Local objective (eq. 2), x the model as received:
 
 mu = 0 is FedAvg. The norm is squared and taken over all trainable shared tensors; clipping sees
 the whole gradient (in public code that puts mu into the weight decay it sees only a part).
-mu in the papers here: FedDW .01, FedPVR's code .01, MA-Echo .1.
+mu in the papers here: FedDW .01, FedPVR's code .01, MA-Echo .1; the default is .1, since .01 is too
+small to be seen with the recipes' rate and epochs.
 """
 
 from __future__ import annotations
@@ -41,5 +42,5 @@ class FedProxClient(ClientSide):
 class FedProx(FederatedStrategy):
     """FedAvg's server with :class:`FedProxClient` at the clients."""
 
-    def __init__(self, mu: float = 0.01, **slots: Unpack[Slots]) -> None:
+    def __init__(self, mu: float = 0.1, **slots: Unpack[Slots]) -> None:
         super().__init__(client_sides={"fedprox": FedProxClient(mu)}, **slots)

@@ -267,7 +267,7 @@ WORDS = [
     ("+strategy.sam.rho=1", "strategy.sam.rho: it is of strategy=fedmrur, strategy=fedsam"),
     ("strategy.sam.rho=1", "and this is strategy=fedavg"),
     ("partition.classes=2", "of partition=pathological, and this is partition=dirichlet"),
-    ("runtime.address=a:1", "of runtime=ray and runtime=deployment, and this is runtime=flower"),
+    ("runtime.address=a:1", "of runtime=ray and runtime=deployment, and this is runtime=local"),
     ("task.path=/x", "unknown key task.path: this task's file leaves it out; write +task.path=/x"),
     ("+local.lr=1", "local.lr is in the recipe already"),
     ("~local.lr", "local.lr is missing"),

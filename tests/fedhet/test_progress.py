@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedhet.common.results import ResultsFollower, write_rows
 from fedhet.plot import plot_run
-from fedhet.progress import closing_panel, figures, round_display
+from fedhet.progress import closing_panel, figures, round_display, time_left
 
 ROWS = [
     {"round": 0, "accuracy": 0.1, "loss": 2.3},
@@ -54,18 +54,27 @@ def test_a_log_gets_a_line_per_evaluated_round_and_a_terminal_a_bar():
     for terminal in (False, True):
         file = io.StringIO()
         console = Console(file=file, force_terminal=terminal, width=100, color_system=None)
-        with round_display(console, "fedavg on digits", 2) as show:
+        with round_display(console, "fedavg on digits", 2) as display:
+            display.stage("loading data")
             for row in ROWS:
-                show(row)
+                display.row(row)
         shown[terminal] = file.getvalue()
     lines = shown[False].splitlines()
-    assert len(lines) == 4
+    assert len(lines) == 5
+    assert lines.pop(1) == "fedavg on digits: loading data"
     assert "round   0/2  accuracy 10.00 %  loss 2.3000" in lines[1]
     assert "round   1/2  client 3: NaN in update" in lines[2]
     assert "round   2/2  accuracy 73.40 %  loss 0.9100  0.25 s/round" in lines[3]
     assert "round 1: client 3: NaN in update" in shown[True]
     assert "round 2/2 accuracy 73.40 %  loss 0.9100  0.25 s/round" in shown[True]
     assert figures({"round": 1, "seconds": 2.0, "accuracy": None}) == "2.00 s/round"
+
+
+def test_time_that_is_left():
+    assert time_left(0, 0.0, 30) == time_left(3, 9.0, 0) == ""
+    assert time_left(10, 5.0, 20) == "10 s left"
+    assert time_left(1, 30.0, 3) == "1 min 30 s left"
+    assert time_left(1, 3600.0, 2) == "2 h 00 min left"
 
 
 def test_the_end_of_a_run_has_figures_and_a_plot_even_if_nothing_was_evaluated(tmp_path):
