@@ -44,12 +44,14 @@ lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check
 	$(BIN)/python -m ruff format --check
 
-docs: $(STAMP) ## write the pages, the JSON schema and the comments of conf/ that are made from schema, recipes and code
+docs: $(STAMP) ## build the documentation into site/, and the JSON schema and the comments of conf/, all from schema, recipes and code
 	$(BIN)/python -m docs.generator
+	$(BIN)/python -m mkdocs build --strict --quiet
+	@echo "open site/index.html"
 
 bench: $(STAMP) ## seconds per round beside a plain PyTorch loop that does the same work
 	$(BIN)/python -m benchmarks floor $(ARGS)
 
 clean: ## remove the environment and every cache; results/ stays
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,7 +1,8 @@
 """Federated learning when clients' data differ: methods as Flower strategies and clients.
 
 In a Flower app of your own: :func:`make_client_app` and :func:`make_server_app` of your model, your
-data and one of the methods below (docs/own.md). The command ``fedhet`` runs recipes.
+data and one of the methods below (docs/own.md). The command ``fedhet`` runs recipes, and so
+does :func:`run`, for notebooks.
 """
 
 from __future__ import annotations
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from fedhet.flower_apps import load_weights as load_weights
     from fedhet.flower_apps import make_client_app as make_client_app
     from fedhet.flower_apps import make_server_app as make_server_app
+    from fedhet.runs import RunResult as RunResult
+    from fedhet.runs import partition as partition
+    from fedhet.runs import run as run
     from fedhet.strategies.average import Average as Average
     from fedhet.strategies.dense import DENSE as DENSE
     from fedhet.strategies.ensemble import Ensemble as Ensemble
@@ -64,6 +68,9 @@ _PUBLIC = {
     "load_weights": "flower_apps",
     "make_client_app": "flower_apps",
     "make_server_app": "flower_apps",
+    "RunResult": "runs",
+    "partition": "runs",
+    "run": "runs",
     "Average": "strategies.average",
     "DENSE": "strategies.dense",
     "Ensemble": "strategies.ensemble",
@@ -141,9 +148,12 @@ __all__ = [
     "OTFusion",
     "PerFedAvg",
     "RegMean",
+    "RunResult",
     "load_weights",
     "make_client_app",
     "make_server_app",
+    "partition",
+    "run",
 ]
 
 

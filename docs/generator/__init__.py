@@ -1,8 +1,8 @@
-"""The documentation generator: docs/methods.md, docs/methods/, docs/experiments.md, docs/keys.md.
+"""What of the documentation is made of schema, recipes and code.
 
-``make docs`` writes them. A method's page comes from conf/strategy/x.yaml (name, paper, options),
-strategies/x.py (its docstring), two rounds of it (bytes sent and kept) and, where there is one,
-docs/generator/notes/x.md. A new method needs no line here. docs/keys.md, docs/recipe.schema.json
-and the comments behind the keys of conf/config.yaml, local, partition and runtime come from
-conf/schema.
+``python -m docs.generator`` writes docs/recipe.schema.json and the comments behind the keys of
+conf/: editors read both. ``mkdocs build`` (``make docs``) calls site.py, which makes the pages of methods,
+keys, experiments and the library. A method's page comes from conf/strategy/x.yaml (name, paper,
+what it is for, keys), notes/x.md (equations, when to use it), strategies/x.py (its docstring),
+costs.json (what travels: ``python -m docs.generator.measure``) and docs/results/methods.json.
 """

@@ -18,7 +18,7 @@ _PAPERS = {
     "fedmrur": "FedMRUR (An et al., NeurIPS 2023)",
     "maecho": "MA-Echo (Su et al., Neural Networks 2023)",
 }
-_FRAME = """<!-- Made by `make docs` from conf/experiment. -->
+_FRAME = """<!-- Made from conf/experiment. -->
 # The papers' tables and figures
 
 `fedhet -m +experiment=NAME` runs one, with the paper's numbers beside ours in the

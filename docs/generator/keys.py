@@ -32,7 +32,7 @@ _GROUPS = {  # what a group's variants are called, and the file that has their d
 _COMMENTED = ("config.yaml", "local/default.yaml", "runtime/*.yaml", "partition/*.yaml")
 _LINE = re.compile(r"(?P<indent> *)(?P<key>\w+):(?P<value>[^#]*?)(?P<gap>\s+)#\s.*")
 _REFERENCE = {"type": "string", "pattern": r"\$\{"}
-_FRAME = """<!-- Made by `make docs` from conf/schema. -->
+_FRAME = """<!-- Made from conf/schema. -->
 # Keys of the recipe
 
 Every fixed key, with its default, the values that it may have, and its meaning. `fedhet --help`

@@ -1,12 +1,17 @@
-"""What a method sends and keeps: two rounds of it on a tiny federation, in this process."""
+"""What a method sends and keeps: two rounds of it on a tiny federation, in this process.
+
+``python -m docs.generator.measure [METHOD ...]`` stores it in costs.json, which the pages show.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flwr.app import Context, Message, MessageType, RecordDict
@@ -15,7 +20,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedhet.conf import compose, plain_part
+from fedhet.conf import FOLDER, compose, plain_part
 from fedhet.server_app import app as server
 from fedhet.server_app.checkpoint import checkpoints
 from fedhet.strategies.round.records import to_tensors
@@ -45,6 +50,7 @@ _AT_SERVER = {
     "strategy.dense.epochs": 1,  # not counted, and minutes long
     "strategy.dense.steps": 1,
 }
+FILE = Path(__file__).with_name("costs.json")
 Sizes = Mapping[str, float]  # by name, as a share of the model
 
 
@@ -127,3 +133,24 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 
 def _shares(sizes: Mapping[str, int], whole: int) -> Sizes:
     return {name: size / whole for name, size in sizes.items() if size}
+
+
+def stored(method: str) -> Cost:
+    """Return what :func:`measure` has found for a method's recipe with its defaults."""
+    found = json.loads(FILE.read_text(encoding="utf-8"))
+    if method not in found:
+        raise KeyError(f"{FILE.name} lacks {method}: run python -m docs.generator.measure {method}")
+    return Cost(**found[method])
+
+
+def main(names: Sequence[str]) -> None:
+    """Measure the named methods, or all, and store what was found."""
+    methods = names or sorted(path.stem for path in (FOLDER / "strategy").glob("*.yaml"))
+    found = json.loads(FILE.read_text(encoding="utf-8")) if names and FILE.exists() else {}
+    for name in methods:
+        found[name] = asdict(measure(f"strategy={name}"))
+        FILE.write_text(json.dumps(dict(sorted(found.items())), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

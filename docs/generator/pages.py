@@ -9,20 +9,22 @@ from pathlib import Path
 
 from docs.generator.markdown import escape, table, to_markdown
 from docs.generator.measure import TASK, Cost, Sizes
+from docs.generator.measured import measured
 from docs.generator.recipes import ROOT, Method, Part
 from fedhet.strategies.round.records import PARAMS, UPDATE
 
-METHODS = ROOT / "docs" / "methods"
+METHODS = ROOT / "docs" / "methods"  # where the pages are in the site
 _TEMPLATE = Path(__file__).parent / "notes" / "methods.md"
 
 
 def index(methods: Sequence[Method]) -> str:
     """Return docs/methods.md: the hand-written frame with the two tables in it."""
     what = table(
-        ["method", "paper", "client half", "server half", "replaces", "payloads"],
+        ["method", "what it is for", "paper", "client half", "server half", "replaces", "payloads"],
         [
             [
                 f"[{method.name}](methods/{method.id}.md)",
+                escape(method.summary[:1].upper() + method.summary[1:]),
                 f"[{method.paper}]({method.url})" if method.url else method.paper,
                 _hooks(method.parts, "client half"),
                 _hooks(method.parts, "server half"),
@@ -47,13 +49,13 @@ def index(methods: Sequence[Method]) -> str:
     frame = _TEMPLATE.relative_to(ROOT).as_posix()
     text = _TEMPLATE.read_text(encoding="utf-8").replace("<!-- task -->", TASK)
     text = text.replace("<!-- table -->", f"{what}\n\nWhat a round of each takes:\n\n{costs}")
-    return f"<!-- Made by `make docs` from {frame}, conf/strategy and the code. -->\n{text}"
+    return f"<!-- Made from {frame}, conf/strategy and the code. -->\n{text}"
 
 
 def method_page(method: Method) -> str:
     """Return a method's page."""
-    sections = [_head(method), _body(method), _parts(method), _options(method), method.notes]
-    sections += [_running(method), _cost(method.cost)]
+    sections = [_head(method), method.notes, measured(method.id), _options(method)]
+    sections += [_cost(method.cost), _running(method), _parts(method), _body(method)]
     return "\n\n".join(section for section in sections if section) + "\n"
 
 
@@ -85,7 +87,7 @@ def _head(method: Method) -> str:
     made_of = ", ".join(path.relative_to(ROOT).as_posix() for path in sources)
     summary = method.summary if method.is_alone else f"{method.paper}: {method.summary}"
     return (
-        f"<!-- Made by `make docs` from {made_of}. Edit those. -->\n"
+        f"<!-- Made from {made_of}. Edit those. -->\n"
         f"# {method.name}\n\n"
         f"{escape(summary[:1].upper() + summary[1:])}\n\n"
         f"`strategy={method.id}` · {', '.join(map(_link, sources))} · [all methods](../methods.md)"
@@ -97,9 +99,9 @@ def _body(method: Method) -> str:
         return ""
     title, _, rest = inspect.cleandoc(method.docstring).partition("\n")
     if not method.is_alone:
-        return f"## The method\n\n{to_markdown(method.docstring)}"
+        return f"## Details\n\n{to_markdown(method.docstring)}"
     title = (title.partition(": ")[2] or title).rstrip(".")
-    return f"## The method\n\n**{escape(title[:1].upper() + title[1:])}.**\n{to_markdown(rest)}"
+    return f"## Details\n\n**{escape(title[:1].upper() + title[1:])}.**\n{to_markdown(rest)}"
 
 
 def _parts(method: Method) -> str:
@@ -117,7 +119,7 @@ def _options(method: Method) -> str:
     if not method.options:
         return ""
     rows = [[f"`{o.key}`", f"`{o.default}`", escape(o.meaning)] for o in method.options]
-    return f"## Options\n\n{table(['key', 'default', 'meaning'], rows)}"
+    return f"## Keys\n\n{table(['key', 'default', 'meaning'], rows)}"
 
 
 def _running(method: Method) -> str:
@@ -140,7 +142,7 @@ def _cost(cost: Cost) -> str:
         ["kept by the server", _sizes(cost.server_state)],
     ]
     how = f"Of a round, counted on {TASK}; sizes in models (see [how](../methods.md))."
-    return f"## Cost\n\n{how}\n\n{table(['what', 'size'], rows)}"
+    return f"## What travels\n\n{how}\n\n{table(['what', 'size'], rows)}"
 
 
 def _sizes(shares: Sizes) -> str:

@@ -16,8 +16,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from docs.generator.markdown import first_sentence, url_after
-from docs.generator.measure import Cost, measure
+from docs.generator.measure import Cost, stored
 from fedhet.conf import FOLDER, compose_overrides
+from fedhet.conf.mistakes import first_comment
 from fedhet.strategies.base import ClientSide, ServerSide
 
 ROOT = FOLDER.parent
@@ -132,7 +133,7 @@ class Method:
     @cached_property
     def cost(self) -> Cost:
         """What the recipe sends and keeps with its defaults."""
-        return measure(f"strategy={self.id}")
+        return stored(self.id)
 
     @property
     def notes(self) -> str:
@@ -178,10 +179,7 @@ def read_method(path: Path) -> Method:
     Raises:
         ValueError: if its first comment does not have the form that the table needs.
     """
-    lines = path.read_text(encoding="utf-8").splitlines()
-    end = next(n for n, line in enumerate(lines) if not line.startswith("#"))
-    comment = [line.lstrip("# ") for line in lines[:end] if not line.startswith("# @package")]
-    head = _HEAD.fullmatch(" ".join(comment))
+    head = _HEAD.fullmatch(first_comment(path))
     if head is None:
         raise ValueError(
             f"{path} must begin with a comment `# Name (Authors Year): what it is.`, from which "

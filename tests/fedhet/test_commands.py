@@ -21,7 +21,7 @@ def test_help_and_what_cannot_start_leave_no_trace(tmp_path):
     (tmp_path / "full" / "file").touch()
     done = fork(tmp_path, "strategy=fedprox", "--help")
     assert done.returncode == 0
-    assert "    fedprox      adds (mu / 2) ||y - x||^2 to" in done.stdout
+    assert re.search(r"^ +fedprox +adds \(mu", done.stdout, re.MULTILINE)
     assert re.search(r"local\.lr +0\.1 +a number above 0 +eta_l, times", done.stdout)
     assert re.search(r"strategy\.fedprox\.mu +0\.1 ", done.stdout)
     for word, message in {

@@ -1,0 +1,51 @@
+"""MkDocs' hooks: the pages that are made of schema, recipes and code, and links to source files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+from docs.generator.api import api_page
+from docs.generator.experiments import experiments_page
+from docs.generator.keys import keys_page
+from docs.generator.measured import measured_table, results
+from docs.generator.pages import index, method_page
+from docs.generator.recipes import all_methods
+from docs.generator.sources import linked_sources, page_of, relinked, source_page
+
+_MEASURED = "<!-- measured -->"
+
+
+def made_pages() -> dict[str, str]:
+    """Return the pages that no file of docs/ has, by their place in the site."""
+    methods = all_methods()
+    pages = {f"methods/{method.id}.md": method_page(method) for method in methods}
+    pages |= {"methods.md": index(methods), "experiments.md": experiments_page()}
+    return pages | {"keys.md": keys_page(), "api.md": api_page()}
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages that are made, and the source files that any page links to."""
+    made = made_pages()
+    texts = {file.src_uri: file.content_string for file in files.documentation_pages()}
+    texts |= made
+    for uri, text in made.items():
+        files.append(File.generated(config, uri, content=text))
+    done: set[str] = set()
+    while texts:
+        uri, text = texts.popitem()
+        for path in linked_sources(text, uri) - done:
+            done.add(path)
+            page, content = page_of(path), source_page(path)
+            files.append(File.generated(config, page, content=content))
+            texts[page] = content
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Let a page's links to the repository's files lead to their pages; add what was measured."""
+    if _MEASURED in markdown:
+        how = results()["how"]
+        markdown = markdown.replace(_MEASURED, f"Final accuracy on {how}.\n\n{measured_table()}")
+    return relinked(markdown, page.file.src_uri)
