@@ -76,6 +76,15 @@ def run_fedhet(words: Sequence[str], folder: Path) -> None:
         print(done.stdout, done.stderr, file=sys.stderr)
 
 
+def timed_command(words: Sequence[str]) -> float:
+    """Return how many seconds ``fedhet`` takes from start to end, in a folder of its own."""
+    program = str(Path(sys.executable).with_name("fedhet"))
+    with tempfile.TemporaryDirectory() as scratch:
+        began = time.perf_counter()
+        subprocess.run([program, *words], cwd=scratch, stdout=subprocess.DEVNULL, check=True)
+        return time.perf_counter() - began
+
+
 def timed_run(words: Sequence[str]) -> dict[str, Any]:
     """Run ``fedhet``; return its rows, seconds of each round and to round 1, and peak memory."""
     with tempfile.TemporaryDirectory() as scratch:

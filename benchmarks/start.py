@@ -1,5 +1,7 @@
 """Seconds from the command to the end of round 1, and what a round costs when training is trivial.
 
+First how long `fedhet --help`, and `fedhet` as it is (digits, 30 rounds), take from start to end.
+
     python -m benchmarks start [--runtimes local flower] [--clients 100 1000] [--repeats 5]
 
 The work: FedAvg on scikit-learn's digits, an MLP, 10 of N clients a round, one step on 8 examples
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 
-from benchmarks.harness import FOLDER, options_of, save, spread, timed_run
+from benchmarks.harness import FOLDER, options_of, save, spread, timed_command, timed_run
 
 SAMPLED, WARM = 10, 10
 RECIPE = [
@@ -33,6 +35,9 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[100, 1000])
     parser.add_argument("--rounds", type=int, default=200)
     options = parser.parse_args()
+    for words in (["--help"], []):
+        seconds = [timed_command(words) for _ in range(options.repeats)]
+        print(f"fedhet {' '.join(words)}: {spread(seconds, '.2f')} s")
     for runtime in options.runtimes:
         result: dict[str, object] = {"rounds": options.rounds}
         for clients in options.clients:

@@ -1,16 +1,31 @@
-"""What the methods reached on one common task: docs/results/methods.json, as pages show it."""
+"""What the methods reached on one common task: docs/results/methods.json, as pages show it.
+
+``python -m docs.generator.measured SWEEP ...`` writes the file from the runs of these sweeps:
+
+    fedhet -m partition.alpha=0.1 rounds=20 seed=0,1,2 strategy=fedavg,fedprox,...
+    fedhet -m partition.alpha=0.1 seed=0,1,2 strategy=average,ensemble,maecho,...    one round
+"""
 
 from __future__ import annotations
 
 import json
 import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from docs.generator.markdown import table
 from docs.generator.recipes import ROOT
+from fedhet.common.results import COMPLETED, SUMMARY, read_summary
 
 FILE = ROOT / "docs" / "results" / "methods.json"
 _BASELINE = "fedavg"
+_HOW = (
+    "digits, a perceptron, 10 clients, `partition.alpha=0.1`, 20 rounds (one-shot methods: 1), "
+    "otherwise each recipe's defaults"
+)
+_OWN_MODELS = ("fedala", "fedper", "fedproto", "fedrep", "local")
 _PAPERS = {  # results of whole tables, by method
     "feddw": ["feddw"],
     "fedmrur": ["fedmrur"],
@@ -34,7 +49,7 @@ def measured(method: str) -> str:
     if own is None:
         return ""
     lines = [f"{_accuracy(own)} on {found['how']}."]
-    if method != _BASELINE and method in found["rounds"]:
+    if method != _BASELINE and found["rounds"][method] > 1:
         lines.append(f"FedAvg has {_accuracy(found['accuracy'][_BASELINE])} there.")
     lines.append("See [all methods beside each other](../choosing.md#measured-on-one-task).")
     for page in _PAPERS.get(method, ()):
@@ -52,7 +67,7 @@ def measured_table() -> str:
             [
                 f"[{name}](methods/{name}.md)",
                 _accuracy(scores),
-                str(found["rounds"].get(name, 1)),
+                str(found["rounds"][name]),
                 "the clients' own" if name in found["clients_own"] else "global",
             ]
             for name, scores in rows
@@ -65,3 +80,26 @@ def _accuracy(scores: list[float]) -> str:
     if len(scores) == 1:
         return f"{mean} (one seed)"
     return f"{mean} ± {100 * statistics.stdev(scores):.1f} ({len(scores)} seeds)"
+
+
+def main(sweeps: Sequence[str]) -> None:
+    """Write the file from the completed runs of sweeps."""
+    accuracy: dict[str, dict[int, float]] = {}
+    rounds: dict[str, int] = {}
+    for path in sorted(path for sweep in sweeps for path in Path(sweep).glob(f"*/{SUMMARY}")):
+        summary = read_summary(path.parent)
+        if summary["status"] == COMPLETED:
+            scores = accuracy.setdefault(summary["strategy"], {})
+            scores[summary["seed"]] = round(summary["accuracy"], 4)
+            rounds[summary["strategy"]] = summary["rounds"]
+    found = {
+        "how": _HOW,
+        "accuracy": {name: [by[seed] for seed in sorted(by)] for name, by in accuracy.items()},
+        "rounds": rounds,
+        "clients_own": [name for name in _OWN_MODELS if name in accuracy],
+    }
+    FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

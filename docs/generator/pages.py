@@ -112,7 +112,7 @@ def _parts(method: Method) -> str:
     if not rows:
         return ""
     says = "" if method.id == "fedavg" else "Everything else is as in [FedAvg](fedavg.md)."
-    return f"## Parts\n\n{table(['part', 'class', ''], rows)}\n\n{says}".rstrip()
+    return f"## Parts\n\n{table(['part', 'class', 'what it does'], rows)}\n\n{says}".rstrip()
 
 
 def _options(method: Method) -> str:

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from docs.generator.markdown import first_sentence, url_after
 from docs.generator.measure import Cost, stored
 from fedhet.conf import FOLDER, compose_overrides
-from fedhet.conf.mistakes import first_comment
+from fedhet.conf.mistakes import first_comment, method_lines
 from fedhet.strategies.base import ClientSide, ServerSide
 
 ROOT = FOLDER.parent
@@ -171,6 +171,12 @@ def all_methods() -> list[Method]:
     """Return every recipe's method: FedAvg, then the others by name."""
     methods = [read_method(path) for path in (FOLDER / "strategy").glob("*.yaml")]
     return sorted(methods, key=lambda method: (method.id != "fedavg", method.name.lower()))
+
+
+def method_names() -> dict[str, str]:
+    """Return the methods' names by their ids: FedAvg, then the others by name."""
+    names = {id: line.partition(" (")[0] for id, line in method_lines().items()}
+    return dict(sorted(names.items(), key=lambda item: (item[0] != "fedavg", item[1].lower())))
 
 
 def read_method(path: Path) -> Method:

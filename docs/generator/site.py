@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from mkdocs.utils import get_relative_url
 
 from docs.generator.api import api_page
 from docs.generator.experiments import experiments_page
 from docs.generator.keys import keys_page
 from docs.generator.measured import measured_table, results
 from docs.generator.pages import index, method_page
-from docs.generator.recipes import all_methods
+from docs.generator.recipes import all_methods, method_names
 from docs.generator.sources import linked_sources, page_of, relinked, source_page
 
 _MEASURED = "<!-- measured -->"
+_SHIM = "https://unpkg.com/iframe-worker/shim"  # in Material's template
 
 
 def made_pages() -> dict[str, str]:
@@ -23,6 +25,14 @@ def made_pages() -> dict[str, str]:
     pages = {f"methods/{method.id}.md": method_page(method) for method in methods}
     pages |= {"methods.md": index(methods), "experiments.md": experiments_page()}
     return pages | {"keys.md": keys_page(), "api.md": api_page()}
+
+
+def on_config(config: Any) -> Any:
+    """List the methods' pages in the navigation."""
+    pages: list[Any] = [{name: f"methods/{id}.md"} for id, name in method_names().items()]
+    where = next(entry for entry in config["nav"] if "Methods" in entry)
+    where["Methods"] = [{"All methods": "methods.md"}, *pages]
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -49,3 +59,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         how = results()["how"]
         markdown = markdown.replace(_MEASURED, f"Final accuracy on {how}.\n\n{measured_table()}")
     return relinked(markdown, page.file.src_uri)
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Let the search work from a disk without the network: its shim is in the site, too."""
+    return output.replace(_SHIM, get_relative_url("assets/iframe-worker.js", page.url))
+
+
+def on_post_template(output_content: str, **_: Any) -> str:
+    """Do the same in the page for a wrong address."""
+    return output_content.replace(_SHIM, "assets/iframe-worker.js")
