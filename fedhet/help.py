@@ -48,8 +48,8 @@ def print_help(words: Sequence[str]) -> None:
     console = table_console()
     console.print(_HEAD, highlight=False, markup=False)
     methods = Table.grid(padding=(0, 2))
-    for name, line in method_lines().items():
-        purpose = Text(_purpose(line), no_wrap=True, overflow="ellipsis")
+    for name, comment in method_lines().items():
+        purpose = Text(_purpose(comment), no_wrap=True, overflow="ellipsis")
         methods.add_row(Text(f"  {name}", style="bold"), purpose)
     console.print(methods)
     console.print(_GROUPS, highlight=False, markup=False)
