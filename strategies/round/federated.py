@@ -157,10 +157,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
             check_output(self.server_step.output)
         self.federation = federation or FederationConfig()
         self.sampler = sampler or FixedSizeSampler()
-        asked = (system, asynchronous, local_training, self.server_step, secure_aggregation)
-        self._clients = round_clients(
-            self.sampler, *asked, self.federation, evaluate_on_clients=evaluate_on_clients
-        )
+        trained = (self.sampler, system, asynchronous, local_training)
+        rest = (self.server_step, secure_aggregation, self.federation)
+        self._clients = round_clients(*trained, *rest, evaluate_on_clients=evaluate_on_clients)
         self.schedule = schedule or schedules.Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.evaluate_on_clients = evaluate_on_clients
@@ -258,8 +257,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
     ) -> TrainingRound:
         """Sample the cohort and return its messages."""
         there, writer, step = self.availability, self._writer, self.server_step
-        sizes = MessageSizes(self._downlink, self.client_sides)
-        parts = (step.broadcast, sizes, step.expected)
+        parts = (step.broadcast, MessageSizes(self._downlink, self.client_sides), step.expected)
         exchange = Exchange(grid, there, writer, config, *parts)
         chosen = self._clients.choose(exchange, server_round, self.state.clock, arrays)
         lr, absent = writer.lr(server_round, config), sorted(there.absent)
@@ -382,8 +380,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
             replies = RoundReplies(training, exchanged.replies)
         else:  # an override of aggregate_train may look at messages
             own = type(self).aggregate_train is not FederatedStrategy.aggregate_train
-            check = self.server_step.check if self.server_step.checks_replies else None
-            replies = send_round(grid, training, check, own=own)
+            replies = send_round(grid, training, self.server_step.single_check, own=own)
         trained, metrics = self.aggregate_train(round, replies)
         if exchanged is not None:
             report.bytes_up, report.bytes_down = exchanged.bytes_up, exchanged.bytes_down
