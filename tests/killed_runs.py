@@ -18,7 +18,7 @@ from tests.processes import Fork, alive, finish, read_until, summary_of
 from tests.recipes import TINY, run_recipe
 
 _CLIENTS = 8
-_WORDS = [*TINY, f"clients={_CLIENTS}", "participation=0.5", "local.epochs=1"]
+_WORDS = [*TINY, f"clients={_CLIENTS}", "participation=0.5", "local.epochs=1", "local.lr=0.02"]
 # State at the clients: control variates, and what was left out of each reply.
 _SMALL = [*_WORDS, "strategy/compression=top_k", "strategy.compression.down=int8"]
 _SLOW = ["system=lognormal", "system.sigma=1.8", "system.dropout=0.1"]
@@ -84,4 +84,4 @@ def main(kills: int, rounds: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), rounds=60, seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+    main(int(sys.argv[1]), rounds=40, seed=int(sys.argv[2]) if len(sys.argv) > 2 else 0)

@@ -52,10 +52,17 @@ class MessageSizes:
         sent = {name for side in sides for name in side.sends}
         for name, shapes in known_shapes(expected).items():
             if name in sent:
-                kind = dtypes.get(name, torch.float32)
-                sizes = [(shape, kind) for shape in shapes.values()]
+                sizes = [
+                    (shape, dtypes.get(name) or _dtype_of(tensor, arrays))
+                    for tensor, shape in shapes.items()
+                ]
                 total += _record(sizes, compression.up if name in compressed else None)
         return total
+
+
+def _dtype_of(tensor: str, arrays: ArrayRecord) -> torch.dtype:
+    """Return the model's own type for what has a parameter's name, else float32."""
+    return getattr(torch, arrays[tensor].dtype) if tensor in arrays else torch.float32
 
 
 def _record(sizes: list[tuple[tuple[int, ...], torch.dtype]], codec: Codec | None) -> int:
