@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -152,6 +153,35 @@ def run_table(name: str, seeds: int, path: Path) -> None:
             found[key] = run_cell(words, seeds)
             save(path, {"table": name, "cells": found})
         print(f"{number}/{len(wanted)} {key}: {found[key]['accuracy']}", flush=True)
+
+
+def markdown(path: Path) -> str:
+    """Return a stored table: mean and sample deviation over the seeds in %, the backdoor's success.
+
+    A cell of which a run did not stay finite says of how many; one that is refused has a dash.
+    """
+    stored = json.loads(path.read_text())
+    found, table = stored["cells"], TABLES[stored["table"]]
+    lines = [
+        f"| aggregator | {' | '.join(table.columns)} |",
+        "|---" * (len(table.columns) + 1) + "|",
+    ]
+    for row in table.rows:
+        texts = [_cell(found.get(f"{column} | {row}")) for column in table.columns]
+        lines.append(f"| `{row}` | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "-"
+    finite = [100 * value for value in cell["accuracy"] if value is not None]
+    if len(finite) < len(cell["accuracy"]):
+        return f"{len(cell['accuracy']) - len(finite)} of {len(cell['accuracy'])} diverged"
+    spread = statistics.stdev(finite) if len(finite) > 1 else 0.0
+    text = f"{statistics.fmean(finite):.1f} ± {spread:.1f}"
+    success = [100 * value for value in cell["attack_success"] if value is not None]
+    return f"{text} ({statistics.fmean(success):.0f})" if success else text
 
 
 def main() -> None:
