@@ -133,16 +133,13 @@ def norms_of(tensors: Tensors) -> dict[str, float]:
     """Return the L2 norm of each tensor, the same on any number of threads."""
     if not tensors:
         return {}
-    wide = {name: _wide(value.detach().reshape(-1)) for name, value in tensors.items()}
-    ends = {name: len(value) // _SERIAL * _SERIAL for name, value in wide.items()}
-    rests = torch._foreach_norm([value[ends[name] :] for name, value in wide.items()])
-    found = {}
-    for (name, value), rest in zip(wide.items(), _squares(torch.stack(rests)), strict=True):
-        rows = value[: ends[name]].reshape(-1, _SERIAL)
-        found[name] = (sum(_squares(torch.linalg.vector_norm(rows, dim=1))) + rest) ** 0.5
-    return found
-
-
-def _squares(values: Tensor) -> list[float]:
-    squares: list[float] = values.double().square().tolist()
-    return squares
+    wide = [_wide(value.detach().reshape(-1)) for value in tensors.values()]
+    ends = [len(value) // _SERIAL * _SERIAL for value in wide]
+    rests = torch._foreach_norm([value[end:] for value, end in zip(wide, ends, strict=True)])
+    parts = [
+        torch.linalg.vector_norm(value[:end].reshape(-1, _SERIAL), dim=1)
+        for value, end in zip(wide, ends, strict=True)
+    ]
+    squares = iter(torch.cat([*parts, torch.stack(rests)]).double().square().tolist())
+    sums = [sum(next(squares) for _ in range(end // _SERIAL)) for end in ends]
+    return {name: (one + next(squares)) ** 0.5 for name, one in zip(tensors, sums, strict=True)}
