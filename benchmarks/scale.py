@@ -1,18 +1,18 @@
 """Large cohorts and populations by runtime=local: memory, the server's time, and a plain loop.
 
-    [FEDHET_DATA=...] python -m benchmarks scale cohorts [--cohorts 10 160 1000] [--rounds 2]
-    python -m benchmarks scale population [--clients 100000] [--rounds 1000]
+    python -m benchmarks scale cohorts [--cohorts 10 160 1000] [--rounds 2] [--batch 32]
+    python -m benchmarks scale population [--clients 1000 100000] [--rounds 1000]
     python -m benchmarks scale sums
 
-cohorts     ResNet-18 with GroupNorm (11 million parameters) on CIFAR-10, or on noise of its shape
-            without FEDHET_DATA; 1,000 IID clients, one step on 8 examples each, a checkpoint a
-            round. The loop trains as many such clients in 2 processes and keeps a running sum; it
-            runs after each cohort, and the ratio is of the medians of their rounds.
+cohorts     ResNet-18 with GroupNorm (11 million parameters) on noise of CIFAR-10's shape; 1,000
+            clients with 50 images each, one step, a checkpoint a round; of 1,000 one round. The
+            loop trains as many of these clients in 2 processes and keeps a running sum; it runs
+            after each cohort, and the ratio is of the medians of their rounds.
 population  FedAvg on task=synthetic, 100 clients a round, one step each, no evaluation but the
-            last, beside the same with 1,000 clients.
+            last.
 sums        CPU time of adding an update of ResNet-18 to the exact sum and to one in float32.
 
-Each part replaces its own entry of scale.json.
+Each line that is printed replaces its own entry of scale.json.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ from fedhet.client_app.runtime import ClientRuntime
 from fedhet.conf import compose_overrides
 from fedhet.strategies.round.exact_sum import ExactSum
 
-CLIENTS, BATCH, LR, EXAMPLES = 1000, 8, 0.01, 50
+CLIENTS, LR, EXAMPLES = 1000, 0.01, 50
 STEP = ["strategy=fedavg", "local.epochs=null", "local.steps=1", "evaluation.every=0"]
-IMAGES = ["task=cifar10", "task.model=resnet18_gn", "partition=iid"]
 NOISE = [
     "task=own",
     "task.name=cifar10_noise",
@@ -65,8 +64,9 @@ def test_noise(seed: int) -> Images:
 class OneStep:
     """A step of plain SGD on a client's examples."""
 
-    def __init__(self, words: list[str]) -> None:
+    def __init__(self, words: list[str], batch: int = 1) -> None:
         torch.set_num_threads(1)  # before the fork
+        self.batch = batch
         self.runtime = ClientRuntime(compose_overrides(tuple(words)), "cpu", 0, None)
         self.params = list(self.runtime.model.parameters())
 
@@ -74,27 +74,27 @@ class OneStep:
         """Train from the present ``params`` on, in place."""
         data, _ = self.runtime.client_data(client, None)
         order = torch.Generator().manual_seed(client)
-        inputs, labels = next(iter(data.batches(BATCH, generator=order, train=True)))
+        inputs, labels = next(iter(data.batches(self.batch, generator=order, train=True)))
         optimizer = torch.optim.SGD(self.params, lr=LR)
         optimizer.zero_grad()
         F.cross_entropy(self.runtime.model(inputs)[1], labels).backward()
         optimizer.step()
 
 
-def cohorts(sizes: list[int], rounds: int) -> dict[str, Any]:
+def cohorts(sizes: list[int], rounds: int, batch: int) -> dict[str, Any]:
     """Return memory and times of each size of cohort, with those of the loop after it."""
-    real = "FEDHET_DATA" in os.environ
-    result: dict[str, Any] = {"task": "cifar10" if real else "noise", "batch": BATCH}
-    words = [*(IMAGES if real else NOISE), *STEP, f"clients={CLIENTS}", "runtime=local"]
-    words += [f"local.batch_size={BATCH}", f"local.lr={LR}", "device=cpu"]
+    result: dict[str, Any] = {}
+    words = [*NOISE, *STEP, f"clients={CLIENTS}", "runtime=local", "device=cpu"]
+    words += [f"local.batch_size={batch}", f"local.lr={LR}"]
     for size in sizes:
         taken = rounds if size < CLIENTS else 1
         run = timed_run([*words, f"participation={size / CLIENTS}", f"rounds={taken}"], 0.5)
         rows = [row for row in run["rows"] if row["round"] > 0]
-        loop_rounds = loop(partial(OneStep, words), CLIENTS, size, taken)
-        ours, plain = [row["seconds"] for row in rows], loop_rounds
+        plain = loop(partial(OneStep, words, batch), CLIENTS, size, taken)
+        ours = [row["seconds"] for row in rows]
         cpu = [seconds / size for seconds in run["server_cpu_seconds"]]
         result[f"{size} clients"] = {
+            "batch": batch,
             "peak_pss_bytes": run["peak_pss_bytes"],
             "seconds": ours,
             "loop_seconds": plain,
@@ -112,15 +112,16 @@ def cohorts(sizes: list[int], rounds: int) -> dict[str, Any]:
     return result
 
 
-def population(clients: int, rounds: int) -> dict[str, Any]:
-    """Return start, memory and round times of many clients, and of 1,000."""
-    result: dict[str, Any] = {"rounds": rounds}
-    for number in (CLIENTS, clients):
+def population(sizes: list[int], rounds: int) -> dict[str, Any]:
+    """Return start, memory and round times of each number of clients."""
+    result: dict[str, Any] = {}
+    for number in sizes:
         words = ["task=synthetic", *STEP, "runtime=local", f"clients={number}"]
         words += [f"participation={100 / number}", f"rounds={rounds}", "checkpoint.every=100"]
         run = timed_run(words)
         seconds, tenth = [1e3 * one for one in run["seconds"]], max(1, rounds // 10)
         result[f"{number} clients"] = {
+            "rounds": rounds,
             "seconds_to_round_1": run["seconds_to_round_1"],
             "peak_pss_bytes": run["peak_pss_bytes"],
             "milliseconds_of_tenths": [
@@ -167,16 +168,15 @@ def main() -> None:
     parser = options_of(__doc__, "scale", repeats=20)
     parser.add_argument("part", choices=["cohorts", "population", "sums"])
     parser.add_argument("--cohorts", nargs="+", type=int, default=[10, 160, CLIENTS])
-    parser.add_argument("--clients", type=int, default=100_000)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--clients", nargs="+", type=int, default=[CLIENTS, 100_000])
     parser.add_argument("--rounds", type=int)
     options = parser.parse_args()
     parts: dict[str, Callable[[], dict[str, Any]]] = {
-        "cohorts": lambda: cohorts(options.cohorts, options.rounds or 2),
+        "cohorts": lambda: cohorts(options.cohorts, options.rounds or 2, options.batch),
         "population": lambda: population(options.clients, options.rounds or 1000),
         "sums": lambda: sums(options.repeats),
     }
     found = parts[options.part]()
     before = json.loads(options.out.read_text()) if options.out.exists() else {}
-    if options.part == "cohorts":  # a size may be measured alone
-        found = {**before.get("cohorts", {}), **found}
-    save(options.out, {**before, options.part: found})
+    save(options.out, {**before, options.part: {**before.get(options.part, {}), **found}})
