@@ -111,7 +111,9 @@ class ExactSum:
         value = torch.empty(end - start, dtype=dtype)
         for at in range(start, end, _BLOCK):
             high, low = self._parts[:, at : min(at + _BLOCK, end)]
-            total = (low / _LOW + high) / (_HIGH * divisor)
+            total = low / _LOW
+            total += high
+            total /= _HIGH * divisor
             value[at - start : at - start + len(total)] = torch.from_numpy(total)
         return value
 
