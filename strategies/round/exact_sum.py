@@ -13,7 +13,6 @@ integers hold sums up to 2^46 of up to 2^18 clients; :func:`largest_summand` is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -30,12 +29,16 @@ _BLOCK = 1 << 16  # numbers at once: what is made of them stays in the cache
 _SERIAL = 1 << 12  # numbers that float32 sums well, and torch on one thread
 
 Zeros = Callable[[int], NDArray[np.int64]]
-plain_zeros: Zeros = partial(np.zeros, dtype=np.int64)
 
 
 def largest_summand(weights: float) -> float:
     """Return the size of number that can be added up with weights of that sum at most."""
     return _LARGEST / max(weights, 1.0)
+
+
+def plain_zeros(numbers: int) -> NDArray[np.int64]:
+    """Return so many zeros in this process's memory."""
+    return np.zeros(numbers, dtype=np.int64)
 
 
 class ExactSum:

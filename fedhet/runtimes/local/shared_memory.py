@@ -51,7 +51,8 @@ class WritableFile:
     def write(self, data: bytes, buffers: Sequence[memoryview | Lies] = ()) -> Written:
         """Overwrite the file with a pickled object and those of its buffers that lie nowhere."""
         where = tuple(one if isinstance(one, Lies) else len(one) for one in buffers)
-        parts = [data, *(one for one in buffers if not isinstance(one, Lies))]
+        parts: list[bytes | memoryview] = [data]
+        parts += [one for one in buffers if not isinstance(one, Lies)]
         mapped, at = self.mapped(sum(map(len, parts))), 0
         for part in parts:
             mapped[at : at + len(part)] = part
