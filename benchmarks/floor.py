@@ -121,11 +121,12 @@ def loop(
     context, trainer = mp.get_context("fork"), make()
     shared = [p.detach().clone().share_memory_() for p in trainer.params]
     sums = [[torch.zeros_like(p).share_memory_() for p in shared] for _ in range(WORKERS)]
-    pipes = []
+    pipes, processes = [], []
     for total in sums:
         near, far = context.Pipe()
         args = (far, trainer, shared, total, tuned)
-        context.Process(target=worker, args=args, daemon=True).start()
+        processes.append(context.Process(target=worker, args=args, daemon=True))
+        processes[-1].start()
         pipes.append(near)
     generator, seconds = np.random.default_rng(SEED), []
     for _ in range(rounds):
@@ -140,6 +141,8 @@ def loop(
         seconds.append(time.perf_counter() - began)
     for pipe in pipes:
         pipe.send(None)
+    for process in processes:
+        process.join()
     return seconds
 
 
