@@ -19,12 +19,12 @@ from fedhet.report.published_tables import FigureByTarget, PublishedByTarget
 from fedhet.report.run_data import Run
 from fedhet.report.statistics import (
     ACCURACIES,
-    TO_TARGET,
     Estimate,
     Figure,
     estimate,
     percent,
     sensible_targets,
+    spent_by,
 )
 
 
@@ -198,7 +198,7 @@ def cell_table(
 def target_tables(
     layout: Layout, targets: Sequence[float], last_round: int | None
 ) -> dict[str, Table]:
-    """Return the rounds and megabytes to the targets, by column.
+    """Return the rounds, megabytes and simulated seconds to the targets, by column.
 
     Without targets, they are chosen for each column from the best row's best accuracy.
     """
@@ -208,7 +208,8 @@ def target_tables(
         chosen = list(targets) or _column_targets(lines, number, last_round)
         if not lines or not chosen:
             continue
-        pairs = [(name, target) for name in TO_TARGET for target in chosen]
+        names = spent_by(run for line in lines for run in line.cells[number].runs)
+        pairs = [(name, target) for name in names for target in chosen]
         figures = [Figure(name, target, last_round=last_round) for name, target in pairs]
         rows = [
             [Entry(line.label), *(_entry(figure, line.cells[number], 1) for figure in figures)]
