@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -94,12 +95,20 @@ class Picture:
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves or a heat map that the HTML page draws with Plotly, and pictures of it as files."""
+    """Curves or a heat map that the HTML page draws with Plotly, and pictures of it as files.
+
+    ``pictures`` has by the files' name, without ending, what draws them to a path of this name.
+    """
 
     caption: str
     data: Mapping[str, Any]  # what templates/page.js draws
     legend: Sequence[Key] = ()
-    names: Sequence[str] = field(default_factory=list)  # of the files, without ending
+    pictures: Mapping[str, Callable[[Path], object]] = field(default_factory=dict)
+
+    def save(self, folder: Path) -> None:
+        """Draw the pictures into a folder."""
+        for name, draw in self.pictures.items():
+            draw(folder / name)
 
 
 Block = Heading | Paragraph | Warn | Verdict | Listing | Table | Picture | Chart

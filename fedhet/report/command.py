@@ -25,7 +25,7 @@ from rich.text import Text
 from fedhet.commands import parser_of, reported_errors, table_console
 from fedhet.common.errors import ConfigError
 from fedhet.conf.project import conf_folders
-from fedhet.report.blocks import Block, Heading, Table, Verdict, Warn
+from fedhet.report.blocks import Block, Chart, Heading, Table, Verdict, Warn
 from fedhet.report.class_counts import with_counts
 from fedhet.report.data_file import ReportData, thinned, to_text
 from fedhet.report.page import build_page
@@ -121,6 +121,9 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     data = thinned(with_partitions(data) if partitions else data)
     blocks = build_page(data, lambda: data.partitions, folder, name)
+    for block in blocks:
+        if isinstance(block, Chart):
+            block.save(folder)
     kept = to_text(data)
     for ending, text in (("json", kept), ("md", to_markdown(blocks)), ("html", to_html(blocks))):
         (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")

@@ -143,12 +143,13 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
         for row in one.rows:
             place = means.index(row.score.mean if row.score.complete else None) + 1
             digits, gap = _digits(one.figure), row.difference
+            best = place == 1 and len(one.rows) > 1
             records.append(
                 {
-                    "method": Entry(row.label, best=place == 1),
+                    "method": Entry(row.label, best=best),
                     "setting": one.column,
                     "rank": str(place),
-                    "mean": Entry(row.score.text(digits), best=place == 1),
+                    "mean": Entry(_mean_text(row, digits), best=best),
                     "95 % interval": row.interval.range_text(digits) if row.interval else "-",
                     "seeds": str(row.score.count),
                     "minus the baseline": _gap_text(one, row, digits),
@@ -162,6 +163,11 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
     if all(len(one.rows) == 1 for one in found):
         return Table.of(frame[["method", "mean", "95 % interval", "seeds"]], _caption(found))
     return Table.of(frame, _caption(found), words=list(frame.columns).index("rank"))
+
+
+def _mean_text(row: Ranked, digits: int) -> str:
+    alone = row.score.complete and row.score.spread is None
+    return f"{row.score.mean:.{digits}f}" if alone else row.score.text(digits)
 
 
 def _gap_text(one: Comparison, row: Ranked, digits: int) -> str:
@@ -257,8 +263,8 @@ def _pair_text(one: Comparison, row: Ranked) -> str:
 
 
 def _score_text(one: Comparison, row: Ranked) -> str:
-    percent = " %" if one.figure.percent and one.figure.name in ACCURACIES else ""
-    return f"{one.figure.title.removesuffix(' (%)')} {row.score.text(_digits(one.figure))}{percent}"
+    text = f"{one.figure.title.removesuffix(' (%)')} {_mean_text(row, _digits(one.figure))}"
+    return f"{text} %" if one.figure.percent and one.figure.name in ACCURACIES else text
 
 
 def _seeds_text(row: Ranked) -> str:

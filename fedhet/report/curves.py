@@ -6,6 +6,7 @@ import io
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -177,20 +178,20 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
 def gallery(
     panels: Sequence[Panel], caption: str, stem: Path, kinds: Mapping[str, str], abreast: int = 3
 ) -> Chart:
-    """Return panels as a chart, and save a picture of them over each axis.
+    """Return panels as a chart, which has a picture of them over each axis.
 
     ``kinds`` has the endings of the pictures' names by the axis's label, the first that of x.
     ``abreast`` panels are in a row.
     """
     labels = [panels[0].x_label, *(label for label in kinds if label != panels[0].x_label)]
     legend = list({line.key.label: line.key for p in panels for line in p.curves}.values())
-    names = [f"{stem.name}_{kinds[label]}" for label in labels]
-    if can_plot():
-        _save_panels(panels, legend, stem.with_name(names[0]), abreast)
-        for label, name in zip(labels[1:], names[1:], strict=True):
-            over = [panel for p in panels if (panel := p.over(label)).curves]
-            _save_panels(over, legend, stem.with_name(name), abreast)
-    return Chart(caption, chart_data(panels, labels, abreast), legend, names if can_plot() else ())
+    over = {label: [one for p in panels if (one := p.over(label)).curves] for label in labels[1:]}
+    pictures = {
+        f"{stem.name}_{kinds[label]}": partial(_save_panels, drawn, legend, abreast)
+        for label, drawn in {labels[0]: panels, **over}.items()
+        if can_plot()
+    }
+    return Chart(caption, chart_data(panels, labels, abreast), legend, pictures)
 
 
 def chart_data(panels: Sequence[Panel], axes: Sequence[str], abreast: int) -> dict[str, Any]:
@@ -223,7 +224,7 @@ def _short(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
-def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], path: Path, abreast: int) -> None:
+def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, path: Path) -> None:
     import matplotlib
 
     abreast = min(abreast, len(panels))

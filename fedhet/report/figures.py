@@ -26,7 +26,7 @@ from fedhet.report.curves import (
 )
 from fedhet.report.data_file import AGREEMENT, Partition
 from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs
-from fedhet.report.names import column_title
+from fedhet.report.names import column_title, listed
 from fedhet.report.partition_plot import draw_partition
 from fedhet.report.run_data import Run
 from fedhet.report.tables import cell_table
@@ -69,7 +69,7 @@ def accuracy(
     caption += " Dotted, horizontal: the targets." if marks else ""
     caption += " A cross: the end of a run that is not completed." if any(cut) else ""
     if axes:
-        caption += f" Over other axes than rounds, x is the mean over the seeds at each round: {', '.join(axes)}."
+        caption += f" Over {listed(axes)}, x is the mean over the seeds at each round."
     kinds = {ROUND: "rounds", **{label: kind for label, (kind, _) in axes.items()}}
     abreast = 2 if len(panels) in (2, 4) else 3
     return [Heading(3, "Accuracy"), gallery(panels, caption, stem, kinds, abreast)]
@@ -250,12 +250,14 @@ def _partition_chart(partition: Partition, path: Path) -> Chart:
         f"{what} per client: {each.min()} to {each.max()}, median {np.median(each):.0f}."
         for what, each in (("Examples", sizes), ("Classes", held))
     ]
-    if can_plot():
+
+    def draw(path: Path) -> None:
         figure = new_figure(5.6, 4.4, layout="constrained")
         names = partition.class_names
         draw_partition(figure, counts, names, partition.title, most_ticks=20, numbered=False)
         figure.draw_without_rendering()
         figure.set_layout_engine("none")  # no new layout for each file
         save(figure, path, "")
+
     data = {"counts": counts.T.tolist(), "classes": list(partition.class_names)}
-    return Chart(" ".join([*first, *parts]), data, names=[path.name] if can_plot() else ())
+    return Chart(" ".join([*first, *parts]), data, pictures={path.name: draw} if can_plot() else {})

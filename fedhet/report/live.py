@@ -9,9 +9,11 @@ http://127.0.0.1:8265/, and follows the runs as rounds end. Ctrl-C ends it; noth
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -68,7 +70,7 @@ class LivePage:
 
     def _html(self, version: str) -> str:
         data = replace(self._data(), baseline=self._baseline)
-        with tempfile.TemporaryDirectory() as folder:  # the pictures of a report are not served
+        with tempfile.TemporaryDirectory() as folder:  # for those pictures that are in the page
             partitions = thinned(with_partitions(data))
             blocks = build_page(partitions, lambda: partitions.partitions, Path(folder), "report")
         return to_html(blocks, live=version)
@@ -130,16 +132,19 @@ class _Handler(BaseHTTPRequestHandler):
         if host not in (ADDRESS, "localhost") or port != str(self._port):
             return self._answer(HTTPStatus.FORBIDDEN, _TEXT, "open it as http://127.0.0.1:PORT/\n")
         try:
-            if self.path == "/":
-                return self._answer(HTTPStatus.OK, _HTML, self._page.html())
-            if self.path == "/version":
-                return self._answer(HTTPStatus.OK, _TEXT, self._page.version())
+            answers: dict[str, tuple[str, Callable[[], str]]] = {
+                "/": (_HTML, self._page.html),
+                "/version": (_TEXT, self._page.version),
+                "/plotly.js": (_SCRIPT, plotly_script),
+            }
+            if self.path not in answers:
+                return self._answer(HTTPStatus.NOT_FOUND, _TEXT, "there is only /\n")
+            kind, make = answers[self.path]
+            status, text = HTTPStatus.OK, make()
         except (ConfigError, OSError) as error:
             say_error("fedhet-watch", error)
-            return self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, f"{error}\n")
-        if self.path == "/plotly.js":
-            return self._answer(HTTPStatus.OK, _SCRIPT, plotly_script())
-        return self._answer(HTTPStatus.NOT_FOUND, _TEXT, "there is only /\n")
+            status, kind, text = HTTPStatus.INTERNAL_SERVER_ERROR, _TEXT, f"{error}\n"
+        return self._answer(status, kind, text)
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         content = text.encode()
@@ -151,8 +156,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Frame-Options", "DENY")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Referrer-Policy", "no-referrer")
-        self.end_headers()
-        self.wfile.write(content)
+        with suppress(ConnectionError):  # a browser that went away
+            self.end_headers()
+            self.wfile.write(content)
 
     def log_message(self, *arguments: Any) -> None:
         """Say nothing of each request."""
@@ -173,6 +179,7 @@ def server_of(page: LivePage, port: int) -> ThreadingHTTPServer:
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command on ``words``, by default those of the command line."""
     options = _parser().parse_args(words)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # shells let background jobs ignore it
     with reported_errors("fedhet-watch"):
         page = LivePage(options.sources, options.baseline)
         with server_of(page, options.port) as server:

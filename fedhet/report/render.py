@@ -1,8 +1,8 @@
 """Writes a page as HTML or Markdown, by the Jinja2 templates beside this file.
 
 Text from runs is escaped by the templates. The HTML page is one file: style, script, Plotly and
-pictures are in it, so that it can be mailed, and read without a network. Its content security policy
-allows nothing but its own two scripts.
+pictures are in it, so that it can be mailed, and read without a network. Its content security
+policy allows nothing but its own two scripts.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def test_soft_labels_and_relations_are_side_by_side(finished_run, tmp_path):
     assert (tmp_path / "report_relations.png").stat().st_size > 10_000
     assert "mu is 0 in feddw, mu 0:" in picture.caption
     for mu, run in enumerate(runs):
-        label, expected = f"feddw, mu {mu}", read_relations(run.folder)
+        label, expected = f"FedDW, mu {mu}", read_relations(run.folder)
         assert rows[mu] == [label, f"{expected.distance:.3g}", f"{expected.rank_correlation:.2f}"]
         assert all(f"{kind} · {label}" in picture.svg for kind in ("SL", "CR"))
 
@@ -166,7 +166,7 @@ def with_heads(finished_run):
 def counted(run, counts):
     names = [f"name{label}" for label in range(counts.shape[1])]
     kept = {"class_names": names, "counts": counts.tolist()}
-    return [dataclasses.replace(partition, **kept) for partition in partitions_of([run])]
+    return [dataclasses.replace(partition, **kept) for partition, _ in partitions_of([run])]
 
 
 def norms_of(run, partitions, tmp_path):
@@ -230,10 +230,10 @@ def test_only_the_partition_of_the_runs_own_seed_counts(with_heads, finished_run
         (other, failed, "no data"),
     ):
         found = norms_of(own, known, tmp_path)
-        assert found[Listing].items == [f"local: {reason}"]
+        assert found[Listing].items == [f"Local: {reason}"]
         assert Table not in found
     assert norms_of(run, [], tmp_path) == {}
     # the partition that is counted is that of a run with heads, even if another seed is lower
     plain = finished_run("fedavg", 0)
-    assert [p.settings["seed"] for p in partitions_of([plain, run])] == [3]
+    assert [p.settings["seed"] for p, _ in partitions_of([plain, run])] == [3]
     assert norms_section(automatic_layout([plain]), pytest.fail, tmp_path) == []

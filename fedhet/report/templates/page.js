@@ -150,7 +150,9 @@ async function follow(version) {
     try {
       const now = await (await fetch("/version")).text();
       if (now !== version) {
-        const page = new DOMParser().parseFromString(await (await fetch("/")).text(), "text/html"), kept = choices();
+        const answer = await fetch("/"), text = await answer.text();
+        if (!answer.ok) throw new Error(text);
+        const page = new DOMParser().parseFromString(text, "text/html"), kept = choices();
         document.querySelector("main").replaceWith(document.adoptNode(page.querySelector("main")));
         document.querySelector("nav ol").replaceWith(document.adoptNode(page.querySelector("nav ol")));
         document.title = page.title;
@@ -159,8 +161,9 @@ async function follow(version) {
         version = now;
       }
       document.getElementById("live").textContent = `Live: the page follows the runs. Last change seen: ${now.split(" ")[0]}`;
-    } catch {
-      document.getElementById("live").textContent = "The live view has ended; this is its last page.";
+    } catch (error) {
+      const gone = error instanceof TypeError; // of fetch: nobody answers
+      document.getElementById("live").textContent = gone ? "The live view has ended; this is its last page." : error.message;
     }
   }
 }

@@ -41,7 +41,9 @@ def page(
             "reference."
         )
         kinds = {SIZE: "coverage"}
-        blocks.append(gallery(_panels(layout, found, reference), caption, stem, kinds))
+        chart = gallery(_panels(layout, found, reference), caption, stem, kinds)
+        chart.save(stem.parent)
+        blocks.append(chart)
     blocks.append(_table(layout, found, options, reference))
     if options.federated:
         blocks += [Heading(2, "At the clients"), _federated_table(layout, found, options)]
@@ -132,7 +134,7 @@ def _federated_table(layout: Layout, found: Found, options: Options) -> Table:
 def _coverage_and_size(measured: Sequence[Measured], alpha: float) -> list[str]:
     coverage = [100 * value for one in measured for value in one.at(alpha)[0]]
     sizes = [value for one in measured for value in one.at(alpha)[1]]
-    return [_text(coverage, 1)), Entry(_text(sizes, 2)]
+    return [_text(coverage, 1), _text(sizes, 2)]
 
 
 def _text(values: Sequence[float], digits: int) -> str:
