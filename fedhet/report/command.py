@@ -33,7 +33,7 @@ from fedhet.report.paper_figures import with_figures
 from fedhet.report.render import to_html, to_markdown
 from fedhet.report.sources import read_sources
 
-SHOWN = ("Ranking", "All columns")  # tables that the terminal shows, too
+SHOWN = ("Ranking", "All settings")  # tables that the terminal shows, too
 
 
 def main(words: Sequence[str] | None = None) -> None:

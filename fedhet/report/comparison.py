@@ -13,10 +13,11 @@ from fedhet.common.errors import ConfigError
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.layout import NO_COLUMN, Layout, Line
 from fedhet.report.names import listed
-from fedhet.report.statistics import ACCURACIES, Estimate, Figure, estimate
+from fedhet.report.statistics import ACCURACIES, TO_TARGET, Estimate, Figure, estimate
 
 LEVEL = 0.95
-DEFAULT_BASELINE = "fedavg"
+DEFAULT_BASELINES = ("fedavg", "average")  # the first that is there
+_UNITS = {**dict.fromkeys(ACCURACIES, " points"), "rounds_to": " rounds", "bytes_to": " MB"}
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,8 @@ class Comparison:
 def comparisons(layout: Layout, figure: Figure, baseline: str = "") -> list[Comparison]:
     """Return the comparison of each column that has runs.
 
-    ``baseline`` is a row's label or method; by default it is FedAvg, or else the first row.
+    ``baseline`` is a row's label or method; by default it is the plain mean of models, or else
+    the first row.
     """
     found = []
     for number, column in enumerate(layout.columns):
@@ -108,7 +110,8 @@ def _measured(line: Line, number: int, figure: Figure) -> bool:
 def _comparison(
     column: str, number: int, lines: Sequence[Line], figure: Figure, baseline: str
 ) -> Comparison:
-    chosen = next((x for x in lines if _is(x, baseline or DEFAULT_BASELINE)), lines[0])
+    names = [baseline] if baseline else DEFAULT_BASELINES
+    chosen = next((x for name in names for x in lines if _is(x, name)), lines[0])
     scores = pd.DataFrame({line.label: _by_seed(line, number, figure) for line in lines})
     differences = scores.sub(scores[chosen.label], axis="index")
     rows = []
@@ -191,8 +194,9 @@ def _caption(found: Sequence[Comparison]) -> str:
 
 
 def verdict(found: Sequence[Comparison]) -> list[str]:
-    """Return in words which rows are above or below the baseline."""
-    return [sentence for one in found for sentence in _column_verdict(one)]
+    """Return in words which rows are above or below the baseline; of many columns, the best row."""
+    most = None if len(found) == 1 else 1
+    return [sentence for one in found for sentence in _column_verdict(one)[:most]]
 
 
 def _column_verdict(one: Comparison) -> list[str]:
@@ -243,7 +247,7 @@ def _pair_text(one: Comparison, row: Ranked) -> str:
         alone = f"it has no seed in common with {one.baseline}"
         return f"{row.label} has the best mean, {_score_text(one, row)}; {alone}."
     digits = _digits(one.figure)
-    unit = " points" if one.figure.name in ACCURACIES and one.figure.percent else ""
+    unit = _UNITS.get(one.figure.name, "") if one.figure.percent or digits == 1 else ""
     size, side = f"{abs(gap.mean):.{digits}f}{unit}", "above" if gap.mean > 0 else "below"
     pair = f"{row.label} is {size} {side} {one.baseline}"
     if gap.low is None and gap.count == 1:
@@ -279,4 +283,6 @@ def _seeds_text(row: Ranked) -> str:
 
 
 def _digits(figure: Figure) -> int:
-    return (1 if figure.percent else 4) if figure.name in ACCURACIES else 2
+    if figure.name in ACCURACIES:
+        return 1 if figure.percent else 4
+    return 1 if figure.name in TO_TARGET else 2

@@ -173,13 +173,19 @@ def _overview(data: ReportData) -> str:
     seeds = sorted({run.seed for run in data.runs if run.seed is not None})
     done = sum(run.status == COMPLETED for run in data.runs)
     sources = listed(origin.name for origin in data.origins)
-    clients = listed(str(r.settings["clients"]) for r in data.runs if "clients" in r.settings)
-    rounds = listed(str(r.settings["rounds"]) for r in data.runs if "rounds" in r.settings)
+    clients, rounds = (_counts(data.runs, key) for key in ("clients", "rounds"))
     return (
-        f"{len(data.runs)} runs, {done} of them completed; {clients or 'unknown'} clients, "
-        f"{rounds or 'unknown'} rounds; seeds: {', '.join(map(str, seeds)) or 'unknown'}. "
+        f"{len(data.runs)} runs, {done} of them completed; {clients}, {rounds}; "
+        f"seeds: {', '.join(map(str, seeds)) or 'unknown'}. "
         f"From: {sources or 'a data file'}."
     )
+
+
+def _counts(runs: Sequence[Run], key: str) -> str:
+    """Return ``10 and 50 clients``."""
+    found = sorted({int(run.settings[key] or 0) for run in runs if key in run.settings})
+    words = key.removesuffix("s") if found == [1] else key
+    return f"{listed(map(str, found)) or 'unknown'} {words}"
 
 
 def _section(
@@ -194,10 +200,10 @@ def _section(
     blocks: list[Block] = [Heading(2, section.title)]
     blocks += [Warn(text) for text in section.warnings]
     blocks += [Paragraph(section.note)] if section.note else []
+    if section.published or len(layout.columns) > 1 or not compared:
+        blocks += [Heading(3, "All settings"), main_table(layout, section.figure)]
     if compared:
         blocks += [Heading(3, "Ranking"), ranked_table(compared)]
-    if section.published or len(layout.columns) > 1 or not compared:
-        blocks += [Heading(3, "All columns"), main_table(layout, section.figure)]
     blocks += [Warn(note) for note in layout.notes]
     if any(run.points("accuracy") for run in section.runs):
         blocks += _accuracies(section, keys, stem)
