@@ -175,7 +175,7 @@ def _overview(data: ReportData) -> str:
     sources = listed(origin.name for origin in data.origins)
     clients, rounds = (_counts(data.runs, key) for key in ("clients", "rounds"))
     return (
-        f"{len(data.runs)} runs, {done} of them completed; {clients}, {rounds}; "
+        f"{len(data.runs)} run{'s' * (len(data.runs) != 1)}, {done} of them completed; {clients}, {rounds}; "
         f"seeds: {', '.join(map(str, seeds)) or 'unknown'}. "
         f"From: {sources or 'a data file'}."
     )
