@@ -38,7 +38,7 @@ test-flwr: $(STAMP) ## the wheel in two empty environments, with the oldest and 
 
 check: lint ## lint, types and the unit tests, for every commit; a minute
 	$(BIN)/python -m mypy
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal --durations=5 -m "not flower and not slow and not docker" $(ARGS)
+	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=5 -m "not flower and not slow and not docker" $(ARGS)
 
 lint: $(STAMP) ## ruff: rules and format
 	$(BIN)/python -m ruff check

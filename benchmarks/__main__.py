@@ -6,6 +6,7 @@ epoch       a client's epoch of a method beside FedAvg's
 fusion      the server's step of the one-shot methods beside the plain average
 checks      CPU time that checking replies and the checksums of files add to a round
 deployment  a deployment's round beside a plain Flower app that moves the same arrays
+robust      robust aggregators under attack: accuracy, and what they cost
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("floor", "start", "epoch", "fusion", "checks", "deployment")
+NAMES = ("floor", "start", "epoch", "fusion", "checks", "deployment", "robust")
 
 
 def main() -> None:

@@ -17,18 +17,31 @@ alpha multiplies the gradient of the whole local objective, penalties of other m
 Clipping sees v; weight decay comes after it and is not multiplied, as in FL-Simulator's code.
 A local optimizer with momentum, or Adam, is refused: its displacement is no mean of gradients, and
 m would be 1 / (1 - momentum) times too long.
+
+An aggregate longer than the mean of the updates (norm_mean, FedMRUR's line 15) makes the momentum
+longer, too, and the step that it leads to is not that of the recipe's eta_l. With G_i = U_i less
+the momentum's part, over alpha (what the gradients alone would have moved client i by), rounds
+whose G are orthogonal, and c = alpha / sqrt(1 - (1 - alpha)^2) (.229 at .1), ||Delta|| tends to
+
+    c ||mean_i G_i||      for the plain mean (FedCM), and to
+    c rms_i ||G_i||       where the aggregate is as long as the updates (FedMRUR).
+
+The rows have ``gradient_reach``, rms_i ||G_i||, and ``effective_step``, the one of the two that
+holds. ``source=mean`` makes m of the clients' mean update, and the stretched aggregate moves the
+model alone: by the length of an update, sqrt(alpha^2 rms^2 + (1 - alpha)^2 c^2 ||mean_i G_i||^2).
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Sequence
-from typing import Unpack
+from collections.abc import Mapping, Sequence
+from typing import Literal, Unpack
 
 import torch
 from torch import nn
 
-from fedhet.common.errors import ConfigError, require_range
+from fedhet.common.errors import ConfigError, require_choice, require_range
 from fedhet.strategies.base import (
     ClientSide,
     Cohort,
@@ -43,8 +56,12 @@ from fedhet.strategies.base import (
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.round.arguments import Slots
 from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.statistics.update_diagnostics import norm
 
 MOMENTUM = "momentum"
+LONG = 2.0  # times the plain mean's step: from here on a stretched aggregate is worth a warning
+
+_log = logging.getLogger(__name__)
 
 
 class ClientMomentum(ClientSide):
@@ -73,9 +90,25 @@ class ClientMomentum(ClientSide):
 
 
 class ClientMomentumServer(ServerSide):
-    """The server half: keeps m."""
+    """The server half: keeps m.
+
+    Args:
+        alpha: the client half's.
+        source: "aggregate": m is Delta's direction and length; "mean": that of the clients' mean
+            update, before an aggregator such as norm_mean stretches it.
+    """
 
     sends = frozenset({MOMENTUM})
+
+    def __init__(
+        self, alpha: float = 0.1, source: Literal["aggregate", "mean"] = "aggregate"
+    ) -> None:
+        self.alpha = require_range("strategy.client_momentum.alpha", alpha, high=1.0, open_low=True)
+        self.source = require_choice(
+            "strategy.client_momentum.source", source, ("aggregate", "mean")
+        )
+        self._figures: dict[str, float] = {}
+        self._warned = False
 
     def init(self, params: Tensors) -> None:
         """Start m at zero."""
@@ -88,7 +121,47 @@ class ClientMomentumServer(ServerSide):
     def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
         """m <- - Delta / mean lr_sum."""
         lr_sum = math.fsum(reply.lr_sum for reply in total.replies) / len(total.replies)
-        self.momentum = {name: value / -lr_sum for name, value in update.items()}
+        self._figures = self._steps(total, update, lr_sum)
+        moved = total.update if self.source == "mean" else update
+        self.momentum = {name: value / -lr_sum for name, value in moved.items()}
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return ``gradient_reach`` and ``effective_step`` (module docstring)."""
+        return self._figures
+
+    def _steps(self, total: ReplySum, update: Tensors, lr_sum: float) -> dict[str, float]:
+        """Return the figures; exact where all clients take the same steps, without clipping."""
+        if not total.update:
+            return {}
+        kept = 1.0 - self.alpha
+        pull = {name: value * (-kept * lr_sum) for name, value in self.momentum.items()}
+        alone = {name: value - pull[name] for name, value in total.update.items()}
+        of_mean, of_pull, of_alone = norm(total.update), norm(pull), norm(alone)
+        weights = [weight / math.fsum(total.weights) for weight in total.weights]
+        squares = math.fsum(w * r.norm**2 for w, r in zip(weights, total.replies, strict=True))
+        # the mean of ||U_i - pull||^2, by the squares of the means it is made of
+        reach = math.sqrt(max(squares + of_alone**2 - of_mean**2, 0.0)) / self.alpha
+        plain, stretch = of_alone / self.alpha, norm(update) / of_mean if of_mean else 1.0
+        length = self.alpha / math.sqrt(1.0 - kept**2)
+        step = length * plain
+        if stretch > 1.0 + 1e-3 and self.source == "mean":
+            step = math.hypot(self.alpha * reach, kept * step)
+        elif stretch > 1.0 + 1e-3:
+            step = length * reach
+            if reach > LONG * plain and of_pull:
+                self._warn(reach / plain, stretch)
+        return {"gradient_reach": reach, "effective_step": step}
+
+    def _warn(self, factor: float, stretch: float) -> None:
+        if not self._warned:
+            _log.warning(
+                "The aggregate is %.2f times as long as the mean update, and the momentum with it: "
+                "steps tend to %.1f times the plain mean's, at this step size, with a memory of "
+                "%.2f a round. A smaller local.lr, or strategy.client_momentum.source=mean, takes "
+                "this back",
+                *(stretch, factor, stretch * (1.0 - self.alpha)),
+            )
+        self._warned = True
 
     def state_dict(self) -> Payloads:
         """Return m."""
@@ -106,6 +179,6 @@ class FedCM(FederatedStrategy):
         slots.setdefault("aggregator", UniformMean())
         super().__init__(
             client_sides={"client_momentum": ClientMomentum(alpha)},
-            server_sides={"client_momentum": ClientMomentumServer()},
+            server_sides={"client_momentum": ClientMomentumServer(alpha)},
             **slots,
         )

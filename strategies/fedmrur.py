@@ -128,6 +128,6 @@ class FedMRUR(FederatedStrategy):
                 "client_momentum": ClientMomentum(alpha),
                 "fedmrur": ManifoldRegularizer(gamma, sigma, beta),
             },
-            server_sides={"client_momentum": ClientMomentumServer()},
+            server_sides={"client_momentum": ClientMomentumServer(alpha)},
             **slots,
         )

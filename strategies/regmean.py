@@ -58,8 +58,10 @@ def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:
         moment = shrinkage * moment + (1.0 - shrinkage) * torch.diag(moment.diagonal())
         total += moment
         aims += local.double() @ moment
-    # the pseudoinverse gives weight 0 to inputs that are 0 at all clients
-    inverse: Tensor = torch.linalg.pinv(total, hermitian=True)
+    # Weight 0 for directions that no client's inputs have, up to the float32 that A_i travelled in:
+    # what lies below is rounding, and its inverse would be larger than all else.
+    tolerance = torch.finfo(torch.float32).eps
+    inverse: Tensor = torch.linalg.pinv(total, rtol=tolerance, hermitian=True)
     return (aims @ inverse).to(layer.local.dtype)
 
 

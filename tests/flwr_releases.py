@@ -1,7 +1,8 @@
 """fedhet's wheel on the oldest and on the newest flwr that it allows: `make test-flwr`.
 
 pytest collects this file only by name: it makes two empty environments outside the clone, and the
-first time downloads gigabytes. The newest flwr is the newest whose dependencies can be had, too.
+first time downloads gigabytes. flwr's bound on certifi is not kept: it is a list of certificates,
+newer than what a registry's mirror may have, and flwr 1.42 would not install for it.
 """
 
 import shutil
@@ -30,13 +31,15 @@ pytestmark = pytest.mark.timeout(3600)
 def install(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     """Return what installs the wheel, with extras, and an flwr into an environment."""
     folder = tmp_path_factory.mktemp("wheel")
-    wheel, pins = build_wheel(folder), folder / "pins.txt"
+    wheel, pins, overrides = build_wheel(folder), folder / "pins.txt", folder / "overrides.txt"
+    overrides.write_text("certifi\n")
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins.write_text("\n".join(line for line in lines if line.partition("==")[0] in NUMBERS))
 
     def install(python: Path, flwr: str, extras: str = "") -> None:
         command = [sys.executable, "-m", "uv", "pip", "install", "--no-config"]
         command += ["--python", str(python), "--constraint", str(pins)]
+        command += ["--override", str(overrides)]
         run([*command, f"fedhet{extras} @ {wheel.as_uri()}", flwr], folder)
 
     return install

@@ -10,6 +10,7 @@ from fedhet.conf.composition import composed
 FILES = ("strategy=[feddw,moon]", "schedule=cosine", "+experiment=maecho/golden")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "values",
     [

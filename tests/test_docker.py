@@ -118,6 +118,7 @@ def on(host: str) -> list[str]:
     return changed("--host=127.0.0.1", f"--host={host}")
 
 
+@pytest.mark.slow
 def test_a_closed_or_knowingly_opened_control_and_the_files_own_commands_are_accepted():
     for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
         start.check(on(host), {})

@@ -75,6 +75,7 @@ def test_constraints_pin_every_direct_dependency_within_its_range():
     assert pins["flwr"] == f"{FLOWER}.0"  # which the launcher is written for
 
 
+@pytest.mark.slow
 def test_every_import_is_a_declared_dependency():
     extras = set(PROJECT["project"]["optional-dependencies"]) - {"dev"}
     declared = {canonicalize_name(one.name) for one in requirements(*extras)}

@@ -65,6 +65,7 @@ def test_the_name_is_everywhere(tmp_path):
 # ---- recipes -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_recipes_of_the_project_are_composed_and_named_among_the_options(folder):
     recipe = compose_overrides(("task=my_project", "strategy=[fedprox,fedntd]"))
     assert recipe.task.data == "my_project.data:load_data"
@@ -117,6 +118,7 @@ def recipe_of(*words):
     return compose_overrides(("task=my_project", *words))
 
 
+@pytest.mark.slow
 def test_the_code_that_a_recipe_names_is_the_users_and_no_installed_one(folder):
     (folder / "mine.py").write_text("def loss(outputs, targets): ...\n")
     words = ("task.model=torchvision.models:resnet18", "task.loss=mine:loss")

@@ -66,6 +66,7 @@ def test_a_plane_by_hand():
     assert plane.share(torch.tensor([[3.0, 0, 0], [0, 4.0, 0]]).double()) == pytest.approx(9 / 25)
 
 
+@pytest.mark.slow
 def test_the_path_ends_at_the_runs_own_model(folder, read, path):
     """Which it does not unless the replies are aligned before, as in the run."""
     run = read_run(folder, "run", 0)
@@ -144,6 +145,7 @@ def test_what_a_process_prints_of_the_fusion_is_collected_or_why_it_failed(
     assert package.collect(folder, settings, said.append) == {"fusion": {"error": error}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("normalise", "step"), [(False, 1.2), (True, 0.05)])
 @pytest.mark.parametrize("initial", ["average", "first"])
 def test_the_mean_of_the_local_optima_is_what_the_aggregator_returns(

@@ -175,6 +175,7 @@ def views_of(network: ServerModel) -> Views:
     return Views(low, high, 0, False, seeded(0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "weights", [(1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0), (0.7, 0.2, 3.0)]
 )

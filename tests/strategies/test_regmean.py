@@ -12,13 +12,11 @@ from tests.strategies.fusion.test_projections import draw
 from tests.strategies.test_maecho import replies_of
 
 
-def test_regmean_is_least_squares_on_all_inputs():
-    """Of each client's outputs on its own inputs, clients weighted by n_i."""
-    inputs = [draw(20 + 10 * i, 6, seed=i).double() * (1 + i) for i in range(3)]
-    local = draw(3, 2, 6, seed=9).double()
+def fused_and_outputs(inputs: list[torch.Tensor], local: torch.Tensor):
+    """Return RegMean's layer at shrinkage 1, and all clients' outputs on their inputs."""
     factors, scales = [], []
     for rows in inputs:
-        moment = SecondMoment(6, torch.device("cpu"))
+        moment = SecondMoment(rows.shape[1], torch.device("cpu"))
         moment.add(rows)
         found, scale = moment.spectrum(), moment.mean_eigenvalue()
         values = found.values / (found.values + scale)
@@ -28,10 +26,30 @@ def test_regmean_is_least_squares_on_all_inputs():
     for i, (rows, scale) in enumerate(zip(inputs, scales, strict=True)):
         replies[i] = replace(replies[i], num_examples=len(rows))
         replies[i].payloads["projection_scales"]["body.weight"] = scale
-    outputs = torch.cat([rows @ w.T for rows, w in zip(inputs, local, strict=True)])
-    expected = torch.linalg.lstsq(torch.cat(inputs), outputs).solution.T
     found = RegressionMean(shrinkage=1.0, classifier="masked")(params, replies)["body.weight"]
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    outputs = [rows @ w.T for rows, w in zip(inputs, local, strict=True)]
+    return found.double(), torch.cat(outputs)
+
+
+def test_regmean_is_least_squares_on_all_inputs():
+    """Of each client's outputs on its own inputs, clients weighted by n_i."""
+    inputs = [draw(20 + 10 * i, 6, seed=i).double() * (1 + i) for i in range(3)]
+    found, outputs = fused_and_outputs(inputs, draw(3, 2, 6, seed=9).double())
+    expected = torch.linalg.lstsq(torch.cat(inputs), outputs).solution.T
+    torch.testing.assert_close(found, expected.float().double(), atol=1e-5, rtol=0)
+
+
+def test_inputs_that_hardly_vary_do_not_blow_the_layer_up():
+    """Of variances from 1 down to 2^-48, float32 tells apart those above its resolution."""
+    scales = 0.5 ** torch.arange(25)
+    axes = torch.linalg.qr(draw(60, 60, seed=5).double()).Q[:, :25].T
+    inputs = [(draw(100, 25, seed=i) * scales).double() @ axes for i in range(3)]
+    found, outputs = fused_and_outputs(inputs, draw(3, 2, 60, seed=9).double())
+    errors = (torch.cat(inputs) @ found.T - outputs).norm() / outputs.norm()
+    best = torch.linalg.lstsq(torch.cat(inputs), outputs, driver="gelsd").solution
+    least = (torch.cat(inputs) @ best - outputs).norm() / outputs.norm()
+    assert errors < 1.1 * least
+    assert found.norm() < 1e3  # 6e5 if rounding is inverted
 
 
 def test_regmean_at_shrinkage_0_weighs_every_input_by_itself():

@@ -55,6 +55,7 @@ def expected_calibration_error(true, shares, bins=15):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::UserWarning:sklearn")  # classes without a label
 @pytest.mark.parametrize("held", [range(C), (0, 3, 4)], ids=["all classes", "three classes"])
 def test_a_classification_against_scikit_learn(held):

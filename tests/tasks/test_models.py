@@ -62,6 +62,7 @@ ONE_DIRECTION = 4 * 128 * (128 + 128) + 2 * 4 * 128
 BILSTM = 50 * 128 + 2 * ONE_DIRECTION + (256 * 128 + 128) + (128 * 128 + 128)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "published"),
     [

@@ -42,6 +42,7 @@ def outputs_of(network):
     return network(torch.arange(8.0).reshape(2, 4))
 
 
+@pytest.mark.slow
 def test_adapters_are_added_to_the_weights_of_a_plain_network():
     model, tensors, metadata = trained(lora=LORA)
     network = seeded(7)

@@ -120,6 +120,7 @@ def test_an_experiment_file_lays_out_other_runs(write_run, tmp_path):
     assert f"| FedAvg | {cells}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_a_papers_figures_are_collected_once_and_their_absence_is_said(
     write_run, tmp_path, monkeypatch, capsys
@@ -253,6 +254,7 @@ def test_bad_input_ends_with_the_reason(tmp_path, monkeypatch, capsys, words, co
     assert message in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_the_command_does_not_import_torch():
     code = "import sys, fedhet.report.command; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

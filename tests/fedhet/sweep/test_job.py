@@ -56,6 +56,7 @@ def not_run(recipe):
     pytest.fail("was run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("loss", "objective"), [(1.5, 1.5), (float("nan"), None), (None, None), ("no", None)]
 )
@@ -84,6 +85,7 @@ def test_a_job_that_a_cluster_starts_again_restarts(sweep):
     assert not (sweep.path / "0_job" / "metrics.jsonl").exists()  # there was no checkpoint
 
 
+@pytest.mark.slow
 def test_a_folder_of_another_job_or_with_another_content_is_not_written_to(sweep):
     run_job(job_of(sweep, 0), lambda recipe: finish(recipe, accuracy=0.5))
     second = job_of(sweep, 1, folder_name="0_job")

@@ -122,6 +122,7 @@ def test_a_wrong_attack_is_refused_before_anything_starts(words, said):
         check_parts(compose(overrides(*words)))
 
 
+@pytest.mark.slow
 def test_colluding_clients_send_the_same_and_what_they_would_honestly_send_counts():
     """Two runtimes, as two processes: ALIE of z = 0 is the mean of the two honest updates."""
     common = ["device=cpu", "clients=3", "strategy=scaffold"]
@@ -165,6 +166,7 @@ def run_first_round(grid, words):
         grid.tamper(answer)
 
 
+@pytest.mark.slow
 def test_a_backdoor_runs_and_is_measured(tmp_path):
     words = ["rounds=5", "device=cpu", "clients=4", "partition=iid", "evaluation.received=false"]
     hostile = ["attack=backdoor", "attack.allow=true", "attack.clients=[1]", "local.lr=0.3"]

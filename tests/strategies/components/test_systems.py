@@ -150,6 +150,7 @@ def run(strategy, path, rounds=10, **how):
     )
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_clock_and_a_resumed_one_ends_alike(tmp_path):
     whole, reports = run(strategy(), tmp_path / "whole")
     times = [report.simulated_seconds for report in reports[1:]]

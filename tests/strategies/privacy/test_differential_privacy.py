@@ -326,6 +326,7 @@ def flags(node) -> list[bool]:
     return own + [flag for found in below for flag in found]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["central_fixed", "central_adaptive", "local"])
 def test_the_recipes_hide_by_default(group):
     recipe = compose_overrides((f"strategy/differential_privacy={group}", "strategy=feddw"))

@@ -126,6 +126,7 @@ def test_sums_and_counts_get_noise_of_their_own_and_none_is_drawn_without():
     assert len(noise.unique()) == len(noise) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.01, 1.0])
 def test_rows_stay_probabilities_under_noise(clip):
     mechanism = GaussianMechanism(0.05, clip=clip, **SEEDED)

@@ -101,6 +101,7 @@ SAMPLERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", GONE)
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_one_client_moves_the_mean_by_what_the_accountant_assumes(sampler, gone):

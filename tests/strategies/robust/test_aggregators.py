@@ -88,6 +88,7 @@ def krums(contents, size):
     return [contents[i] for i in chosen]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ours", "theirs", "vectors"), FLOWER.values(), ids=FLOWER)
 def test_the_same_as_flowers(ours, theirs, vectors):
     found = flat(combined(ours, replies_of(vectors)).update)

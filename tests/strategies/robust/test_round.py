@@ -158,6 +158,7 @@ def test_the_alarm_by_hand():
     assert of(0.0, 0.0, 0.0, 0.0, 0.0) == {}
 
 
+@pytest.mark.slow
 def test_fltrust_trains_at_the_server_on_examples_that_are_not_tested_on(tmp_path):
     """The client that turns its update has no trust in any round."""
     words = ["clients=3", "rounds=2", "device=cpu", "strategy/aggregator=fltrust", "partition=iid"]

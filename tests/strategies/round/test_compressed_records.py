@@ -87,6 +87,7 @@ class Watched:
 CODECS = [TopK(0.2), RandomK(0.2), Int4(5, error_feedback=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: type(codec).__name__)
 def test_what_was_decoded_and_the_residual_are_the_sum_of_what_was_to_be_sent(codec, monkeypatch):
     """Client 1's reply of round 3 is lost: that round's update counts as if never made."""

@@ -72,6 +72,7 @@ def bits(tensors: dict[str, Tensor]) -> dict[str, bytes]:
     return {name: value.numpy().tobytes() for name, value in tensors.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_any_order_and_any_parts_give_the_same_bits(dtype):
     parts, shuffle = summands(dtype), random.Random(5)

@@ -116,6 +116,7 @@ CARDS = [  # what a node answers that is kept out, and why
 CODE = {"fingerprint": {"code": "aa"}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("answer", "message"), CARDS, ids=[message for _, message in CARDS])
 def test_a_node_that_does_not_fit_keeps_itself_out_at_the_start_and_later(answer, message, caplog):
     logging.getLogger("flwr").propagate = True

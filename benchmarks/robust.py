@@ -1,0 +1,200 @@
+"""What robust aggregators are worth: accuracy under attack, lies in payloads, and what they cost.
+
+    FEDHET_DATA=... nice python -m benchmarks robust {digits,mnist,payloads,costs} [--seeds 3]
+
+``digits`` and ``mnist`` are tables attacks x aggregators, ``payloads`` is methods x aggregators
+under lies in what they send beside the update. A cell is the accuracy after the last round, and for
+the backdoor also its success, of one run a seed; a run whose model is no longer finite has none.
+Cells that the file has are not run again, so a table that was stopped goes on where it was.
+``costs`` measures one aggregation of 100 updates of 11 million parameters beside the plain mean.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import FOLDER, ROOT, options_of, save
+from fedhet.common.results import METRICS, SUMMARY, read_rows
+
+Words = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Table:
+    """The words of a table's runs; every row is run with every column.
+
+    Attributes:
+        common: of all runs.
+        columns: by name, of attacks or of methods under a lie.
+        rows: by name, of aggregators.
+        refused: cells (column, row) that the command refuses.
+    """
+
+    common: Words
+    columns: Mapping[str, Words]
+    rows: Mapping[str, Words]
+    refused: frozenset[tuple[str, str]] = frozenset()
+
+
+def _attack(name: str, *words: str) -> Words:
+    return (f"attack={name}", "attack.allow=true", *words)
+
+
+def _attacks(alie: float | None) -> dict[str, Words]:
+    z = () if alie is None else (f"attack.z={alie}",)
+    names = ("label_flip", "sign_flip", "scaled_update", "gaussian", "inner_product", "backdoor")
+    plain = {name: _attack(name) for name in names}
+    return {"none": (), **plain, "alie": _attack("alie", *z)}
+
+
+def _aggregators(attackers: int, bulyan: int) -> dict[str, Words]:
+    words = {
+        "weighted_mean": (),
+        "median": (),
+        "trimmed_mean": (),
+        "krum": (f"strategy.aggregator.attackers={attackers}",),
+        "multi_krum": (f"strategy.aggregator.attackers={attackers}",),
+        "bulyan": (f"strategy.aggregator.attackers={bulyan}",),
+        "geometric_median": (),
+        "centered_clipping": (),
+        "norm_bound": (),
+        "fltrust": (),
+    }
+    return {name: (f"strategy/aggregator={name}", *keys) for name, keys in words.items()}
+
+
+_SHORT = ("runtime=local", "device=cpu", "evaluation.received=false", "checkpoint.every=0")
+_DIGITS = (*_SHORT, "task=digits", "partition=dirichlet", "partition.alpha=0.3")
+_DIGITS += ("clients=10", "participation=1.0", "rounds=15")
+_LIES = {
+    "FedPVR": ("strategy=fedpvr", *_attack("control_variate_lie")),
+    "SCAFFOLD": ("strategy=scaffold", *_attack("control_variate_lie")),
+    "FedDW": ("strategy=feddw", *_attack("soft_label_lie")),
+    "FedMRUR": ("strategy=fedmrur", *_attack("scaled_update")),
+    "MA-Echo": ("strategy=maecho", "rounds=1", *_attack("projection_lie")),
+}
+_HONEST = {f"{name}, honest": words[:1] for name, words in _LIES.items()}
+_HONEST["MA-Echo, honest"] = ("strategy=maecho", "rounds=1")
+_ROBUST = ("median", "multi_krum", "geometric_median", "centered_clipping")
+
+TABLES = {
+    "digits": Table(_DIGITS, _attacks(1.5), _aggregators(2, 1)),
+    "mnist": Table(
+        (
+            *(*_SHORT, "task=mnist", "task.model=mlp", "task.train_size=12000"),
+            *("partition=dirichlet", "partition.alpha=0.3", "clients=20", "participation=1.0"),
+            *("local.epochs=1", "rounds=20", "evaluation.every=5"),
+        ),
+        _attacks(None),
+        _aggregators(4, 4),
+    ),
+    "payloads": Table(
+        _DIGITS,
+        {**_HONEST, **_LIES},
+        {"its own": ()} | {name: _aggregators(2, 1)[name] for name in _ROBUST},
+        frozenset((name, row) for name in ("MA-Echo", "MA-Echo, honest") for row in _ROBUST),
+    ),
+}
+
+
+def cells(table: Table) -> Iterator[tuple[str, str, Words]]:
+    """Yield column, row and words, the rows of a column together."""
+    for column, words in table.columns.items():
+        for row, keys in table.rows.items():
+            if (column, row) not in table.refused:
+                yield column, row, (*table.common, *words, *keys)
+
+
+def run_cell(words: Words, seeds: int) -> dict[str, Any]:
+    """Run a cell's recipe with each seed; return what its runs ended with, by key a list."""
+    with tempfile.TemporaryDirectory() as scratch:
+        seed = f"seed={','.join(map(str, range(seeds)))}"
+        command = [str(Path(sys.executable).with_name("fedhet")), "-m", *words, seed]
+        command.append(f"hydra.sweep.dir={scratch}/sweep")
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        folders = sorted(path.parent for path in Path(scratch).glob(f"sweep/*/{SUMMARY}"))
+        if len(folders) != seeds:
+            raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
+        found = [_ended(folder) for folder in folders]
+    return {"words": list(words), **{key: [one[key] for one in found] for key in found[0]}}
+
+
+def _ended(folder: Path) -> dict[str, Any]:
+    """Return status, accuracy, the backdoor's success and alarms of a run."""
+    summary = json.loads((folder / SUMMARY).read_text())
+    rows = read_rows(folder / METRICS)
+    accuracy, loss = summary.get("accuracy"), summary.get("loss")
+    finite = summary["status"] == "completed" and loss is not None and math.isfinite(loss)
+    return {
+        "seed": summary["seed"],
+        "status": summary["status"],
+        "accuracy": accuracy if finite else None,
+        "attack_success": rows[-1].get("attack_success"),
+        "alarms": sum(row.get("alarms") or 0 for row in rows),
+    }
+
+
+def run_table(name: str, seeds: int, path: Path) -> None:
+    """Run the cells of a table that ``path`` does not have yet; it is written after each."""
+    found = json.loads(path.read_text())["cells"] if path.exists() else {}
+    wanted = list(cells(TABLES[name]))
+    for number, (column, row, words) in enumerate(wanted, 1):
+        key = f"{column} | {row}"
+        if len(found.get(key, {}).get("accuracy", ())) < seeds:
+            found[key] = run_cell(words, seeds)
+            save(path, {"table": name, "cells": found})
+        print(f"{number}/{len(wanted)} {key}: {found[key]['accuracy']}", flush=True)
+
+
+def markdown(path: Path) -> str:
+    """Return a stored table: mean and sample deviation over the seeds in %, the backdoor's success.
+
+    A cell of which a run did not stay finite says of how many; one that is refused has a dash.
+    """
+    stored = json.loads(path.read_text())
+    found, table = stored["cells"], TABLES[stored["table"]]
+    lines = [
+        f"| aggregator | {' | '.join(table.columns)} |",
+        "|---" * (len(table.columns) + 1) + "|",
+    ]
+    for row in table.rows:
+        texts = [_cell(found.get(f"{column} | {row}")) for column in table.columns]
+        lines.append(f"| `{row}` | {' | '.join(texts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(cell: dict[str, Any] | None) -> str:
+    if cell is None:
+        return "-"
+    finite = [100 * value for value in cell["accuracy"] if value is not None]
+    if len(finite) < len(cell["accuracy"]):
+        return f"{len(cell['accuracy']) - len(finite)} of {len(cell['accuracy'])} diverged"
+    spread = statistics.stdev(finite) if len(finite) > 1 else 0.0
+    text = f"{statistics.fmean(finite):.1f} ± {spread:.1f}"
+    success = [100 * value for value in cell["attack_success"] if value is not None]
+    return f"{text} ({statistics.fmean(success):.0f})" if success else text
+
+
+def main() -> None:
+    """Run one table, or measure the costs."""
+    parser = options_of(__doc__, "robust", 3)
+    parser.add_argument("table", choices=(*TABLES, "costs"))
+    parser.add_argument("--seeds", type=int, default=3)
+    options = parser.parse_args()
+    default = FOLDER / "robust.json"
+    path = FOLDER / f"robust_{options.table}.json" if options.out == default else options.out
+    if options.table == "costs":
+        from benchmarks.robust_costs import measure
+
+        save(path, measure(options.repeats))
+    else:
+        run_table(options.table, options.seeds, path)
