@@ -174,8 +174,9 @@ def _overview(data: ReportData) -> str:
     done = sum(run.status == COMPLETED for run in data.runs)
     sources = listed(origin.name for origin in data.origins)
     clients, rounds = (_counts(data.runs, key) for key in ("clients", "rounds"))
+    runs = "1 run" if len(data.runs) == 1 else f"{len(data.runs)} runs"
     return (
-        f"{len(data.runs)} run{'s' * (len(data.runs) != 1)}, {done} of them completed; {clients}, {rounds}; "
+        f"{runs}, {done} of them completed; {clients}, {rounds}; "
         f"seeds: {', '.join(map(str, seeds)) or 'unknown'}. "
         f"From: {sources or 'a data file'}."
     )
