@@ -55,17 +55,17 @@ def read_counts(folder: Path) -> dict[str, Any]:
     """Return class names, counts and the number of clients, or the error that prevents them."""
     try:
         content = json.loads((folder / CLASS_COUNTS).read_text(encoding="utf-8"))
-        kept = {key: content[key] for key in ("class_names", "counts", "clients")}
+        names = [str(name) for name in content["class_names"]]
+        counts = [[int(number) for number in row] for row in content["counts"]]
+        if not counts or any(len(row) != len(names) for row in counts):
+            raise ValueError(f"not {len(names)} counts in every row")
+        return {"class_names": names, "counts": counts, "clients": int(content["clients"])}
     except FileNotFoundError:
         reason = "it is of an older version, or its nodes have their own data"
         advice = "fedhet-partition draws a recipe's partition"
         return {"error": f"its run has no {CLASS_COUNTS}: {reason} ({advice})"}
     except (OSError, ValueError, KeyError, TypeError) as error:
         return {"error": f"its {CLASS_COUNTS} cannot be read: {error}"}
-    width = len(kept["class_names"])
-    if not kept["counts"] or any(len(row) != width for row in kept["counts"]):
-        return {"error": f"its {CLASS_COUNTS} is damaged: not {width} counts in every row"}
-    return kept
 
 
 def _counted(partition: Partition, run: Run) -> Partition:

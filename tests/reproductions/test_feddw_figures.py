@@ -142,7 +142,7 @@ def test_soft_labels_and_relations_are_side_by_side(finished_run, tmp_path):
         write_soft_labels(run.folder, *random_relations(number, classes=5))
     picture, rows = found()[Picture], texts_of(found())
     assert (tmp_path / "report_relations.png").stat().st_size > 10_000
-    assert "mu is 0 in feddw, mu 0:" in picture.caption
+    assert "mu is 0 in FedDW, mu 0:" in picture.caption
     for mu, run in enumerate(runs):
         label, expected = f"FedDW, mu {mu}", read_relations(run.folder)
         assert rows[mu] == [label, f"{expected.distance:.3g}", f"{expected.rank_correlation:.2f}"]
@@ -190,9 +190,9 @@ def test_the_correlations_of_norms_and_shares_are_within_clients(with_heads, tmp
     assert 0 < negative < 4
     means = [f"{np.mean(every):.2f}", f"{np.mean(held):.2f}"]
     (row,) = texts_of(norms_of(run, counted(run, counts), tmp_path))
-    assert row == ["local", *means, f"{negative} of 4"]
+    assert row == ["Local", *means, f"{negative} of 4"]
     equal = np.full((CLIENTS, CLASSES), 3)
-    assert texts_of(norms_of(run, counted(run, equal), tmp_path)) == [["local", "-", "-", "0 of 0"]]
+    assert texts_of(norms_of(run, counted(run, equal), tmp_path)) == [["Local", "-", "-", "0 of 0"]]
     assert rank_correlation(np.ones(1), np.ones(1)) is None  # nor has a single class
 
 

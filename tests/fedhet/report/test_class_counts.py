@@ -47,6 +47,9 @@ def test_each_recipe_has_one_partition_of_its_lowest_seed(finished_run, tmp_path
     title = "digits, dirichlet: clients=10 alpha=0.1 seed=0"
     assert (first.title, first.counts, first.clients) == (title, counts["counts"], 500)
     assert "cannot be read" in second.error
+    for damaged in ({**counts, "counts": 5}, {**counts, "counts": [[1]]}, [], {"counts": []}):
+        (tmp_path / CLASS_COUNTS).write_text(json.dumps(damaged))
+        assert "cannot be read" in read_counts(tmp_path)["error"]
     assert with_counts([first, second], runs) == [first, second]  # known ones stay as they are
     many = [finished_run("fedavg", 0, clients=number) for number in range(MOST_PARTITIONS + 1)]
     assert (
