@@ -164,7 +164,9 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
     if [one.column for one in found] == [NO_COLUMN]:
         frame = frame.drop(columns="setting")
     if all(len(one.rows) == 1 for one in found):
-        return Table.of(frame[["method", "mean", "95 % interval", "seeds"]], _caption(found))
+        alone = ["method", "setting", "mean", "95 % interval", "seeds"]
+        frame = frame[[name for name in alone if name in frame]]
+        return Table.of(frame, _caption(found), words=list(frame.columns).index("mean"))
     return Table.of(frame, _caption(found), words=list(frame.columns).index("rank"))
 
 
@@ -203,7 +205,7 @@ def _column_verdict(one: Comparison) -> list[str]:
     where = "" if one.column == NO_COLUMN else f"{one.column}: "
     best, others = one.rows[0], [row for row in one.rows if row.label != one.baseline]
     if not others:
-        return [f"{where}{best.label}: {_score_text(one, best)}. {_seeds_text(best)}"]
+        return [f"{where}{best.label}: {_score_text(one, best)}. {_seeds_text(one, best)}"]
     sentences = []
     if best.label == one.baseline:
         sentences.append(f"{where}The best mean is that of {best.label}: {_score_text(one, best)}.")
@@ -271,15 +273,13 @@ def _score_text(one: Comparison, row: Ranked) -> str:
     return f"{text} %" if one.figure.percent and one.figure.name in ACCURACIES else text
 
 
-def _seeds_text(row: Ranked) -> str:
+def _seeds_text(one: Comparison, row: Ranked) -> str:
     if row.score.count == 1:
         return "One seed: no interval can be said."
-    assert row.interval is not None or not row.score.complete
-    return (
-        f"{row.score.count} seeds."
-        if row.interval is None
-        else (f"95 % interval {row.interval.range_text(2)} over {row.score.count} seeds.")
-    )
+    seeds = f"{row.score.count} seeds."
+    if row.interval is None:
+        return seeds
+    return f"95 % interval {row.interval.range_text(_digits(one.figure))} over {seeds}"
 
 
 def _digits(figure: Figure) -> int:
