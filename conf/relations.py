@@ -40,23 +40,20 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
 
 
 def _check_system(values: Mapping[str, Any]) -> None:
-    """Refuse simulated clients beside real ones, and steps that do not wait without a clock."""
+    """Refuse simulated clients beside real ones, and asynchronous ones without a clock."""
     runtime, asynchronous = values["runtime"], values["strategy"]["asynchronous"]
-    if asynchronous is not None and not runtime["simulation"]:
-        raise ConfigError(
-            "strategy.asynchronous runs on a simulated clock, and the clients of runtime="
-            f"{runtime['name']} are real: choose a method whose rounds wait (a Flower app of your "
-            "own that is only simulated: set runtime.simulation=true)"
-        )
-    if asynchronous is not None and values["system"] is None:
-        raise ConfigError(
-            "strategy.asynchronous: who finishes first is what a simulated system says: set "
-            "system=lognormal (or constant, day_night, trace)"
-        )
     if values["system"] is not None and not runtime["simulation"]:
         raise ConfigError(
             f"system simulates slow and absent clients, and those of runtime={runtime['name']} are "
             "real: set system=none"
+            + (" (beside strategy=fedbuff or fedasync, too)" if asynchronous is not None else "")
+        )
+    on_real_clock = not runtime["simulation"] or runtime["name"] == "flower"
+    if asynchronous is not None and values["system"] is None and not on_real_clock:
+        raise ConfigError(
+            "strategy.asynchronous: who finishes first is what a simulated system says: set "
+            "system=lognormal (or constant, day_night, trace). Without one, replies count as they "
+            "arrive, which runtime=deployment and runtime=flower have"
         )
 
 

@@ -6,6 +6,7 @@ of one second would take three.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable
 from functools import partial
@@ -13,9 +14,9 @@ from functools import partial
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedhet.strategies.round.polling import pause
+
 _SIMULATION_SECONDS = 0.02
-_SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 3.0
-_SHARE = 0.05  # of the time waited so far: the most by which a pause lengthens a round
 
 
 def with_fast_polling(grid: Grid) -> Grid:
@@ -42,6 +43,5 @@ def send_and_receive(
         waited = time.monotonic() - began
         if not waiting or (timeout is not None and waited >= timeout):
             break
-        pause = min(max(_SHARE * waited, _SHORTEST_SECONDS), _LONGEST_SECONDS)
-        time.sleep(pause if timeout is None else min(pause, timeout - waited))
+        time.sleep(min(pause(waited), math.inf if timeout is None else timeout - waited))
     return replies

@@ -1,8 +1,9 @@
 """FedBuff and FedAsync: rounds that wait for nobody. The equations are in components/staleness.py.
 
-Both need a simulated ``system`` (components/systems.py), which says who finishes when. They go with
-every method whose aggregator reads the mean of the updates, such as ``strategy=[fedpvr,fedbuff]``:
-penalties, corrections and payloads are those of the version that a client started from.
+A simulated ``system`` (components/systems.py) says who finishes when; without one, replies count as
+they arrive from real clients (round/live_clients.py). Both methods go with every method whose
+aggregator reads the mean of the updates, such as ``strategy=[fedpvr,fedbuff]``: penalties,
+corrections and payloads are those of the version that a client started from.
 
 Clients start uniformly among the idle ones; who has finished does not start again in the same step.
 FedAsync's regularisation towards the received model is FedProx's: ``strategy=[fedprox,fedasync]``.

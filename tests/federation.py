@@ -83,10 +83,10 @@ class InProcessGrid(Grid):
             return Message(Error(code=2, reason=str(error)), reply_to=message)
 
 
-def lost(reply: Message) -> Message:
+def lost(reply: Message, error: Error | None = None) -> Message:
     """Return the error with which the SuperLink itself (node 1) answers for a node it has lost."""
     asked = reply.metadata.reply_to_message_id
-    reply = Message(Error(code=5, reason="Node Unavailable"), reply_to=reply)
+    reply = Message(error or Error(code=5, reason="Node Unavailable"), reply_to=reply)
     reply.metadata.__dict__["_src_node_id"] = 1
     reply.metadata.__dict__["_reply_to_message_id"] = asked
     return reply
@@ -189,6 +189,8 @@ def federate(
     personal: str = "none",
     absent: Collection[int] = (),
     on_round: Callable[[RoundReport, ArrayRecord], object] = lambda report, arrays: False,
+    grid: Callable[..., InProcessGrid] = InProcessGrid,
+    timeout: float = 3600.0,
 ) -> tuple[dict[str, Tensor], list[RoundReport]]:
     """Run a strategy over one client per dataset; return the final params and the reports.
 
@@ -225,9 +227,10 @@ def federate(
     names = shared_names(start, kept)
     state = initial or {name: start.state_dict()[name] for name in names}
     result = strategy.start(
-        InProcessGrid(handlers, tamper),
+        grid(handlers, tamper),
         to_record(state),
         num_rounds=rounds,
+        timeout=timeout,
         on_round=lambda report, arrays: bool(reports.append(report) or on_round(report, arrays)),
     )
     return to_tensors(result.arrays), reports

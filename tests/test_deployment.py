@@ -25,7 +25,7 @@ from fedhet.strategies.round.tensor_files import parameters_sha256
 from tests.deployed import MARKS, RECIPE, ROOT, SITES, Deployment, Loopback
 from tests.faults import replies
 from tests.namespaces import STRANGER, Namespaces, make_keys, why_not
-from tests.processes import finish, read_until, start, summary_of
+from tests.processes import SECONDS, finish, read_until, start, summary_of
 from tests.recipes import run_recipe
 from tests.scene import Scene
 
@@ -188,6 +188,47 @@ def test_a_sweep_in_the_server_app_container_trains_on_each_sites_own_images(fed
         assert len([one for one in words if "fork_executor.py" in one]) == 1, words
         assert "imports torch anew" not in federation.log(name)
     assert "Start `flwr-clientapp` process" in federation.log("clientapp-0")
+
+
+def test_asynchronous_steps_wait_for_no_site(federation):
+    """Site 2 stops answering for some steps; its reply then counts, as stale as it is."""
+    folder = federation.folder / "server" / "results" / "fedbuff"
+    silent = ("clientapp-2", "supernode-2")
+
+    def wait_for(rows: int) -> None:
+        deadline = time.monotonic() + SECONDS
+        while not (folder / "metrics.jsonl").exists() or len(measured()) < rows:
+            assert time.monotonic() < deadline, federation.said()
+            time.sleep(0.2)
+
+    def measured() -> list[dict[str, Any]]:
+        return read_rows(folder / "metrics.jsonl")
+
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(
+            federation.execute,
+            "serverapp",
+            *("python", "-m", "fedhet.launch", *RECIPE, "runtime=deployment", "system=none"),
+            *("runtime.address=127.0.0.1:8000", "results_dir=/results/fedbuff", "rounds=14"),
+            *("strategy=[scaffold,fedbuff]", "strategy.asynchronous.buffer=2", "local.epochs=1"),
+            *("local.lr=0.02",),
+        )
+        wait_for(2)
+        federation.pause(*silent)
+        try:
+            wait_for(len(measured()) + 4)
+        finally:
+            federation.unpause(*silent)
+        done = run.result()
+    assert done.returncode == 0, done.stdout + federation.said()
+    rows = measured()[1:]
+    assert summary_of(folder)["status"] == "completed"
+    assert [len(row["clients"]) for row in rows] == [2] * 14
+    assert [row["failures"] for row in rows] == [[]] * 14
+    [stale] = [row for row in rows if row["max_staleness"] >= 3]
+    assert 2 in stale["clients"]
+    assert rows[-1]["accuracy"] > rows[0]["accuracy"]
+    assert "simulated_seconds" not in rows[-1]
 
 
 # ---- strangers -----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation, Workers
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.server_app import app as server
+from tests import killed_runs
 from tests.processes import (
     Fork,
     alive,
@@ -128,6 +129,12 @@ def test_local(tmp_path):
     assert f"its log: {tmp_path}/failed/log.txt" in output
     assert "momentum" in (tmp_path / "failed" / "log.txt").read_text()
     assert not (tmp_path / "failed" / "plot.png").exists()
+
+
+@pytest.mark.xdist_group("local")
+def test_an_asynchronous_compressed_run_that_is_killed_twice_ends_alike(tmp_path):
+    words = killed_runs.RUNS["asynchronous and compressed"]
+    assert len(killed_runs.run_with_kills(tmp_path, words, rounds=8, kills=2, seed=3)) == 2
 
 
 def two_ray_nodes(pipe: Connection) -> None:

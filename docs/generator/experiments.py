@@ -17,6 +17,7 @@ _PAPERS = {
     "feddw": "FedDW (Liu et al., 2024)",
     "fedmrur": "FedMRUR (An et al., NeurIPS 2023)",
     "maecho": "MA-Echo (Su et al., Neural Networks 2023)",
+    "scale": "Time and bytes (no paper's: [results/scale.md](results/scale.md))",
 }
 _FRAME = """<!-- Made by `make docs` from conf/experiment. -->
 # The papers' tables and figures

@@ -17,7 +17,10 @@ from fedhet.report.statistics import ACCURACIES, TO_TARGET, Estimate, Figure, es
 
 LEVEL = 0.95
 DEFAULT_BASELINES = ("fedavg", "average")  # the first that is there
-_UNITS = {**dict.fromkeys(ACCURACIES, " points"), "rounds_to": " rounds", "bytes_to": " MB"}
+_UNITS = {
+    **dict.fromkeys(ACCURACIES, " points"),
+    **{"rounds_to": " rounds", "bytes_to": " MB", "seconds_to": " simulated seconds"},
+}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedhet.common.metrics import is_of_new_model, larger_is_better, metric_of
@@ -13,13 +13,14 @@ from fedhet.report.run_data import Run
 
 LATE_EVALUATIONS = 5
 ACCURACIES = ("accuracy", "best_accuracy", "late_accuracy")
-TO_TARGET = ("rounds_to", "bytes_to")
+TO_TARGET = ("rounds_to", "bytes_to", "seconds_to")
 NAMES = {
     "accuracy": "final accuracy",
     "best_accuracy": "best accuracy",
     "late_accuracy": f"mean accuracy of the last {LATE_EVALUATIONS} evaluations",
     "rounds_to": "rounds to",
     "bytes_to": "MB to",
+    "seconds_to": "simulated seconds to",
     "loss": "final loss on the test set",
     "client_loss": "final loss of the output model at the clients",
 }
@@ -38,7 +39,7 @@ class Figure:
     """What a table shows of each run."""
 
     name: str  # one of NAMES, or a metric of metrics.jsonl such as f1, or best_f1
-    target: float | None = None  # the accuracy to reach, for rounds_to and bytes_to
+    target: float | None = None  # the accuracy to reach, of TO_TARGET
     percent: bool = False  # of accuracies
     last_round: int | None = None  # later rounds are left out
 
@@ -72,8 +73,8 @@ class Figure:
         if self.target is not None and self.name in TO_TARGET:
             hit = next((round for round, value in points if value >= self.target), None)
             end = points[-1][0] if hit is None else hit
-            number = end if self.name == "rounds_to" else run.bytes_until(end) / 1e6
-            return Value(float(number), reached=hit is not None)
+            spent = _spent(self.name, run, end)
+            return None if spent is None else Value(spent, reached=hit is not None)
         scale = 100.0 if self.percent and self.name in ACCURACIES else 1.0
         values = [value for _, value in points]
         if self.name.startswith("best_"):
@@ -82,6 +83,19 @@ class Figure:
             trained = [value for round, value in points if round > 0] or values
             return Value(statistics.fmean(trained[-LATE_EVALUATIONS:]) * scale)
         return Value(values[-1] * scale)
+
+
+def _spent(name: str, run: Run, last: int) -> float | None:
+    """Return the rounds, megabytes or simulated seconds until a round; None: not measured."""
+    if name == "seconds_to":
+        return dict(run.points("simulated_seconds")).get(last)
+    return float(last) if name == "rounds_to" else run.bytes_until(last) / 1e6
+
+
+def spent_by(runs: Iterable[Run]) -> list[str]:
+    """Return those of TO_TARGET that runs have measured."""
+    simulated = any(run.points("simulated_seconds") for run in runs)
+    return [name for name in TO_TARGET if simulated or name != "seconds_to"]
 
 
 def measured_metrics(runs: Sequence[Run]) -> list[str]:

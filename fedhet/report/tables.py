@@ -22,12 +22,12 @@ from fedhet.report.published_tables import FigureByTarget, PublishedByTarget
 from fedhet.report.run_data import Run
 from fedhet.report.statistics import (
     ACCURACIES,
-    TO_TARGET,
     Estimate,
     Figure,
     estimate,
     percent,
     sensible_targets,
+    spent_by,
 )
 
 
@@ -203,7 +203,7 @@ def cell_table(layout: Layout, frame: pd.DataFrame, caption: str) -> Table:
 
 
 def target_tables(layout: Layout, targets: Sequence[float], last_round: int | None) -> list[Table]:
-    """Return the rounds and megabytes to the targets, a table for each column.
+    """Return rounds, megabytes and simulated seconds to the targets, a table for each column.
 
     Without targets, they are chosen for each column from the best row's best accuracy.
     """
@@ -214,7 +214,7 @@ def target_tables(layout: Layout, targets: Sequence[float], last_round: int | No
         if not lines or not chosen:
             continue
         frame = pd.DataFrame({"method": [line.label for line in lines]})
-        for name in TO_TARGET:
+        for name in spent_by(run for line in lines for run in line.cells[number].runs):
             for figure in (Figure(name, target, last_round=last_round) for target in chosen):
                 frame[figure.title] = [_text(figure, line.cells[number], 1) for line in lines]
         listed = ", ".join(percent(target) for target in chosen)

@@ -38,6 +38,7 @@ class Asynchronous:
         threshold: b of hinge.
         max_staleness: older replies are not waited for; None: any count.
         towards_model: FedAsync's step, to y_i and not along y_i - x_i.
+        seed: of the run, of who starts next among real clients; a simulated system has its own.
     """
 
     buffer: int = 10
@@ -46,6 +47,7 @@ class Asynchronous:
     threshold: float = 4.0
     max_staleness: int | None = None
     towards_model: bool = False
+    seed: int = 0
 
     def __post_init__(self) -> None:
         """Check the ranges."""

@@ -56,6 +56,12 @@ def to_tensor(array: Array) -> Tensor:
     return torch.from_numpy(values.copy())  # the bytes are read-only
 
 
+def size_of(dtype: torch.dtype, shape: tuple[int, ...]) -> int:
+    """Return how many bytes ``to_array`` makes of such a tensor."""
+    kind = torch.empty(0, dtype=dtype).numpy().dtype
+    return len(_header(kind, shape)) + math.prod(shape) * kind.itemsize
+
+
 @lru_cache(maxsize=4096)
 def _header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     buffer = io.BytesIO()

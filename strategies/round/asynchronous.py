@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import ArrayRecord, Message
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
@@ -21,14 +21,13 @@ from fedhet.strategies.base import Payloads, ReplySum, Tensors
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import Constant, SimulatedRound
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.cohort import Exchange, work_of
-from fedhet.strategies.round.records import PARAMS, count_bytes, to_record, to_tensors
-from fedhet.strategies.round.server_step import ServerStep
-from fedhet.strategies.slots import ClientSampler, SumAggregator
+from fedhet.strategies.round.records import to_record, to_tensors
+from fedhet.strategies.slots import ClientSampler
 
-_STARTS = 0x57  # stream of the run's seed: who starts next
+STARTS = 0x57  # stream of the run's seed: who starts next
+_FEW, _TRIES = 1000, 100  # clients that are listed; draws before more are listed, too
 _MODEL = "params"
 _PREFIX = "asynchronous/"
 
@@ -81,8 +80,8 @@ class SimulatedClients:
         there, before = exchange.there, step - 1
         at_once = len(self.sampler.sample(step, len(there.present)))
         self._keep(before, to_tensors(arrays), exchange, there.present)
-        num_bytes = 2 * count_bytes(RecordDict({PARAMS: arrays}))
-        rng = np.random.default_rng([_STARTS, self.system.seed, step])
+        num_bytes = exchange.num_bytes(arrays)
+        rng = np.random.default_rng([STARTS, self.system.seed, step])
         finished: dict[int, int] = {}
         dropped, late = list[int](), list[int]()
         asked_at = clock
@@ -109,7 +108,8 @@ class SimulatedClients:
         discounts = {client: settings.weight(before - v) for client, v in finished.items()}
 
         def shift(total: ReplySum, params: Tensors) -> Tensors:
-            return self._shift(total, finished, params)
+            models = {version: kept.params for version, kept in self.versions.items()}
+            return towards_models(total, finished, models, params)
 
         return Chosen(
             dict(sorted(messages.items())),
@@ -134,8 +134,9 @@ class SimulatedClients:
 
         Who has finished, or was lost, in this step does not start again in it.
         """
-        idle = [i for i in exchange.there.present if i not in self.in_flight and i not in done]
+        present, busy = exchange.there.present, {*self.in_flight, *done}
         if not self.in_flight:
+            idle = idle_clients(present, busy)
             if not idle:
                 raise ConfigError(
                     f"strategy.asynchronous.buffer={self.settings.buffer} different clients make a "
@@ -143,14 +144,36 @@ class SimulatedClients:
                     "system.dropout, if clients drop out)"
                 )
             clock = self.system.until_available(idle, clock, 1)
-        there = self.system.available(idle, clock)
-        size = min(at_once - len(self.in_flight), len(there))
-        drawn = sorted(rng.choice(len(there), size=size, replace=False).tolist())
-        for client in exchange.there.ask(exchange.grid, [there[i] for i in drawn]):
+        drawn = self._draw(present, busy, clock, at_once - len(self.in_flight), rng)
+        for client in exchange.there.ask(exchange.grid, drawn):
             work = work_of(self.options, exchange.there.registry.num_examples[client])
             finishes = clock + self.system.seconds(client, work, num_bytes)
             self.in_flight[client] = InFlight(version, finishes)
         return clock
+
+    def _draw(
+        self,
+        present: Sequence[int],
+        busy: Collection[int],
+        clock: float,
+        size: int,
+        rng: np.random.Generator,
+    ) -> list[int]:
+        """Return so many idle clients that are there, drawn uniformly; all, if they are fewer.
+
+        Of many clients, none is looked at but those that are drawn.
+        """
+        drawn: dict[int, None] = {}
+        for _ in range(_TRIES if len(present) > _FEW else 0):
+            if len(drawn) >= size:
+                return sorted(drawn)
+            tried = [present[i] for i in rng.integers(len(present), size=size - len(drawn))]
+            free = [client for client in dict.fromkeys(tried) if client not in busy]
+            drawn |= dict.fromkeys(self.system.available(free, clock))
+        idle = self.system.available(idle_clients(present, {*busy, *drawn}), clock)
+        size = max(0, min(size - len(drawn), len(idle)))
+        rest = rng.choice(len(idle), size=size, replace=False).tolist()
+        return sorted([*drawn, *(idle[i] for i in rest)])
 
     def _keep(
         self, version: int, params: Tensors, exchange: Exchange, present: Sequence[int]
@@ -167,16 +190,6 @@ class SimulatedClients:
         needed = {one.version for one in self.in_flight.values()}
         self.versions = {v: kept for v, kept in self.versions.items() if v in needed}
         self.versions[version] = Version(params, payloads)
-
-    def _shift(self, total: ReplySum, versions: Mapping[int, int], params: Tensors) -> Tensors:
-        """Return sum_i w_i (x_i - x), which turns steps along y_i - x_i into steps to y_i."""
-        moved: dict[str, Tensor] = {name: 0.0 * value for name, value in total.update.items()}
-        for version in sorted(set(versions.values())):
-            pairs = zip(total.replies, total.weights, strict=True)
-            weight = math.fsum(w for reply, w in pairs if versions[reply.client_id] == version)
-            kept = self.versions[version].params
-            moved = {n: m + weight * (kept[n] - params[n]) for n, m in moved.items()}
-        return moved
 
     # ---- what survives a restart -------------------------------------------------------------
 
@@ -207,24 +220,27 @@ class SimulatedClients:
         self.versions = {v: Version(part.pop(_MODEL), part) for v, part in parts.items()}
 
 
-def check_asynchronous(
-    step: ServerStep, system: Constant | None, secure: SecAggPlus | None
-) -> Constant:
-    """Return the system; refuse what steps that do not wait cannot have."""
-    start = "strategy.asynchronous: "
-    if system is None:
-        raise ConfigError(
-            f"{start}who finishes first is what a simulated system says: set system=lognormal (or "
-            "constant, day_night, trace)"
-        )
-    if step.robust is not None or not isinstance(step.aggregator, SumAggregator):
-        raise ConfigError(
-            f"{start}{type(step.aggregator).__name__} reads single replies and cannot weigh stale "
-            "ones: choose another strategy/aggregator, or rounds that wait"
-        )
-    if secure is not None or any(side.averages for side in step.sides.values()):
-        raise ConfigError(
-            f"{start}secure aggregation and central privacy need the replies of one round "
-            "together: set strategy/secure_aggregation=none and strategy/differential_privacy=none"
-        )
-    return system
+def towards_models(
+    total: ReplySum, versions: Mapping[int, int], models: Mapping[int, Tensors], params: Tensors
+) -> dict[str, Tensor]:
+    """Return sum_i w_i (x_i - x), which turns steps along y_i - x_i into steps to y_i.
+
+    Args:
+        total: of the replies, with the weights w_i.
+        versions: of the models that the clients got, by client id.
+        models: by version.
+        params: x.
+    """
+    moved: dict[str, Tensor] = {name: 0.0 * value for name, value in total.update.items()}
+    own = [versions[reply.client_id] for reply in total.replies]
+    for version in sorted(set(own)):
+        pairs = zip(own, total.weights, strict=True)
+        weight = math.fsum(w for of, w in pairs if of == version)
+        kept = models[version]
+        moved = {n: m + weight * (kept[n] - params[n]) for n, m in moved.items()}
+    return moved
+
+
+def idle_clients(present: Sequence[int], busy: Collection[int]) -> list[int]:
+    """Return who of the clients is not busy, in order."""
+    return [client for client in present if client not in busy]

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import Payloads
+from fedhet.strategies.base import Payloads, Shapes
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.systems import Constant, SimulatedRound
 from fedhet.strategies.round.chosen import Chosen
+from fedhet.strategies.round.message_sizes import MessageSizes
 from fedhet.strategies.round.messages import MessageWriter
-from fedhet.strategies.round.records import PARAMS, count_bytes
 from fedhet.strategies.round.registration import ClientAvailability
 from fedhet.strategies.slots import ClientSampler
 
@@ -28,6 +28,13 @@ class Exchange:
     writer: MessageWriter
     config: ConfigRecord  # further entries of the clients' config
     broadcast: Callable[[int], Payloads]
+    sizes: MessageSizes
+    expected: Callable[[], Shapes]  # of the payloads that come up
+
+    def num_bytes(self, arrays: ArrayRecord) -> int:
+        """Return how many bytes go to a client and come back, as they travel."""
+        payloads = self.broadcast(self.there.present[0])
+        return self.sizes.of(arrays, payloads, self.expected())
 
     def write(
         self,
@@ -96,7 +103,7 @@ class Cohorts:
         present = self.system.available(present, clock)
         chosen = [present[i] for i in self.sampler.sample(round, len(present))]
         asked = there.ask(grid, self.system.asked(chosen, present, round))
-        num_bytes = 2 * count_bytes(RecordDict({PARAMS: arrays}))  # down, and as many up
+        num_bytes = exchange.num_bytes(arrays)
         work = {i: work_of(self.options, there.registry.num_examples[i]) for i in asked}
         seconds = {i: self.system.seconds(i, examples, num_bytes) for i, examples in work.items()}
         return self.system.play(round, seconds, len(chosen)), clock

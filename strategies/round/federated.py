@@ -35,11 +35,12 @@ from fedhet.strategies.privacy.checks import check_privacy, reply_layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.robust.checks import check_robust
 from fedhet.strategies.round.arguments import KeepsArguments
-from fedhet.strategies.round.asynchronous import SimulatedClients, check_asynchronous
+from fedhet.strategies.round.asynchronous import SimulatedClients
 from fedhet.strategies.round.checks import check_output, check_sides
 from fedhet.strategies.round.client_metrics import ClientMetrics
-from fedhet.strategies.round.cohort import Cohorts, Exchange
+from fedhet.strategies.round.cohort import Exchange
 from fedhet.strategies.round.compressed_records import Downlink, compressible
+from fedhet.strategies.round.message_sizes import MessageSizes
 from fedhet.strategies.round.messages import (
     NUM_ROUNDS,
     TIMEOUT,
@@ -62,6 +63,7 @@ from fedhet.strategies.round.registration import (
     register_clients,
     valid_evaluations,
 )
+from fedhet.strategies.round.round_clients import check_buffer, round_clients
 from fedhet.strategies.round.round_report import RoundReport, StrategyState
 from fedhet.strategies.round.rules import Rules
 from fedhet.strategies.round.server_model import ServerModel
@@ -155,13 +157,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
             check_output(self.server_step.output)
         self.federation = federation or FederationConfig()
         self.sampler = sampler or FixedSizeSampler()
-        averages = any(side.averages for side in self.server_sides.values())
-        least = max(self.federation.min_replies, self.server_step.least_replies)
-        how = (averages, local_training, least)
-        self._cohorts: Cohorts | SimulatedClients = Cohorts(self.sampler, system, *how)
-        if asynchronous is not None:
-            clients = check_asynchronous(self.server_step, system, secure_aggregation)
-            self._cohorts = SimulatedClients(asynchronous, self.sampler, clients, local_training)
+        trained = (self.sampler, system, asynchronous, local_training)
+        rest = (self.server_step, secure_aggregation, self.federation)
+        self._clients = round_clients(*trained, *rest, evaluate_on_clients=evaluate_on_clients)
         self.schedule = schedule or schedules.Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.evaluate_on_clients = evaluate_on_clients
@@ -236,9 +234,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
     def snapshot(self) -> StrategyState:
         """Return the state to ``restore``, together with the params of the last finished round."""
         tensors = self.server_step.state_dict()
-        if isinstance(self._cohorts, SimulatedClients):
-            self.state.in_flight = self._cohorts.state()
-            tensors |= self._cohorts.tensors()
+        if isinstance(self._clients, SimulatedClients):
+            self.state.in_flight = self._clients.state()
+            tensors |= self._clients.tensors()
         return replace(copy.deepcopy(replace(self.state, tensors={})), tensors=tensors)
 
     @property
@@ -258,9 +256,10 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> TrainingRound:
         """Sample the cohort and return its messages."""
-        there, writer, broadcast = self.availability, self._writer, self.server_step.broadcast
-        exchange = Exchange(grid, there, writer, config, broadcast)
-        chosen = self._cohorts.choose(exchange, server_round, self.state.clock, arrays)
+        there, writer, step = self.availability, self._writer, self.server_step
+        parts = (step.broadcast, MessageSizes(self._downlink, self.client_sides), step.expected)
+        exchange = Exchange(grid, there, writer, config, *parts)
+        chosen = self._clients.choose(exchange, server_round, self.state.clock, arrays)
         lr, absent = writer.lr(server_round, config), sorted(there.absent)
         report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)
         report.take_chosen(chosen)
@@ -279,7 +278,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         step, num_clients = self.server_step, len(self.availability.registry)
         fold = replies.fold(step.check)
         fold.refuse_misfits()
-        report.take(fold, len(training.messages))
+        report.take(fold, len(training.chosen.clients))
         self.state.round = server_round
         self.state.clock = report.simulated_seconds or 0.0
         if len(fold.replies) < (least := max(self.federation.min_replies, step.least_replies)):
@@ -353,13 +352,14 @@ class FederatedStrategy(KeepsArguments, Strategy):
     def _register(self, grid: Grid, initial: Tensors) -> None:
         """Initialise the server's parts; register the clients and check their number."""
         self.server_step.init(initial, self.state.tensors)
-        if isinstance(self._cohorts, SimulatedClients):
-            self._cohorts.restore(self.state.in_flight, self.state.tensors)
+        if isinstance(self._clients, SimulatedClients):
+            self._clients.restore(self.state.in_flight, self.state.tensors)
         registry = register_clients(grid, self.federation)
         num_clients = len(registry)
         most = most_clients(self.sampler, num_clients)
         self.federation.check_cohort(num_clients, most)
         self.server_step.check_cohort(num_clients, most)
+        check_buffer(self._clients, num_clients, self.federation.min_replies)
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(num_clients)
             reply_layout(self.client_sides, self.server_step, self.secure_aggregation, initial)
@@ -379,8 +379,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
             exchanged = secure.exchange(grid, messages, layout, round, timeout)
             replies = RoundReplies(training, exchanged.replies)
         else:  # an override of aggregate_train may look at messages
-            own = type(self).aggregate_train is FederatedStrategy.aggregate_train
-            replies = send_round(grid, training, fold=own and not self.server_step.checks_replies)
+            own = type(self).aggregate_train is not FederatedStrategy.aggregate_train
+            replies = send_round(grid, training, self.server_step.single_check, own=own)
         trained, metrics = self.aggregate_train(round, replies)
         if exchanged is not None:
             report.bytes_up, report.bytes_down = exchanged.bytes_up, exchanged.bytes_down

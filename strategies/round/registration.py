@@ -250,7 +250,7 @@ class ClientAvailability:
         """
         size, timeout = len(self.registry), self._federation.connect_timeout_seconds
         least, end = min(self._federation.min_replies, size), time.monotonic() + timeout
-        while (present := self._look_up(grid)) < least:
+        while (present := self.look_up(grid)) < least:
             if time.monotonic() > end:
                 raise TimeoutError(
                     f"min_replies={least}, but only {present} of {size} clients are connected "
@@ -258,7 +258,7 @@ class ClientAvailability:
                 )
             time.sleep(_WAIT_POLL_SECONDS)
 
-    def _look_up(self, grid: Grid) -> int:
+    def look_up(self, grid: Grid) -> int:
         """Register late joiners, log who left or came back, and return how many are connected."""
         nodes = grid.get_node_ids()
         if isinstance(nodes, range) and len(nodes) == len(self.registry.nodes):

@@ -55,7 +55,7 @@ class Rules:
             round: t.
             lr: the largest eta_l that one of them was told.
         """
-        cohort, size, step = chosen.messages, len(registry), self.step
+        cohort, size, step = chosen.clients, len(registry), self.step
         if self.secure is not None:
             most = float(self.secure.max_examples * len(cohort))
             limits = dict.fromkeys(cohort, Limits())

@@ -189,9 +189,10 @@ class ServerStep:
             self.robust.check_cohort(num_clients, most)
 
     @property
-    def checks_replies(self) -> bool:
-        """Whether a side looks at single replies before they are added up."""
-        return any(type(side).check is not ServerSide.check for side in self.sides.values())
+    def single_check(self) -> Callable[[Reply], None] | None:
+        """:meth:`check`, if a side looks at single replies before they are added up."""
+        checks = any(type(side).check is not ServerSide.check for side in self.sides.values())
+        return self.check if checks else None
 
     def check(self, reply: Reply) -> None:
         """Let every side refuse a reply."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Reply, Tensors
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold, add_missing, fold_replies
@@ -81,10 +82,31 @@ class FoldingGrid(Protocol):
         """Send messages, by client id; return the sum of the replies that arrive in time."""
 
 
-def send_round(grid: Grid, training: TrainingRound, *, fold: bool) -> RoundReplies:
-    """Send a round's messages; ``fold`` lets the grid's workers add up the replies."""
-    timeout = training.timeout
-    if fold and isinstance(grid, FoldingGrid) and not training.rule.keep:
+def send_round(
+    grid: Grid, training: TrainingRound, check: Callable[[Reply], None] | None, *, own: bool
+) -> RoundReplies:
+    """Send a round's messages, and return its replies.
+
+    Args:
+        grid: whose workers may add up the replies.
+        training: the round.
+        check: of the server's sides, of every single reply; None: they have none.
+        own: an own ``aggregate_train`` looks at the messages, so that they are passed on.
+    """
+    timeout, arriving = training.timeout, training.chosen.arriving
+    if arriving is not None:
+        if own:
+            raise ConfigError(
+                "strategy.asynchronous on real sites adds replies up as they arrive: a strategy "
+                "with an aggregate_train of its own needs rounds that wait"
+            )
+        fold = ReplyFold(training.rule, check)
+        answered = arriving.collect(fold, training.report)
+        versions = {client: training.chosen.versions[client] for client in answered}
+        chosen = replace(training.chosen, versions=versions)
+        return FoldedReplies(replace(training, chosen=chosen), (), fold)
+    adds = not own and check is None and not training.rule.keep
+    if adds and isinstance(grid, FoldingGrid):
         folded = grid.send_and_fold(training.messages, training.rule, timeout)
         return FoldedReplies(training, (), folded)
     return RoundReplies(training, grid.send_and_receive(training, timeout=timeout))

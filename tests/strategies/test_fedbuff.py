@@ -12,12 +12,14 @@ from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.staleness import Asynchronous
-from fedhet.strategies.components.systems import Constant, LogNormal
+from fedhet.strategies.components.systems import Constant, DayNight, LogNormal
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
 from fedhet.strategies.fedcm import FedCM
 from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.asynchronous import SimulatedClients
+from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.round.test_round import folders
@@ -157,7 +159,9 @@ def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
 @pytest.mark.parametrize(
     ("method", "how", "said"),
     [
-        (FedAvg, {}, "set system=lognormal"),
+        (FedAvg, {"system": Constant(over_selection=1.3)}, "over_selection=1.3"),
+        (FedAvg, {"system": Constant(deadline_seconds=9.0)}, "deadline_seconds=9.0"),
+        (FedAvg, {"evaluate_on_clients": True}, "evaluation.clients=false"),
         (FedNova, {"system": Constant()}, "NormalizedMean reads single replies"),
         (SCAFFOLD, {"system": Constant(), "secure_aggregation": SecAggPlus()}, "secure aggreg"),
     ],
@@ -168,5 +172,20 @@ def test_what_cannot_be_asynchronous_is_refused(method, how, said):
 
 
 def test_a_buffer_of_more_clients_than_there_are_is_refused():
-    with pytest.raises(ConfigError, match=r"buffer=9 different clients"):
+    with pytest.raises(ConfigError, match=r"buffer=9 different clients .* to 6 \(clients\)"):
         run(FedBuff(9, **slots(Constant())), 1)
+    with pytest.raises(ConfigError, match=r"buffer=2 .* from 3 \(min_replies\)"):
+        run(FedBuff(2, federation=FederationConfig(min_replies=3), **slots(Constant())), 1)
+
+
+def test_clients_of_a_large_population_start_uniformly_among_those_that_are_free():
+    system = DayNight(share=0.5, spread=0.0)  # all are there in the first half of the day
+    present, busy, rng = range(10_000), set(range(5000)), np.random.default_rng(3)
+    clients = SimulatedClients(Asynchronous(), FixedSizeSampler(), system, None)
+    drawn = [clients._draw(present, busy, 0.0, 100, rng) for _ in range(200)]
+    assert all(len(set(one)) == 100 and one == sorted(one) for one in drawn)
+    counts = np.histogram(np.concatenate(drawn), bins=10, range=(0, 10_000))[0]
+    assert counts[:5].tolist() == [0] * 5
+    assert np.abs(counts[5:] - 4000).max() < 5 * np.sqrt(4000 * 0.8)
+    assert clients._draw(present, busy, 60_000.0, 100, rng) == []  # at night
+    assert clients._draw(present, {*range(9950)}, 0.0, 100, rng) == [*range(9950, 10_000)]
