@@ -4,6 +4,7 @@ floor       seconds per round beside a plain PyTorch loop that does the same wor
 start       seconds to the end of round 1, and of a round whose training is trivial
 epoch       a client's epoch of a method beside FedAvg's
 fusion      the server's step of the one-shot methods beside the plain average
+scale       large cohorts, 100,000 clients: memory, the server's time, and beside a plain loop
 checks      CPU time that checking replies and the checksums of files add to a round
 deployment  a deployment's round beside a plain Flower app that moves the same arrays
 robust      robust aggregators under attack: accuracy, and what they cost
@@ -14,7 +15,7 @@ from __future__ import annotations
 import importlib
 import sys
 
-NAMES = ("floor", "start", "epoch", "fusion", "checks", "deployment", "robust")
+NAMES = ("floor", "start", "epoch", "fusion", "scale", "checks", "deployment", "robust")
 
 
 def main() -> None:

@@ -14,10 +14,11 @@ import io
 import os
 import statistics
 import time
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -66,63 +67,83 @@ def cnn(tuned: bool) -> nn.Module:
     return model.to(memory_format=torch.channels_last) if tuned else model
 
 
+class Trainer(Protocol):
+    """Trains a client on a model, whose tensors it has."""
+
+    params: list[Tensor]
+
+    def train(self, client: int) -> None:
+        """Train from the present ``params`` on, in place."""
+
+
+class MnistTrainer:
+    """An epoch of SGD on a client's images."""
+
+    def __init__(self, data: tuple[Tensor, Tensor], tuned: bool) -> None:
+        (self.images, self.labels), self.tuned, self.model = data, tuned, cnn(tuned)
+        self.params: list[Tensor] = list(self.model.parameters())
+        self.split = torch.randperm(len(self.labels)).view(CLIENTS, -1)
+
+    def train(self, client: int) -> None:
+        """Train from the present ``params`` on, in place."""
+        optimizer, indices = torch.optim.SGD(self.params, lr=LR), self.split[client]
+        for chosen in indices[torch.randperm(len(indices))].split(BATCH):
+            optimizer.zero_grad()
+            F.cross_entropy(self.model(self.images[chosen]), self.labels[chosen]).backward()
+            optimizer.step()
+
+
 def worker(
-    pipe: Connection,
-    data: tuple[Tensor, Tensor],
-    shared: list[Tensor],
-    sums: list[Tensor],
-    tuned: bool,
+    pipe: Connection, trainer: Trainer, shared: list[Tensor], sums: list[Tensor], tuned: bool
 ) -> None:
-    """Train the client slices that come through the pipe; leave the sum of the models."""
+    """Train the clients that come through the pipe; leave the sum of the models."""
     torch.set_num_threads(1)
     if tuned:
         keep_freed_memory()
-    (images, labels), model = data, cnn(tuned)
-    params = list(model.parameters())
-    while (slices := pipe.recv()) is not None:
+    while (clients := pipe.recv()) is not None:
         for total in sums:
             total.zero_()
-        for indices in slices:
+        for client in clients:
             with torch.no_grad():
-                for param, value in zip(params, shared, strict=True):
+                for param, value in zip(trainer.params, shared, strict=True):
                     param.copy_(value)
-            optimizer = torch.optim.SGD(params, lr=LR)
-            for chosen in indices[torch.randperm(len(indices))].split(BATCH):
-                optimizer.zero_grad()
-                F.cross_entropy(model(images[chosen]), labels[chosen]).backward()
-                optimizer.step()
+            trainer.train(client)
             with torch.no_grad():
-                for total, param in zip(sums, params, strict=True):
+                for total, param in zip(sums, trainer.params, strict=True):
                     total.add_(param)
         pipe.send("done")
 
 
-def loop(data: tuple[Tensor, Tensor], rounds: int, tuned: bool) -> float:
-    """Return the seconds of a steady round of the plain loop."""
-    context = mp.get_context("fork")
-    shared = [p.detach().clone().share_memory_() for p in cnn(tuned).parameters()]
+def loop(
+    make: Callable[[], Trainer], clients: int, per_round: int, rounds: int, tuned: bool = True
+) -> list[float]:
+    """Return the seconds of the plain loop's rounds."""
+    context, trainer = mp.get_context("fork"), make()
+    shared = [p.detach().clone().share_memory_() for p in trainer.params]
     sums = [[torch.zeros_like(p).share_memory_() for p in shared] for _ in range(WORKERS)]
-    pipes = []
+    pipes, processes = [], []
     for total in sums:
         near, far = context.Pipe()
-        args = (far, data, shared, total, tuned)
-        context.Process(target=worker, args=args, daemon=True).start()
+        args = (far, trainer, shared, total, tuned)
+        processes.append(context.Process(target=worker, args=args, daemon=True))
+        processes[-1].start()
         pipes.append(near)
-    split = torch.randperm(len(data[1])).view(CLIENTS, -1)
     generator, seconds = np.random.default_rng(SEED), []
     for _ in range(rounds):
         began = time.perf_counter()
-        cohort = generator.choice(CLIENTS, PER_ROUND, replace=False)
+        cohort = generator.choice(clients, per_round, replace=False).tolist()
         for i, pipe in enumerate(pipes):
-            pipe.send([split[client] for client in cohort[i::WORKERS]])
+            pipe.send(cohort[i::WORKERS])
         for pipe in pipes:
             pipe.recv()
         for position, value in enumerate(shared):
-            value.copy_(sum(total[position] for total in sums) / PER_ROUND)
+            value.copy_(sum(total[position] for total in sums) / per_round)
         seconds.append(time.perf_counter() - began)
     for pipe in pipes:
         pipe.send(None)
-    return steady(seconds)
+    for process in processes:
+        process.join()
+    return seconds
 
 
 def steady(seconds: list[float]) -> float:
@@ -150,7 +171,11 @@ def main() -> None:
         del runs[-1]["rows"]
         return steady(runs[-1]["seconds"])
 
-    base = partial(loop, decoded_mnist(), options.rounds, not options.plain)
+    make = partial(MnistTrainer, decoded_mnist(), not options.plain)
+
+    def base() -> float:
+        return steady(loop(make, CLIENTS, PER_ROUND, options.rounds, not options.plain))
+
     found = in_turns(base, {"fedhet": ours}, options.repeats)["fedhet"]
     print(
         f"runtime={options.runtime}: {spread(found['seconds'])} s a round, "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import math
 import os
 import platform
 import statistics
@@ -20,7 +22,7 @@ from typing import Any
 import psutil
 import torch
 
-from fedhet.common.results import METRICS, SUMMARY, read_rows
+from fedhet.common.results import METRICS, SUMMARY, ResultsFollower, read_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks"
@@ -85,21 +87,26 @@ def timed_command(words: Sequence[str]) -> float:
         return time.perf_counter() - began
 
 
-def timed_run(words: Sequence[str]) -> dict[str, Any]:
-    """Run ``fedhet``; return its rows, seconds of each round and to round 1, and peak memory."""
+def timed_run(words: Sequence[str], look_seconds: float = 3.0) -> dict[str, Any]:
+    """Run ``fedhet``; return its rows, seconds of each round and to round 1, and peak memory.
+
+    Memory is looked at every ``look_seconds``: the kernel stops the processes meanwhile.
+    ``server_cpu_seconds`` are those of the server's process in each round, evaluation included.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "run"
-        began, first, peak = time.perf_counter(), 0.0, 0
+        began, first, peak, next_look = time.perf_counter(), 0.0, 0, 0.0
+        follower, server, cpu = ResultsFollower(folder), None, list[float]()
         thread = threading.Thread(target=run_fedhet, args=(words, folder), daemon=True)
         thread.start()
-        looks = 0
         while thread.is_alive():
-            metrics = folder / METRICS
-            if not first and metrics.exists() and '"round": 1,' in metrics.read_text():
-                first = time.perf_counter() - began
-            if looks % 150 == 0:  # every 3 s: the kernel stops the processes meanwhile
-                peak = max(peak, _pss_of_children())
-            looks += 1
+            seconds = time.perf_counter() - began
+            for row in follower.new_rows():
+                server = server or _server()
+                cpu.append(_cpu_seconds(server))
+                first = seconds if row["round"] == 1 else first
+            if seconds >= next_look:
+                peak, next_look = max(peak, _pss_of_children()), seconds + look_seconds
             time.sleep(0.02)
         path = folder / SUMMARY
         summary = json.loads(path.read_text()) if path.exists() else {"status": "failed"}
@@ -110,9 +117,23 @@ def timed_run(words: Sequence[str]) -> dict[str, Any]:
         "rows": rows,
         "seconds": [b["elapsed_seconds"] - a["elapsed_seconds"] for a, b in pairwise(rows)],
         "seconds_to_round_1": first,
+        "server_cpu_seconds": [after - before for before, after in pairwise(cpu)],
         "peak_pss_bytes": peak,
         "accuracy": summary.get("accuracy"),
     }
+
+
+def _server() -> psutil.Process:
+    """Return the server's process: the child of the launcher that has the workers."""
+    found = [child for one in psutil.Process().children() for child in one.children()]
+    return max(found, key=lambda child: len(child.children()))
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    with contextlib.suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return math.nan  # it has ended
 
 
 def _pss_of_children() -> int:

@@ -7,6 +7,7 @@ import faulthandler
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -23,7 +24,7 @@ from fedhet.client_app.runtime import (
     task_of,
 )
 from fedhet.conf import RunConfig, compose_overrides, fingerprint, overrides_of, versions
-from fedhet.strategies.round.records import CLIENT, COLUMNS, CONFIG
+from fedhet.strategies.round.records import CLIENT, COLUMNS, config_of
 from fedhet.tasks import Functions
 from fedhet.tasks.conformal import CALIBRATE
 
@@ -81,9 +82,7 @@ class Handlers:
         """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
         with self._exit_at_timeout(message, context):
             runtime = self._runtime(message, context)
-            evaluation = runtime.evaluation
-            every = int(evaluation.every) if evaluation.received else 0
-            own = evaluation.model != "global"
+            every, own = runtime.evaluate_every, runtime.evaluates_own
             if runtime.secure_aggregation is None:
                 return train_reply(runtime.client_for(context, message), message, every, own)
             client_id = client_id_of(context, runtime.num_clients)
@@ -119,16 +118,20 @@ class Handlers:
         A SuperNode waits for its executor without end, so a client that hangs would never take
         part again. Not in a simulation, whose workers play other clients, too.
         """
-        if compose_overrides(tuple(self.words(context.run_config))).runtime.simulation:
+        if _is_simulation(tuple(self.words(context.run_config))):
             yield
             return
-        config = message.content.config_records.get(CONFIG, ConfigRecord())
-        seconds = float(str(config.get("timeout-seconds", message.metadata.ttl)))
+        seconds = float(config_of(message).get("timeout-seconds", message.metadata.ttl))
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
         try:
             yield
         finally:
             faulthandler.cancel_dump_traceback_later()
+
+
+@lru_cache(maxsize=64)  # reading a recipe takes as long as a small client's step
+def _is_simulation(words: tuple[str, ...]) -> bool:
+    return bool(compose_overrides(words).runtime.simulation)
 
 
 app = Handlers().client_app()

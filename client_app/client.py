@@ -153,7 +153,7 @@ class FederatedClient(NumPyClient):
         round = int(config["round"])
         experiment = str(config.get("experiment", "experiment"))
         version = int(config.get("state-round", 0))
-        state = self.store.load(experiment, version)
+        state = self.store.load(experiment, version) if version > 0 else {}
         lost = version > 0 and not state
         dropped = str(config.get("state-dropped", "")).split(",")
         state = {key: kept for key, kept in state.items() if key not in dropped}

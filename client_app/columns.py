@@ -10,7 +10,14 @@ import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.round.records import CATEGORIES, CLIENT, COLUMNS, CONFIG, to_record
+from fedhet.strategies.round.records import (
+    CATEGORIES,
+    CLIENT,
+    COLUMNS,
+    CONFIG,
+    config_of,
+    to_record,
+)
 from fedhet.tasks import AnyTask, OwnTask
 
 
@@ -47,5 +54,5 @@ def columns_reply(
 
 def sent_columns(message: Message) -> str | None:
     """Return the statistics of all sites' columns that a message of the server's brings along."""
-    config = message.content.config_records.get(CONFIG, ConfigRecord())
+    config = config_of(message)
     return str(config[COLUMNS]) if COLUMNS in config else None

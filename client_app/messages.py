@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.typing import Scalar
 
 from fedhet.client_app.client import FederatedClient
-from fedhet.strategies.base import Reply, subtract
+from fedhet.strategies.base import ClientSide, Reply
 from fedhet.strategies.round.compressed_records import (
     compressible,
     received_tensors,
@@ -22,6 +22,7 @@ from fedhet.strategies.round.records import (
     CONFIG,
     METRICS,
     PARAMS,
+    config_of,
     to_metrics,
     to_tensors,
 )
@@ -37,7 +38,7 @@ def train_reply(
     evaluate_trained: bool = False,
 ) -> Message:
     """Answer with the reply of :func:`trained`: "update", the client's payloads, "metrics"."""
-    config: dict[str, Any] = dict(message.content.config_records[CONFIG])
+    config = config_of(message)
     reply = _train(client, message, config, evaluate_every, evaluate_trained)
     payloads, round = compressible(client.sides), int(config["round"])
     content = reply_records(reply, client.compression, payloads, round, client.state)
@@ -60,7 +61,7 @@ def trained(
         evaluate_every: evaluate the received model every that many rounds; 0 never.
         evaluate_trained: evaluate the trained model.
     """
-    config: dict[str, Any] = dict(message.content.config_records[CONFIG])
+    config = config_of(message)
     reply = _train(client, message, config, evaluate_every, evaluate_trained)
     client.save_state(config)
     return reply
@@ -85,7 +86,7 @@ def _train(
     )
     row = {"partition-id": client.client_id, "num-examples": num_examples, **_numbers(metrics)}
     local = dict(zip(client.shared_names, map(torch.from_numpy, arrays), strict=True))
-    changes = subtract(local, anchor)
+    changes = {name: value.sub_(anchor[name]) for name, value in local.items()}
     reply = Reply(
         client_id=client.client_id,
         num_examples=num_examples,
@@ -97,29 +98,31 @@ def _train(
         per_example=per_example(client.sides),
         metrics=row | {"fit-seconds": time.perf_counter() - began},
     )
-    seed = upload_seed(client.seed, client.client_id, message)
-    for side in client.sides.values():
-        reply = side.upload(reply, client.received, seed)
+    sides = [s for s in client.sides.values() if type(s).upload is not ClientSide.upload]
+    if sides:
+        seed = upload_seed(client.seed, client.client_id, message)
+        for side in sides:
+            reply = side.upload(reply, client.received, seed)
     return reply
 
 
 def without_state(message: Message) -> Message:
     """Return a train message to a client that has not taken part yet."""
     content = RecordDict(dict(message.content))
-    config = dict(message.content.config_records[CONFIG])
+    config = config_of(message)
     content[CONFIG] = ConfigRecord({**config, "state-round": 0, "state-dropped": ""})
     return Message(content, dst_node_id=0, message_type=MessageType.TRAIN)
 
 
 def upload_seed(seed: int, client_id: int, message: Message) -> np.random.SeedSequence:
     """Return the seed of the random draws for a client's upload, of the run and the round."""
-    round = int(str(message.content.config_records[CONFIG]["round"]))
+    round = int(config_of(message)["round"])
     return np.random.SeedSequence([seed, round, client_id, _UPLOAD])
 
 
 def evaluate_reply(client: FederatedClient, message: Message, finetune_epochs: int = 0) -> Message:
     """Run ``evaluate`` on an evaluate message; the reply's "metrics" hold loss and accuracy."""
-    config: dict[str, Any] = dict(message.content.config_records[CONFIG])
+    config = config_of(message)
     config["finetune-epochs"] = finetune_epochs
     params = to_tensors(message.content.array_records[PARAMS])
     arrays = [params[name].numpy() for name in client.shared_names]

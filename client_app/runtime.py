@@ -30,7 +30,7 @@ from fedhet.strategies.components.local_training_config import local_training_co
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.privacy.reply_vector import Layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.round.records import CONFIG
+from fedhet.strategies.round.records import config_of
 from fedhet.strategies.round.registration import FROZEN_MODEL
 from fedhet.tasks import AnyData, AnyTask, Functions, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.models.own_weights import frozen_sha256
@@ -81,6 +81,8 @@ class ClientRuntime:
         self.options = local_training_config(recipe.local, recipe.strategy.phases)
         self.personal = TensorSelector(recipe.strategy.personal)
         self.evaluation = recipe.evaluation
+        self.evaluate_every = int(recipe.evaluation.every) if recipe.evaluation.received else 0
+        self.evaluates_own = recipe.evaluation.model != "global"
         self.metrics = self.task.metric_set(
             list(recipe.evaluation.metrics),
             per_class=bool(recipe.evaluation.per_class),
@@ -106,7 +108,7 @@ class ClientRuntime:
     @cached_property
     def test_data(self) -> AnyData | None:
         """The global test set, where a simulation's clients evaluate their own models."""
-        if self.evaluation.model == "global" or not self.simulation:
+        if not (self.evaluates_own and self.simulation):
             return None
         return self.task.test_data(self.device, channels_last=self.channels_last)
 
@@ -182,7 +184,7 @@ class ClientRuntime:
         """Return the node's state folder, in a simulation the run's, else Flower's Context."""
         folder = str(context.node_config.get("state-folder", ""))
         if not folder and self.simulation:  # server and clients share a disk
-            folder = str(message.content.config_records[CONFIG].get("state-folder", ""))
+            folder = str(config_of(message).get("state-folder", ""))
         if folder:
             return FolderStateStore(Path(folder).expanduser(), client_id)
         return ContextStateStore(context.state)

@@ -59,6 +59,7 @@ Row = dict[str, Any]
 FORMAT = 2  # of results directories; 1 had no such key, and other names (conf.renamed reads them)
 COMPLETED, DIVERGED, STOPPED, FAILED = "completed", "diverged", "stopped", "failed"
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
+CLASS_COUNTS = "class_counts.json"  # of a simulation: who holds which classes
 AT_CLIENTS = ("client_accuracy", "client_loss")  # on what they hold out (evaluation.clients)
 _SYNC_SECONDS = 1.0  # a sync takes 2 ms: more than a short round
 

@@ -1,15 +1,16 @@
-"""The plot of a run: accuracy, loss and metrics over rounds."""
+"""The plot of a run: accuracy, loss and metrics over rounds, and who holds which classes."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedhet.common.metrics import shown_metrics
-from fedhet.common.results import Row
-from fedhet.progress import percent
+from fedhet.common.results import COMPLETED, DIVERGED, Row, read_summary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _INK = "#3b4252"
 _ACCURACY = "#1b6ca8"
 _LOSS = "#c8553d"
+_METRICS = ("#1b6ca8", "#c8553d", "#00865f", "#8a4f9e", "#a97400", "#6b7280")
+_STYLES = ("-", "--", ":", "-.")
 
 
 def can_plot() -> bool:
@@ -25,64 +28,159 @@ def can_plot() -> bool:
 
 
 def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
-    """Draw accuracy, loss and metrics from the rows of metrics.jsonl into a PNG file."""
+    """Draw the rows of metrics.jsonl into a PNG file.
+
+    The files beside it, as far as they are there, give the partition, what was run, which then
+    makes the title, and how it has ended.
+    """
     # Matplotlib is an extra and slow to import; its object interface leaves pyplot alone.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    metrics = list(dict.fromkeys(name for row in rows for name in shown_metrics(row)))
-    panels = 3 if metrics else 2
-    size = (4.75 * panels, 3.8)
-    figure = Figure(figsize=size, dpi=150, layout="constrained", facecolor="white")
+    from fedhet.report.class_counts import read_counts
+
+    counted, summary = read_counts(path.parent), _summary(path.parent)
+    title = _title(summary) or title
+    metrics = [
+        m for m in dict.fromkeys(n for r in rows for n in shown_metrics(r)) if _series(rows, m)
+    ]
+    panels = 2 + bool(metrics) + ("counts" in counted)
+    figure = Figure(figsize=(4.6 * panels, 3.9), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     accuracy, loss, *others = figure.subplots(1, panels)
-    shares = _series(rows, "accuracy")
-    _curve(accuracy, [(r, 100 * share) for r, share in shares], "test accuracy (%)", _ACCURACY)
-    _curve(loss, _series(rows, "loss"), "test loss", _LOSS)
-    if train := _series(rows, "train_loss"):
-        loss.plot(
-            *zip(*train, strict=True), color=_LOSS, alpha=0.45, lw=1.2, ls="--", label="train"
-        )
-        loss.lines[0].set_label("test")
-        loss.set_ylabel("loss")
-        loss.legend(frameon=False, labelcolor=_INK, fontsize=9)
-    if others:
-        _metric_curves(others[0], rows, metrics)
-    for axes in (accuracy, loss, *others):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if shares:
-        last_round, last = shares[-1]
-        accuracy.axhline(100 * last, color=_ACCURACY, lw=0.8, ls=":", alpha=0.7, zorder=0)
-        accuracy.set_title(
-            f"{percent(last)} after round {last_round}", loc="left", color=_ACCURACY, fontsize=10
-        )
-    figure.suptitle(title, x=0.012, ha="left", color=_INK, fontsize=12, fontweight="bold")
+    _accuracy_panel(accuracy, rows)
+    _curves(loss, rows, {"loss": "on the test set", "train_loss": "of training"}, (_LOSS, _INK))
+    loss.set_ylabel("loss", color=_INK)
+    if metrics:
+        _curves(others[0], rows, {name: name for name in metrics}, _METRICS)
+        others[0].set_ylabel("metrics on the test set", color=_INK)
+    last = max((int(row["round"]) for row in rows), default=0)
+    over_rounds = [accuracy, loss, *others[: bool(metrics)]]
+    for axes in over_rounds:
+        _style(axes, last)
+    _mark_end(over_rounds, summary.get("status", COMPLETED), last)
+    if "counts" in counted:
+        _partition_panel(others[-1], **counted)
+    fits = 72 * figure.get_figwidth() / (0.62 * max(1, len(title)))
+    style: Any = {"color": _INK, "fontsize": min(12, fits), "fontweight": "bold"}
+    figure.suptitle(title, x=0.012, ha="left", **style)
     figure.savefig(path)
 
 
-def _metric_curves(axes: Axes, rows: Sequence[Row], names: Sequence[str]) -> None:
-    """Draw the metrics of evaluation.metrics into one panel."""
-    for number, name in enumerate(names):
-        _curve(axes, _series(rows, name), "metrics on the test set", f"C{number % 10}")
-        axes.lines[-1].set_label(name)
-    axes.legend(frameon=False, labelcolor=_INK, fontsize=9)
+def _accuracy_panel(axes: Axes, rows: Sequence[Row]) -> None:
+    """Draw accuracy in percent; the title says the last and the best."""
+    shares = [(round, 100 * share) for round, share in _series(rows, "accuracy")]
+    axes.set_ylabel("test accuracy (%)", color=_INK)
+    if not shares:
+        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=_INK)
+        return
+    _line(axes, shares, _ACCURACY)
+    (last_round, last), (best_round, best) = shares[-1], max(shares, key=lambda pair: pair[1])
+    axes.axhline(last, color=_ACCURACY, lw=0.8, ls=":", alpha=0.7, zorder=0)
+    title = f"{last:.2f} % after round {last_round}"
+    if best > last:
+        title += f", best {best:.2f} % after {best_round}"
+    axes.set_title(title, loc="left", color=_ACCURACY, fontsize=9.5)
+
+
+def _curves(axes: Axes, rows: Sequence[Row], names: dict[str, str], colors: Sequence[str]) -> None:
+    """Draw columns by their labels; the legend has those that are drawn, if several are."""
+    found = {label: points for name, label in names.items() if (points := _series(rows, name))}
+    for number, (label, points) in enumerate(found.items()):
+        style = _STYLES[number % len(_STYLES)]
+        _line(axes, points, colors[number % len(colors)], ls=style, label=label)
+    if len(found) > 1:
+        axes.legend(frameon=False, labelcolor=_INK, fontsize=9)
+    elif found:
+        axes.set_title(next(iter(found)), loc="left", color=_INK, fontsize=9.5)
+
+
+def _partition_panel(
+    axes: Axes, class_names: Sequence[str], counts: Sequence[Sequence[int]], clients: int
+) -> None:
+    """Draw how many examples of each class each client holds, darker for more."""
+    import numpy as np
+    from matplotlib.colors import PowerNorm
+    from matplotlib.ticker import MaxNLocator
+
+    from fedhet.report.partition_plot import every_nth
+
+    values = np.ma.masked_equal(np.asarray(counts).T, 0)
+    norm = PowerNorm(0.4, vmin=0, vmax=max(1, int(values.max() or 1)))
+    image = axes.imshow(values, aspect="auto", cmap="YlGnBu", norm=norm, interpolation="nearest")
+    shown = every_nth(len(class_names), 20)
+    axes.set_yticks(shown, [class_names[label] for label in shown])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.tick_params(colors=_INK, labelsize=8)
+    axes.set_xlabel("client", color=_INK)
+    axes.set_ylabel("class", color=_INK)
+    few = f", the first {len(counts)} of {clients} clients" if len(counts) < clients else ""
+    axes.set_title(f"examples of each class{few}", loc="left", color=_INK, fontsize=9.5)
+    axes.spines[:].set_color("#b8c0cc")
+    bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=30)
+    bar.ax.tick_params(colors=_INK, labelsize=8)
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError):
+        return read_summary(folder)
+    return {}
+
+
+def _title(summary: Mapping[str, Any]) -> str:
+    """Return ``FedAvg on digits: dirichlet partition, 10 clients, seed 0``; empty if unknown."""
+    from fedhet.report.names import method_title
+
+    if not {"strategy", "task", "partition", "clients", "seed"} <= set(summary):
+        return ""
+    where = (
+        f"{summary['partition']} partition, {summary['clients']} clients, seed {summary['seed']}"
+    )
+    return f"{method_title(str(summary['strategy']))} on {summary['task']}: {where}"
+
+
+def _mark_end(panels: Sequence[Axes], status: str, last: int) -> None:
+    """Mark the round after which a run that did not complete has ended."""
+    if status == COMPLETED:
+        return
+    for axes in panels:
+        axes.axvline(last, color=_LOSS, lw=1.2, ls="--", zorder=0)
+        axes.annotate(
+            f"{status} after round {last}" if status == DIVERGED else status,
+            xy=(last, 0.03),
+            xycoords=("data", "axes fraction"),
+            xytext=(-3, 0),
+            textcoords="offset points",
+            rotation=90,
+            ha="right",
+            va="bottom",
+            color=_LOSS,
+            fontsize=8.5,
+        )
 
 
 def _series(rows: Sequence[Row], key: str) -> list[tuple[int, float]]:
-    return [(int(row["round"]), float(row[key])) for row in rows if row.get(key) is not None]
+    points = ((int(row["round"]), row.get(key)) for row in rows)
+    return [(round, float(v)) for round, v in points if v is not None and math.isfinite(v)]
 
 
-def _curve(axes: Axes, points: Sequence[tuple[int, float]], label: str, color: str) -> None:
+def _line(axes: Axes, points: Sequence[tuple[int, float]], color: str, **style: Any) -> None:
+    marker = "o" if len(points) <= 40 else ""
+    x, y = zip(*points, strict=True)
+    axes.plot(x, y, color=color, lw=1.8, marker=marker, ms=3, clip_on=False, **style)
+
+
+def _style(axes: Axes, last: int) -> None:
+    """Let the axis of rounds end, and have a tick, at the last one."""
+    from matplotlib.ticker import MaxNLocator
+
     axes.set_xlabel("round", color=_INK)
-    axes.set_ylabel(label, color=_INK)
     axes.grid(axis="y", color="#e5e9f0", lw=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#b8c0cc")
     axes.tick_params(colors=_INK, labelsize=9)
-    if points:
-        x, y = zip(*points, strict=True)
-        marker = "o" if len(points) <= 40 else ""
-        axes.plot(x, y, color=color, lw=1.8, marker=marker, ms=3.5, clip_on=False)
-        axes.set_xlim(left=min(0, points[0][0]))
+    axes.set_xlim(0, max(1, last))
+    ticks = MaxNLocator(nbins=6, integer=True).tick_values(0, max(1, last))
+    step = ticks[1] - ticks[0]
+    axes.set_xticks([*(int(tick) for tick in ticks if tick <= last - 0.6 * step), max(1, last)])

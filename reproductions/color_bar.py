@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedhet.report.curves import AXIS, INK
+from fedhet.report.colors import AXIS, INK
 from fedhet.report.side_by_side import FONT
 
 if TYPE_CHECKING:

@@ -47,6 +47,7 @@ from fedhet.server_app.best_round import (
 )
 from fedhet.server_app.calibration import CalibrationError, add_coverage
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.layer_diagnostics import observers_of
 from fedhet.server_app.loggers import LoggedRun, Loggers
@@ -128,6 +129,7 @@ class Run:
         )
         # the nodes of a deployment have training examples that a server may lack
         self.data = self.task.data_used(train=bool(recipe.runtime.simulation))
+        store_class_counts(recipe, folder, self.task)
         if columns is not None:
             self.data["columns"] = {"sha256": text_sha256(columns)}
             store_columns(folder, columns)

@@ -40,7 +40,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
         for name in files
         if not name.endswith(".pyc")
     }
-    assert {"fedhet/py.typed", "fedhet/report/page.css", "fedhet/strategies/maecho.py"} <= wanted
+    assert {
+        "fedhet/py.typed",
+        "fedhet/report/templates/page.css",
+        "fedhet/strategies/maecho.py",
+    } <= wanted
     assert {"fedhet/conf/config.yaml", "fedhet/conf/experiment/feddw/table1.yaml"} <= wanted
     assert package == wanted
     for name in package:

@@ -1,42 +1,46 @@
-"""Counts how many examples of each class each client holds, from the runs' recipes.
-
-A process of its own counts, since counting imports torch. Examples come from the cache or from
-files.
-"""
+"""Reads how many examples of each class each client holds, from the runs' class_counts.json."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from fedhet.common.results import CLASS_COUNTS
 from fedhet.conf import FOLDER_KEYS
 from fedhet.report.data_file import Partition
 from fedhet.report.partition_plot import chosen_values, partition_title
 from fedhet.report.run_data import Run
-from fedhet.report.subprocess_call import CallError, call
 
-TIMEOUT_SECONDS = 300
 MOST_PARTITIONS = 12
-MOST_COUNTS = 20_000  # of a partition in the data file: the first clients, if there are more
 _IRRELEVANT = (  # keys of the task that leave the partition as it is
     "model head_bias stem mean std flip crop_padding crop_probability test_size classifier_tensors"
 ).split()
 
 
-def partitions_of(runs: Sequence[Run]) -> list[Partition]:
-    """Return the runs' partitions without counts: the lowest seed of each recipe.
+def with_counts(known: Sequence[Partition], runs: Sequence[Run]) -> list[Partition]:
+    """Return the known partitions and those of the runs that are not among them."""
+    settings = [partition.settings for partition in known]
+    found = [(p, run) for p, run in partitions_of(runs) if p.settings not in settings]
+    counted = [_counted(partition, run) for partition, run in found[:MOST_PARTITIONS]]
+    reason = f"only the first {MOST_PARTITIONS} partitions are shown"
+    left_out = [replace(partition, error=reason) for partition, _ in found[MOST_PARTITIONS:]]
+    return [*known, *counted, *left_out]
+
+
+def partitions_of(runs: Sequence[Run]) -> list[tuple[Partition, Run]]:
+    """Return the runs' partitions without counts, each with its run: of a recipe the lowest seed.
 
     Runs with figures of their paper come first, since these may show the counts.
     """
-    found: dict[str, Partition] = {}
+    found: dict[str, tuple[Partition, Run]] = {}
     for run in sorted(runs, key=lambda run: (not run.figures, run.seed or 0)):
         if settings := _settings(run):
             identity = _without(settings, "seed", *FOLDER_KEYS)
-            found.setdefault(json.dumps(identity, sort_keys=True), _uncounted(settings))
+            known = json.dumps(identity, sort_keys=True)
+            found.setdefault(known, (_uncounted(settings), run))
     return list(found.values())
 
 
@@ -45,6 +49,29 @@ def partition_of(run: Run, partitions: Sequence[Partition]) -> Partition | None:
     wanted = _without(_settings(run), *FOLDER_KEYS)
     found = (p for p in partitions if _without(p.settings, *FOLDER_KEYS) == wanted)
     return next(found, None) if wanted else None
+
+
+def read_counts(folder: Path) -> dict[str, Any]:
+    """Return class names, counts and the number of clients, or the error that prevents them."""
+    try:
+        content = json.loads((folder / CLASS_COUNTS).read_text(encoding="utf-8"))
+        names = [str(name) for name in content["class_names"]]
+        counts = [[int(number) for number in row] for row in content["counts"]]
+        if not counts or any(len(row) != len(names) for row in counts):
+            raise ValueError(f"not {len(names)} counts in every row")
+        return {"class_names": names, "counts": counts, "clients": int(content["clients"])}
+    except FileNotFoundError:
+        reason = "it is of an older version, or its nodes have their own data"
+        advice = "fedhet-partition draws a recipe's partition"
+        return {"error": f"its run has no {CLASS_COUNTS}: {reason} ({advice})"}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {"error": f"its {CLASS_COUNTS} cannot be read: {error}"}
+
+
+def _counted(partition: Partition, run: Run) -> Partition:
+    if run.folder is None:
+        return replace(partition, error="the data file has no counts")
+    return replace(partition, **read_counts(run.folder))
 
 
 def _without(settings: Mapping[str, Any], *keys: str) -> dict[str, Any]:
@@ -65,66 +92,9 @@ def _settings(run: Run) -> dict[str, Any]:
 
 
 def _uncounted(settings: Mapping[str, Any]) -> Partition:
-    clients, partition = int(settings["clients"] or 0), _group(settings, "partition")
+    clients, start = int(settings["clients"] or 0), "partition."
+    partition = {k.removeprefix(start): v for k, v in settings.items() if k.startswith(start)}
     size = settings.get("task.train_size")
     chosen = chosen_values(partition, clients=clients, seed=settings["seed"], train_size=size)
     title = partition_title(settings["task.name"], settings["partition.name"], chosen)
     return Partition(title, settings, clients=clients)
-
-
-def _group(settings: Mapping[str, Any], group: str) -> dict[str, Any]:
-    start = f"{group}."
-    return {k.removeprefix(start): v for k, v in settings.items() if k.startswith(start)}
-
-
-def start_counting(
-    known: Sequence[Partition], runs: Sequence[Run]
-) -> Callable[[], list[Partition]]:
-    """Start to count the runs' partitions that are not known; the result waits for the counts."""
-    settings = [partition.settings for partition in known]
-    uncounted = [p for p in partitions_of(runs) if p.settings not in settings]
-    wanted, left_out = uncounted[:MOST_PARTITIONS], uncounted[MOST_PARTITIONS:]
-    reason = f"only the first {MOST_PARTITIONS} partitions are counted"
-    others = [*known, *(replace(partition, error=reason) for partition in left_out)]
-    if not wanted:
-        return lambda: others
-    future = ThreadPoolExecutor(1).submit(_counted, wanted)
-    return lambda: [*known, *future.result(), *others[len(known) :]]
-
-
-def _counted(wanted: Sequence[Partition]) -> list[Partition]:
-    question = [dict(partition.settings) for partition in wanted]
-    try:
-        answers = call("fedhet.report.class_counts", question, TIMEOUT_SECONDS)
-    except CallError as error:
-        return [replace(partition, error=f"counting failed: {error}") for partition in wanted]
-    return [replace(p, **answer) for p, answer in zip(wanted, answers, strict=True)]
-
-
-def count(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the class names and counts of one partition, or the error that prevents them."""
-    from fedhet.common.errors import ConfigError
-    from fedhet.tasks import build_task
-
-    if settings["partition.name"] == "site":
-        return {"error": "every node has data of its own (partition=site)"}
-    irrelevant: dict[str, Any] = {"model": "mlp"}
-    if "task.channels" in settings:  # of images
-        channels = int(settings["task.channels"])
-        irrelevant |= {"mean": [0.0] * channels, "std": [1.0] * channels}
-    try:
-        task = build_task(
-            {**irrelevant, **_group(settings, "task")},
-            _group(settings, "partition"),
-            seed=int(settings["seed"]),
-            num_clients=int(settings["clients"]),
-        )
-        counts = task.class_counts()
-    except (ConfigError, OSError) as error:
-        return {"error": str(error)}
-    shown = max(1, MOST_COUNTS // max(1, counts.shape[1]))
-    return {"class_names": list(task.class_names), "counts": counts[:shown].tolist()}
-
-
-if __name__ == "__main__":
-    print(json.dumps([count(settings) for settings in json.load(sys.stdin)]))

@@ -1,4 +1,4 @@
-"""Colours of the pictures: for colour-blind readers, on a light and on a dark page."""
+"""Colours and styles of lines: for colour-blind readers, on a light and on a dark page."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ class Pair(NamedTuple):
     dark: str
 
 
-THEME = {
-    "ink": Pair("#26303b", "#dfe5ec"),
-    "axis": Pair("#9aa4b1", "#6c7887"),
-    "grid": Pair("#e4e8ed", "#2f3842"),
-}
-# After Okabe and Ito, without their yellow, which vanishes on white.
+PAGE = Pair("#ffffff", "#14191f")  # all colours below have a contrast to it of 3:1 or more
+INK, AXIS, GRID = "#26303b", "#7d8896", "#e4e8ed"  # of pictures; the grid is mere decoration
+# After Okabe and Ito, darker, and without their yellow, which vanishes on white.
 PALETTE = (
     Pair("#0072b2", "#4aa8e0"),  # blue
     Pair("#d55e00", "#f0833a"),  # vermilion
-    Pair("#009e73", "#2fc79c"),  # green
+    Pair("#00865f", "#2fc79c"),  # green
     Pair("#b4578f", "#de8fbf"),  # purple
-    Pair("#c98a00", "#f2b738"),  # orange
-    Pair("#46a5dc", "#9ad4f5"),  # sky
+    Pair("#a97400", "#f2b738"),  # orange
+    Pair("#2b8cc4", "#9ad4f5"),  # sky
     Pair("#6b7280", "#a7b0bc"),  # grey
 )
+# As SVG has them, and Plotly: each line has its own pair of colour and style, up to 28 lines.
+STYLES = ("none", "7 3", "2 2", "9 3 2 3")
 # The most common methods have the same colour on every page.
 OWN_COLORS = {"fedavg": 0, "fedpvr": 1, "scaffold": 2, "feddyn": 3, "fedprox": 4, "fedavgm": 5}
 
@@ -39,7 +38,7 @@ def keys_of(lines: Sequence[tuple[str, str]]) -> dict[str, Key]:
     """Return a legend entry for each line, given as (label, method) in the order of the page.
 
     The first line of a method in OWN_COLORS gets its colour, the others get the next free ones.
-    When all colours are taken, lines are dashed. Labels that differ only in case are one line.
+    Labels that differ only in case are one line.
     """
     chosen: dict[str, int] = {}
     for label, method in lines:
@@ -47,11 +46,20 @@ def keys_of(lines: Sequence[tuple[str, str]]) -> dict[str, Key]:
         if own is not None and own not in chosen.values():
             chosen.setdefault(label.casefold(), own)
     free = (number for number in count() if number not in chosen.values())
+    taken: dict[str, tuple[int, int]] = {}
     for label, _ in lines:
-        if label.casefold() not in chosen:
-            chosen[label.casefold()] = next(free)
-    return {label: _key(label, chosen[label.casefold()]) for label, _ in lines}
+        name = label.casefold()
+        if name in taken:
+            continue
+        number = chosen[name] if name in chosen else chosen.setdefault(name, next(free))
+        color, first = number % len(PALETTE), len(taken)
+        styles = ((first + more) % len(STYLES) for more in range(len(STYLES)))
+        style = next((s for s in styles if (color, s) not in taken.values()), 0)
+        taken[name] = color, style
+    return {label: Key(label, *taken[label.casefold()]) for label, _ in lines}
 
 
-def _key(label: str, number: int) -> Key:
-    return Key(label, number % len(PALETTE), dashed=number // len(PALETTE) % 2 == 1)
+def style_of(key: Key) -> str | tuple[int, tuple[float, ...]]:
+    """Return a line's style for matplotlib, whose unit is the line's width."""
+    lengths = tuple(float(part) / 2 for part in STYLES[key.style].split() if part != "none")
+    return (0, lengths) if lengths else "-"

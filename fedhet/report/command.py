@@ -3,8 +3,9 @@
     fedhet-report SWEEP [SWEEP ...]
 
 SWEEP is the folder of a sweep or of a run, or a data file of an earlier report. The report goes
-into SWEEP/report, or into --out: report.html (one file, pictures included), report.md, every
-picture as PNG and SVG, and report.json, the data that the page is made from.
+into SWEEP/report, or into --out: report.html (one file, which fetches nothing), report.md, every
+picture as PNG and SVG, and report.json, the data that the page is made from. fedhet-watch SWEEP
+shows the same page while runs go on.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from rich.text import Text
 from fedhet.commands import parser_of, reported_errors, table_console
 from fedhet.common.errors import ConfigError
 from fedhet.conf.project import conf_folders
-from fedhet.report.blocks import Block, Heading, Table, Warn
-from fedhet.report.class_counts import start_counting
+from fedhet.report.blocks import Block, Chart, Heading, Table, Verdict, Warn
+from fedhet.report.class_counts import with_counts
 from fedhet.report.data_file import ReportData, thinned, to_text
-from fedhet.report.html import to_html
-from fedhet.report.markdown import to_markdown
 from fedhet.report.page import build_page
 from fedhet.report.paper_figures import with_figures
-from fedhet.report.provenance import PARTS
+from fedhet.report.render import to_html, to_markdown
 from fedhet.report.sources import read_sources
+
+SHOWN = ("Ranking", "All settings")  # tables that the terminal shows, too
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -67,10 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--targets", nargs="+", type=_share, default=[], metavar="ACCURACY", help=targets)
     by = "keys whose values make the columns, such as partition.alpha (default: those that vary)"
+    baseline = "the method or row that others are compared with (FedAvg, or else the first row)"
+    add("--baseline", default="", metavar="METHOD", help=baseline)
     add("--by", nargs="+", default=[], metavar="KEY", help=by)
     experiment = "lay the runs out as this file of conf/experiment, such as fedpvr/table2_cifar10"
     add("--experiment", metavar="NAME", type=_paper_node, help=experiment)
-    add("--no-partitions", action="store_true", help="do not count the clients' classes")
+    add("--no-partitions", action="store_true", help="leave out who holds which classes")
     return parser
 
 
@@ -104,7 +107,8 @@ def _with_options(data: ReportData, options: argparse.Namespace) -> ReportData:
     if unknown := [key for key in options.by if key not in keys]:
         raise ConfigError(f"--by {unknown[0]} is unknown; the runs' keys are: {', '.join(keys)}")
     title, targets = options.title or data.title, options.targets or data.targets
-    return replace(data, title=title, targets=targets, by=options.by or data.by)
+    baseline, by = options.baseline or data.baseline, options.by or data.by
+    return replace(data, title=title, targets=targets, baseline=baseline, by=by)
 
 
 def write_report(
@@ -112,27 +116,36 @@ def write_report(
 ) -> list[Block]:
     """Write the page, its pictures and its data into a folder; return the page.
 
-    ``name`` begins the files' names. With ``partitions``, the clients' classes are counted.
+    ``name`` begins the files' names. With ``partitions``, the page shows the clients' classes.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    counted = start_counting(data.partitions, data.runs if partitions else ())
-    data = thinned(data)
-    blocks = build_page(data, counted, folder, name)
-    kept = to_text(replace(data, partitions=counted()))
+    data = thinned(with_partitions(data) if partitions else data)
+    blocks = build_page(data, lambda: data.partitions, folder, name)
+    for block in blocks:
+        if isinstance(block, Chart):
+            block.save(folder)
+    kept = to_text(data)
     for ending, text in (("json", kept), ("md", to_markdown(blocks)), ("html", to_html(blocks))):
         (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
     return blocks
 
 
+def with_partitions(data: ReportData) -> ReportData:
+    """Return the data with who holds which classes in the runs."""
+    return replace(data, partitions=with_counts(data.partitions, data.runs))
+
+
 def _show(blocks: Sequence[Block], console: Console) -> None:
-    """Print the warnings, and the main table of each section."""
+    """Print the verdict, the warnings, and the main tables of each section."""
     heading = Heading(1, "")
     for block in blocks:
         if isinstance(block, Heading):
             heading = block
         elif isinstance(block, Warn):
             console.print(f"note: {block.text}", style="yellow", markup=False)
-        elif isinstance(block, Table) and heading.level == 2 and heading.text not in PARTS:
+        elif isinstance(block, Verdict):
+            console.print("\n".join(block.sentences), markup=False, highlight=False)
+        elif isinstance(block, Table) and heading.text in SHOWN:
             console.print(f"\n{heading.text}", style="bold", markup=False)
             console.print(rich_table(block))
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
-import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedhet.report.blocks import Key, Picture
-from fedhet.report.colors import PALETTE, THEME
+from fedhet.plot import can_plot
+from fedhet.report.blocks import Chart, Key, Picture
+from fedhet.report.colors import AXIS, GRID, INK, PALETTE, style_of
 from fedhet.report.run_data import Run
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COUNTED = ("round", "tensor", "layer")  # labels of x whose ticks are whole numbers
-INK, AXIS, GRID = (THEME[name].light for name in ("ink", "axis", "grid"))
+EARLY = 0.1  # of a curve's range of x: the steep start does not decide the range of y
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "svg.fonttype": "none",  # text stays text: a tenth of the size
@@ -32,7 +33,8 @@ _STYLE: Any = {
 class Curve:
     """A line over x with its band; a single run has no band.
 
-    A run that is not completed has a line of its own, which ends with a cross.
+    A run that is not completed has a line of its own, which ends with a cross. ``axes`` holds other
+    x of the same points, by the axis's label.
     """
 
     key: Key
@@ -42,6 +44,7 @@ class Curve:
     high: Sequence[float]
     runs: int
     completed: bool = True
+    axes: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,11 @@ class Panel:
     y_range: tuple[float, float] | None = None  # None: as the curves need
     log: bool = False  # the scale of y
 
+    def over(self, axis: str) -> Panel:
+        """Return the panel over another axis, of the curves that have it."""
+        curves = [replace(line, x=line.axes[axis]) for line in self.curves if axis in line.axes]
+        return replace(self, x_label=axis, curves=curves)
+
 
 def over_runs(key: Key, by_run: Sequence[Mapping[float, float]]) -> Curve | None:
     """Return the curve of several runs' values by x, where all runs have x; None without any."""
@@ -67,25 +75,44 @@ def over_runs(key: Key, by_run: Sequence[Mapping[float, float]]) -> Curve | None
     return Curve(key, shared, [statistics.fmean(at_x) for at_x in values], low, high, len(by_run))
 
 
-def over_bytes(line: Curve, runs: Sequence[Run], unit: float) -> Curve:
-    """Return the curve over the bytes up and down, divided by ``unit``: the runs' mean."""
-    sent = [[run.bytes_until(int(round)) / unit for run in runs] for round in line.x]
-    return replace(line, x=[statistics.fmean(at_round) for at_round in sent])
+def with_axes(line: Curve, runs: Sequence[Run], units: Mapping[str, tuple[str, float]]) -> Curve:
+    """Return a curve over rounds with the runs' means of other x.
+
+    ``units`` has for each axis's label the column, or ``bytes``, and its unit.
+    """
+    found = {}
+    for label, (column, unit) in units.items():
+        by_run = [
+            run.bytes_by_round() if column == "bytes" else dict(run.points(column)) for run in runs
+        ]
+        if all(int(x) in points or x == 0 for points in by_run for x in line.x):
+            found[label] = [
+                statistics.fmean(p.get(int(x), 0.0) / unit for p in by_run) for x in line.x
+            ]
+    return replace(line, axes=found)
 
 
 def common_range(
     curves: Sequence[Curve], marks: Sequence[float] = (), *, log: bool = False
 ) -> tuple[float, float] | None:
-    """Return a range of y that holds all curves and marks; ``log``: on a logarithmic scale."""
+    """Return a range of y for all curves and marks; ``log``: on a logarithmic scale.
+
+    The first tenth of a curve does not widen it, so that late differences can be seen.
+    """
     if not curves:
         return None
-    low = min([*marks, *(value for line in curves for value in line.low)])
-    high = max([*marks, *(value for line in curves for value in line.high)])
+    low = min([*marks, *(value for line in curves for value in _late(line.x, line.low))])
+    high = max([*marks, *(value for line in curves for value in _late(line.x, line.high))])
     if log:
         factor = (high / low) ** 0.04 if high > low else 2.0
         return low / factor, high * factor
     margin = 0.04 * (high - low) or abs(high) or 1.0
     return low - margin, high + margin
+
+
+def _late(x: Sequence[float], values: Sequence[float]) -> list[float]:
+    start = x[0] + EARLY * (x[-1] - x[0])
+    return [value for at, value in zip(x, values, strict=True) if at >= start]
 
 
 def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
@@ -96,7 +123,7 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
         axes.axhline(mark, color=AXIS, lw=1.2, ls=(0, (1, 2)), zorder=0.9)  # above the grid
     for number, line in enumerate(panel.curves):
         color = PALETTE[line.key.color].light
-        style = (0, (4, 2)) if line.key.dashed else "-"
+        style = style_of(line.key)
         if line.runs > 1:
             axes.fill_between(line.x, line.low, line.high, color=color, alpha=0.18, lw=0)
         if not line.completed:
@@ -148,38 +175,58 @@ def new_figure(width: float, height: float, layout: Literal["constrained"] | Non
     return figure
 
 
-def svg_text(figure: Figure, name: str, *, transparent: bool = False) -> str:
-    """Return a figure as SVG, reproducible byte for byte; its ids depend on ``name``."""
-    import matplotlib
+def gallery(
+    panels: Sequence[Panel], caption: str, stem: Path, kinds: Mapping[str, str], abreast: int = 3
+) -> Chart:
+    """Return panels as a chart, which has a picture of them over each axis.
 
-    buffer = io.StringIO()
-    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):
-        figure.savefig(buffer, format="svg", transparent=transparent, metadata={"Date": None})
-    return buffer.getvalue()
-
-
-def inline_svg(text: str, *, themed: bool) -> str:
-    """Return an SVG for HTML: without prolog and fixed size, its colours as CSS variables."""
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", text, flags=re.DOTALL)
-    view = re.search(r'viewBox="[^"]*"', text)
-    assert view is not None
-    text = re.sub(r"<svg[^>]*>", f"<svg {view[0]}>", text, count=1)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)  # axes_1 is in every picture
-    text = re.sub(r">\s+<", "><", text)
-    if themed:
-        for name, pair in THEME.items():
-            text = text.replace(pair.light, f"var(--{name})")
-        for number, pair in enumerate(PALETTE):
-            text = text.replace(pair.light, f"var(--line-{number})")
-    return text.strip()
-
-
-def gallery(panels: Sequence[Panel], caption: str, stem: Path, kind: str, abreast: int) -> Picture:
-    """Save panels as one picture with a legend, named ``<stem>_<kind>``; ``abreast`` in a row."""
-    import matplotlib
-
+    ``kinds`` has the endings of the pictures' names by the axis's label, the first that of x.
+    ``abreast`` panels are in a row.
+    """
+    labels = [panels[0].x_label, *(label for label in kinds if label != panels[0].x_label)]
     legend = list({line.key.label: line.key for p in panels for line in p.curves}.values())
+    over = {label: [one for p in panels if (one := p.over(label)).curves] for label in labels[1:]}
+    pictures = {
+        f"{stem.name}_{kinds[label]}": partial(_save_panels, drawn, legend, abreast)
+        for label, drawn in {labels[0]: panels, **over}.items()
+        if can_plot()
+    }
+    return Chart(caption, chart_data(panels, labels, abreast), legend, pictures)
+
+
+def chart_data(panels: Sequence[Panel], axes: Sequence[str], abreast: int) -> dict[str, Any]:
+    """Return what templates/page.js draws; lines refer to their x by index, since many share it."""
+    places: dict[tuple[float, ...], int] = {}
+
+    def place(x: Sequence[float]) -> int:
+        return places.setdefault(tuple(_short(x)), len(places))
+
+    def line_data(line: Curve) -> dict[str, Any]:
+        over = [place(line.x), *(place(line.axes.get(axis, ())) for axis in axes[1:])]
+        data = {"label": line.key.label, "x": over, "y": _short(line.mean), "runs": line.runs}
+        data |= {"color": line.key.color, "style": line.key.style, "completed": line.completed}
+        return data | (
+            {"low": _short(line.low), "high": _short(line.high)} if line.runs > 1 else {}
+        )
+
+    drawn = [
+        {
+            **{"title": panel.title, "y": panel.y_label, "log": panel.log},
+            **{"range": panel.y_range, "marks": list(panel.marks)},
+            "lines": [line_data(line) for line in panel.curves],
+        }
+        for panel in panels
+    ]
+    return {"axes": list(axes), "abreast": abreast, "panels": drawn, "x": list(map(list, places))}
+
+
+def _short(values: Sequence[float]) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, path: Path) -> None:
+    import matplotlib
+
     abreast = min(abreast, len(panels))
     rows = -(-len(panels) // abreast)
     legend_height = 0.26 * -(-len(legend) // (2 * abreast)) + 0.1
@@ -192,7 +239,7 @@ def gallery(panels: Sequence[Panel], caption: str, stem: Path, kind: str, abreas
             place = ((left + 0.6) / width, (bottom + 0.5) / height, 3.3 / width, 1.95 / height)
             draw_panel(figure.add_axes(place), panel, 9.0)
         add_legend(figure, legend, columns=2 * abreast)
-        return save(figure, stem.with_name(f"{stem.name}_{kind}"), caption)
+        save(figure, path, "")
 
 
 def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
@@ -200,19 +247,20 @@ def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=PALETTE[key.color].light, lw=2.2, ls="--" if key.dashed else "-")
-        for key in legend
+        Line2D([], [], color=PALETTE[key.color].light, lw=2.2, ls=style_of(key)) for key in legend
     ]
     style: Any = {"frameon": False, "fontsize": 9.5, "labelcolor": INK, "borderaxespad": 0.2}
     labels, ncols = [key.label for key in legend], min(len(legend), columns)
-    figure.legend(handles, labels, loc="upper left", ncols=ncols, **style)
+    figure.legend(handles, labels, loc="upper left", ncols=ncols, handlelength=2.6, **style)
 
 
-def save(figure: Figure, path: Path, caption: str, *, themed: bool = True) -> Picture:
-    """Save a figure as PNG and SVG, and return it for the page; ``path`` has no ending."""
+def save(figure: Figure, path: Path, caption: str) -> Picture:
+    """Save a figure as PNG and SVG, the same byte for byte each time; ``path`` has no ending."""
+    import matplotlib
+
     figure.savefig(path.with_name(f"{path.name}.png"), dpi=120, metadata={"Software": None})
-    text = svg_text(figure, path.name)
-    path.with_name(f"{path.name}.svg").write_text(text, encoding="utf-8")
-    if themed:
-        text = svg_text(figure, path.name, transparent=True)
-    return Picture(inline_svg(text, themed=themed), caption, path.name, themed)
+    buffer = io.StringIO()
+    with matplotlib.rc_context({**_STYLE, "svg.hashsalt": path.name}):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
+    path.with_name(f"{path.name}.svg").write_text(buffer.getvalue(), encoding="utf-8")
+    return Picture(buffer.getvalue(), caption, path.name)

@@ -51,6 +51,7 @@ class ReportData:
     title: str = ""
     targets: Sequence[float] = ()  # accuracies to reach
     by: Sequence[str] = ()  # keys whose values make the columns
+    baseline: str = ""  # a row's label or method, with which the others are compared
     every: int = 1  # one round in ``every`` of the diagnostics is kept
 
 
@@ -65,8 +66,9 @@ def merged(parts: Sequence[ReportData]) -> ReportData:
     title = next((part.title for part in parts if part.title), "")
     targets = next((part.targets for part in parts if part.targets), ())
     by = next((part.by for part in parts if part.by), ())
+    baseline = next((part.baseline for part in parts if part.baseline), "")
     every = max(part.every for part in parts)
-    return ReportData(runs, origins, partitions, title, targets, by, every)
+    return ReportData(runs, origins, partitions, title, targets, by, baseline, every)
 
 
 def thinned(data: ReportData) -> ReportData:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from fedhet.report.blocks import Block, Entry, Heading, Table
+import pandas as pd
+
+from fedhet.report.blocks import Block, Heading, Table
 from fedhet.report.run_data import DISTRUST, Run
 
 COLUMNS = dict(
@@ -18,15 +20,16 @@ def distrusted(runs: Sequence[Run]) -> list[Block]:
     shown = [run for run in runs if run.distrusted]
     if not shown:
         return []
-    rows = [
-        [Entry(run.name), *(Entry(_entry(run.distrusted.get(column, {}))) for column in COLUMNS)]
+    frame = pd.DataFrame(
+        {"run": run.name}
+        | {title: _entry(run.distrusted.get(column, {})) for column, title in COLUMNS.items()}
         for run in shown
-    ]
+    )
     caption = (
         "Clients, and in how many rounds. Honest clients are among them: a robust aggregator "
         "leaves out who differs, and Krum all but one."
     )
-    return [Heading(3, "Distrusted clients"), Table(["run", *COLUMNS.values()], rows, caption, 4)]
+    return [Heading(3, "Distrusted clients"), Table.of(frame, caption, words=4)]
 
 
 def _entry(counts: Mapping[str, int]) -> str:

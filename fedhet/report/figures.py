@@ -1,4 +1,4 @@
-"""The galleries of a page; each is also saved as PNG and SVG."""
+"""The charts of a section; each is also saved as PNG and SVG."""
 
 from __future__ import annotations
 
@@ -7,32 +7,38 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 import numpy as np
+import pandas as pd
 
 from fedhet.common.metrics import is_of_new_model
 from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph, Picture, Table
+from fedhet.report.blocks import Block, Chart, Heading, Key, Listing, Paragraph, Table
 from fedhet.report.curves import (
     Curve,
     Panel,
     common_range,
     gallery,
     new_figure,
-    over_bytes,
     over_runs,
     save,
+    with_axes,
 )
 from fedhet.report.data_file import AGREEMENT, Partition
 from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs
+from fedhet.report.names import column_title, listed
 from fedhet.report.partition_plot import draw_partition
 from fedhet.report.run_data import Run
 from fedhet.report.tables import cell_table
 
 # Columns that are shown elsewhere, or are not figures of a round.
-NO_DIAGNOSTICS = ("round", "accuracy", "elapsed_seconds", "clients", *AGREEMENT)
+NO_DIAGNOSTICS = (
+    *("round", "accuracy", "clients", "elapsed_seconds", "simulated_seconds"),
+    *AGREEMENT,
+)
 MOST_DIAGNOSTICS = 40  # small panels of a section
+ROUND = "round"
+_TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))  # the largest unit of which there are two
 
 
 def accuracy(
@@ -42,9 +48,7 @@ def accuracy(
     targets: Sequence[float],
     stem: Path,
 ) -> list[Block]:
-    """Return accuracy over rounds and over bytes, a panel per column."""
-    if not can_plot():
-        return []
+    """Return accuracy over rounds, wall time, simulated time and bytes, a panel per column."""
 
     def percentages(run: Run) -> dict[float, float]:
         return {r: 100 * y for r, y in over_rounds(run, "accuracy").items() if r <= last}
@@ -53,27 +57,39 @@ def accuracy(
     done = curves_of(layout, keys, percentages)
     cut = incomplete_curves(layout, keys, percentages)
     found = [whole + part for whole, part in zip(done, cut, strict=True)]
-    most = [run.bytes_until(10**9) for lines in found for _, runs in lines for run in runs]
-    unit, unit_name = (1e9, "GB") if max(most, default=0) >= 2e9 else (1e6, "MB")
-    sent = [[(over_bytes(line, runs, unit), runs) for line, runs in lines] for lines in found]
-    label, marks = "test accuracy (%)", [100 * target for target in targets]
+    axes = _axes([run for lines in found for _, runs in lines for run in runs])
+    units = {label: unit for label, (_, unit) in axes.items()}
+    found = [[(with_axes(line, runs, units), runs) for line, runs in lines] for lines in found]
+    marks = [100 * target for target in targets]
     range_of = common_range([line for lines in found for line, _ in lines])
-    by_round = panels_of(layout, found, "round", label, marks, range_of)
-    bytes_label = f"{unit_name} up and down, all clients"
-    by_bytes = panels_of(layout, sent, bytes_label, label, marks, range_of)
-    if not by_round:
+    panels = panels_of(layout, found, ROUND, "test accuracy (%)", marks, range_of)
+    if not panels:
         return []
-    dotted = " Dotted: the targets." if marks else ""
-    dotted += " A cross: the end of a run that is not completed." if any(cut) else ""
-    abreast = 2 if len(by_round) in (2, 4) else 3
-    first = f"Accuracy on the test set over rounds. {lines_are(by_round)}{dotted}"
-    second = f"The same over the bytes that all clients have sent and received.{dotted}"
-    return [
-        Heading(3, "Accuracy over rounds"),
-        gallery(by_round, first, stem, "rounds", abreast),
-        Heading(3, "Accuracy over bytes"),
-        gallery(by_bytes, second, stem, "bytes", abreast),
-    ]
+    caption = f"Accuracy on the test set. {lines_are(panels)}"
+    caption += " Dotted, horizontal: the targets." if marks else ""
+    caption += " A cross: the end of a run that is not completed." if any(cut) else ""
+    if axes:
+        caption += f" Over {listed(axes)}, x is the mean over the seeds at each round."
+    kinds = {ROUND: "rounds", **{label: kind for label, (kind, _) in axes.items()}}
+    abreast = 2 if len(panels) in (2, 4) else 3
+    return [Heading(3, "Accuracy"), gallery(panels, caption, stem, kinds, abreast)]
+
+
+def _axes(runs: Sequence[Run]) -> dict[str, tuple[str, tuple[str, float]]]:
+    """Return the axes beside rounds: by label, the ending of a file's name, a column, its unit."""
+    found = {}
+    most = max((run.bytes_until(10**9) for run in runs), default=0)
+    unit, name = (1e9, "GB") if most >= 2e9 else (1e6, "MB")
+    if most:
+        found[f"{name} up and down, all clients"] = ("bytes", ("bytes", unit))
+    for column, kind, words in (
+        ("elapsed_seconds", "time", "wall time"),
+        ("simulated_seconds", "simulated", "simulated time"),
+    ):
+        if (longest := max((v for r in runs for _, v in r.points(column)), default=0)) > 0:
+            unit, name = next((one for one in _TIMES if longest >= 2 * one[0]), _TIMES[-1])
+            found[f"{words} ({name})"] = (kind, (column, unit))
+    return found
 
 
 def over_rounds(run: Run, column: str) -> dict[float, float]:
@@ -138,28 +154,27 @@ def lines_are(panels: Sequence[Panel]) -> str:
 
 
 def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -> list[Block]:
-    """Return every other numeric column that all runs share, as small multiples."""
-    if not can_plot():
-        return []
+    """Return every other numeric column that runs have, as small multiples."""
     runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
-    shared = [
+    names = dict.fromkeys(name for run in runs for name in run.columns)
+    shown = [
         name
-        for name in runs[0].columns
-        if name not in NO_DIAGNOSTICS and all(run.points(name) for run in runs)
+        for name in names
+        if name not in NO_DIAGNOSTICS and any(run.points(name) for run in runs)
         if not is_of_new_model(name)  # they have a part of the page
     ]
-    steady = [name for name in shared if all(_is_steady(run, name) for run in runs)]
-    panels = _columns_over_rounds(layout, keys, [name for name in shared if name not in steady])
+    steady = [name for name in shown if all(_is_steady(run, name) for run in runs)]
+    panels = _columns_over_rounds(layout, keys, [name for name in shown if name not in steady])
     blocks: list[Block] = [Heading(3, "Per round")]
     if panels:
-        shown = panels[:MOST_DIAGNOSTICS]
-        caption = f"Columns of metrics.jsonl, which docs/running.md explains. {lines_are(shown)}"
+        drawn = panels[:MOST_DIAGNOSTICS]
+        caption = f"Columns of metrics.jsonl, which docs/running.md explains. {lines_are(drawn)}"
         if every > 1:
             caption += f" One round in {every} is drawn."
-        if len(shown) < len(panels):
-            caption += f" {len(panels) - len(shown)} further panels are left out."
+        if len(drawn) < len(panels):
+            caption += f" {len(panels) - len(drawn)} further panels are left out."
         abreast = len(layout.columns) if len(layout.columns) in (2, 4) else 3
-        blocks.append(gallery(shown, caption, stem, "diagnostics", abreast))
+        blocks.append(gallery(drawn, caption, stem, {ROUND: "diagnostics"}, abreast))
     if steady:
         blocks.append(_steady_table(layout, steady))
     return blocks
@@ -169,14 +184,12 @@ def metrics(
     layout: Layout, keys: Mapping[str, Key], names: Sequence[str], stem: Path
 ) -> list[Block]:
     """Return each metric over rounds, a panel per column."""
-    if not can_plot():
-        return []
     panels = _columns_over_rounds(layout, keys, [name for name in names if "/" not in name])
     if not panels:
         return []
-    caption = f"On the test set; client_: mean over the clients, on theirs. {lines_are(panels)}"
+    caption = f"On the test set; client: mean over the clients, on theirs. {lines_are(panels)}"
     abreast = len(layout.columns) if len(layout.columns) in (2, 4) else 3
-    return [gallery(panels, caption, stem, "metrics", abreast)]
+    return [gallery(panels, caption, stem, {ROUND: "metrics"}, abreast)]
 
 
 def _columns_over_rounds(
@@ -186,9 +199,11 @@ def _columns_over_rounds(
     panels = []
     for name in names:
         found = curves_of(layout, keys, partial(over_rounds, column=name))
-        for panel in panels_of(layout, found, "round", ""):
-            title = f"{name} · {panel.title}" if panel.title else name
-            panels.append(replace(panel, title=title))
+        for panel in panels_of(layout, found, ROUND, ""):
+            title = column_title(name)
+            panels.append(
+                replace(panel, title=f"{title} · {panel.title}" if panel.title else title)
+            )
     return panels
 
 
@@ -197,41 +212,52 @@ def _is_steady(run: Run, name: str) -> bool:
 
 
 def _steady_table(layout: Layout, names: Sequence[str]) -> Table:
-    rows = []
-    for _, _, cell in cells_with_runs(layout):
-        means = [fmean(run.points(name)[-1][1] for run in cell.runs) for name in names]
-        rows.append([Entry(f"{m:,.0f}" if abs(m) >= 10_000 else f"{m:.6g}") for m in means])
+    def text(runs: Sequence[Run], name: str) -> str:
+        values = [points[-1][1] for run in runs if (points := run.points(name))]
+        mean = math.fsum(values) / len(values) if values else math.nan
+        return "-" if not values else f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.6g}"
+
+    rows = [
+        {column_title(name): text(cell.runs, name) for name in names}
+        for _, _, cell in cells_with_runs(layout)
+    ]
     caption = "Constant over the rounds of each run; the mean over the seeds."
-    return cell_table(layout, names, rows, caption)
+    return cell_table(layout, pd.DataFrame(rows), caption)
 
 
 def partitions(found: Sequence[Partition], stem: Path) -> list[Block]:
     """Return how many examples of each class the clients hold, and what could not be counted."""
     if not found:
         return []
-    shown = [p for p in found if not p.error] if can_plot() else []
-    blocks: list[Block] = [Heading(2, "Who holds which classes")]
+    shown = [p for p in found if not p.error]
+    blocks: list[Block] = [Heading(2, "Partition: who holds which classes")]
     if any(partition.settings.get("partition.seed") is None for partition in shown):
         blocks.append(Paragraph("Each seed draws its own partition; the first one is shown."))
     for number, partition in enumerate(shown, 1):
         path = stem.with_name(f"{stem.name}_partition_{number}")
-        blocks.append(_draw_partition(partition, path))
+        blocks += [Heading(3, partition.title), _partition_chart(partition, path)]
     if missing := [f"{p.title}: {p.error}" for p in found if p.error]:
         blocks += [Paragraph("Not available here:"), Listing(missing)]
     return blocks
 
 
-def _draw_partition(partition: Partition, path: Path) -> Picture:
-    counts, title = np.asarray(partition.counts), partition.title
-    figure = new_figure(5.6, 4.4, layout="constrained")
-    draw_partition(figure, counts, partition.class_names, title, most_ticks=20, numbered=False)
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # no new layout for each file
+def _partition_chart(partition: Partition, path: Path) -> Chart:
+    counts = np.asarray(partition.counts)
     few = len(counts) < partition.clients
-    first = f" The first {len(counts)} of {partition.clients} clients." if few else ""
+    first = [f"The first {len(counts)} of {partition.clients} clients."] if few else []
     sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
     parts = [
-        f"{what} per client: {each.min()} to {each.max()}, median {np.median(each):.0f}"
-        for what, each in (("Examples", sizes), ("classes", held))
+        f"{what} per client: {each.min()} to {each.max()}, median {np.median(each):.0f}."
+        for what, each in (("Examples", sizes), ("Classes", held))
     ]
-    return save(figure, path, f"{title}.{first} {'; '.join(parts)}.", themed=False)
+
+    def draw(path: Path) -> None:
+        figure = new_figure(5.6, 4.4, layout="constrained")
+        names = partition.class_names
+        draw_partition(figure, counts, names, partition.title, most_ticks=20, numbered=False)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # no new layout for each file
+        save(figure, path, "")
+
+    data = {"counts": counts.T.tolist(), "classes": list(partition.class_names)}
+    return Chart(" ".join([*first, *parts]), data, pictures={path.name: draw} if can_plot() else {})

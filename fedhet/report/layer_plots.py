@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Entry, Heading, Key, Table
+import pandas as pd
+
+from fedhet.report.blocks import Block, Heading, Key, Table
 from fedhet.report.curves import Panel, common_range, gallery
 from fedhet.report.figures import curves_of, lines_are, panels_of
 from fedhet.report.layer_data import LayerFigures
@@ -44,33 +45,30 @@ def _diversity(
     layout: Layout, keys: Mapping[str, Key], found: Sequence[LayerFigures], stem: Path
 ) -> list[Block]:
     picked = _picked(found)
-    blocks: list[Block] = []
-    if can_plot():
 
-        def late(figures: LayerFigures) -> dict[float, float]:
-            return {float(n): value for n, value in enumerate(figures.late) if value is not None}
+    def late(figures: LayerFigures) -> dict[float, float]:
+        return {float(n): value for n, value in enumerate(figures.late) if value is not None}
 
-        by_tensor = _panels(layout, keys, late, "tensor", "drift diversity", log=True, mark=1.0)
-        caption = (
-            "Drift diversity of each tensor, the sum of the squared norms of its updates over the "
-            f"squared norm of their sum (FedPVR, Definition 1; its Figure 2): {LATE}. "
-            "Tensors are counted from 0 in the model's order, weights and biases apart. Dotted: 1, "
-            f"for orthogonal updates; equal updates have 1/|S|. {lines_are(by_tensor)}"
-        )
-        blocks.append(gallery(by_tensor, caption, stem, "layers", 3))
-        by_round = [
-            panel
-            for name in picked
-            for panel in _panels(layout, keys, _over_rounds(name), "round", name, log=True)
-        ]
-        caption = (
-            "The same over rounds (FedPVR, Figure 4), of some of the weights: the first, the last, "
-            f"and some between. {lines_are(by_round)} Nothing is smoothed."
-        )
-        blocks.append(gallery(by_round, caption, stem, "layers_rounds", 3))
+    by_tensor = _panels(layout, keys, late, "tensor", "drift diversity", log=True, mark=1.0)
+    caption = (
+        "Drift diversity of each tensor, the sum of the squared norms of its updates over the "
+        f"squared norm of their sum (FedPVR, Definition 1; its Figure 2): {LATE}. "
+        "Tensors are counted from 0 in the model's order, weights and biases apart. Dotted: 1, "
+        f"for orthogonal updates; equal updates have 1/|S|. {lines_are(by_tensor)}"
+    )
+    by_round = [
+        panel
+        for name in picked
+        for panel in _panels(layout, keys, _over_rounds(name), "round", name, log=True)
+    ]
+    over_rounds = (
+        "The same over rounds (FedPVR, Figure 4), of some of the weights: the first, the last, "
+        f"and some between. {lines_are(by_round)} Nothing is smoothed."
+    )
     norms = f"The clients' mean norm of their updates, {LATE}"
     return [
-        *blocks,
+        gallery(by_tensor, caption, stem, {"tensor": "layers"}),
+        gallery(by_round, over_rounds, stem, {"round": "layers_rounds"}),
         _table(layout, picked, lambda f: f.by_tensor(f.late), f"Drift diversity, {LATE}"),
         _table(layout, picked, lambda f: f.by_tensor(f.norms), norms),
     ]
@@ -101,7 +99,7 @@ def _similarity(
 ) -> list[Block]:
     names = found[0].layers
     blocks: list[Block] = []
-    if can_plot() and all(figures.layers == names for figures in found):
+    if all(figures.layers == names for figures in found):
 
         def by_number(figures: LayerFigures) -> dict[float, float]:
             values = figures.last_similarity()
@@ -115,7 +113,7 @@ def _similarity(
             "scale. Feature maps are averaged over positions. "
             f"Layers: {numbered}. {lines_are(panels)}"
         )
-        blocks.append(gallery(panels, caption, stem, "similarity", 3))
+        blocks.append(gallery(panels, caption, stem, {"layer": "similarity"}))
     step = max(1, -(-len(names) // MOST_PICKED))
     shown = [*names[:-1:step], names[-1]]
     return [*blocks, _table(layout, shown, LayerFigures.last_similarity, f"Linear CKA, {LAST}")]
@@ -143,9 +141,12 @@ def _panels(
 
 
 def _table(layout: Layout, names: Sequence[str], values: ByName, what: str) -> Table:
-    rows = []
-    for _, _, cell in cells_with_runs(layout):
-        by_run = [values(figures) for figures in _of_cell(cell)]
-        known = [[found[name] for found in by_run if name in found] for name in names]
-        rows.append([Entry(over_seeds(some).text(3) if some else "-") for some in known])
-    return cell_table(layout, names, rows, f"{what}; mean ± sample standard deviation over seeds.")
+    def text(cell: Cell, name: str) -> str:
+        found = [by_name[name] for by_name in map(values, _of_cell(cell)) if name in by_name]
+        return over_seeds(found).text(3) if found else "-"
+
+    frame = pd.DataFrame(
+        {name: text(cell, name) for name in names} for _, _, cell in cells_with_runs(layout)
+    )
+    caption = f"{what}; mean ± sample standard deviation over seeds."
+    return cell_table(layout, frame, caption)

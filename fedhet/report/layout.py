@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from fedhet.common.results import COMPLETED
 from fedhet.conf import FOLDER_KEYS, NOTES, SITE_KEYS
+from fedhet.report.names import method_title
 from fedhet.report.run_data import Run, by_seed
 
 METHOD_KEYS = "strategy."
@@ -80,7 +81,7 @@ def automatic_layout(runs: Sequence[Run], by: Sequence[str] = ()) -> Layout:
             ([r for r in runs if r.method == method and _values(r, keys) == column], None)
             for column in columns
         ]
-        lines += split_lines(method, method, cells, notes)
+        lines += split_lines(method_title(method), method, cells, notes)
     return Layout(tuple(_label(keys, column) for column in columns), tuple(lines), tuple(notes))
 
 

@@ -7,19 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import COMPLETED
 from fedhet.plot import can_plot
 from fedhet.report import figures, paper_figures
-from fedhet.report.blocks import Block, Entry, Heading, Key, Listing, Paragraph, Table, Warn
+from fedhet.report.blocks import Block, Heading, Key, Paragraph, Table, Verdict, Warn
 from fedhet.report.colors import keys_of
+from fedhet.report.comparison import Comparison, check_baseline, comparisons, ranked_table, verdict
 from fedhet.report.data_file import ReportData
 from fedhet.report.distrusted import distrusted
 from fedhet.report.layer_plots import layers
 from fedhet.report.layout import KNOWN_KEYS, NO_COLUMN, Layout, automatic_layout, cells_with_runs
+from fedhet.report.names import listed, method_title
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.provenance import provenance, warnings
-from fedhet.report.published_tables import paper_layout, read_paper
+from fedhet.report.published_tables import FigureByTarget, paper_layout, read_paper
 from fedhet.report.run_data import Run
 from fedhet.report.score_chart import scores, single_round
 from fedhet.report.statistics import Figure, measured_metrics
@@ -31,6 +35,8 @@ from fedhet.report.tables import (
     target_tables,
 )
 from fedhet.report.update_agreement import agreement
+
+MOST_NAMED = 6  # runs that the verdict names if none is completed
 
 
 @dataclass(frozen=True)
@@ -44,27 +50,64 @@ class Section:
     runs: Sequence[Run]
     note: str = ""
     warnings: tuple[str, ...] = ()
+    published: bool = False  # whether the layout has a paper's numbers
 
 
 def build_page(data: ReportData, partitions: Partitions, folder: Path, name: str) -> list[Block]:
     """Return the page, and write its pictures into the folder; ``name`` begins their names.
 
-    ``partitions`` returns the class counts; it is called late, since counting takes time.
+    ``partitions`` returns the class counts.
     """
     sections = sections_of(data)
+    check_baseline([section.layout for section in sections], data.baseline)
     keys = keys_of([(line.label, line.method) for s in sections for line in s.layout.lines])
-    blocks: list[Block] = [Heading(1, page_title(data)), Paragraph(_overview(data))]
-    if commands := [origin.command for origin in data.origins if origin.command]:
-        blocks.append(Listing(commands, code=True))
+    compared = [comparisons(s.layout, _compared(s.figure), data.baseline) for s in sections]
+    blocks: list[Block] = [Heading(1, data.title or compared_title(data.runs))]
+    blocks += [Paragraph(_overview(data))]
+    blocks += _verdict(sections, compared, data)
     blocks += warnings(data)
     if not can_plot():
         text = "No pictures: matplotlib is missing. pip install -e '.[plots]' brings it."
         blocks.append(Warn(text))
-    for number, section in enumerate(sections):
+    for number, (section, found) in enumerate(zip(sections, compared, strict=True)):
         stem = f"{name}_{number + 1}" if len(sections) > 1 else name
-        blocks += _section(section, data, keys, partitions, folder / stem)
+        blocks += _section(section, found, data, keys, partitions, folder / stem)
     blocks += figures.partitions(partitions(), folder / name)
     return blocks + provenance(data)
+
+
+def _compared(figure: Figure) -> Figure:
+    """Return the figure by which rows are compared; of several targets none is, accuracy is."""
+    if isinstance(figure, FigureByTarget):
+        return Figure("accuracy", percent=True, last_round=figure.last_round)
+    return figure
+
+
+def _verdict(
+    sections: Sequence[Section], compared: Sequence[Sequence[Comparison]], data: ReportData
+) -> list[Block]:
+    sentences = []
+    for section, found in zip(sections, compared, strict=True):
+        said = verdict(found) or _unfinished(section)
+        done = [one.column for one in found]
+        empty = [column for column in section.layout.columns if found and column not in done]
+        said += [f"{column}: no run is completed." for column in empty]
+        sentences += [f"{section.title}: {text}" for text in said] if len(sections) > 1 else said
+    return [Heading(2, "Verdict"), Verdict(sentences)] if sentences else []
+
+
+def _unfinished(section: Section) -> list[str]:
+    """Return how far the runs of a section are of which none is completed."""
+    sentences = ["No run is completed, so that nothing can be compared."]
+    for run in section.runs[:MOST_NAMED]:
+        points = run.points("accuracy")
+        if points:
+            round, value = points[-1]
+            sentences.append(
+                f"{method_title(run.method)}, seed {run.seed}: {run.status}, accuracy "
+                f"{100 * value:.1f} % after round {round}."
+            )
+    return sentences
 
 
 def sections_of(data: ReportData) -> list[Section]:
@@ -92,7 +135,9 @@ def _lay_out(node: Mapping[str, Any] | None, runs: Sequence[Run], data: ReportDa
             problems = (f"The paper's table is not shown, since its description is wrong: {error}",)
         else:
             layout, targets = paper_layout(runs, paper), data.targets or paper.targets
-            return Section(paper.source, layout, paper.figure, targets, runs, paper.note)
+            return Section(
+                paper.source, layout, paper.figure, targets, runs, paper.note, published=True
+            )
     layout = automatic_layout(runs, data.by)
     keys = [word.rpartition(" ")[0] or "task" for word in layout.columns[0].split(", ")]
     title = "Methods" if layout.columns == (NO_COLUMN,) else f"Methods by {', '.join(keys)}"
@@ -101,34 +146,65 @@ def _lay_out(node: Mapping[str, Any] | None, runs: Sequence[Run], data: ReportDa
     return Section(title, layout, figure, data.targets, runs, warnings=problems)
 
 
-def page_title(data: ReportData) -> str:
-    """Return the page's title: the given one, or the sources' names."""
-    names = list(dict.fromkeys(origin.name for origin in data.origins))
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-    return data.title or (f"Report: {shown}" if shown else "Report")
+def compared_title(runs: Sequence[Run]) -> str:
+    """Return what the page compares: methods, task and partition, and what varies beside."""
+    known = [run for run in runs if run.settings] or runs
+    methods = listed(method_title(run.method) for run in known)
+    on = listed(str(r.settings["task.name"]) for r in known if "task.name" in r.settings)
+    partition = _partitions_title(known)
+    parts = [f"{methods or 'No method'} on {on or 'an unknown task'}", partition]
+    return ", ".join(filter(None, parts))
+
+
+def _partitions_title(runs: Sequence[Run]) -> str:
+    """Return ``dirichlet partition with alpha 0.1 and 1``."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        if name := run.settings.get("partition.name"):
+            alpha = run.settings.get("partition.alpha")
+            found.setdefault(str(name), []).extend([] if alpha is None else [float(alpha)])
+    return listed(
+        f"{name} partition" + (f" with alpha {listed(map('{:g}'.format, sorted(a)))}" if a else "")
+        for name, a in found.items()
+    )
 
 
 def _overview(data: ReportData) -> str:
-    methods = dict.fromkeys(run.method for run in data.runs)
     seeds = sorted({run.seed for run in data.runs if run.seed is not None})
-    tasks = dict.fromkeys(
-        str(r.settings["task.name"]) for r in data.runs if "task.name" in r.settings
-    )
     done = sum(run.status == COMPLETED for run in data.runs)
+    sources = listed(origin.name for origin in data.origins)
+    clients, rounds = (_counts(data.runs, key) for key in ("clients", "rounds"))
+    runs = "1 run" if len(data.runs) == 1 else f"{len(data.runs)} runs"
     return (
-        f"{len(data.runs)} runs, {done} of them completed. Task: {', '.join(tasks) or 'unknown'}. "
-        f"Methods: {', '.join(methods)}. Seeds: {', '.join(map(str, seeds)) or 'unknown'}."
+        f"{runs}, {done} of them completed; {clients}, {rounds}; "
+        f"seeds: {', '.join(map(str, seeds)) or 'unknown'}. "
+        f"From: {sources or 'a data file'}."
     )
+
+
+def _counts(runs: Sequence[Run], key: str) -> str:
+    """Return ``10 and 50 clients``."""
+    found = sorted({int(run.settings[key] or 0) for run in runs if key in run.settings})
+    words = key.removesuffix("s") if found == [1] else key
+    return f"{listed(map(str, found)) or 'unknown'} {words}"
 
 
 def _section(
-    section: Section, data: ReportData, keys: Mapping[str, Key], partitions: Partitions, stem: Path
+    section: Section,
+    compared: Sequence[Comparison],
+    data: ReportData,
+    keys: Mapping[str, Key],
+    partitions: Partitions,
+    stem: Path,
 ) -> list[Block]:
     layout = section.layout
     blocks: list[Block] = [Heading(2, section.title)]
     blocks += [Warn(text) for text in section.warnings]
     blocks += [Paragraph(section.note)] if section.note else []
-    blocks += [main_table(layout, section.figure)]
+    if section.published or len(layout.columns) > 1 or not compared:
+        blocks += [Heading(3, "All settings"), main_table(layout, section.figure)]
+    if compared:
+        blocks += [Heading(3, "Ranking"), ranked_table(compared)]
     blocks += [Warn(note) for note in layout.notes]
     if any(run.points("accuracy") for run in section.runs):
         blocks += _accuracies(section, keys, stem)
@@ -159,8 +235,12 @@ def _accuracies(section: Section, keys: Mapping[str, Key], stem: Path) -> list[B
             "it in R rounds."
         )
         blocks += [Heading(3, "Rounds and bytes to a target"), Paragraph(text)]
-        blocks += target_tables(layout, section.targets, last_round).values()
-    return [*blocks, Heading(3, "Accuracy"), accuracies_table(layout, last_round)]
+        blocks += target_tables(layout, section.targets, last_round)
+    return [
+        *blocks,
+        Heading(3, "Final, best and late accuracy"),
+        accuracies_table(layout, last_round),
+    ]
 
 
 def _settings(section: Section) -> list[Block]:
@@ -170,8 +250,8 @@ def _settings(section: Section) -> list[Block]:
         parts = 2 if key.endswith("_target_") else 0  # module and class
         shown = ", ".join(".".join(value.split(".")[-parts:]) for value in values)
         if values and shown != "None":
-            rows.append([Entry(key), Entry(shown)])
+            rows.append((key.removesuffix("._target_"), shown))
     caption = "All settings are in each run's config.yaml."
     differing = settings_table(section.layout)
-    table = Table(["setting", "value"], rows, caption, words=2)
+    table = Table.of(pd.DataFrame(rows, columns=["setting", "value"]), caption, words=2)
     return [Heading(3, "Settings"), table, *([differing] if differing else [])]

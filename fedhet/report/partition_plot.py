@@ -73,16 +73,17 @@ def draw_partition(
     image = axes.imshow(shown, aspect="auto", cmap="YlGnBu", norm=norm, interpolation="nearest")
     axes.set_xlabel("client")
     axes.set_ylabel("class")
-    labelled = _ticks(classes, most_ticks)
+    labelled = every_nth(classes, most_ticks)
     axes.set_yticks(labelled, [names[label] for label in labelled])
-    axes.set_xticks(_ticks(clients, most_ticks if clients <= 100 else most_ticks // 2))
+    axes.set_xticks(every_nth(clients, most_ticks if clients <= 100 else most_ticks // 2))
     _draw_grid(axes, clients, classes)
     if numbered and counts.size <= MAX_NUMBERED_CELLS:
         _draw_numbers(axes, counts)
     figure.colorbar(image, ax=axes, label="examples", pad=0.01, aspect=30, fraction=0.05)
 
 
-def _ticks(count: int, most: int) -> range:
+def every_nth(count: int, most: int) -> range:
+    """Return at most ``most`` of the first ``count`` numbers, at even steps, for ticks."""
     steps = (step * scale for scale in (1, 10, 100, 1000) for step in (1, 2, 5))
     return range(0, count, next(step for step in steps if count / step <= most))
 

@@ -1,24 +1,28 @@
-"""Lists the runs, their versions, code and machines, and what went wrong."""
+"""What went wrong, what was run, and on what: runs, commands, machines, versions and code."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED
-from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table, Warn
-from fedhet.report.data_file import ReportData
-from fedhet.report.run_data import UNFINISHED, Run
+import pandas as pd
 
-PARTS = ("Runs", "Environment")
+from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED
+from fedhet.report.blocks import Block, Heading, Listing, Table, Warn
+from fedhet.report.data_file import ReportData
+from fedhet.report.names import listed, method_title
+from fedhet.report.run_data import RUNNING, UNFINISHED, Run
+
+PARTS = ("What went wrong", "What was run", "Environment")
 UNKNOWN = "not recorded"
 _INCOMPLETE = {
     FAILED: "failed",
     DIVERGED: "diverged",
-    STOPPED: "were stopped",
+    STOPPED: "stopped before the end",
     UNFINISHED: "unfinished or unreadable",
+    RUNNING: "still running",
 }
-MACHINE = {
+_MACHINE = {
     "cpu": "CPU",
     "cores": "cores",
     "memory_gb": "memory (GB)",
@@ -34,65 +38,69 @@ def warnings(data: ReportData) -> list[Block]:
     for status, what in _INCOMPLETE.items():
         names = [run.name for run in data.runs if run.status == status]
         if names:
-            text = f"{len(names)} of {len(data.runs)} runs {what}: {', '.join(names)}."
-            texts.append(f"{text} No mean includes them; the reasons are under Runs.")
+            kept = "No mean includes them" if len(names) > 1 else "No mean includes it"
+            text = f"{len(names)} of {len(data.runs)} runs {what}: {listed(names)}. {kept}"
+            texts.append(f"{text}." if status == RUNNING else f"{text}; see {PARTS[0]}.")
     jobs = [text for origin in data.origins for text in origin.failures]
     if jobs:
         texts.append(f"Jobs of the sweep without results: {'; '.join(jobs)}")
-    codes = _grouped(data.runs, lambda run: _fingerprint(run, "code"))
-    if len(codes) > 1:
-        parts = "; ".join(f"{code}: {_names(runs)}" for code, runs in codes.items())
-        texts.append(f"The runs used different versions of the code. {parts}.")
-    for package, versions in _differing_versions(data.runs).items():
-        texts.append(f"The runs used different versions of {package}: {', '.join(versions)}.")
+    versions = _versions(data.runs)
+    for name in [name for name in versions if versions[name].nunique() > 1]:
+        found = versions.groupby(name, sort=False).groups
+        parts = [f"{value} ({_named(data.runs, rows)})" for value, rows in found.items()]
+        what = "the code" if name == "code" else name
+        texts.append(f"The runs used different versions of {what}: {'; '.join(parts)}.")
     if count := sum(int(run.summary.get("failures") or 0) for run in data.runs):
-        texts.append(f"{count} replies of clients were refused or missing: see Runs.")
+        texts.append(f"{count} replies of clients were refused or missing: see {PARTS[0]}.")
     return [Warn(text) for text in texts]
 
 
 def provenance(data: ReportData) -> list[Block]:
-    """Return the last part of the page: every run, and its environment."""
-    runs = data.runs
-    names = list(dict.fromkeys(name for run in runs for name in run.summary.get("versions", {})))
-    versions = _grouped(
-        runs, lambda run: (*(_version(run, name) for name in names), _fingerprint(run, "code"))
+    """Return the last part of the page: troubles, every run, and its environment."""
+    commands = [origin.command for origin in data.origins if origin.command]
+    machines = pd.DataFrame(
+        {
+            title: str((run.summary.get("machine") or {}).get(key, UNKNOWN))
+            for key, title in _MACHINE.items()
+        }
+        for run in data.runs
     )
     where = "The machine of the server and, in a simulation, of all clients."
+    code = "Versions, and the fingerprint of the code."
     return [
-        Heading(2, PARTS[0]),
-        _runs_table(runs),
-        *_troubles(runs),
+        *_troubles(data.runs),
         Heading(2, PARTS[1]),
-        _environment(list(MACHINE.values()), _grouped(runs, _machine), where),
-        _environment([*names, "code"], versions, "Versions, and the fingerprint of our code."),
+        *([Listing(commands, code=True)] if commands else []),
+        _runs_table(data.runs),
+        Heading(2, PARTS[2]),
+        _grouped_table(data.runs, machines, where),
+        _grouped_table(data.runs, _versions(data.runs), code),
     ]
 
 
 def _runs_table(runs: Sequence[Run]) -> Table:
-    heads = ["run", "method", "seed", "status", "rounds", "final (%)", "best (%)"]
-    heads += ["failures", "seconds", "s/round", "MB", "recipe"]
     caption = (
         "Seconds: wall time of the run, since its last resumption. Failures: replies that were "
         "refused or missing. MB: up and down. Recipe: its fingerprint, which differs by seed."
     )
-    return Table(heads, [_run_row(run) for run in runs], caption, words=4)
+    return Table.of(pd.DataFrame([_run_row(run) for run in runs]), caption, words=4)
 
 
-def _run_row(run: Run) -> list[Entry]:
+def _run_row(run: Run) -> dict[str, str]:
     summary = run.summary
     sent = [summary[key] for key in ("bytes_up", "bytes_down") if summary.get(key) is not None]
-    texts = [
-        *(run.name, run.method, _format(run.seed, ""), run.status),
-        _format(summary.get("rounds"), "d"),
-        _format(summary.get("accuracy"), ".2f", 100),
-        _format(summary.get("best_accuracy"), ".2f", 100),
-        _format(summary.get("failures"), "d"),
-        _format(summary.get("wall_seconds"), ".1f"),
-        _format(summary.get("seconds_per_round"), ".3g"),
-        f"{sum(sent) / 1e6:.1f}" if len(sent) == 2 else "-",
-        _fingerprint(run, "recipe"),
-    ]
-    return [Entry(text) for text in texts]
+    return {
+        **{"run": run.name, "method": method_title(run.method), "seed": _format(run.seed, "")},
+        "status": run.status,
+        "rounds": _format(summary.get("rounds"), "d"),
+        "final (%)": _format(summary.get("accuracy"), ".2f", 100),
+        "best (%)": _format(summary.get("best_accuracy"), ".2f", 100),
+        "failures": _format(summary.get("failures"), "d"),
+        "seconds": _format(summary.get("wall_seconds"), ".1f"),
+        "s/round": _format(summary.get("seconds_per_round"), ".3g"),
+        "MB": f"{sum(sent) / 1e6:.1f}" if len(sent) == 2 else "-",
+        "recipe": _fingerprint(run, "recipe"),
+    }
 
 
 def _format(value: Any, form: str, scale: float = 1) -> str:
@@ -100,46 +108,44 @@ def _format(value: Any, form: str, scale: float = 1) -> str:
 
 
 def _troubles(runs: Sequence[Run]) -> list[Block]:
-    lines = [f"{r.name}: {r.status}: {r.error}" for r in runs if r.status != COMPLETED]
-    lines += [f"{r.name}: {r.error}" for r in runs if r.status == COMPLETED and r.error]
-    lines += [f"{run.name}: {text}" for run in runs for text in run.refusals]
-    return [Paragraph("What went wrong:"), Listing(lines)] if lines else []
+    rows = [(run.name, run.status, run.error) for run in runs if run.error]
+    rows += [(run.name, run.status, text) for run in runs for text in run.refusals]
+    rows += [
+        (r.name, r.status, "-")
+        for r in runs
+        if r.status not in (COMPLETED, RUNNING) and not r.error
+    ]
+    frame = pd.DataFrame(rows, columns=["run", "status", "reason"])
+    return [Heading(2, PARTS[0]), Table.of(frame, words=3)] if rows else []
 
 
-def _environment(
-    heads: Sequence[str], groups: Mapping[tuple[str, ...], Sequence[Run]], caption: str
-) -> Table:
-    rows = [[Entry(_names(runs)), *map(Entry, values)] for values, runs in groups.items()]
-    return Table(["runs", *heads], rows, caption, words=len(heads) + 1)
+def _versions(runs: Sequence[Run]) -> pd.DataFrame:
+    """Return the versions of runs that have a summary, by the runs' numbers."""
+    known = {number: run for number, run in enumerate(runs) if run.summary.get("versions")}
+    names = dict.fromkeys(name for run in known.values() for name in run.summary["versions"])
+    rows = [
+        {name: str(run.summary["versions"].get(name, UNKNOWN)) for name in names}
+        | {"code": _fingerprint(run, "code")}
+        for run in known.values()
+    ]
+    return pd.DataFrame(rows, index=list(known))
 
 
-def _machine(run: Run) -> tuple[str, ...]:
-    machine = run.summary.get("machine") or {}
-    return tuple(str(machine.get(key, UNKNOWN)) for key in MACHINE)
+def _grouped_table(runs: Sequence[Run], frame: pd.DataFrame, caption: str) -> Table:
+    """Return a row for each group of runs that are equal in all columns."""
+    columns = list(frame.columns)
+    if frame.empty:
+        return Table(["runs"], [], caption)
+    groups = frame.groupby(columns, sort=False).groups
+    rows = [[_named(runs, numbers), *frame.loc[numbers[0]]] for numbers in groups.values()]
+    return Table.of(pd.DataFrame(rows, columns=["runs", *columns]), caption, words=len(columns) + 1)
 
 
-def _version(run: Run, name: str) -> str:
-    return str(run.summary.get("versions", {}).get(name, UNKNOWN))
-
-
-def _differing_versions(runs: Sequence[Run]) -> dict[str, list[str]]:
-    known = [run for run in runs if run.summary.get("versions")]
-    names = dict.fromkeys(name for run in known for name in run.summary["versions"])
-    found = {name: list(dict.fromkeys(_version(run, name) for run in known)) for name in names}
-    return {name: versions for name, versions in found.items() if len(versions) > 1}
+def _named(runs: Sequence[Run], numbers: Any) -> str:
+    first = runs[numbers[0]].name
+    return first if len(numbers) == 1 else f"{first} and {len(numbers) - 1} more"
 
 
 def _fingerprint(run: Run, kind: str) -> str:
-    return str((run.summary.get("fingerprint") or {}).get(kind, "-"))[:8]
-
-
-def _grouped(runs: Sequence[Run], key: Callable[[Run], Any]) -> dict[Any, list[Run]]:
-    groups: dict[Any, list[Run]] = {}
-    for run in runs:
-        if run.summary:
-            groups.setdefault(key(run), []).append(run)
-    return groups
-
-
-def _names(runs: Sequence[Run]) -> str:
-    return runs[0].name if len(runs) == 1 else f"{runs[0].name} and {len(runs) - 1} more"
+    found: Mapping[str, Any] = run.summary.get("fingerprint") or {}
+    return str(found.get(kind, "-"))[:8]

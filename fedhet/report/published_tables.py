@@ -8,6 +8,7 @@ from typing import Any
 
 from fedhet.common.errors import ConfigError, require_choice, require_known_keys
 from fedhet.report.layout import Layout, Line, Published, split_lines
+from fedhet.report.names import method_title
 from fedhet.report.run_data import Run, flat
 from fedhet.report.statistics import NAMES, TO_TARGET, Figure, percent
 
@@ -162,7 +163,9 @@ def paper_layout(runs: Sequence[Run], paper: Paper) -> Layout:
         others = [(_select(own, keys), None) for keys in paper.columns.values()]
         placed |= {id(run) for members, _ in others for run in members}
         if any(members for members, _ in others):
-            lines += split_lines(f"{method} (not in the paper's table)", method, others, notes)
+            lines += split_lines(
+                f"{method_title(method)} (not in the paper's table)", method, others, notes
+            )
     if outside := [run.name for run in runs if id(run) not in placed]:
         notes.append(f"In no column of the paper's table, and so not shown: {', '.join(outside)}.")
     rounds = sorted({int(run.settings.get("rounds") or 0) for run in runs})

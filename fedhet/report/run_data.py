@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -32,6 +33,7 @@ from fedhet.conf.renamed import upgrade_config
 from fedhet.report.layer_data import LayerFigures, read_layers
 
 UNFINISHED = "unfinished"  # it has no summary.json, or other files than that says
+RUNNING = "running"  # the same while it goes on, as a live page has it
 NOT_SEARCHED = ("checkpoints", "client_state", "report", "replaced")
 MOST_REFUSALS = 5
 SIGNIFICANT_DIGITS = 6
@@ -75,10 +77,17 @@ class Run:
         pairs = zip(rounds, values, strict=True)
         return [(int(r), float(v)) for r, v in pairs if r is not None and v is not None]
 
+    def bytes_by_round(self) -> dict[int, float]:
+        """Return the bytes sent up and down until the end of each round, all clients together."""
+        sent = Counter[int]()
+        for round, value in self.points("bytes_up") + self.points("bytes_down"):
+            sent[round] += int(value) if round > 0 else 0
+        rounds = [round for round, _ in self.points("round")]
+        return dict(zip(rounds, accumulate(float(sent[r]) for r in rounds), strict=True))
+
     def bytes_until(self, last: int) -> float:
         """Return the bytes sent up and down until round ``last``, all clients together."""
-        both = self.points("bytes_up") + self.points("bytes_down")
-        return sum(value for round, value in both if 0 < round <= last)
+        return max((v for round, v in self.bytes_by_round().items() if round <= last), default=0.0)
 
 
 def by_seed(run: Run) -> int:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading, Key
-from fedhet.report.colors import PALETTE
-from fedhet.report.curves import GRID, add_legend, new_figure, save, style_axes
+from fedhet.report.colors import GRID, PALETTE
+from fedhet.report.curves import add_legend, new_figure, save, style_axes
 from fedhet.report.layout import NO_COLUMN, Layout, Line
 from fedhet.report.statistics import Figure
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
 
 WIDTH, HEIGHT, FONT = 4.4, 3.6, 9.0  # inches, points
+MARKERS = ("o", "s", "D", "^")  # by style
 _FILL = 0.8  # share of a column's width that its dots take
 
 
@@ -42,8 +43,6 @@ def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) 
     path = stem.with_name(f"{stem.name}_scores")
     legend = [keys[line.label] for line in lines]
     words = ["Dot: mean over the seeds. Bar: from the lowest to the highest seed."]
-    if any(key.dashed for key in legend):
-        words.append("Squares: the rows whose colour is dashed above.")
     if any(cell.published for line in lines for cell in line.cells):
         words.append("Ring beside it: the paper's number.")
     picture = save(_draw(columns, lines, legend, figure), path, " ".join(words))
@@ -71,8 +70,8 @@ def _draw(
 
 
 def _draw_line(axes: Axes, line: Line, key: Key, figure: Figure, aside: float) -> None:
-    """Draw a row's dots; squares for a dashed key."""
-    color, marker = PALETTE[key.color].light, "s" if key.dashed else "o"
+    """Draw a row's dots; each style has its marker."""
+    color, marker = PALETTE[key.color].light, MARKERS[key.style]
     for number, cell in enumerate(line.cells):
         measured = [found.number for run in cell.runs if (found := figure.of(run)) is not None]
         x = number + aside

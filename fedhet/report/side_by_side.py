@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedhet.report.blocks import Picture
-from fedhet.report.curves import INK, new_figure, save
+from fedhet.report.colors import INK
+from fedhet.report.curves import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

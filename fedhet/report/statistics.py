@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedhet.common.metrics import is_of_new_model, larger_is_better, metric_of
+from fedhet.report.names import column_title
 from fedhet.report.run_data import Run
 
 LATE_EVALUATIONS = 5
@@ -45,10 +46,20 @@ class Figure:
     @property
     def title(self) -> str:
         """The figure in words."""
-        words = NAMES.get(self.name, self.name.replace("best_", "best "))
+        words = NAMES.get(self.name) or column_title(self.name.removeprefix("best_"))
+        if self.name.startswith("best_") and self.name not in NAMES:
+            words = f"best {words}"
         if self.target is not None:
             words = f"{words} {percent(self.target)}"
         return f"{words} (%)" if self.name in ACCURACIES and self.percent else words
+
+    @property
+    def larger_is_better(self) -> bool:
+        """Whether a larger figure is better than a smaller one."""
+        column = self.name.removeprefix("best_")
+        return self.name in ACCURACIES or (
+            metric_of(column) is not None and larger_is_better(column)
+        )
 
     def of(self, run: Run) -> Value | None:
         """Return the run's figure; None if it was not measured."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+
+import pandas as pd
 
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.layout import (
@@ -15,6 +17,7 @@ from fedhet.report.layout import (
     cells_with_runs,
     differing_settings,
 )
+from fedhet.report.names import column_title
 from fedhet.report.published_tables import FigureByTarget, PublishedByTarget
 from fedhet.report.run_data import Run
 from fedhet.report.statistics import (
@@ -31,16 +34,26 @@ from fedhet.report.statistics import (
 def main_table(layout: Layout, figure: Figure) -> Table:
     """Return rows by columns: mean and spread, the paper's number, and the difference."""
     counts = {len(cell.runs) for _, _, cell in cells_with_runs(layout)}
-    rows = [
-        [
-            Entry(line.label, line.not_run if not any(c.runs for c in line.cells) else ""),
-            *(_main_entry(cell, single, with_count=len(counts) > 1) for cell in line.cells),
-        ]
-        for single, lines in _by_target(layout.lines, figure)
-        for line in lines
-    ]
+    rows = []
+    for single, lines in _by_target(layout.lines, figure):
+        best = [_best(lines, number, single) for number in range(len(layout.columns))]
+        for line in lines:
+            label = Entry(line.label, "" if any(c.runs for c in line.cells) else line.not_run)
+            cells = [_main_entry(cell, single, with_count=len(counts) > 1) for cell in line.cells]
+            marked = [replace(c, best=line is one) for c, one in zip(cells, best, strict=True)]
+            rows.append([label, *marked])
     published = [cell.published for line in layout.lines for cell in line.cells if cell.published]
-    return Table(["", *layout.columns], rows, _caption(figure, counts, published))
+    return Table(["method", *layout.columns], rows, _caption(figure, counts, published))
+
+
+def _best(lines: Sequence[Line], number: int, figure: Figure) -> Line | None:
+    """Return the row of a column with the best mean; None of fewer than two."""
+    found = [(line, estimate(figure, line.cells[number].runs)) for line in lines]
+    means = {id(line): each.mean for line, each in found if each and each.complete}
+    if len(means) < 2:
+        return None
+    best = (max if figure.larger_is_better else min)(means.values())
+    return next(line for line, _ in found if means.get(id(line)) == best)
 
 
 def _by_target(lines: Sequence[Line], figure: Figure) -> Iterator[tuple[Figure, Sequence[Line]]]:
@@ -127,99 +140,87 @@ def _difference(ours: Estimate, published: Published | None) -> str:
     return f" ({ours.mean - published.mean:+.1f})"
 
 
-def _rows(layout: Layout, figures: Sequence[Figure], digits: int) -> list[list[Entry]]:
-    """Return for each cell its number of runs and the figures."""
-    return [
-        [Entry(str(len(cell.runs))), *(_entry(figure, cell, digits) for figure in figures)]
+def _figures(layout: Layout, figures: Mapping[str, Figure], digits: int) -> pd.DataFrame:
+    """Return a row for each cell with its number of runs and the figures, by their titles."""
+    return pd.DataFrame(
+        {"n": str(len(cell.runs))}
+        | {title: _text(figure, cell, digits) for title, figure in figures.items()}
         for _, _, cell in cells_with_runs(layout)
-    ]
+    )
+
+
+def _text(figure: Figure, cell: Cell, digits: int) -> str:
+    found = estimate(figure, cell.runs)
+    return "-" if found is None else found.text(digits)
 
 
 def accuracies_table(layout: Layout, last_round: int | None) -> Table:
     """Return final, best and late accuracy of each cell, in percent."""
+    titles = ["final accuracy (%)", "best (%)", "mean of the last 5 (%)"]
     figures = [Figure(name, percent=True, last_round=last_round) for name in ACCURACIES]
-    heads = ["final accuracy (%)", "best (%)", "mean of the last 5 (%)"]
-    rows = _rows(layout, figures, 2)
     caption = (
         "Accuracy on the test set: after the last round, of the best evaluation, and the mean of "
         "the last five evaluations, which is less noisy. Mean ± sample standard deviation over n "
         "seeds."
     )
-    return cell_table(layout, ["n", *heads], rows, caption)
+    found = dict(zip(titles, figures, strict=True))
+    return cell_table(layout, _figures(layout, found, 2), caption)
 
 
 def metrics_tables(layout: Layout, names: Sequence[str], last_round: int | None) -> list[Table]:
     """Return the last and best value of each metric by cell, and its last values by class."""
     whole = [name for name in names if "/" not in name]
-    figures = [
+    found = [
         Figure(figure, last_round=last_round) for name in whole for figure in (name, f"best_{name}")
     ]
-    rows = _rows(layout, figures, 4)
     caption = (
-        "On the test set, after the last round and the best evaluation; client_: mean over the "
+        "On the test set, after the last round and the best evaluation; client: mean over the "
         "clients, on theirs. Mean ± sample standard deviation over n seeds."
     )
-    heads = ["n", *(figure.title for figure in figures)]
-    return [
-        cell_table(layout, heads, rows, caption),
-        *(_by_class(layout, name, names, last_round) for name in whole if _classes(name, names)),
-    ]
-
-
-def _classes(metric: str, names: Sequence[str]) -> list[str]:
-    return [name for name in names if name.startswith(f"{metric}/")]
+    frame = _figures(layout, {figure.title: figure for figure in found}, 4)
+    by_class = [_by_class(layout, name, names, last_round) for name in whole]
+    return [cell_table(layout, frame, caption), *(table for table in by_class if table.rows)]
 
 
 def _by_class(layout: Layout, metric: str, names: Sequence[str], last_round: int | None) -> Table:
+    own = [name for name in names if name.startswith(f"{metric}/")]
+    frame = pd.DataFrame({"class": [name.partition("/")[2] for name in own]})
+    for column, line, cell in cells_with_runs(layout):
+        label = line.label if column == NO_COLUMN else f"{line.label} · {column}"
+        frame[label] = [_text(Figure(name, last_round=last_round), cell, 4) for name in own]
+    return Table.of(frame, f"{column_title(metric)} of each class after the last round.")
+
+
+def cell_table(layout: Layout, frame: pd.DataFrame, caption: str) -> Table:
+    """Return a frame with a row for each cell that has runs, named by its column and row."""
     cells = cells_with_runs(layout)
-    labels = [line.label if at == NO_COLUMN else f"{line.label} · {at}" for at, line, _ in cells]
-    rows = []
-    for name in _classes(metric, names):
-        figure = Figure(name, last_round=last_round)
-        rows.append(
-            [Entry(name.partition("/")[2]), *(_entry(figure, cell, 4) for _, _, cell in cells)]
-        )
-    return Table(["class", *labels], rows, f"{metric} of each class after the last round.")
+    rows = pd.DataFrame(
+        {"column": [c for c, _, _ in cells], "method": [x.label for _, x, _ in cells]}
+    )
+    several = layout.columns != (NO_COLUMN,)
+    named = pd.concat([rows if several else rows[["method"]], frame], axis="columns")
+    return Table.of(named, caption, words=2 if several else 1)
 
 
-def cell_table(
-    layout: Layout, heads: Sequence[str], rows: Sequence[Sequence[Entry]], caption: str
-) -> Table:
-    """Return a table with a row for each cell that has runs, named by its column and row."""
-    named = [
-        [Entry(column), Entry(line.label), *row]
-        for (column, line, _), row in zip(cells_with_runs(layout), rows, strict=True)
-    ]
-    if layout.columns == (NO_COLUMN,):
-        return Table(["", *heads], [row[1:] for row in named], caption)
-    return Table(["column", "row", *heads], named, caption, words=2)
-
-
-def target_tables(
-    layout: Layout, targets: Sequence[float], last_round: int | None
-) -> dict[str, Table]:
-    """Return the rounds, megabytes and simulated seconds to the targets, by column.
+def target_tables(layout: Layout, targets: Sequence[float], last_round: int | None) -> list[Table]:
+    """Return rounds, megabytes and simulated seconds to the targets, a table for each column.
 
     Without targets, they are chosen for each column from the best row's best accuracy.
     """
-    tables = {}
+    tables = []
     for number, column in enumerate(layout.columns):
         lines = [line for line in layout.lines if line.cells[number].runs]
         chosen = list(targets) or _column_targets(lines, number, last_round)
         if not lines or not chosen:
             continue
-        names = spent_by(run for line in lines for run in line.cells[number].runs)
-        pairs = [(name, target) for name in names for target in chosen]
-        figures = [Figure(name, target, last_round=last_round) for name, target in pairs]
-        rows = [
-            [Entry(line.label), *(_entry(figure, line.cells[number], 1) for figure in figures)]
-            for line in lines
-        ]
+        frame = pd.DataFrame({"method": [line.label for line in lines]})
+        for name in spent_by(run for line in lines for run in line.cells[number].runs):
+            for figure in (Figure(name, target, last_round=last_round) for target in chosen):
+                frame[figure.title] = [_text(figure, line.cells[number], 1) for line in lines]
         listed = ", ".join(percent(target) for target in chosen)
         origin = "." if targets else ": of 50, 80 and 95 % of the best row's best accuracy."
         where = "Targets" if column == NO_COLUMN else f"{column}: targets"
-        heads = ["", *(figure.title for figure in figures)]
-        tables[column] = Table(heads, rows, f"{where} {listed}{origin}")
+        tables.append(Table.of(frame, f"{where} {listed}{origin}"))
     return tables
 
 
@@ -239,15 +240,15 @@ def settings_table(layout: Layout) -> Table | None:
     keys = differing_settings(layout)
     if not keys:
         return None
-    rows = []
-    for line in layout.lines:
-        if runs := [run for cell in line.cells for run in cell.runs]:
-            found = [dict.fromkeys(str(r.settings.get(key, "-")) for r in runs) for key in keys]
-            rows.append([Entry(line.label), *(Entry(", ".join(values)) for values in found)])
+    by_line = {x.label: [run for cell in x.cells for run in cell.runs] for x in layout.lines}
+    rows = [
+        {"method": label}
+        | {
+            key: ", ".join(dict.fromkeys(str(r.settings.get(key, "-")) for r in runs))
+            for key in keys
+        }
+        for label, runs in by_line.items()
+        if runs
+    ]
     caption = "Settings in which the rows differ, except strategy.*"
-    return Table(["", *keys], rows, caption, words=len(keys) + 1)
-
-
-def _entry(figure: Figure, cell: Cell, digits: int) -> Entry:
-    found = estimate(figure, cell.runs)
-    return Entry("-" if found is None else found.text(digits))
+    return Table.of(pd.DataFrame(rows), caption, words=len(keys) + 1)

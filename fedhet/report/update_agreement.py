@@ -8,21 +8,18 @@ from functools import partial
 from pathlib import Path
 from statistics import fmean, median
 
-from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Entry, Heading, Key, Table
+import pandas as pd
+
+from fedhet.report.blocks import Block, Heading, Key, Table
 from fedhet.report.curves import Panel, common_range, gallery
 from fedhet.report.data_file import AGREEMENT
 from fedhet.report.figures import curves_of, lines_are, over_rounds
 from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs, only_runs
+from fedhet.report.names import column_title
 from fedhet.report.run_data import LATE_ROUNDS, Run
 from fedhet.report.statistics import over_seeds
 from fedhet.report.tables import cell_table
 
-NAMES = {
-    "norm_ratio": "norm ratio",
-    "update_cosine": "pairwise cosine",
-    "drift_diversity": "drift diversity",
-}
 LOGARITHMIC = ("drift_diversity",)  # it has no upper bound: updates may cancel
 
 
@@ -34,8 +31,8 @@ def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -
         return []
     blocks: list[Block] = [Heading(3, "How far updates agree")]
     several_rounds = any(len(run.points(name)) > 1 for run in runs for name in AGREEMENT)
-    if can_plot() and several_rounds and (panels := _panels(measured, keys)):
-        blocks.append(gallery(panels, _caption(panels, runs, every), stem, "agreement", 3))
+    if several_rounds and (panels := _panels(measured, keys)):
+        blocks.append(gallery(panels, _caption(panels, runs, every), stem, {"round": "agreement"}))
     return [*blocks, _table(measured)]
 
 
@@ -60,7 +57,7 @@ def _panels(layout: Layout, keys: Mapping[str, Key]) -> list[Panel]:
             if lines:
                 marks, text = dotted[number]
                 title = "" if column == NO_COLUMN else column
-                label = f"{NAMES[name]} (dotted: {text})"
+                label = f"{column_title(name)} (dotted: {text})"
                 by_column[number].append(Panel(title, "round", label, lines, marks, y_range, log))
     return [panel for panels in by_column for panel in panels]
 
@@ -100,13 +97,15 @@ def _caption(panels: Sequence[Panel], runs: Sequence[Run], every: int) -> str:
 
 
 def _table(layout: Layout) -> Table:
-    cells = [cell for _, _, cell in cells_with_runs(layout)]
-    rows = [[Entry(_late_text(cell.runs, name)) for name in AGREEMENT] for cell in cells]
+    frame = pd.DataFrame(
+        {column_title(name): _late_text(cell.runs, name) for name in AGREEMENT}
+        for _, _, cell in cells_with_runs(layout)
+    )
     caption = (
         f"Means over the last {LATE_ROUNDS} rounds of a run; mean ± sample standard deviation over "
         "the seeds. Runs without updates, or with one client per round, have no values."
     )
-    return cell_table(layout, list(NAMES.values()), rows, caption)
+    return cell_table(layout, frame, caption)
 
 
 def _late_text(runs: Sequence[Run], name: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Table
-from fedhet.report.curves import AXIS, INK
+from fedhet.report.colors import AXIS, INK
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.paper_figures import Partitions

@@ -12,8 +12,8 @@ import numpy as np
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table
 from fedhet.report.class_counts import partition_of
-from fedhet.report.colors import PALETTE
-from fedhet.report.curves import AXIS, INK, style_axes
+from fedhet.report.colors import AXIS, INK, PALETTE
+from fedhet.report.curves import style_axes
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.paper_figures import Partitions

@@ -9,8 +9,8 @@ import numpy as np
 
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table
-from fedhet.report.colors import PALETTE
-from fedhet.report.curves import AXIS, style_axes
+from fedhet.report.colors import AXIS, PALETTE
+from fedhet.report.curves import style_axes
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.side_by_side import FONT, WIDTH, Draw, Spot, picture_grid, set_title
 from reproductions.color_bar import add_color_bar

@@ -9,8 +9,7 @@ import numpy as np
 
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Table
-from fedhet.report.colors import PALETTE
-from fedhet.report.curves import AXIS, INK
+from fedhet.report.colors import AXIS, INK, PALETTE
 from fedhet.report.layout import Layout, first_runs
 from fedhet.report.side_by_side import FONT, WIDTH, Draw, Spot, picture_grid, set_title
 from reproductions.maecho.fusion_path import Neurons, Stage, neurons_of

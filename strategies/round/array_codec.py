@@ -29,7 +29,7 @@ def to_array(tensor: Tensor) -> Array:
     """Return a tensor as a Flower array, in C order."""
     values = np.ascontiguousarray(tensor.detach().cpu().numpy()).reshape(tensor.shape)
     data = b"".join((_header(values.dtype, values.shape), values.data))
-    return Array(str(values.dtype), tuple(values.shape), _STYPE, data)
+    return Array(_name(values.dtype), tuple(values.shape), _STYPE, data)
 
 
 def to_tensor(array: Array) -> Tensor:
@@ -54,6 +54,11 @@ def to_tensor(array: Array) -> Tensor:
         raise ValueError(f"it has {len(data) - start} bytes for shape {shape} of {dtype.str}")
     values = np.frombuffer(data, dtype, offset=start).reshape(shape)
     return torch.from_numpy(values.copy())  # the bytes are read-only
+
+
+@lru_cache
+def _name(dtype: np.dtype) -> str:
+    return str(dtype)
 
 
 def size_of(dtype: torch.dtype, shape: tuple[int, ...]) -> int:

@@ -17,14 +17,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.random import SeedSequence
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, RefusedReplyError, Reply, Tensors
 from fedhet.strategies.components.compression import SERVER, Codec, Compression
-from fedhet.strategies.round.records import CONFIG, PARAMS, UPDATE, to_record, to_tensors
+from fedhet.strategies.round.records import (
+    CONFIG,
+    PARAMS,
+    UPDATE,
+    array_records,
+    record_in,
+    to_record,
+    to_tensors,
+)
 from fedhet.strategies.round.tensor_decoder import (
     check_finite,
     check_names,
@@ -158,7 +166,8 @@ def reply_records(
         if keeps and len(numbers):
             arrays = to_tensors(content.array_records[name])
             state[key] = {_NUMBERS: numbers - codec.decode(arrays, len(numbers), seed)}
-    content.array_records[UPDATE].update(to_record(reply.buffers))
+    if reply.buffers:
+        content.array_records[UPDATE].update(to_record(reply.buffers))
     return content
 
 
@@ -215,9 +224,9 @@ def received_tensors(
         params: the trainable shared tensors of the client's model.
         buffers: its shared buffers.
     """
-    codec, config = compression.codec_down, content.config_records[CONFIG]
-    found = {}
-    for name, record in content.array_records.items():
+    codec, found = compression.codec_down, {}
+    config = record_in(content, CONFIG, ConfigRecord) or ConfigRecord()
+    for name, record in array_records(content).items():
         names: Any = params if name == PARAMS else config.get(f"{_TENSORS}{name}")
         if codec is None or names is None:
             found[name] = to_tensors(record)

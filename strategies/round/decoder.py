@@ -32,6 +32,7 @@ from fedhet.strategies.round.records import (
     PERSONAL_SCORE,
     UPDATE,
     NonFiniteReplyError,
+    record_in,
 )
 from fedhet.strategies.round.tensor_decoder import decode_tensors, printable
 
@@ -86,7 +87,7 @@ def decode_metrics(
 
     ``allowed`` None: the server has made the reply itself, so any name is, and rounding is seen.
     """
-    record = content.metric_records.get(METRICS, MetricRecord())
+    record = record_in(content, METRICS, MetricRecord) or MetricRecord()
     if missing := sorted(set(required) - record.keys()):
         raise RefusedReplyError(f"its metrics lack {missing}")
     if allowed is not None and (more := record.keys() - allowed):
@@ -211,7 +212,7 @@ class ExpectedReply:
         return metrics
 
     def _update(self, content: RecordDict, client_id: int) -> dict[str, Tensor]:
-        record = content.array_records.get(UPDATE)
+        record = record_in(content, UPDATE, ArrayRecord)
         if self.compression.up is None:
             return decode_tensors(UPDATE, record, self._shapes, self._dtypes, largest=self.largest)
         full = {name: value for name, value in self.params.items() if name in self.buffers}
@@ -219,7 +220,7 @@ class ExpectedReply:
         return self._decompressed(UPDATE, record, client_id, trained, full)
 
     def _payload(self, content: RecordDict, name: str, client_id: int) -> dict[str, Tensor]:
-        record, shapes = content.array_records.get(name), self.shapes.get(name)
+        record, shapes = record_in(content, name, ArrayRecord), self.shapes.get(name)
         if self.compression.up is not None and name in self.compressed:
             tensors = {
                 key: torch.empty(shape, dtype=self._dtype(key), device="meta")

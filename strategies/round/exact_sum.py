@@ -12,11 +12,12 @@ integers hold sums up to 2^46 of up to 2^18 clients; :func:`largest_summand` is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedhet.strategies.base import Tensors
@@ -26,7 +27,8 @@ _HIGH, _LOW = 2.0**16, 2.0**44  # units of the high part, and of the low part wi
 _LARGEST = 2.0**46
 _BLOCK = 1 << 16  # numbers at once: what is made of them stays in the cache
 _SERIAL = 1 << 12  # numbers that float32 sums well, and torch on one thread
-_SMALL = ""  # the key of all small tensors, which are added as one
+
+Zeros = Callable[[int], NDArray[np.int64]]
 
 
 def largest_summand(weights: float) -> float:
@@ -34,87 +36,97 @@ def largest_summand(weights: float) -> float:
     return _LARGEST / max(weights, 1.0)
 
 
-class ExactSum:
-    """A sum of named tensors; the first summand decides names, shapes and types."""
+def plain_zeros(numbers: int) -> NDArray[np.int64]:
+    """Return so many zeros in this process's memory."""
+    return np.zeros(numbers, dtype=np.int64)
 
-    def __init__(self) -> None:
-        self._high: dict[str, Tensor] = {}  # (numbers,), int64
-        self._low: dict[str, Tensor] = {}
-        self._like: dict[str, Tensor] = {}  # by name, of the summands' shapes and types, empty
+
+class ExactSum:
+    """A sum of named tensors; the first summand decides names, shapes and types.
+
+    ``zeros`` allocates the sum: so many int64 zeros, perhaps where another process reads them.
+    """
+
+    def __init__(self, zeros: Zeros = plain_zeros) -> None:
+        self._zeros = zeros
+        self._like: dict[str, tuple[torch.Size, torch.dtype]] = {}  # by name
+        self._order: list[str] = []  # of the names in ``_parts``: small tensors are added as one
+        self._parts = np.empty((2, 0), dtype=np.int64)  # (high and low, numbers)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return NumPy arrays: a pickle of tensors copies them several times."""
-        parts = {"high": self._high, "low": self._low}
-        return {
-            name: {key: part.numpy() for key, part in of.items()} for name, of in parts.items()
-        } | {"like": {name: (one.shape, one.dtype) for name, one in self._like.items()}}
+        """Leave behind the allocator, which is of this process."""
+        return {name: value for name, value in self.__dict__.items() if name != "_zeros"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore :meth:`__getstate__`."""
-        self._high, self._low = (  # Ray's arrays are read-only
-            {
-                key: torch.from_numpy(np.require(p, requirements="W"))
-                for key, p in state[name].items()
-            }
-            for name in ("high", "low")
-        )
-        self._like = {
-            name: torch.empty(shape, dtype=dtype, device="meta")
-            for name, (shape, dtype) in state["like"].items()
-        }
+        self.__dict__ = {**state, "_zeros": plain_zeros}
 
     def add(self, tensors: Tensors, weight: float = 1.0) -> None:
         """Add ``weight`` times the tensors."""
+        if not tensors:
+            return
         if not self._like:
-            self._like = {n: torch.empty_like(v, device="meta") for n, v in tensors.items()}
-        for key, flat in self._flat(tensors):
-            if key not in self._high:
-                self._high[key] = torch.zeros(len(flat), dtype=torch.int64)
-                self._low[key] = torch.zeros(len(flat), dtype=torch.int64)
-            high, low = self._high[key], self._low[key]
+            self._begin(tensors)
+        at = 0
+        for flat in self._flat(tensors):
+            scale = flat.dtype.type(weight * _HIGH)
             for start in range(0, len(flat), _BLOCK):
-                block = slice(start, start + _BLOCK)
-                scaled = flat[block] * (weight * _HIGH)
-                whole = scaled.round()
-                high[block] += whole.to(torch.int64)
-                low[block] += scaled.sub_(whole).mul_(_LOW).round_().to(torch.int64)
+                self._add_block(flat[start : start + _BLOCK], scale, at + start)
+            at += len(flat)
 
     def merge(self, other: Self) -> None:
         """Add another part of the same sum."""
-        if not self._like:
-            self._high, self._low, self._like = other._high, other._low, other._like
+        if not other._like:
             return
-        for key, high in other._high.items():
-            self._high[key] += high
-            self._low[key] += other._low[key]
+        if not self._like:  # a copy: the other may lie where a worker will write its next sum
+            self._like, self._order = other._like, other._order
+            self._parts = other._parts.copy()
+            return
+        if not self._parts.flags.writeable:  # it has come over Ray
+            self._parts = self._parts.copy()
+        self._parts += other._parts
 
     def over(self, divisor: float) -> dict[str, Tensor]:
         """Return the sum over ``divisor``, in the summands' types."""
-        small = [name for name, like in self._like.items() if _is_small(like)]
-        sizes = [self._like[name].numel() for name in small]
-        values = {key: self._value(key, divisor) for key in self._high}
-        if small:
-            values |= zip(small, torch.split(values.pop(_SMALL), sizes), strict=True)
-        return {
-            name: values[name].to(like.dtype).reshape(like.shape)
-            for name, like in self._like.items()
-        }
+        found, at = {}, 0
+        for name in self._order:
+            shape, dtype = self._like[name]
+            value = self._value(at, at + shape.numel(), divisor, dtype)
+            found[name], at = value.reshape(shape), at + shape.numel()
+        return {name: found[name] for name in self._like}
 
-    def _value(self, key: str, divisor: float) -> Tensor:
-        total = self._low[key].double().div_(_LOW).add_(self._high[key])
-        return total.div_(_HIGH * divisor)
+    def _begin(self, tensors: Tensors) -> None:
+        self._like = {name: (value.shape, value.dtype) for name, value in tensors.items()}
+        self._order = sorted(tensors, key=lambda name: tensors[name].numel() >= _BLOCK)
+        numbers = sum(value.numel() for value in tensors.values())
+        self._parts = self._zeros(2 * numbers).reshape(2, numbers)
 
-    def _flat(self, tensors: Tensors) -> Iterator[tuple[str, Tensor]]:
+    def _add_block(self, block: NDArray[Any], scale: np.floating[Any], at: int) -> None:
+        scaled = block * scale
+        whole = np.rint(scaled)
+        high, low = self._parts[:, at : at + len(block)]
+        high += whole.astype(np.int64)
+        scaled -= whole
+        scaled *= scaled.dtype.type(_LOW)
+        low += np.rint(scaled, out=scaled).astype(np.int64)
+
+    def _value(self, start: int, end: int, divisor: float, dtype: torch.dtype) -> Tensor:
+        value = torch.empty(end - start, dtype=dtype)
+        for at in range(start, end, _BLOCK):
+            high, low = self._parts[:, at : min(at + _BLOCK, end)]
+            total = low / _LOW
+            total += high
+            total /= _HIGH * divisor
+            value[at - start : at - start + len(total)] = torch.from_numpy(total)
+        return value
+
+    def _flat(self, tensors: Tensors) -> Iterator[NDArray[Any]]:
         """Yield the tensors as vectors in host memory, all small ones as one."""
-        small = []
-        for name, like in self._like.items():
-            flat = _wide(tensors[name].detach().reshape(-1).cpu())
-            if _is_small(like):
-                small.append(flat)
-            else:
-                yield name, flat
+        flat = [_wide(tensors[name].detach().reshape(-1).cpu()).numpy() for name in self._order]
+        small = [one for one in flat if len(one) < _BLOCK]
         if small:
-            yield _SMALL, torch.cat(small)
+            yield np.concatenate(small)
+        yield from flat[len(small) :]
 
 
 def _wide(tensor: Tensor) -> Tensor:
@@ -122,17 +134,17 @@ def _wide(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
-def _is_small(tensor: Tensor) -> bool:
-    return tensor.numel() < _BLOCK
-
-
 def norms_of(tensors: Tensors) -> dict[str, float]:
     """Return the L2 norm of each tensor, the same on any number of threads."""
-    wide = {name: _wide(value.detach().reshape(-1)) for name, value in tensors.items()}
-    parts = {name: torch.split(value, _SERIAL) for name, value in wide.items()}
-    blocks = [block for of_tensor in parts.values() for block in of_tensor]
-    if not blocks:
+    if not tensors:
         return {}
-    norms = iter(torch.stack(torch._foreach_norm(blocks)).double().square().tolist())
-    squares = {name: sum(next(norms) for _ in of_tensor) for name, of_tensor in parts.items()}
-    return {name: square**0.5 for name, square in squares.items()}
+    wide = [_wide(value.detach().reshape(-1)) for value in tensors.values()]
+    ends = [len(value) // _SERIAL * _SERIAL for value in wide]
+    rests = torch._foreach_norm([value[end:] for value, end in zip(wide, ends, strict=True)])
+    parts = [
+        torch.linalg.vector_norm(value[:end].reshape(-1, _SERIAL), dim=1)
+        for value, end in zip(wide, ends, strict=True)
+    ]
+    squares = iter(torch.cat([*parts, torch.stack(rests)]).double().square().tolist())
+    sums = [sum(next(squares) for _ in range(end // _SERIAL)) for end in ends]
+    return {name: (one + next(squares)) ** 0.5 for name, one in zip(tensors, sums, strict=True)}

@@ -53,8 +53,8 @@ class MessageWriter:
                 if id(tensors) not in records:
                     records[id(tensors)] = (tensors, self.downlink.payload(name, tensors, round))
                 content[name] = records[id(tensors)][1]
-            config = ConfigRecord({**more, **self.downlink.config(payloads)})
-            messages[client] = self._message(content, MessageType.TRAIN, client, round, config)
+            about = self.downlink.config(payloads)
+            messages[client] = self._message(content, MessageType.TRAIN, client, round, more, about)
         return messages
 
     def model(
@@ -72,13 +72,20 @@ class MessageWriter:
         }
 
     def _message(
-        self, content: RecordDict, message_type: str, client: int, round: int, more: ConfigRecord
+        self,
+        content: RecordDict,
+        message_type: str,
+        client: int,
+        round: int,
+        more: ConfigRecord,
+        about: Mapping[str, list[str]] | None = None,
     ) -> Message:
         """Add the config; no node starts on the message long after the round has ended."""
         timeout = timeout_of(more)
         content[CONFIG] = ConfigRecord(
             {
                 **more,
+                **(about or {}),
                 "round": round,
                 NUM_ROUNDS: int(str(more.get(NUM_ROUNDS, round))),
                 "lr": self.lr(round, more),

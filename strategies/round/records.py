@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
+from typing import Any, TypeVar
 
-from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from torch import Tensor
 
 from fedhet.strategies.base import RefusedReplyError, Tensors
@@ -15,6 +16,8 @@ PARAMS, CONFIG, UPDATE, METRICS, CLIENT = "params", "config", "update", "metrics
 COLUMNS, CATEGORIES = "columns", "categories"  # of a table that sites fit together
 PERSONAL_SCORE = "personal-"  # prefix of the scores of a client's own model
 
+_Record = TypeVar("_Record", ArrayRecord, ConfigRecord, MetricRecord)
+
 
 class NonFiniteReplyError(RefusedReplyError):
     """A reply holds NaN or Inf, or numbers too large to be added up."""
@@ -22,7 +25,10 @@ class NonFiniteReplyError(RefusedReplyError):
 
 def to_record(tensors: Tensors) -> ArrayRecord:
     """Return named tensors as an ArrayRecord (host memory, C order)."""
-    return ArrayRecord({name: to_array(value) for name, value in tensors.items()})
+    record = ArrayRecord()  # made of a dict, it would copy every Array
+    for name, value in tensors.items():
+        record[name] = to_array(value)
+    return record
 
 
 def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
@@ -32,9 +38,27 @@ def to_tensors(record: ArrayRecord) -> dict[str, Tensor]:
 
 def count_bytes(content: RecordDict) -> int:
     """Return the bytes of a message's arrays as serialised (data and per-array headers)."""
-    return sum(
-        len(array.data) for record in content.array_records.values() for array in record.values()
-    )
+    records = array_records(content).values()
+    return sum(len(array.data) for record in records for array in record.values())
+
+
+def array_records(content: RecordDict) -> dict[str, ArrayRecord]:
+    """Return a message's array records; ``content.array_records`` is a view that is slow to make.
+
+    The same holds for those of the other kinds: see :func:`record_in`.
+    """
+    return {name: one for name, one in content.items() if isinstance(one, ArrayRecord)}
+
+
+def record_in(content: RecordDict, name: str, kind: type[_Record]) -> _Record | None:
+    """Return a record of a message; None if there is none of that name and kind."""
+    found = content.get(name)
+    return found if isinstance(found, kind) else None
+
+
+def config_of(message: Message) -> dict[str, Any]:
+    """Return a copy of a message's config; empty without one."""
+    return dict(record_in(message.content, CONFIG, ConfigRecord) or {})
 
 
 def with_senders(

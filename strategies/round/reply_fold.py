@@ -23,7 +23,7 @@ from fedhet.strategies.base import (
     Weighting,
 )
 from fedhet.strategies.round.decoder import ExpectedReply
-from fedhet.strategies.round.exact_sum import ExactSum, norms_of
+from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_zeros
 from fedhet.strategies.round.records import NonFiniteReplyError, count_bytes, no_reply, with_senders
 
 
@@ -77,13 +77,13 @@ class FoldRule:
 
 
 class RunningSum:
-    """Replies that are added up; of each its numbers and norms stay."""
+    """Replies that are added up; of each its numbers and norms stay. ``zeros``: see ExactSum."""
 
-    def __init__(self, rule: SumRule) -> None:
+    def __init__(self, rule: SumRule, zeros: Zeros = plain_zeros) -> None:
         self.rule = rule
         self.replies: list[Reply] = []
-        self.update, self.buffers = ExactSum(), ExactSum()
-        self.payloads = {name: ExactSum() for name in rule.payloads}
+        self.update, self.buffers = ExactSum(zeros), ExactSum(zeros)
+        self.payloads = {name: ExactSum(zeros) for name in rule.payloads}
 
     def add(self, reply: Reply) -> None:
         """Add a reply."""
@@ -124,11 +124,16 @@ def sum_of(replies: Sequence[Reply], rule: SumRule) -> ReplySum:
 
 
 class ReplyFold:
-    """The replies of a round so far, and why others were refused."""
+    """The replies of a round so far, and why others were refused. ``zeros``: see ExactSum."""
 
-    def __init__(self, rule: FoldRule, check: Callable[[Reply], None] | None = None) -> None:
+    def __init__(
+        self,
+        rule: FoldRule,
+        check: Callable[[Reply], None] | None = None,
+        zeros: Zeros = plain_zeros,
+    ) -> None:
         self.rule = rule
-        self.sum = None if rule.keep else RunningSum(rule.sum)
+        self.sum = None if rule.keep else RunningSum(rule.sum, zeros)
         self.kept: list[Reply] = []
         self.refused: dict[int, str] = {}  # why, by client id
         self.unasked: list[str] = []  # what came beside the replies

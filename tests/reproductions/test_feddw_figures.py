@@ -142,9 +142,9 @@ def test_soft_labels_and_relations_are_side_by_side(finished_run, tmp_path):
         write_soft_labels(run.folder, *random_relations(number, classes=5))
     picture, rows = found()[Picture], texts_of(found())
     assert (tmp_path / "report_relations.png").stat().st_size > 10_000
-    assert "mu is 0 in feddw, mu 0:" in picture.caption
+    assert "mu is 0 in FedDW, mu 0:" in picture.caption
     for mu, run in enumerate(runs):
-        label, expected = f"feddw, mu {mu}", read_relations(run.folder)
+        label, expected = f"FedDW, mu {mu}", read_relations(run.folder)
         assert rows[mu] == [label, f"{expected.distance:.3g}", f"{expected.rank_correlation:.2f}"]
         assert all(f"{kind} · {label}" in picture.svg for kind in ("SL", "CR"))
 
@@ -166,7 +166,7 @@ def with_heads(finished_run):
 def counted(run, counts):
     names = [f"name{label}" for label in range(counts.shape[1])]
     kept = {"class_names": names, "counts": counts.tolist()}
-    return [dataclasses.replace(partition, **kept) for partition in partitions_of([run])]
+    return [dataclasses.replace(partition, **kept) for partition, _ in partitions_of([run])]
 
 
 def norms_of(run, partitions, tmp_path):
@@ -190,9 +190,9 @@ def test_the_correlations_of_norms_and_shares_are_within_clients(with_heads, tmp
     assert 0 < negative < 4
     means = [f"{np.mean(every):.2f}", f"{np.mean(held):.2f}"]
     (row,) = texts_of(norms_of(run, counted(run, counts), tmp_path))
-    assert row == ["local", *means, f"{negative} of 4"]
+    assert row == ["Local", *means, f"{negative} of 4"]
     equal = np.full((CLIENTS, CLASSES), 3)
-    assert texts_of(norms_of(run, counted(run, equal), tmp_path)) == [["local", "-", "-", "0 of 0"]]
+    assert texts_of(norms_of(run, counted(run, equal), tmp_path)) == [["Local", "-", "-", "0 of 0"]]
     assert rank_correlation(np.ones(1), np.ones(1)) is None  # nor has a single class
 
 
@@ -230,10 +230,10 @@ def test_only_the_partition_of_the_runs_own_seed_counts(with_heads, finished_run
         (other, failed, "no data"),
     ):
         found = norms_of(own, known, tmp_path)
-        assert found[Listing].items == [f"local: {reason}"]
+        assert found[Listing].items == [f"Local: {reason}"]
         assert Table not in found
     assert norms_of(run, [], tmp_path) == {}
     # the partition that is counted is that of a run with heads, even if another seed is lower
     plain = finished_run("fedavg", 0)
-    assert [p.settings["seed"] for p in partitions_of([plain, run])] == [3]
+    assert [p.settings["seed"] for p, _ in partitions_of([plain, run])] == [3]
     assert norms_section(automatic_layout([plain]), pytest.fail, tmp_path) == []

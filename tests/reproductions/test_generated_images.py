@@ -86,10 +86,10 @@ def test_clients_come_first_and_equal_images_come_once(write, tmp_path, monkeypa
         return generated(automatic_layout(runs), list, tmp_path / "report")[-1]
 
     average = write(4, (1, 2), method="fedavg")
-    assert titles_of(average, write(5, (1, 2))) == ["client 0", "client 1", "fedavg", "maecho"]
-    clients = ["client 0 · fedavg", "client 1 · fedavg", "fedavg", "client 1 · maecho"]
-    assert titles_of(average, write(5, (1, 3))) == [*clients, "maecho"]
-    assert titles_of(write(1, (1,))) == ["maecho"]  # a client alone
+    assert titles_of(average, write(5, (1, 2))) == ["client 0", "client 1", "FedAvg", "MA-Echo"]
+    clients = ["client 0 · FedAvg", "client 1 · FedAvg", "FedAvg", "client 1 · MA-Echo"]
+    assert titles_of(average, write(5, (1, 3))) == [*clients, "MA-Echo"]
+    assert titles_of(write(1, (1,))) == ["MA-Echo"]  # a client alone
 
 
 def test_images_that_differ_by_rounding_are_the_same():

@@ -233,11 +233,11 @@ def test_the_sections_of_the_path_and_of_the_neurons(layout_of, tmp_path):
     stages = [Stage("as trained", points, 0.5, 0.9), Stage("later", points, 0.5, None)]
     layout = layout_of(fusion=a_path(), neurons=Neurons("body.5.weight", 2, 3, stages))
     found = by_type(fusion(layout, tmp_path / "report"))
-    assert "loss · maecho" in found[Picture].svg
-    assert texts_of(found) == [["maecho", "20.00", "60.00", "1", "25"]]
+    assert "loss · MA-Echo" in found[Picture].svg
+    assert texts_of(found) == [["MA-Echo", "20.00", "60.00", "1", "25"]]
     assert (tmp_path / "report_fusion.png").stat().st_size > 10_000
     found = by_type(neurons(layout, tmp_path / "report"))
-    for text in ("as trained (90.0 %) · maecho", "later · maecho", "client 0", "client 1"):
+    for text in ("as trained (90.0 %) · MA-Echo", "later · MA-Echo", "client 0", "client 1"):
         assert text in found[Picture].svg
     rows = [row[1:] for row in texts_of(found)]
     assert rows == [["as trained", "50", "90.00"], ["later", "50", "-"]]
@@ -246,7 +246,7 @@ def test_the_sections_of_the_path_and_of_the_neurons(layout_of, tmp_path):
 @pytest.mark.usefixtures("no_pictures")
 def test_a_missing_path_has_its_reason_and_without_accuracy_the_loss_is_shown(layout_of, tmp_path):
     *_, listing = fusion(layout_of(fusion=FusionPath(error="no test set")), tmp_path)
-    assert listing.items == ["maecho: no test set"]
+    assert listing.items == ["MA-Echo: no test set"]
     assert fusion(layout_of(), tmp_path) == neurons(layout_of(), tmp_path) == []
     found = by_type(fusion(layout_of(fusion=a_path(accuracy=())), tmp_path))
     assert texts_of(found)[0][1:4] == ["2.00", "0.80", "1"]

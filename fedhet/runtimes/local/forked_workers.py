@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
 from fedhet.runtimes.local.protocol import Answer, Collect, Lost, Place, Task
-from fedhet.runtimes.local.shared_memory import Channel, ReadableFiles, WritableFile
+from fedhet.runtimes.local.shared_memory import Channel, ReadableFiles, SharedSums, WritableFile
 from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
@@ -110,7 +110,7 @@ class ForkedWorkers:
         inherited = [near, *self._channels] if context.get_start_method() == "fork" else []
         process = context.Process(  # type: ignore[attr-defined]
             target=_work,
-            args=(far, f"{self._folder}/answer-{worker}", gpu, inherited),
+            args=(far, f"{self._folder}/worker-{worker}", gpu, inherited),
             name=f"worker-{worker}",
             daemon=True,
         )
@@ -139,7 +139,7 @@ class ForkedWorkers:
 
 
 def _work(
-    pipe: Connection, answers: str, gpu: str | None, inherited: Sequence[Connection | Channel]
+    pipe: Connection, files: str, gpu: str | None, inherited: Sequence[Connection | Channel]
 ) -> None:
     """Carry out tasks until the grid closes its end of the pipe."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -149,8 +149,9 @@ def _work(
         connection.close()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    channel = Channel(pipe, answers)
-    worker = ClientWorker(ReadableFiles().read)  # type: ignore[arg-type]
+    sums = SharedSums(f"{files}-sum")
+    channel = Channel(pipe, f"{files}-answer", sums)
+    worker = ClientWorker(ReadableFiles().read, sums)  # type: ignore[arg-type]
     while True:
         try:
             tasks = channel.receive()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
@@ -176,9 +175,9 @@ class RayWorker(ClientWorker):
         super().__init__(lambda place: ray.get(cast("ray.ObjectRef[ArrayRecord]", place)))
 
     def merge(self, fold: ReplyFold, other: ReplyFold) -> ReplyFold:
-        """Return both, added up; Ray's objects are read-only, so into a copy."""
+        """Return both, added up; Ray's objects are read-only, so in a new one."""
         total = ReplyFold(fold.rule)
-        total.merge(copy.deepcopy(fold))
+        total.merge(fold)
         total.merge(other)
         return total
 

@@ -1,7 +1,8 @@
 """Memory shared by the processes of one machine: mapped files in a folder such as /dev/shm.
 
 Each file is written many times, so that its pages are allocated once; a new file per object would
-take several times as long as the copy.
+take several times as long as the copy. Arrays that lie in such files already (:class:`SharedSums`)
+are not copied at all.
 """
 
 from __future__ import annotations
@@ -13,8 +14,19 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 _INLINE_BYTES = 1 << 14  # fits in a pipe in one piece
 _BUFFERS = 2
+
+
+@dataclass(frozen=True)
+class Lies:
+    """Address of an array: the first ``size`` bytes of a file."""
+
+    path: str
+    size: int
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,8 @@ class Written:
     path: str
     size: int
     number: int = 0  # distinguishes successive objects of one file
-    buffers: tuple[int, ...] = ()  # the lengths of large arrays, which are not in the pickle
+    # large arrays, which are not in the pickle: the lengths of those behind it, or where they lie
+    buffers: tuple[int | Lies, ...] = ()
 
 
 class WritableFile:
@@ -35,20 +48,55 @@ class WritableFile:
         self._map: mmap.mmap | None = None
         self._number = 0
 
-    def write(self, data: bytes, buffers: Sequence[memoryview] = ()) -> Written:
-        """Overwrite the file with a pickled object and its buffers."""
-        lengths = tuple(len(buffer) for buffer in buffers)
-        size = len(data) + sum(lengths)
+    def write(self, data: bytes, buffers: Sequence[memoryview | Lies] = ()) -> Written:
+        """Overwrite the file with a pickled object and those of its buffers that lie nowhere."""
+        where = tuple(one if isinstance(one, Lies) else len(one) for one in buffers)
+        parts: list[bytes | memoryview] = [data]
+        parts += [one for one in buffers if not isinstance(one, Lies)]
+        mapped, at = self.mapped(sum(map(len, parts))), 0
+        for part in parts:
+            mapped[at : at + len(part)] = part
+            at += len(part)
+        self._number += 1
+        return Written(self._path, len(data), self._number, where)
+
+    def mapped(self, size: int) -> mmap.mmap:
+        """Return the file's memory, of at least so many bytes."""
         if self._map is None or len(self._map) < size:
             with open(self._path, "a+b") as file:
                 file.truncate(size)
                 self._map = mmap.mmap(file.fileno(), size)
-        at, parts = 0, list[bytes | memoryview]([data, *buffers])
-        for part in parts:
-            self._map[at : at + len(part)] = part
-            at += len(part)
-        self._number += 1
-        return Written(self._path, len(data), self._number, lengths)
+        return self._map
+
+
+class SharedSums:
+    """Arrays of whole numbers in files that other processes read in place."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._files: list[WritableFile] = []
+        self._used: dict[int, Lies] = {}  # by address in this process
+
+    def forget(self) -> None:
+        """Allow the next arrays to overwrite the present ones."""
+        self._used.clear()
+
+    def zeros(self, numbers: int) -> NDArray[np.int64]:
+        """Return so many zeros, (numbers,)."""
+        if 8 * numbers <= _INLINE_BYTES:
+            return np.zeros(numbers, dtype=np.int64)
+        used = len(self._used)
+        path = f"{self._path}-{used}"
+        if used == len(self._files):
+            self._files.append(WritableFile(path))
+        array = np.frombuffer(self._files[used].mapped(8 * numbers), np.int64, numbers)
+        array[:] = 0
+        self._used[array.ctypes.data] = Lies(path, 8 * numbers)
+        return array
+
+    def find(self, buffer: memoryview) -> Lies | None:
+        """Return where an array lies, if it is one of these."""
+        return self._used.get(np.frombuffer(buffer, np.uint8).ctypes.data)
 
 
 class ReadableFiles:
@@ -58,40 +106,49 @@ class ReadableFiles:
         self._maps: dict[str, mmap.mmap] = {}
 
     def read(self, where: Written) -> Any:
-        """Return a copy of an object."""
-        mapped, size = self._maps.get(where.path), where.size + sum(where.buffers)
-        if mapped is None or len(mapped) < size:  # the file has grown
-            with open(where.path, "rb") as file:
-                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-            self._maps[where.path] = mapped
-        view, at, buffers = memoryview(mapped), where.size, list[bytearray]()
-        for length in where.buffers:
-            buffers.append(bytearray(view[at : at + length]))
-            at += length
+        """Return a copy of an object; its arrays that lie in files of their own stay there."""
+        here = [one for one in where.buffers if not isinstance(one, Lies)]
+        view, at = self._mapped(where.path, where.size + sum(here)), where.size
+        buffers: list[bytearray | memoryview] = []
+        for one in where.buffers:
+            if isinstance(one, Lies):
+                buffers.append(self._mapped(one.path, one.size)[: one.size])
+            else:
+                buffers.append(bytearray(view[at : at + one]))
+                at += one
         return pickle.loads(view[: where.size], buffers=buffers)
+
+    def _mapped(self, path: str, size: int) -> memoryview:
+        mapped = self._maps.get(path)
+        if mapped is None or len(mapped) < size:  # the file has grown
+            with open(path, "rb") as file:
+                mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            self._maps[path] = mapped
+        return memoryview(mapped)
 
 
 class Channel:
     """One end of a pipe that sends large objects through shared memory.
 
     At most two objects may be under way in one direction: the third overwrites the first. A number
-    is appended to ``outgoing``, the path of the files for outgoing objects.
+    is appended to ``outgoing``, the path of the files for outgoing objects. Arrays of ``sums`` stay
+    where they are.
     """
 
-    def __init__(self, pipe: Connection, outgoing: str) -> None:
-        self._pipe = pipe
+    def __init__(self, pipe: Connection, outgoing: str, sums: SharedSums | None = None) -> None:
+        self._pipe, self._sums = pipe, sums
         self._files = [WritableFile(f"{outgoing}-{i}") for i in range(_BUFFERS)]
         self._incoming = ReadableFiles()
 
     def send(self, content: object) -> None:
         """Send an object; OSError if the other end is closed."""
-        large: list[memoryview] = []
+        large: list[memoryview | Lies] = []
 
         def inline(buffer: pickle.PickleBuffer) -> bool:
             """Take a large array out of the pickle: it is copied once, into the file."""
             raw = buffer.raw()
             if len(raw) > _INLINE_BYTES:
-                large.append(raw)
+                large.append((self._sums and self._sums.find(raw)) or raw)
             return len(raw) <= _INLINE_BYTES
 
         data = pickle.dumps(content, protocol=5, buffer_callback=inline)

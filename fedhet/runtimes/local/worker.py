@@ -9,14 +9,15 @@ from collections.abc import Callable, Sequence
 from logging import ERROR
 from typing import Any
 
-from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
 from flwr.common.logger import log
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedhet.runtimes.local.protocol import Answer, Place, Task
-from fedhet.strategies.round.reply_fold import ReplyFold
+from fedhet.runtimes.local.shared_memory import SharedSums
+from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
 
 _COUNT = "num-examples"
 
@@ -24,11 +25,12 @@ _COUNT = "num-examples"
 class ClientWorker:
     """Runs the ClientApp on a task's message, as a SuperNode would; ``fetch`` reads a placed value.
 
-    A round's replies that need not be kept are added up here: they never leave the process.
+    A round's replies that need not be kept are added up here: they never leave the process. The
+    sums lie in ``sums``, where the server reads them; None: in this process.
     """
 
-    def __init__(self, fetch: Callable[[Place], Any]) -> None:
-        self._fetch = fetch
+    def __init__(self, fetch: Callable[[Place], Any], sums: SharedSums | None = None) -> None:
+        self._fetch, self._sums = fetch, sums
         self._records: dict[Place, ArrayRecord] = {}
         self._fold: ReplyFold | None = None
         set_identity()
@@ -67,10 +69,16 @@ class ClientWorker:
         examples = reported_examples(reply)
         if task.rule is not None:
             if self._fold is None:
-                self._fold = ReplyFold(self._fetch(task.rule))
+                self._fold = self._new_fold(self._fetch(task.rule))
             self._fold.take(node_id - 1, reply)
         sent = reply if task.rule is None else None
         return Answer(sent, context.state, examples, time.perf_counter() - began)
+
+    def _new_fold(self, rule: FoldRule) -> ReplyFold:
+        if self._sums is None:
+            return ReplyFold(rule)
+        self._sums.forget()  # the server has added them to its own
+        return ReplyFold(rule, zeros=self._sums.zeros)
 
     def collect(self) -> ReplyFold:
         """Return the fold of the replies since the last time; at least one."""
@@ -82,8 +90,9 @@ class ClientWorker:
 def reported_examples(reply: Message) -> float | None:
     """Return the number of examples that a reply reports in a metric or config record."""
     content = reply.content if reply.has_content() else RecordDict()
-    counts: list[object] = [record.get(_COUNT) for record in content.metric_records.values()]
-    counts += [record.get(_COUNT) for record in content.config_records.values()]
+    records = [record for record in content.values() if not isinstance(record, ArrayRecord)]
+    records.sort(key=lambda record: isinstance(record, ConfigRecord))
+    counts: list[object] = [record.get(_COUNT) for record in records]
     return next((float(count) for count in counts if isinstance(count, int | float)), None)
 
 

@@ -17,6 +17,7 @@ from flwr.supercore.run import Run
 
 from fedhet.runtimes.local.protocol import Answer, Federation, Lost, Place, Task, Workers
 from fedhet.runtimes.local.worker import set_identity
+from fedhet.strategies.round.records import array_records
 from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
 
 _INLINE_BYTES = 1 << 14  # a larger record is placed even if only one client gets it
@@ -180,7 +181,7 @@ class WorkerGrid(Grid):
 
     def _place_records(self, messages: Sequence[Message]) -> dict[int, Place]:
         """Place all records that are shared or large; return their places by ``id``."""
-        sent = [record for one in messages for record in one.content.array_records.values()]
+        sent = [record for one in messages for record in array_records(one.content).values()]
         records, uses = {id(record): record for record in sent}, Counter(map(id, sent))
         return {
             key: self._workers.place(record)
@@ -194,7 +195,7 @@ class WorkerGrid(Grid):
             raise ValueError(f"node {node_id} is not one of 1..{self._federation.num_clients}")
         message.metadata.__dict__["_message_id"] = str(next(self._numbers))  # as Flower's grids do
         content = message.content
-        arrays = content.array_records.items()
+        arrays = array_records(content).items()
         placed = {name: places[id(one)] for name, one in arrays if id(one) in places}
         rest = RecordDict({name: content[name] for name in content if name not in placed})
         bare = Message(metadata=message.metadata, content=rest)  # type: ignore[call-overload]

@@ -29,7 +29,7 @@ from fedhet.common.files import save_text
 from fedhet.report.blocks import Table
 from fedhet.report.command import rich_table
 from fedhet.report.layout import automatic_layout
-from fedhet.report.markdown import to_markdown
+from fedhet.report.render import to_markdown
 from fedhet.report.sources import completed_runs
 from fedhet.tools.conformal.measure import Options, measure
 from fedhet.tools.conformal.page import page

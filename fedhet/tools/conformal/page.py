@@ -7,19 +7,20 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 import numpy as np
+import pandas as pd
 
 from fedhet.plot import can_plot
-from fedhet.report.blocks import Block, Entry, Heading, Key, Paragraph, Table
+from fedhet.report.blocks import Block, Heading, Key, Paragraph, Table
 from fedhet.report.colors import keys_of
 from fedhet.report.curves import Curve, Panel, common_range, gallery
-from fedhet.report.layout import NO_COLUMN, Cell, Layout
+from fedhet.report.layout import NO_COLUMN, Cell, Layout, cells_with_runs
 from fedhet.report.tables import cell_table
 from fedhet.tasks.conformal.scores import coverage_band
 from fedhet.tasks.conformal.sketch import Grid, bytes_down, bytes_up
 from fedhet.tools.conformal.measure import Measured, Options, RunSets
 
 Found = Mapping[int, RunSets]  # by the run's id()
-DRAWN = "RAPS"
+DRAWN, SIZE = "RAPS", "mean size of the sets"
 
 
 def page(
@@ -39,7 +40,10 @@ def page(
             "over the splits (and seeds). Band: from the lowest to the highest. Dotted: the "
             "reference."
         )
-        blocks.append(gallery(_panels(layout, found, reference), caption, stem, "coverage", 3))
+        kinds = {SIZE: "coverage"}
+        chart = gallery(_panels(layout, found, reference), caption, stem, kinds)
+        chart.save(stem.parent)
+        blocks.append(chart)
     blocks.append(_table(layout, found, options, reference))
     if options.federated:
         blocks += [Heading(2, "At the clients"), _federated_table(layout, found, options)]
@@ -58,9 +62,8 @@ def _panels(layout: Layout, found: Found, reference: float | None) -> list[Panel
         for number in range(len(layout.columns))
     ]
     y_range = common_range([line for lines in by_column for line in lines], marks)
-    axes = "mean size of the sets", "coverage (%)"
     return [
-        Panel("" if column == NO_COLUMN else column, *axes, lines, marks, y_range)
+        Panel("" if column == NO_COLUMN else column, SIZE, "coverage (%)", lines, marks, y_range)
         for column, lines in zip(layout.columns, by_column, strict=True)
         if lines
     ]
@@ -83,16 +86,16 @@ def _table(layout: Layout, found: Found, options: Options, reference: float | No
         heads += [f"{name} coverage (%)", f"{name} size"]
     heads += [f"size at {100 * reference:.4g} %"] if reference is not None else []
     rows = []
-    for cell in _cells(layout):
+    for _, _, cell in cells_with_runs(layout):
         sets = [found[id(run)] for run in cell.runs]
         row = [
-            Entry(_text([100 * one.accuracy for one in sets], 1)),
-            Entry(_text([one.centralised["APS"].temperature for one in sets], 2)),
+            _text([100 * one.accuracy for one in sets], 1),
+            _text([one.centralised["APS"].temperature for one in sets], 2),
         ]
         for name in ("APS", "RAPS"):
             row += _coverage_and_size([one.centralised[name] for one in sets], options.alpha)
         if reference is not None:
-            row.append(Entry(_size_at(reference, [one.centralised[DRAWN] for one in sets])))
+            row.append(_size_at(reference, [one.centralised[DRAWN] for one in sets]))
         rows.append(row)
     one = next(iter(found.values())).centralised["APS"]
     low, high = coverage_band(one.calibration, one.evaluation, options.alpha)
@@ -103,16 +106,16 @@ def _table(layout: Layout, found: Found, options: Options, reference: float | No
     )
     if reference is not None:
         caption += f" Last: the mean size with {DRAWN} that covers the reference's top-1."
-    return cell_table(layout, heads, rows, caption)
+    return cell_table(layout, pd.DataFrame(rows, columns=heads), caption)
 
 
 def _federated_table(layout: Layout, found: Found, options: Options) -> Table:
     heads, rows = ["calibrating"], []
     for name in ("APS", "RAPS"):
         heads += [f"{name} coverage (%)", f"{name} size", f"{name} pooled (%)", "size"]
-    for cell in _cells(layout):
+    for _, _, cell in cells_with_runs(layout):
         sets = [found[id(run)] for run in cell.runs]
-        row = [Entry(_text([one.sketched["APS"].calibration for one in sets], 0))]
+        row = [_text([one.sketched["APS"].calibration for one in sets], 0)]
         for name in ("APS", "RAPS"):
             for kind in ("sketched", "pooled"):
                 measured = [getattr(one, kind)[name] for one in sets]
@@ -125,23 +128,13 @@ def _federated_table(layout: Layout, found: Found, options: Options) -> Table:
         "Pooled: with the scores themselves, which would have to be sent. With few calibrating "
         "examples the coverage varies more; all splits share them."
     )
-    return cell_table(layout, heads, rows, caption)
+    return cell_table(layout, pd.DataFrame(rows, columns=heads), caption)
 
 
-def _cells(layout: Layout) -> list[Cell]:
-    """Return the cells that have runs, in the order of ``cell_table``."""
-    return [
-        line.cells[number]
-        for number in range(len(layout.columns))
-        for line in layout.lines
-        if line.cells[number].runs
-    ]
-
-
-def _coverage_and_size(measured: Sequence[Measured], alpha: float) -> list[Entry]:
+def _coverage_and_size(measured: Sequence[Measured], alpha: float) -> list[str]:
     coverage = [100 * value for one in measured for value in one.at(alpha)[0]]
     sizes = [value for one in measured for value in one.at(alpha)[1]]
-    return [Entry(_text(coverage, 1)), Entry(_text(sizes, 2))]
+    return [_text(coverage, 1), _text(sizes, 2)]
 
 
 def _text(values: Sequence[float], digits: int) -> str:

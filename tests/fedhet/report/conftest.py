@@ -3,7 +3,7 @@
 import pytest
 
 from fedhet.report import layer_plots, update_agreement
-from fedhet.report.blocks import Picture
+from fedhet.report.blocks import Chart
 from fedhet.report.colors import keys_of
 from fedhet.report.layout import automatic_layout
 from tests.finished_runs import finished_run, no_pictures, write_run
@@ -21,9 +21,9 @@ def section_of(monkeypatch, tmp_path):
     def blocks_and_panels(section, runs, *options):
         drawn = {}
 
-        def gallery(panels, caption, stem, kind, abreast):
-            drawn[kind] = panels
-            return Picture("", caption, f"{stem.name}_{kind}")
+        def gallery(panels, caption, stem, kinds):
+            drawn.update(dict.fromkeys(kinds.values(), panels))
+            return Chart(caption, {})
 
         for module in (layer_plots, update_agreement):
             monkeypatch.setattr(module, "gallery", gallery)

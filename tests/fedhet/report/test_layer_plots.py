@@ -66,7 +66,7 @@ def test_the_page_has_layers_rounds_and_similarity(tmp_path, section_of):
     assert blocks[0] == Heading(3, "Layers")
     assert [panel.title for panel in drawn["layers"]] == ["alpha 0.1", "alpha 100"]
     profile, _ = drawn["layers"]
-    assert [line.key.label for line in profile.curves] == ["fedavg", "fedpvr"]
+    assert [line.key.label for line in profile.curves] == ["FedAvg", "FedPVR"]
     assert (profile.curves[0].x, profile.curves[0].mean) == ([0.0, 2.0], [2.0, 4.0])
     assert profile.log
     rounds = drawn["layers_rounds"]
@@ -74,7 +74,7 @@ def test_the_page_has_layers_rounds_and_similarity(tmp_path, section_of):
     assert rounds[2].curves[0].mean == [2.0, 4.0, 6.0]
     assert drawn["similarity"][0].curves[0].mean == [0.75, 0.2]
     diversity, norms, alike = [block for block in blocks if isinstance(block, Table)]
-    row = next(row for row in diversity.rows if row[1].text == "fedpvr")
+    row = next(row for row in diversity.rows if row[1].text == "FedPVR")
     assert [entry.text for entry in row[2:]] == ["2.000", "4.000"]
     assert norms.rows[0][2].text == "0.500"
     assert [entry.text for entry in alike.rows[0][2:]] == ["0.750", "0.200"]

@@ -15,7 +15,7 @@ def test_rows_are_methods_and_columns_the_keys_that_vary(finished_run):
     runs = [finished_run(method, seed, partition__alpha=alpha) for method, seed, alpha in every]
     layout = automatic_layout(runs)
     assert layout.columns == ("alpha 0.1", "alpha 1")
-    assert shape(layout) == {"fedavg": [[0, 1], [0, 1]], "scaffold": [[0, 1], [0, 1]]}
+    assert shape(layout) == {"FedAvg": [[0, 1], [0, 1]], "SCAFFOLD": [[0, 1], [0, 1]]}
     assert layout.notes == ()
 
 
@@ -25,7 +25,7 @@ def test_a_key_that_an_older_run_lacks_makes_no_row_of_its_own(finished_run):
     runs = [finished_run("maecho", 0, **{old: "ridge"})]
     runs += [finished_run("maecho", 1, **{old: form, new: form}) for form in ("ridge", "damped")]
     found = shape(automatic_layout(runs))
-    assert found == {"maecho, form damped": [[1]], "maecho, form ridge": [[0, 1]]}
+    assert found == {"MA-Echo, form damped": [[1]], "MA-Echo, form ridge": [[0, 1]]}
 
 
 def test_seeds_folders_and_keys_of_the_site_are_no_difference(finished_run):
@@ -35,7 +35,7 @@ def test_seeds_folders_and_keys_of_the_site_are_no_difference(finished_run):
     ]
     layout = automatic_layout([*runs, finished_run("fedadam", 0, server__lr=0.03)])
     assert layout.columns == ("all runs",)
-    assert shape(layout) == {"fedavg": [[0, 2, 10]], "fedadam": [[0]]}
+    assert shape(layout) == {"FedAvg": [[0, 2, 10]], "FedAdam": [[0]]}
     assert layout.notes == ()
     assert differing_settings(layout) == ["server.lr"]
     swept = [finished_run("fedavg", 0, partition__seed=seed) for seed in (1, 2)]
@@ -46,8 +46,8 @@ def test_a_key_of_the_method_makes_rows_and_is_not_averaged_over(finished_run):
     key = "strategy__fedprox__mu"
     runs = [finished_run("fedprox", seed, **{key: mu}) for mu in (0.1, 0.01) for seed in (0, 1)]
     layout = automatic_layout([finished_run("fedavg", 0), *runs])
-    rows = {"fedprox, mu 0.01": [[0, 1]], "fedprox, mu 0.1": [[0, 1]]}
-    assert shape(layout) == {"fedavg": [[0]], **rows}
+    rows = {"FedProx, mu 0.01": [[0, 1]], "FedProx, mu 0.1": [[0, 1]]}
+    assert shape(layout) == {"FedAvg": [[0]], **rows}
     assert "strategy.fedprox.mu" in layout.notes[0]
 
 
@@ -61,7 +61,7 @@ def test_labels_have_the_shortest_key_that_was_typed_and_not_what_follows_from_i
     key, copy = "strategy__fedpvr__layers", "strategy__client_sides__fedpvr__layers"
     both = [{key: layers, copy: layers} for layers in ("none", "last:2")]
     layout = automatic_layout([finished_run("fedpvr", 0, **settings) for settings in both])
-    assert [line.label for line in layout.lines] == ["fedpvr, layers last:2", "fedpvr, layers none"]
+    assert [line.label for line in layout.lines] == ["FedPVR, layers last:2", "FedPVR, layers none"]
     assert "differ in strategy.fedpvr.layers." in layout.notes[0]
 
 
@@ -69,7 +69,7 @@ def test_a_search_over_many_values_makes_rows(finished_run):
     rates = [round(0.01 * n, 2) for n in range(1, 14)]
     layout = automatic_layout([finished_run("fedavg", 0, local__lr=rate) for rate in rates])
     assert layout.columns == ("all runs",)
-    assert [line.label for line in layout.lines][:2] == ["fedavg, lr 0.01", "fedavg, lr 0.02"]
+    assert [line.label for line in layout.lines][:2] == ["FedAvg, lr 0.01", "FedAvg, lr 0.02"]
     assert len(layout.lines) == 13
 
 
@@ -81,7 +81,7 @@ def test_by_chooses_the_columns_and_the_rest_becomes_rows(finished_run):
     )
     layout = automatic_layout(runs, by=["clients"])
     assert layout.columns == ("clients 5", "clients 10")
-    assert shape(layout) == {"fedavg, alpha 0.1": [[0], [0]], "fedavg, alpha 0.5": [[0], [0]]}
+    assert shape(layout) == {"FedAvg, alpha 0.1": [[0], [0]], "FedAvg, alpha 0.5": [[0], [0]]}
 
 
 def test_a_repeated_seed_counts_once_and_failed_runs_are_in_no_mean(finished_run):
@@ -91,5 +91,5 @@ def test_a_repeated_seed_counts_once_and_failed_runs_are_in_no_mean(finished_run
     layout = automatic_layout([first, second, *others])
     assert layout.lines[0].cells[0].runs == (second,)
     assert f"{first.name} is left out" in layout.notes[0]
-    assert shape(layout) == {"fedavg": [[0]], "scaffold": [[]]}
+    assert shape(layout) == {"FedAvg": [[0]], "SCAFFOLD": [[]]}
     assert layout.lines[1].cells[0].others == (others[1],)

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from fedhet.report.data_file import parse, read_data, to_text
-from fedhet.report.markdown import to_markdown
+from fedhet.report.names import method_title
 from fedhet.report.page import build_page
+from fedhet.report.render import to_markdown
 
 RESULTS = Path(__file__).resolve().parents[3] / "docs" / "results"
 FILES = [p.name for p in sorted(RESULTS.glob("*.json")) if "fedhet_report" in p.read_text()[:99]]
@@ -28,4 +29,4 @@ def test_a_published_data_file_makes_its_page(name, tmp_path):
     if name == "fedpvr_short.json":  # the table in fedpvr.md: accuracies, rounds and MB
         rows = re.findall(r"^\| 0\.[15] \| (\w+) \|.*?\|.*?(\|.*)$", WRITTEN, re.MULTILINE)
         assert len(rows) == 6
-        assert all(f"{method} {figures}" in made for method, figures in rows)
+        assert all(f"{method_title(method)} {figures}" in made for method, figures in rows)

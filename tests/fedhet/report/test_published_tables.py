@@ -55,7 +55,7 @@ def table_of(runs, node):
 def test_ours_beside_the_papers_and_the_difference(runs):
     """FedAvg: mean 55, sample sd sqrt(2 * 5^2 / 1) = 7.07, difference 55 - 49 = 6."""
     table = table_of(runs, NODE)
-    assert table.head == ["", "alpha 0.1", "alpha 1"]
+    assert table.head == ["method", "alpha 0.1", "alpha 1"]
     assert texts(table) == {
         "FedAvg": [("55.00 ± 7.07 (n = 2)", "paper 49 (+6.0)"), ("not run", "paper 70")],
         "SCAFFOLD": [("60.50 (n = 1)", "paper 60.5 ± 0.2 (+0.0)"), ("90.00 (n = 1)", "")],
@@ -78,10 +78,9 @@ def test_rounds_to_a_target_beside_the_papers(runs):
         "SCAFFOLD": [("1 (n = 1)", "paper 9 (-8.0)"), ("1 (n = 1)", "")],
     }
     assert read_paper(paper).targets == (0.55,)
-    tables = dict(target_tables(paper_layout(runs, read_paper(paper)), [0.55], None))
-    assert list(tables) == ["alpha 0.1", "alpha 1"]
-    assert tables["alpha 0.1"].head == ["", "rounds to 55 %", "MB to 55 %"]
-    assert texts(tables["alpha 1"]) == {"SCAFFOLD": [("1", ""), ("3", "")]}
+    first, second = target_tables(paper_layout(runs, read_paper(paper)), [0.55], None)
+    assert first.head == ["method", "rounds to 55 %", "MB to 55 %"]
+    assert texts(second) == {"SCAFFOLD": [("1", ""), ("3", "")]}
 
 
 def test_numbers_to_another_target_have_no_difference(runs):
@@ -110,18 +109,18 @@ def test_rounds_to_several_targets_beside_the_papers(runs):
 
 def test_targets_are_chosen_for_each_column_above_the_initial_model(runs, finished_run):
     """Best mean at alpha 1 is 0.9: targets 45, 72 and 85 %; of 0.2, 10 % is where it starts."""
-    tables = target_tables(paper_layout(runs, read_paper(NODE)), [], None)
-    assert tables["alpha 1"].head[1:4] == ["rounds to 45 %", "rounds to 72 %", "rounds to 85 %"]
-    assert "targets 45 %, 72 %, 85 %: of 50, 80 and 95 %" in tables["alpha 1"].caption
+    _, second = target_tables(paper_layout(runs, read_paper(NODE)), [], None)
+    assert second.head[1:4] == ["rounds to 45 %", "rounds to 72 %", "rounds to 85 %"]
+    assert "targets 45 %, 72 %, 85 %: of 50, 80 and 95 %" in second.caption
     layout = paper_layout([finished_run("fedavg", 0, (0.1, 0.2))], read_paper(NODE))
-    (table,) = target_tables(layout, [], None).values()
+    (table,) = target_tables(layout, [], None)
     assert table.head[1:3] == ["rounds to 16 %", "rounds to 19 %"]
 
 
 def test_other_methods_get_rows_and_runs_outside_all_columns_are_named(runs, finished_run):
     others = [finished_run("fedadam", 0), finished_run(name="lost", partition__alpha=5.0)]
     layout = paper_layout([*runs, *others], read_paper(NODE))
-    assert layout.lines[-1].label == "fedadam (not in the paper's table)"
+    assert layout.lines[-1].label == "FedAdam (not in the paper's table)"
     assert layout.lines[-1].cells[0].published is None
     assert layout.notes == ("In no column of the paper's table, and so not shown: lost.",)
 

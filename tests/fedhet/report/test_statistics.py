@@ -45,7 +45,7 @@ def test_metrics_are_best_where_they_are_largest_or_for_errors_smallest(finished
     run.columns["f1"][1:], run.columns["client_mae"][1:] = [0.7, 0.2, 0.4], [3.0, 1.0, 2.0]
     found = {name: Figure(name).of(run).number for name in ("f1", "best_f1", "best_client_mae")}
     assert found == {"f1": 0.4, "best_f1": 0.7, "best_client_mae": 1.0}
-    assert Figure("best_client_mae").title == "best client_mae"
+    assert Figure("best_client_mae").title == "best client mae"
 
 
 def test_a_target_that_no_run_reaches_is_the_bound_of_the_run_that_gave_up_first(finished_run):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from fedhet.report.blocks import Heading, Picture, Table
+from fedhet.report.blocks import Chart, Heading, Table
 from fedhet.report.run_data import Run
 from fedhet.report.update_agreement import agreement
 
@@ -45,7 +45,7 @@ def texts(blocks):
 def test_a_panel_a_figure_with_the_seeds_mean_and_band(shown):
     blocks, (ratio, cosine, diversity) = shown([run(), run(seed=1, values=(0.7, 0.6))])
     assert blocks[Heading].text == "How far updates agree"
-    assert "One round in 2 is drawn, and all of the last 10." in blocks[Picture].caption
+    assert "One round in 2 is drawn, and all of the last 10." in blocks[Chart].caption
     (line,) = ratio.curves
     assert line.x == [1, 2]
     assert line.mean == pytest.approx([0.6, 0.6])
@@ -65,7 +65,7 @@ def test_dotted_is_where_orthogonal_updates_of_equal_length_lie(shown):
     assert [panel.marks for panel in panels] == [[0.5], [0.0], [1.0]]
     labels = ["norm ratio (dotted: 1/√4)", "pairwise cosine (dotted: 0)"]
     assert [panel.y_label for panel in panels] == [*labels, "drift diversity (dotted: 1)"]
-    assert "|S| = 4." in blocks[Picture].caption
+    assert "|S| = 4." in blocks[Chart].caption
     for panel in panels:
         low, high = panel.y_range
         assert all(low < value < high for value in [*panel.marks, *panel.curves[0].mean])
@@ -74,7 +74,7 @@ def test_dotted_is_where_orthogonal_updates_of_equal_length_lie(shown):
     blocks, (ratio, *_) = shown(runs)
     assert ratio.marks == pytest.approx([1 / 3, 1 / 4])
     assert ratio.y_label == "norm ratio (dotted: 1/√|S|)"
-    assert "|S| is 4 to 25; dotted is a row's median" in blocks[Picture].caption
+    assert "|S| is 4 to 25; dotted is a row's median" in blocks[Chart].caption
 
 
 def test_the_table_has_the_means_over_the_last_ten_rounds(shown):
@@ -82,10 +82,15 @@ def test_the_table_has_the_means_over_the_last_ten_rounds(shown):
     rising = [run(values=range(1, 16)), run(seed=1, values=[2 + n for n in range(1, 16)])]
     blocks, _ = shown([*rising, run("scaffold", values=(0.25, 0.75))])
     sd = math.sqrt(2)  # of 10.5 and 12.5
-    assert list(blocks[Table].head) == ["", "norm ratio", "pairwise cosine", "drift diversity"]
+    assert list(blocks[Table].head) == [
+        "method",
+        "norm ratio",
+        "pairwise cosine",
+        "drift diversity",
+    ]
     assert texts(blocks) == {
-        "fedavg": [f"11.500 ± {sd:.3f}", f"11.000 ± {sd:.3f}", f"23.000 ± {2 * sd:.3f}"],
-        "scaffold": ["0.500", "0.000", "1.000"],
+        "FedAvg": [f"11.500 ± {sd:.3f}", f"11.000 ± {sd:.3f}", f"23.000 ± {2 * sd:.3f}"],
+        "SCAFFOLD": ["0.500", "0.000", "1.000"],
     }
 
 
@@ -95,9 +100,9 @@ def test_runs_without_the_columns_or_of_a_single_client_are_left_out(shown):
     alone = run("centralised", values=(1.0, 1.0), sizes=1, update_cosine=[None] * 3)
     assert shown([older]) == shown([alone]) == ({}, [])
     blocks, panels = shown([older, alone, run(), run(seed=1, **columns)])
-    assert list(texts(blocks)) == ["fedavg"]
+    assert list(texts(blocks)) == ["FedAvg"]
     assert [line.runs for panel in panels for line in panel.curves] == [1, 1, 1]
     assert panels[0].marks == [0.5]
     blocks, panels = shown([run(update_cosine=[None] * 3)])
     assert [panel.y_label[:10] for panel in panels] == ["norm ratio", "drift dive"]
-    assert texts(blocks)["fedavg"] == ["0.550", "-", "1.100"]
+    assert texts(blocks)["FedAvg"] == ["0.550", "-", "1.100"]

@@ -1,17 +1,20 @@
 """Replies that the workers add up: the same bits as the server's sum, whoever is lost meanwhile."""
 
 import itertools
+import multiprocessing
 import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
 from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation
+from fedhet.runtimes.local.shared_memory import Channel, SharedSums
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.strategies.base import Reply, ReplySum
 from fedhet.strategies.round.decoder import ExpectedReply
@@ -95,6 +98,37 @@ def test_the_workers_sum_is_the_servers_to_the_bit_and_short_tasks_share_a_messa
     assert refused.refused[2].endswith("ValueError: this client cannot")
     assert "NaN" in refused.refused[4]
     assert refused.non_finite == 1
+
+
+def test_a_sum_stays_when_the_workers_overwrite_the_memory_that_they_have_sent_it_in(grid):
+    asked = messages()
+    first = grid.send_and_fold({0: asked[0]}, rule())
+    before = {name: value.clone() for name, value in first.total().update.items()}
+    other = grid.send_and_fold({1: asked[1]}, rule()).total().update
+    for name, value in first.total().update.items():
+        assert torch.equal(value, before[name])
+        assert not torch.equal(value, other[name])
+
+
+def test_sums_are_read_where_they_were_made(tmp_path):
+    near, far = multiprocessing.Pipe()
+    sums = SharedSums(f"{tmp_path}/sum")
+    sender, receiver = Channel(near, f"{tmp_path}/a", sums), Channel(far, f"{tmp_path}/b")
+    for size in (5000, 6000):  # the second needs a larger file
+        sums.forget()
+        mine = [sums.zeros(size), np.arange(size), sums.zeros(size), sums.zeros(3)]
+        mine[2] += 7
+        sender.send(mine)
+        theirs = receiver.receive()
+        for one, other in zip(mine, theirs, strict=True):
+            assert np.array_equal(one, other)
+        for one in mine:
+            one += 1
+        changed = [np.array_equal(one, other) for one, other in zip(mine, theirs, strict=True)]
+        assert changed == [True, False, True, False]  # copied are others, and what is small
+        with pytest.raises(ValueError, match="read-only"):
+            theirs[0] += 1
+        assert sum(file.stat().st_size for file in tmp_path.glob("a-*")) < 2 * (8 * size + 1000)
 
 
 @pytest.mark.flower  # a fresh interpreter imports torch: seconds

@@ -41,7 +41,7 @@ def test_tables_have_the_mean_and_spread_over_the_splits(tmp_path, monkeypatch):
     blocks = page(automatic_layout(runs), found, options, 0.81, tmp_path / "conformal")
     main_table, federated = [block for block in blocks if isinstance(block, Table)]
     texts = [entry.text for entry in main_table.rows[0]]
-    assert texts == ["fedavg", "72.0", "1.25", *["91.0 ± 1.4", "3.10 ± 0.14"] * 2, "2.10"]
+    assert texts == ["FedAvg", "72.0", "1.25", *["91.0 ± 1.4", "3.10 ± 0.14"] * 2, "2.10"]
     assert "400 scores, 500 examples" in main_table.caption
     assert federated.rows[1][1].text == "400"
     assert "4,972 bytes" in federated.caption  # 121 doubles and 1001 counts of four bytes

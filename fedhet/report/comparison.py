@@ -1,0 +1,291 @@
+"""Ranks the rows of a column, and compares them with a baseline in pairs of equal seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+from scipy import stats
+
+from fedhet.common.errors import ConfigError
+from fedhet.report.blocks import Entry, Table
+from fedhet.report.layout import NO_COLUMN, Layout, Line
+from fedhet.report.names import listed
+from fedhet.report.statistics import ACCURACIES, TO_TARGET, Estimate, Figure, estimate
+
+LEVEL = 0.95
+DEFAULT_BASELINES = ("fedavg", "average")  # the first that is there
+_UNITS = {
+    **dict.fromkeys(ACCURACIES, " points"),
+    **{"rounds_to": " rounds", "bytes_to": " MB", "seconds_to": " simulated seconds"},
+}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its confidence interval by Student's t; one number has no interval."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float], most: float = math.inf) -> Interval:
+        """Return the interval of independent values; equal ones say nothing of their spread.
+
+        ``most``: values lie in [0, most], and so does the interval.
+        """
+        mean, count = math.fsum(values) / len(values), len(values)
+        if count < 2 or max(values) - min(values) < 1e-9:
+            return cls(mean, None, None, count)
+        low, high = stats.t.interval(LEVEL, count - 1, loc=mean, scale=stats.sem(values))
+        if most < math.inf:
+            low, high = max(0.0, low), min(most, high)
+        return cls(mean, float(low), float(high), count)
+
+    @property
+    def sign(self) -> int:
+        """1 or -1 if the interval lies above or below 0, else 0."""
+        if self.low is None or self.high is None:
+            return 0
+        return int(self.low > 0) - int(self.high < 0)
+
+    def range_text(self, digits: int, sign: str = "") -> str:
+        """Return ``[1.2, 4.9]``, or a dash."""
+        if self.low is None or self.high is None:
+            return "-"
+        return f"[{self.low:{sign}.{digits}f}, {self.high:{sign}.{digits}f}]"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A row of a column."""
+
+    label: str
+    score: Estimate
+    interval: Interval | None  # None: not every run has reached the target
+    difference: Interval | None  # to the baseline over common seeds; None without any, or for it
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The rows of a column from the best to the worst."""
+
+    column: str
+    figure: Figure
+    baseline: str
+    rows: Sequence[Ranked]
+
+
+def comparisons(layout: Layout, figure: Figure, baseline: str = "") -> list[Comparison]:
+    """Return the comparison of each column that has runs.
+
+    ``baseline`` is a row's label or method; by default it is the plain mean of models, or else
+    the first row.
+    """
+    found = []
+    for number, column in enumerate(layout.columns):
+        lines = [line for line in layout.lines if _measured(line, number, figure)]
+        if lines:
+            found.append(_comparison(column, number, lines, figure, baseline))
+    return found
+
+
+def check_baseline(layouts: Sequence[Layout], baseline: str) -> None:
+    """Raise a ConfigError if no row is the baseline."""
+    lines = [line for layout in layouts for line in layout.lines]
+    if baseline and not any(_is(line, baseline) for line in lines):
+        allowed = ", ".join(dict.fromkeys(word for x in lines for word in (x.method, x.label)))
+        raise ConfigError(f"--baseline {baseline} is unknown; allowed: {allowed}")
+
+
+def _is(line: Line, name: str) -> bool:
+    return name.casefold() in (line.label.casefold(), line.method.casefold())
+
+
+def _measured(line: Line, number: int, figure: Figure) -> bool:
+    return any(figure.of(run) is not None for run in line.cells[number].runs)
+
+
+def _comparison(
+    column: str, number: int, lines: Sequence[Line], figure: Figure, baseline: str
+) -> Comparison:
+    names = [baseline] if baseline else DEFAULT_BASELINES
+    chosen = next((x for name in names for x in lines if _is(x, name)), lines[0])
+    scores = pd.DataFrame({line.label: _by_seed(line, number, figure) for line in lines})
+    differences = scores.sub(scores[chosen.label], axis="index")
+    rows = []
+    for line in lines:
+        score = estimate(figure, line.cells[number].runs)
+        assert score is not None
+        own, paired = (frame[line.label].dropna().tolist() for frame in (scores, differences))
+        interval = Interval.of(own, _most(figure)) if score.complete else None
+        difference = Interval.of(paired) if paired and line is not chosen else None
+        rows.append(Ranked(line.label, score, interval, difference))
+    better = -1 if figure.larger_is_better else 1
+    rows.sort(key=lambda row: (not row.score.complete, better * row.score.mean))
+    return Comparison(column, figure, chosen.label, rows)
+
+
+def _most(figure: Figure) -> float:
+    """Return the largest value that a figure can have."""
+    return math.inf if figure.name not in ACCURACIES else 100.0 if figure.percent else 1.0
+
+
+def _by_seed(line: Line, number: int, figure: Figure) -> pd.Series:
+    """Return a row's figure by seed; a run that has not reached the target has none."""
+    values = {run.seed: figure.of(run) for run in line.cells[number].runs}
+    return pd.Series({s: v.number for s, v in values.items() if v and v.reached}, dtype=float)
+
+
+def ranked_table(found: Sequence[Comparison]) -> Table:
+    """Return the rows of all columns from the best to the worst, with intervals."""
+    records = []
+    for one in found:
+        means = [row.score.mean if row.score.complete else None for row in one.rows]
+        for row in one.rows:
+            place = means.index(row.score.mean if row.score.complete else None) + 1
+            digits, gap = _digits(one.figure), row.difference
+            best = place == 1 and len(one.rows) > 1
+            records.append(
+                {
+                    "method": Entry(row.label, best=best),
+                    "setting": one.column,
+                    "rank": str(place),
+                    "mean": Entry(_mean_text(row, digits), best=best),
+                    "95 % interval": row.interval.range_text(digits) if row.interval else "-",
+                    "seeds": str(row.score.count),
+                    "minus the baseline": _gap_text(one, row, digits),
+                    "its 95 % interval": gap.range_text(digits, "+") if gap else "-",
+                    "common seeds": str(gap.count) if gap else "-",
+                }
+            )
+    frame = pd.DataFrame(records)
+    if [one.column for one in found] == [NO_COLUMN]:
+        frame = frame.drop(columns="setting")
+    if all(len(one.rows) == 1 for one in found):
+        alone = ["method", "setting", "mean", "95 % interval", "seeds"]
+        frame = frame[[name for name in alone if name in frame]]
+        return Table.of(frame, _caption(found), words=list(frame.columns).index("mean"))
+    return Table.of(frame, _caption(found), words=list(frame.columns).index("rank"))
+
+
+def _mean_text(row: Ranked, digits: int) -> str:
+    alone = row.score.complete and row.score.spread is None
+    return f"{row.score.mean:.{digits}f}" if alone else row.score.text(digits)
+
+
+def _gap_text(one: Comparison, row: Ranked, digits: int) -> str:
+    if row.label == one.baseline:
+        return "the baseline"
+    return f"{row.difference.mean:+.{digits}f}" if row.difference else "-"
+
+
+def _caption(found: Sequence[Comparison]) -> str:
+    title, compared = found[0].figure.title, max(len(one.rows) for one in found) - 1
+    baselines = listed(one.baseline for one in found)
+    words = [
+        f"{title[0].upper()}{title[1:]}, the best first; mean ± sample standard deviation over the "
+        "seeds. Intervals: Student's t over the seeds."
+    ]
+    if compared:
+        words.append(f"Baseline: {baselines}; differences are over the seeds that both rows have.")
+    if compared > 1:
+        words.append(f"Each interval is on its own, not corrected for {compared} comparisons.")
+    return " ".join(words)
+
+
+def verdict(found: Sequence[Comparison]) -> list[str]:
+    """Return in words which rows are above or below the baseline; of many columns, the best row."""
+    most = None if len(found) == 1 else 1
+    return [sentence for one in found for sentence in _column_verdict(one)[:most]]
+
+
+def _column_verdict(one: Comparison) -> list[str]:
+    where = "" if one.column == NO_COLUMN else f"{one.column}: "
+    best, others = one.rows[0], [row for row in one.rows if row.label != one.baseline]
+    if not others:
+        return [f"{where}{best.label}: {_score_text(one, best)}. {_seeds_text(one, best)}"]
+    sentences = []
+    if best.label == one.baseline:
+        sentences.append(f"{where}The best mean is that of {best.label}: {_score_text(one, best)}.")
+    else:
+        sentences.append(f"{where}{_pair_text(one, best)}")
+        others.remove(best)
+    seen = [row for row in others if row.difference and row.difference.sign]
+    for row in seen[:3]:
+        sentences.append(f"{where}{_pair_text(one, row)}")
+    for rows, text in (
+        (seen[3:], "A difference to {0} can also be seen for {1}."),
+        (
+            [
+                r
+                for r in others
+                if r.difference and r.difference.count > 1 and not r.difference.sign
+            ],
+            "No difference to {0} can be seen for {1}.",
+        ),
+        (
+            [row for row in others if row.difference and row.difference.count == 1],
+            "With a single common seed, no interval can be said of {0} and {1}.",
+        ),
+        (
+            [row for row in others if row.difference is None],
+            "{1} cannot be compared with {0}: they have no seed in common that reached the target."
+            if one.figure.target is not None
+            else "{1} cannot be compared with {0}: they have no seed in common.",
+        ),
+    ):
+        if rows:
+            names = listed(row.label for row in rows)
+            sentences.append(where + text.format(one.baseline, names))
+    return sentences
+
+
+def _pair_text(one: Comparison, row: Ranked) -> str:
+    """Return the sentence about a row and the baseline."""
+    gap = row.difference
+    if gap is None:
+        alone = f"it has no seed in common with {one.baseline}"
+        return f"{row.label} has the best mean, {_score_text(one, row)}; {alone}."
+    digits = _digits(one.figure)
+    unit = _UNITS.get(one.figure.name, "") if one.figure.percent or digits == 1 else ""
+    size, side = f"{abs(gap.mean):.{digits}f}{unit}", "above" if gap.mean > 0 else "below"
+    pair = f"{row.label} is {size} {side} {one.baseline}"
+    if gap.low is None and gap.count == 1:
+        return f"{pair} with one common seed: no interval can be said of one seed."
+    if gap.low is None:
+        equal = f"{row.label} and {one.baseline} are equal" if abs(gap.mean) < 1e-9 else pair
+        return f"{equal} with each of {gap.count} common seeds."
+    seeds = f"over {gap.count} common seeds"
+    interval = gap.range_text(digits, "+" if gap.low < 0 else "")
+    if gap.sign == 0:
+        pair = f"between {row.label} and {one.baseline}"
+        figures = f"{gap.mean:+.{digits}f}{unit} {interval} {seeds}"
+        return f"No difference can be seen {pair}: {figures}."
+    if gap.sign < 0:
+        interval = f"[{-(gap.high or 0):.{digits}f}, {-gap.low:.{digits}f}]"
+    return f"{pair} {interval} {seeds}."
+
+
+def _score_text(one: Comparison, row: Ranked) -> str:
+    text = f"{one.figure.title.removesuffix(' (%)')} {_mean_text(row, _digits(one.figure))}"
+    return f"{text} %" if one.figure.percent and one.figure.name in ACCURACIES else text
+
+
+def _seeds_text(one: Comparison, row: Ranked) -> str:
+    if row.score.count == 1:
+        return "One seed: no interval can be said."
+    seeds = f"{row.score.count} seeds."
+    if row.interval is None:
+        return seeds
+    return f"95 % interval {row.interval.range_text(_digits(one.figure))} over {seeds}"
+
+
+def _digits(figure: Figure) -> int:
+    if figure.name in ACCURACIES:
+        return 1 if figure.percent else 4
+    return 1 if figure.name in TO_TARGET else 2

@@ -1,0 +1,53 @@
+"""Readable names for the keys of recipes and the columns of metrics.jsonl."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from fedhet.conf.project import conf_folders
+
+_FIRST = re.compile(
+    r"^# ([^(:\n]+?) \([^)]*\): ", re.MULTILINE
+)  # "# FedAvg (McMahan et al. 2017): "
+_COLUMNS = {
+    "lr": "learning rate",
+    "f1": "F1",
+    "bytes_up": "bytes sent by the clients",
+    "bytes_down": "bytes sent to the clients",
+    "seconds": "seconds a round",
+    "simulated_seconds": "simulated seconds",
+    "clients": "clients in the mean",
+    "norm_ratio": "norm ratio",
+    "update_cosine": "pairwise cosine",
+}
+
+
+@lru_cache
+def _methods() -> dict[str, str]:
+    """Return the name of each recipe of a method, from its first comment."""
+    found = {}
+    for folder in conf_folders():
+        for path in (*folder.glob("base/*.yaml"), *folder.glob("strategy/*.yaml")):
+            named = _FIRST.search(path.read_text(encoding="utf-8"))
+            found.update({path.stem: named[1]} if named else {})
+    return found
+
+
+def method_title(method: str) -> str:
+    """Return ``FedPVR + FedProx`` for ``fedpvr+fedprox``; an unknown method keeps its name."""
+    return " + ".join(_methods().get(name, name) for name in method.split("+"))
+
+
+def column_title(column: str) -> str:
+    """Return ``train loss`` for ``train_loss``."""
+    return _COLUMNS.get(column, column.replace("_", " "))
+
+
+def listed(names: Iterable[str], most: int = 5) -> str:
+    """Return ``A, B and C``; of more than ``most`` names, the first and how many others."""
+    names = list(dict.fromkeys(names))
+    if len(names) > most:
+        names = [*names[: most - 1], f"{len(names) - most + 1} others"]
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

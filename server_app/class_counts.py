@@ -1,0 +1,31 @@
+"""Stores who holds which classes, class_counts.json, for reports and the plot of a run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from fedhet.common.files import save_text
+from fedhet.common.results import CLASS_COUNTS
+from fedhet.tasks import AnyTask, OwnTask
+
+MOST_COUNTS = 20_000  # of more, those of the first clients are stored
+
+
+def store_class_counts(recipe: DictConfig, folder: Path, task: AnyTask) -> None:
+    """Write how many examples of each class each client of a simulation holds.
+
+    Nothing is written where the server does not divide the examples: in a deployment, with
+    partition=site, and for a function that gives each client its own.
+    """
+    own = isinstance(task, OwnTask) and (task.by_client or task.by_folder)
+    if own or not recipe.runtime.simulation or recipe.partition.name == "site":
+        return
+    counts = task.class_counts()
+    clients, classes = counts.shape
+    names = list(task.class_names) or [f"tenth {number + 1}" for number in range(classes)]
+    shown = counts[: max(1, MOST_COUNTS // max(1, classes))].tolist()
+    content = {"clients": clients, "class_names": names, "counts": shown}
+    save_text(folder / CLASS_COUNTS, json.dumps(content) + "\n")

@@ -1,0 +1,101 @@
+"""Rankings, paired differences and verdicts, by Student's t of hand-worked differences.
+
+The 97.5 % quantile of t with 2 degrees of freedom is 4.3027 (any table): of three differences with
+the standard deviation 1 the half width of the interval is 4.3027 / sqrt(3) = 2.484.
+"""
+
+import pytest
+
+from fedhet.report.comparison import Interval, comparisons, ranked_table, verdict
+from fedhet.report.layout import automatic_layout
+from fedhet.report.statistics import Figure
+
+ACCURACY = Figure("accuracy", percent=True)
+
+
+@pytest.fixture
+def compared(finished_run):
+    """Return a function: the comparison of methods' final accuracies (%) by seed, from 0 on."""
+
+    def compare(baseline="", figure=ACCURACY, **finals):
+        runs = [
+            finished_run(method, seed, (0.1, percent / 100))
+            for method, percents in finals.items()
+            for seed, percent in enumerate(percents)
+            if percent is not None
+        ]
+        return comparisons(automatic_layout(runs), figure, baseline)
+
+    return compare
+
+
+def test_intervals_are_students_t_and_equal_values_have_none():
+    found = Interval.of([2.0, 3.0, 4.0])
+    assert (found.mean, found.count, found.sign) == (3.0, 3, 1)
+    assert (found.low, found.high) == pytest.approx((3 - 2.484, 3 + 2.484), abs=1e-3)
+    assert Interval.of([1.0, 2.0, 3.0]).sign == 0  # [-0.48, 4.48]
+    assert Interval.of([-2.0, -3.0, -4.0]).sign == -1
+    assert Interval.of([5.0]) == Interval(5.0, None, None, 1)
+    assert Interval.of([5.0, 5.0]) == Interval(5.0, None, None, 2)
+    bounded = Interval.of([98.0, 99.0, 100.0], most=100.0)
+    assert (bounded.low, bounded.high) == pytest.approx((96.516, 100.0), abs=1e-3)
+
+
+def test_rows_are_ranked_and_paired_with_the_baseline_over_common_seeds(compared):
+    """FedPVR minus FedAvg: 2, 3 and 4, though both vary by 10 between the seeds."""
+    (found,) = compared(fedavg=(50, 60, 70), fedpvr=(52, 63, 74, 99), moon=(49, 62, 69))
+    table = ranked_table([found])
+    rows = {row[0].text: [entry.text for entry in row[1:]] for row in table.rows}
+    assert list(rows) == ["FedPVR", "FedAvg", "MOON"]
+    assert [row[0].best for row in table.rows] == [True, False, False]
+    assert rows["FedPVR"][4:] == ["+3.0", "[+0.5, +5.5]", "3"]
+    assert rows["FedAvg"][:5] == ["2", "60.0 ± 10.0", "[35.2, 84.8]", "3", "the baseline"]
+    assert rows["MOON"][4] == "+0.0"  # -1, 2 and -1
+    assert "not corrected for 2 comparisons" in table.caption
+    assert verdict([found]) == [
+        "FedPVR is 3.0 points above FedAvg [0.5, 5.5] over 3 common seeds.",
+        "No difference to FedAvg can be seen for MOON.",
+    ]
+    (found,) = compared("FedPVR", fedavg=(50, 60, 70), fedpvr=(52, 63, 74))
+    assert found.baseline == "FedPVR"
+    assert verdict([found]) == [
+        "The best mean is that of FedPVR: final accuracy 63.0 ± 11.0 %.",
+        "FedAvg is 3.0 points below FedPVR [0.5, 5.5] over 3 common seeds.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("finals", "sentence"),
+    [
+        (
+            {"fedavg": (50, 60, 70), "fedpvr": (51, 62, 73)},
+            "No difference can be seen between FedPVR and FedAvg: +2.0 points [-0.5, +4.5] over 3 "
+            "common seeds.",
+        ),
+        (
+            {"fedavg": (50,), "fedpvr": (53, 60)},
+            "FedPVR is 3.0 points above FedAvg with one common seed: no interval can be said of "
+            "one seed.",
+        ),
+        (
+            {"fedavg": (50, None), "fedpvr": (None, 60)},
+            "FedPVR has the best mean, final accuracy 60.0 %; it has no seed in common with ",
+        ),
+        ({"fedpvr": (50, 52)}, "FedPVR: final accuracy 51.0 ± 1.4 %."),
+        ({"fedpvr": (50,)}, "FedPVR: final accuracy 50.0 %. One seed: no interval can be said."),
+    ],
+)
+def test_a_verdict_says_no_more_than_the_seeds_show(compared, finals, sentence):
+    (found,) = compared(**finals)
+    assert verdict([found])[0].startswith(sentence)
+
+
+def test_smaller_losses_are_better_and_a_missed_target_is_last(compared):
+    """Losses of ``rows_of`` are 1 / round; of the targets' rounds a bound is no number."""
+    (found,) = compared(figure=Figure("rounds_to", 0.55), fedavg=(60, 60), fedpvr=(50, 60))
+    assert [row.label for row in found.rows] == ["FedAvg", "FedPVR"]
+    assert found.rows[1].interval is None
+    assert found.rows[1].difference.count == 1
+    assert not Figure("loss").larger_is_better
+    assert not Figure("best_mae").larger_is_better
+    assert Figure("best_f1").larger_is_better

@@ -1,0 +1,127 @@
+"""The HTML page, read by a parser: what it may run and fetch, its parts, and its charts' data."""
+
+import base64
+import hashlib
+import json
+from html.parser import HTMLParser
+from itertools import combinations, product
+
+import pytest
+
+from fedhet.report.blocks import Heading, Paragraph, Table, Warn
+from fedhet.report.colors import PAGE, PALETTE, keys_of
+from fedhet.report.command import main
+from fedhet.report.render import to_html, to_markdown
+from tests.finished_runs import write_run
+
+__all__ = ["write_run"]
+EVIL = "<script>alert('x')</script> \"&'"
+
+
+class Page(HTMLParser):
+    """The elements of a page, and the texts inside scripts, headings and list items."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self._open = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes), []))
+        self._open.append(self.found[-1])
+
+    def handle_endtag(self, tag):
+        while self._open and self._open.pop()[0] != tag:
+            pass
+
+    def handle_data(self, data):
+        for _, _, texts in self._open:
+            texts.append(data)
+
+    def all(self, tag):
+        return [
+            (attributes, "".join(texts)) for name, attributes, texts in self.found if name == tag
+        ]
+
+
+@pytest.fixture
+def page(write_run, tmp_path, monkeypatch):
+    """Two methods and three seeds; a fourth run failed, with markup in its reason."""
+    monkeypatch.setattr("fedhet.report.curves.can_plot", lambda: False)  # drawing takes seconds
+    for method, seed in product(("fedavg", "fedpvr"), range(3)):
+        more = 0.02 + seed / 100 if method == "fedpvr" else 0.0
+        columns = {"elapsed_seconds": 1.5, "simulated_seconds": 9.0, "staleness": seed / 2}
+        folder = write_run(method, seed, (0.1, 0.3, 0.5 + seed / 10 + more), columns=columns)
+        counts = {"class_names": [EVIL, "b"], "counts": [[3, 0], [1, 4]], "clients": 2}
+        (folder / "class_counts.json").write_text(json.dumps(counts))
+    write_run("moon", 0, (0.1,), summary={"status": "failed", "error": EVIL})
+    main([str(tmp_path / "sweep")])
+    return Page((tmp_path / "sweep" / "report" / "report.html").read_text())
+
+
+def test_the_page_answers_and_its_charts_have_every_axis(page):
+    (_, title), *_ = page.all("h1")
+    assert title == "FedAvg, FedPVR and MOON on digits, dirichlet partition with alpha 0.1"
+    (verdict,) = (text for a, text in page.all("ul") if a.get("class") == "verdict")
+    assert verdict.startswith("FedPVR is 3.0 points above FedAvg [0.5, 5.5] over 3 common seeds.")
+    rows = [text.split() for attributes, text in page.all("tr")]
+    assert any(row[:3] == ["★best:", "FedPVR", "1"] for row in rows)
+    assert ["7_moon_seed0", "failed"] in [row[:2] for row in rows] or any(
+        "failed" in r for r in rows
+    )
+    accuracy, *_, partition = (
+        json.loads(text) for a, text in page.all("script") if a.get("type") == "application/json"
+    )
+    words = ["round", "MB up and down, all clients", "wall time (s)", "simulated time (s)"]
+    assert accuracy["axes"] == words
+    first = accuracy["panels"][0]["lines"][0]
+    assert [accuracy["x"][place] for place in first["x"][:2]] == [[0, 1, 2], [0, 3, 6]]
+    assert first["y"] == [10, 30, 60]  # of 50, 60 and 70
+    assert (first["low"], first["high"]) == ([10, 30, 50], [10, 30, 70])
+    assert partition == {"counts": [[3, 1], [0, 4]], "classes": [EVIL, "b"]}
+    lines = [a["data-line"] for a, _ in page.all("button")]
+    assert lines[:2] == ["FedAvg", "FedPVR"]
+    assert all(a["type"] == "button" and a["aria-pressed"] == "true" for a, _ in page.all("button"))
+
+
+def test_texts_of_runs_are_no_markup_and_only_the_pages_own_scripts_may_run(page):
+    assert any(EVIL in text for _, text in page.all("td"))
+    run = [(a, text) for a, text in page.all("script") if a.get("type") != "application/json"]
+    assert [set(a) for a, _ in run] == [set(), set()]
+    (policy,) = (a["content"] for a, _ in page.all("meta") if "http-equiv" in a)
+    digests = [base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for _, t in run]
+    assert all(f"'sha256-{digest}'" in policy for digest in digests)
+    assert policy.startswith("default-src 'none'; img-src data: blob:;")
+    sources = [a[key] for _, a, _ in page.found for key in ("src", "href") if key in a]
+    assert all(source.startswith(("#", "data:", "report_")) for source in sources)
+    blocks = [Heading(1, EVIL), Paragraph(EVIL), Warn(EVIL), Table([EVIL], [], EVIL)]
+    small = Page(to_html(blocks))
+    assert len(small.all("script")) == 2
+    assert "<script" not in to_markdown(blocks).replace("\\<script", "")
+
+
+def test_contents_lead_to_every_part_and_every_cell_has_a_named_column(page):
+    ids = [a["id"] for _, a, _ in page.found if "id" in a]
+    assert len(ids) == len(set(ids))
+    links = [a["href"] for a, _ in page.all("a") if a["href"].startswith("#")]
+    assert {link[1:] for link in links} <= set(ids)
+    assert len(links) - 1 == len(page.all("h2")) + len(page.all("h3"))  # and the link to skip
+    assert all(text.strip() for _, text in page.all("th"))
+    assert all(a["alt"] for a, _ in page.all("img"))
+
+
+def luminance(color):
+    shares = [int(color[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def test_lines_stand_out_from_the_page_and_from_each_other():
+    """WCAG 2.2: (L1 + 0.05) / (L2 + 0.05) is 3 or more for graphical objects (1.4.11)."""
+    for color, theme in product(PALETTE, range(2)):
+        low, high = sorted((luminance(color[theme]), luminance(PAGE[theme])))
+        assert (high + 0.05) / (low + 0.05) >= 3
+    methods = ["fedavg", "x", "fedpvr", "fedprox", *map(str, range(20))]
+    keys = keys_of([(method, method) for method in methods]).values()
+    assert all((a.color, a.style) != (b.color, b.style) for a, b in combinations(keys, 2))
+    assert len({key.style for key in list(keys)[:4]}) == 4
