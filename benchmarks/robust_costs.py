@@ -7,11 +7,14 @@ is the mean that fedhet takes, ``float32`` a running sum.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
+import statistics
 import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -130,3 +133,14 @@ def measure(repeats: int, clients: int = 100) -> dict[str, Any]:
     for name, figures in found.items():
         print(f"{name}: {spread(figures['cpu_seconds'], '.1f')} CPU s")
     return {"clients": clients, "numbers": numbers, "hostile": _HOSTILE, "rules": found}
+
+
+def markdown(path: Path) -> str:
+    """Return the stored costs as a table: medians of CPU seconds, over the float32 mean's, MiB."""
+    found = json.loads(path.read_text())["rules"]
+    seconds = {n: statistics.median(figures["cpu_seconds"]) for n, figures in found.items()}
+    lines = ["| rule | CPU s | x `float32` | MiB |", "|---|---|---|---|"]
+    for name, own in seconds.items():
+        memory = statistics.median(found[name]["bytes"]) / 2**20
+        lines.append(f"| `{name}` | {own:.1f} | {own / seconds['float32']:.1f} | {memory:.0f} |")
+    return "\n".join(lines) + "\n"

@@ -129,7 +129,6 @@ class Run:
         )
         # the nodes of a deployment have training examples that a server may lack
         self.data = self.task.data_used(train=bool(recipe.runtime.simulation))
-        store_class_counts(recipe, folder, self.task)
         if columns is not None:
             self.data["columns"] = {"sha256": text_sha256(columns)}
             store_columns(folder, columns)
@@ -150,6 +149,7 @@ class Run:
         self.arrays = self._restore(last) if last else to_record(initial)
         done = self.strategy.state.round if last else None
         self.results = ResultsFolder(folder, done)
+        store_class_counts(recipe, folder, self.task)
         self.stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
         rule = best_model_rule(recipe, self.stopping)
         check_measured(recipe, rule, self.task.predictions)

@@ -23,7 +23,7 @@ SHARES = {Latest: 1.0, LastTwo: 0.5, Participants: 0.25}
 def watch(strategy: FederatedStrategy, rounds: int = 3, lost=frozenset(), **how):
     seen, start = SimpleNamespace(x=[], output=[], sent=[], last=None), strategy.start
 
-    def watched_start(grid, arrays, num_rounds, on_round):
+    def watched_start(grid, arrays, on_round, **how):
         def evaluate(round: int, output: ArrayRecord) -> MetricRecord:
             seen.output.append(output)
             return MetricRecord({"accuracy": 0.0})
@@ -34,7 +34,7 @@ def watch(strategy: FederatedStrategy, rounds: int = 3, lost=frozenset(), **how)
                 seen.sent.append(grid.sent[0].content.array_records["params"])
             return on_round(report, x)
 
-        result = start(grid, arrays, num_rounds=num_rounds, evaluate_fn=evaluate, on_round=observe)
+        result = start(grid, arrays, evaluate_fn=evaluate, on_round=observe, **how)
         seen.last = result.arrays
         return result
 
