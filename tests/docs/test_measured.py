@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks import robust, robust_costs
+from benchmarks import robust
 from benchmarks.harness import FOLDER, ROOT
 
-TABLES = {"digits": robust.markdown, "payloads": robust.markdown, "costs": robust_costs.markdown}
+TABLES = {"digits": robust.markdown}
 
 
 @pytest.mark.parametrize("name", TABLES)
