@@ -100,7 +100,8 @@ def test_recipes_give_the_same_bits(pythons, tmp_path):
 
 def test_runtime_flower_says_which_release_it_needs(pythons, tmp_path):
     fedhet = str(pythons["newest"].with_name("fedhet"))
-    done = subprocess.run([fedhet], cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = [fedhet, "runtime=flower"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"fedhet: runtime=flower needs flwr {FLOWER}, and ")
     assert done.stderr.count("\n") == 1
