@@ -2,10 +2,10 @@
 
 import pytest
 
-from benchmarks import robust
+from benchmarks import robust, robust_costs
 from benchmarks.harness import FOLDER, ROOT
 
-TABLES = {"digits": robust.markdown}
+TABLES = {"digits": robust.markdown, "costs": robust_costs.markdown}
 
 
 @pytest.mark.parametrize("name", TABLES)
