@@ -78,6 +78,7 @@ strategy=fedavg | strategy.sampler._target_ | strategies.nothing.Here
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "key", "value"),
     [

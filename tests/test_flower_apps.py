@@ -139,6 +139,7 @@ def test_an_app_of_loaders_learns_and_its_weights_load_into_the_users_model(tmp_
         fedhet.load_weights(nn.Sequential(nn.Linear(4, 2)), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "key", "value"),
     [

@@ -223,6 +223,7 @@ def words_of(context: str) -> tuple[str, ...]:
     return tuple(word for word in context.split(",") if word)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("context", "key", "value"), cases(good=True))
 def test_a_good_value_passes(context, key, value):
     with changed(words_of(context), f"{key}={value}") as recipe:

@@ -90,6 +90,7 @@ def test_a_classification_against_scikit_learn(held):
         assert in_range(name, found[name])
 
 
+@pytest.mark.slow
 def test_each_class_against_scikit_learn():
     logits, labels, true, guess, shares = classified((0, 3, 4))
     names = ["f1", "accuracy", "auroc"]

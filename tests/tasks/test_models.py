@@ -137,6 +137,7 @@ def test_vgg11_and_maecho_cnn_start_as_in_the_released_codes():
     assert layers[2].weight.abs().max() <= 1152**-0.5  # uniform, as in PyTorch
 
 
+@pytest.mark.slow
 def test_normalisations_and_stems_of_the_resnets():
     norms = [layer for layer in build("resnet8").modules() if isinstance(layer, nn.GroupNorm)]
     assert [layer.num_groups for layer in norms] == [2] * 9

@@ -57,6 +57,7 @@ def test_adapters_are_added_to_the_weights_of_a_plain_network():
     assert all(value.requires_grad for value in network.parameters())
 
 
+@pytest.mark.slow
 def test_adapters_do_not_go_beside_other_weights():
     _, tensors, metadata = trained(lora=LORA)
     network = seeded(8)

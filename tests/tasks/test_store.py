@@ -64,6 +64,7 @@ def test_of_those_that_race_one_builds(empty_cache):
     assert len(built) == 1
 
 
+@pytest.mark.slow
 def test_of_those_that_find_it_damaged_one_builds_it_again(empty_cache):
     """The others see it vanish, and wait for the lock."""
 

@@ -27,6 +27,7 @@ def one_pass(examples, batch_size=4, *, seed=0, train=True, **options):
     return list(examples.batches(batch_size, generator=generator, train=train, **options))
 
 
+@pytest.mark.slow
 def test_inputs_are_normalised_as_torchvision_and_our_layer_do_and_come_in_order():
     from torchvision.transforms import v2  # two seconds
 

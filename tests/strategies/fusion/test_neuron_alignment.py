@@ -60,6 +60,7 @@ def difference(left: dict, right: dict) -> float:
     return max(float((left[name] - right[name]).abs().max()) for name in left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "width"), [(5, 3), (600, 5)])  # POT's default stops too early
 def test_the_transport_is_the_best_assignment(count, width):
     for seed in range(3):

@@ -115,6 +115,7 @@ def control_variates(run: Watched) -> tuple[torch.Tensor, torch.Tensor]:
     return server + pending, own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", [TopK(0.2), BFloat16(), Int8()], ids=lambda c: type(c).__name__)
 def test_c_is_the_mean_of_all_c_i_but_for_the_residuals_also_after_a_lost_state(codec, monkeypatch):
     """Casts and integers keep no residual of the update, and one of what the server adds up."""

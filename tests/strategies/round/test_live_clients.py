@@ -104,6 +104,7 @@ def test_real_clients_that_all_finish_a_step_are_a_round_to_the_bit(method):
     assert [one.bytes_down for one in reports] == [one.bytes_down for one in waited]
 
 
+@pytest.mark.slow
 def test_sites_that_fail_vanish_or_stay_silent_do_not_end_the_run():
     """Client 0 fails, 1 never answers, 2 is lost to the SuperLink, 3 leaves after step 3."""
     made = []
