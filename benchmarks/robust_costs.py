@@ -57,11 +57,11 @@ def draw(clients: int) -> list[Reply]:
     random = torch.Generator().manual_seed(0)
     shapes = {n: p.shape for n, p in _model().named_parameters()}
     common = {name: torch.randn(shape, generator=random) for name, shape in shapes.items()}
-    return [
-        Reply(client, 1, 1, 0.1, {n: c + torch.randn(c.shape, generator=random) for n, c in pairs})
-        for client in range(clients)
-        for pairs in [common.items()]
-    ]
+
+    def update() -> dict[str, Tensor]:
+        return {n: c + torch.randn(c.shape, generator=random) for n, c in common.items()}
+
+    return [Reply(client, 1, 1, 0.1, update()) for client in range(clients)]
 
 
 def float32_mean(replies: list[Reply]) -> dict[str, Tensor]:

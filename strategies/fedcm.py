@@ -136,9 +136,9 @@ class ClientMomentumServer(ServerSide):
         kept = 1.0 - self.alpha
         pull = {name: value * (-kept * lr_sum) for name, value in self.momentum.items()}
         alone = {name: value - pull[name] for name, value in total.update.items()}
-        of_mean, of_pull, of_alone = norm(total.update), norm(pull), norm(alone)
-        weights = [weight / math.fsum(total.weights) for weight in total.weights]
-        squares = math.fsum(w * r.norm**2 for w, r in zip(weights, total.replies, strict=True))
+        of_mean, of_alone, whole = norm(total.update), norm(alone), math.fsum(total.weights)
+        pairs = zip(total.weights, total.replies, strict=True)
+        squares = math.fsum(weight / whole * reply.norm**2 for weight, reply in pairs)
         # the mean of ||U_i - pull||^2, by the squares of the means it is made of
         reach = math.sqrt(max(squares + of_alone**2 - of_mean**2, 0.0)) / self.alpha
         plain, stretch = of_alone / self.alpha, norm(update) / of_mean if of_mean else 1.0
@@ -148,7 +148,7 @@ class ClientMomentumServer(ServerSide):
             step = math.hypot(self.alpha * reach, kept * step)
         elif stretch > 1.0 + 1e-3:
             step = length * reach
-            if reach > LONG * plain and of_pull:
+            if reach > LONG * plain and norm(pull):  # not in round 1, which has no momentum
                 self._warn(reach / plain, stretch)
         return {"gradient_reach": reach, "effective_step": step}
 
