@@ -73,7 +73,8 @@ def save(path: Path, result: dict[str, Any]) -> None:
 def run_fedhet(words: Sequence[str], folder: Path) -> None:
     """Run the command; its output is printed if it fails."""
     command = [str(Path(sys.executable).with_name("fedhet")), *words, f"results_dir={folder}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}  # before Opacus's package named benchmarks
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if done.returncode:
         print(done.stdout, done.stderr, file=sys.stderr)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,10 +35,7 @@ def load_reference(key: str, text: str) -> Function:
             raise ConfigError(
                 f"{key}={text}: the module {path} needs {error.name}, which is not installed"
             ) from error
-        raise ConfigError(
-            f"{key}={text}: there is no module {error.name}; it is looked for in the current "
-            "folder, in the app bundle and among the installed packages"
-        ) from None
+        raise ConfigError(f"{key}={text}: {_where_looked(error.name)}") from None
     for part in name.split("."):
         if not hasattr(found, part):
             near = difflib.get_close_matches(part, vars(found), n=3)
@@ -48,6 +46,17 @@ def load_reference(key: str, text: str) -> Function:
         raise ConfigError(f"{key}={text} is a {type(found).__name__} and no function")
     function: Function = found
     return function
+
+
+def _where_looked(module: str) -> str:
+    """Return that there is no such module, and where one was looked for."""
+    package = sys.modules.get(module.rpartition(".")[0])
+    if package is not None:  # possibly an installed one of the same name as the user's
+        return f"there is no module {module} in {', '.join(package.__path__)}"
+    return (
+        f"there is no module {module}; it is looked for in the current folder, in the app bundle "
+        "and among the installed packages"
+    )
 
 
 def name_of(function: Function) -> str:
