@@ -5,7 +5,8 @@
 ``digits`` and ``mnist`` are tables attacks x aggregators, ``payloads`` is methods x aggregators
 under lies in what they send beside the update. A cell is the accuracy after the last round, and for
 the backdoor also its success, of one run a seed; a run whose model is no longer finite has none.
-Cells that the file has are not run again, so a table that was stopped goes on where it was.
+All cells are run with seed 0, then with seed 1 and so on. Runs that the file has are not run again,
+so a table that was stopped goes on where it was.
 ``costs`` measures one aggregation of 100 updates of 11 million parameters beside the plain mean.
 """
 
@@ -14,15 +15,13 @@ from __future__ import annotations
 import json
 import math
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import FOLDER, ROOT, options_of, save
+from benchmarks.harness import FOLDER, options_of, run_fedhet, save
 from fedhet.common.results import METRICS, SUMMARY, read_rows
 
 Words = tuple[str, ...]
@@ -114,18 +113,12 @@ def cells(table: Table) -> Iterator[tuple[str, str, Words]]:
                 yield column, row, (*table.common, *words, *keys)
 
 
-def run_cell(words: Words, seeds: int) -> dict[str, Any]:
-    """Run a cell's recipe with each seed; return what its runs ended with, by key a list."""
+def run_cell(words: Words, seed: int) -> dict[str, Any]:
+    """Run a cell's recipe with a seed; return what the run ended with."""
     with tempfile.TemporaryDirectory() as scratch:
-        seed = f"seed={','.join(map(str, range(seeds)))}"
-        command = [str(Path(sys.executable).with_name("fedhet")), "-m", *words, seed]
-        command.append(f"hydra.sweep.dir={scratch}/sweep")
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        folders = sorted(path.parent for path in Path(scratch).glob(f"sweep/*/{SUMMARY}"))
-        if len(folders) != seeds:
-            raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
-        found = [_ended(folder) for folder in folders]
-    return {"words": list(words), **{key: [one[key] for one in found] for key in found[0]}}
+        folder = Path(scratch) / "run"
+        run_fedhet([*words, f"seed={seed}"], folder)
+        return _ended(folder)
 
 
 def _ended(folder: Path) -> dict[str, Any]:
@@ -144,15 +137,16 @@ def _ended(folder: Path) -> dict[str, Any]:
 
 
 def run_table(name: str, seeds: int, path: Path) -> None:
-    """Run the cells of a table that ``path`` does not have yet; it is written after each."""
+    """Run what ``path`` does not have yet of a table's cells; it is written after each run."""
     found = json.loads(path.read_text())["cells"] if path.exists() else {}
-    wanted = list(cells(TABLES[name]))
-    for number, (column, row, words) in enumerate(wanted, 1):
-        key = f"{column} | {row}"
-        if len(found.get(key, {}).get("accuracy", ())) < seeds:
-            found[key] = run_cell(words, seeds)
+    wanted = [(seed, *cell) for seed in range(seeds) for cell in cells(TABLES[name])]
+    for number, (seed, column, row, words) in enumerate(wanted, 1):
+        cell = found.setdefault(f"{column} | {row}", {"words": list(words)})
+        if seed not in cell.get("seed", ()):
+            for key, value in run_cell(words, seed).items():
+                cell.setdefault(key, []).append(value)
             save(path, {"table": name, "cells": found})
-        print(f"{number}/{len(wanted)} {key}: {found[key]['accuracy']}", flush=True)
+        print(f"{number}/{len(wanted)} {column} | {row}: {cell['accuracy']}", flush=True)
 
 
 def markdown(path: Path) -> str:
@@ -178,8 +172,8 @@ def _cell(cell: dict[str, Any] | None) -> str:
     finite = [100 * value for value in cell["accuracy"] if value is not None]
     if len(finite) < len(cell["accuracy"]):
         return f"{len(cell['accuracy']) - len(finite)} of {len(cell['accuracy'])} diverged"
-    spread = statistics.stdev(finite) if len(finite) > 1 else 0.0
-    text = f"{statistics.fmean(finite):.1f} ± {spread:.1f}"
+    spread = f" ± {statistics.stdev(finite):.1f}" if len(finite) > 1 else ""
+    text = f"{statistics.fmean(finite):.1f}{spread}"
     success = [100 * value for value in cell["attack_success"] if value is not None]
     return f"{text} ({statistics.fmean(success):.0f})" if success else text
 
