@@ -25,18 +25,21 @@ _MAD = 1.4826  # MAD of a normal distribution in its standard deviations, invers
 _FLOOR = 0.5
 
 
-def standing_out(replies: Sequence[Reply]) -> dict[str, dict[int, float]]:
-    """Return z by client id of the clients above the limit, by what stands out.
+def standing_out(replies: Sequence[Reply]) -> dict[int, dict[str, float]]:
+    """Return z above the limit by client id, and by what stands out: the update, or a payload.
 
-    That is the update, or a payload by its name. ``replies`` have norms.
+    ``replies`` have norms.
     """
     lengths = {UPDATE: {reply.client_id: reply.norm for reply in replies}}
     for reply in replies:
         for name, norm in reply.payload_norms.items():
             each = reply.num_examples if name in reply.per_example else 1
             lengths.setdefault(name, {})[reply.client_id] = norm / each
-    found = {name: _outliers(norms) for name, norms in lengths.items()}
-    return {name: scores for name, scores in found.items() if scores}
+    found: dict[int, dict[str, float]] = {}
+    for name, norms in lengths.items():
+        for client, z in _outliers(norms).items():
+            found.setdefault(client, {})[name] = z
+    return found
 
 
 def _outliers(norms: Mapping[int, float]) -> dict[int, float]:

@@ -70,20 +70,18 @@ class RoundReport:
             log(WARNING, "round %s: %s", self.round, failure)
 
     def take_trust(
-        self, trust: Mapping[int, float], alarms: Mapping[str, Mapping[int, float]]
+        self, trust: Mapping[int, float], alarms: Mapping[int, Mapping[str, float]]
     ) -> None:
         """Record how far each reply counted, and log whose update or payload stands out."""
         self.left_out = sorted(client for client, one in trust.items() if one <= _LEFT_OUT)
         self.down_weighted = {
             client: one for client, one in sorted(trust.items()) if _LEFT_OUT < one < _HALF
         }
-        highest: dict[int, float] = {}
-        for name, scores in alarms.items():
-            for client, z in scores.items():
-                text = "round %s: the %s of client %s is far longer than the others' (z = %.1f)"
-                log(WARNING, text, self.round, name, client, z)
-                highest[client] = max(z, highest.get(client, z))
-        self.alarms = dict(sorted(highest.items()))
+        self.alarms = {client: max(scores.values()) for client, scores in sorted(alarms.items())}
+        for client, scores in sorted(alarms.items()):
+            what = ", ".join(f"{name} (z = {z:.1f})" for name, z in scores.items())
+            text = "round %s: client %s sent what is far longer than the others': %s"
+            log(WARNING, text, self.round, client, what)
 
     def error(self, message: str) -> Exception:
         """Return the error of a run that ends with this round, for want of valid replies."""

@@ -146,7 +146,7 @@ def test_a_recipe_with_too_few_clients_is_refused_before_anything_starts():
 def test_the_alarm_by_hand():
     def of(*norms):
         found = [Reply(i, 1, 1, 0.1, {}, norms={"w": norm}) for i, norm in enumerate(norms)]
-        return standing_out(found).get("update", {})
+        return {client: scores["update"] for client, scores in standing_out(found).items()}
 
     assert of(1.0, 1.0, 1.0, 1.0, 3.9) == {}
     assert of(1.0, 1.0, 1.0, 1.0, 5.0) == {4: pytest.approx((5 - 1) / 0.5)}
@@ -168,9 +168,9 @@ def test_the_alarm_reads_payloads_by_name_and_sums_over_examples_for_each_exampl
         )
 
     examples = [10, 20, 30, 40, 500]
-    assert of(examples, examples) == {"c": {4: pytest.approx((500 - 30) / 15)}}
+    assert of(examples, examples) == {4: {"c": pytest.approx((500 - 30) / 15)}}
     assert of(examples, examples, {"c"}) == {}
-    assert of([10, 20, 30, 40, 5000], examples, {"c"}) == {"c": {4: pytest.approx((10 - 1) / 0.5)}}
+    assert of([10, 20, 30, 40, 5000], examples, {"c"}) == {4: {"c": pytest.approx((10 - 1) / 0.5)}}
 
 
 @pytest.mark.slow
