@@ -12,17 +12,21 @@ so a table that was stopped goes on where it was.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import FOLDER, options_of, run_fedhet, save
-from fedhet.common.results import METRICS, SUMMARY, read_rows
+from benchmarks.harness import FOLDER, options_of, save
+from fedhet import launch
+from fedhet.common.results import COMPLETED, DIVERGED, METRICS, SUMMARY, read_rows
 
 Words = tuple[str, ...]
 
@@ -114,11 +118,22 @@ def cells(table: Table) -> Iterator[tuple[str, str, Words]]:
 
 
 def run_cell(words: Words, seed: int) -> dict[str, Any]:
-    """Run a cell's recipe with a seed; return what the run ended with."""
-    with tempfile.TemporaryDirectory() as scratch:
+    """Run a cell's recipe with a seed; return what the run ended with.
+
+    The command runs in this process, which has everything imported: that takes longer than a run.
+    """
+    with tempfile.TemporaryDirectory() as scratch, redirect_stdout(io.StringIO()):
         folder = Path(scratch) / "run"
-        run_fedhet([*words, f"seed={seed}"], folder)
-        return _ended(folder)
+        sys.argv[:] = ["fedhet", *words, f"seed={seed}", f"results_dir={folder}"]
+        try:
+            launch.main()
+        except SystemExit as end:  # after the run, or instead of one
+            if not (folder / SUMMARY).exists():
+                raise SystemExit(f"{' '.join(sys.argv)}: {end}") from None
+        found = _ended(folder)
+    if found["status"] not in (COMPLETED, DIVERGED):
+        raise SystemExit(f"{' '.join(sys.argv)}: {found['status']}")
+    return found
 
 
 def _ended(folder: Path) -> dict[str, Any]:
