@@ -85,8 +85,7 @@ _LIES = {
     "FedMRUR": ("strategy=fedmrur", *_attack("scaled_update")),
     "MA-Echo": ("strategy=maecho", "rounds=1", *_attack("projection_lie")),
 }
-_HONEST = {f"{name}, honest": words[:1] for name, words in _LIES.items()}
-_HONEST["MA-Echo, honest"] = ("strategy=maecho", "rounds=1")
+_HONEST = {name: tuple(w for w in words if "attack" not in w) for name, words in _LIES.items()}
 _ROBUST = ("median", "multi_krum", "geometric_median", "centered_clipping")
 
 TABLES = {
@@ -102,7 +101,7 @@ TABLES = {
     ),
     "payloads": Table(
         _DIGITS,
-        {**_HONEST, **_LIES},
+        {key: w for n in _LIES for key, w in ((f"{n}, honest", _HONEST[n]), (n, _LIES[n]))},
         {"its own": ()} | {name: _aggregators(2, 1)[name] for name in _ROBUST},
         frozenset((name, row) for name in ("MA-Echo", "MA-Echo, honest") for row in _ROBUST),
     ),
@@ -179,6 +178,33 @@ def markdown(path: Path) -> str:
         texts = [_cell(found.get(f"{column} | {row}")) for column in table.columns]
         lines.append(f"| `{row}` | {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
+
+
+def damage(path: Path) -> str:
+    """Return what each lie of the stored ``payloads`` costs its method, and which rule costs least.
+
+    Of the rules, the one with the highest mean under the lie is named.
+    """
+    found = json.loads(path.read_text())["cells"]
+    lines = [
+        "| method | lie | honest | with the lie | costs | the best of the rules |",
+        "|---" * 6 + "|",
+    ]
+    for name, words in _LIES.items():
+        lie = next(word.partition("=")[2] for word in words if word.startswith("attack="))
+        honest, lied = (found[f"{column} | its own"] for column in (f"{name}, honest", name))
+        rules = {r: found[f"{name} | {r}"] for r in _ROBUST if f"{name} | {r}" in found}
+        best = max(rules, key=lambda rule: _mean(rules[rule]), default="")
+        defended = f"`{best}`: {_cell(rules[best])}" if best else "none: all are refused"
+        costs = f"{_mean(honest) - _mean(lied):.1f}" if None not in lied["accuracy"] else "all"
+        row = (name, f"`{lie}`", _cell(honest), _cell(lied), costs, defended)
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _mean(cell: dict[str, Any]) -> float:
+    """Return the mean accuracy in %; a run that diverged has none, and counts as 0."""
+    return 100 * statistics.fmean(value or 0.0 for value in cell["accuracy"])
 
 
 def _cell(cell: dict[str, Any] | None) -> str:
