@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean, median, stdev
 from typing import Any
 
 from fedhet.report.comparison import Interval
@@ -20,6 +20,8 @@ from fedhet.report.data_file import read_data
 from fedhet.report.names import method_title
 from fedhet.report.run_data import Run
 from fedhet.report.statistics import NAMES, TO_TARGET, Figure
+from fedhet.tools.conformal.measure import Measured
+from fedhet.tools.conformal.page import size_covering
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "results"
@@ -47,17 +49,17 @@ class Record:
 
     def has(self, key: str, text: str) -> bool:
         """Return whether a setting, or ``method``, ``seed`` or ``name``, is the text."""
-        if self.run is None:
-            return _same(self.values.get(key), text)
-        if key == "name":
-            return fnmatchcase(self.run.name, text)
+        value = self.value(key)
         if key == "method":
-            return text.casefold() in (self.run.method, method_title(self.run.method).casefold())
-        return _same(self.run.seed if key == "seed" else self.run.settings.get(key), text)
+            return text.casefold() in (value, method_title(value).casefold())
+        return _same(value, text)
 
-    def seed(self) -> Any:
-        """Return the seed, by which runs are paired."""
-        return self.run.seed if self.run else self.values.get("seed")
+    def value(self, key: str) -> Any:
+        """Return a setting, or ``method``, ``seed`` or ``name``; None without it."""
+        if self.run is None:
+            return self.values.get(key)
+        own = key in ("method", "seed", "name")
+        return getattr(self.run, key) if own else self.run.settings.get(key)
 
 
 def _same(value: Any, text: str) -> bool:
@@ -69,10 +71,10 @@ def _same(value: Any, text: str) -> bool:
 
 @lru_cache
 def records(file: str) -> list[Record]:
-    """Return the records of ``FILE`` beside the pages, or of ``FILE#KEY``, a list in it."""
+    """Return the runs of ``FILE`` beside the pages, or the entries of ``FILE#KEY``, a list in it."""
     name, _, key = file.partition("#")
     content = json.loads((PAGES / name).read_text(encoding="utf-8"))
-    if "fedhet_report" in content:
+    if not key and "fedhet_report" in content:
         return [Record(run) for run in read_data(PAGES / name).runs]
     for part in filter(None, key.split("/")):
         content = content[int(part)] if isinstance(content, list) else content[part]
@@ -92,13 +94,12 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 # name of a figure: its value of a run and an argument; None if it has none
 NAMED: dict[str, Callable[[Run, str], float | None]] = {
-    "late": lambda run, count: statistics.fmean(_trained(run)[-int(count) :]),
+    "late": lambda run, count: fmean(_trained(run)[-int(count) :]),
     "drift": lambda run, tensor: run.layers and run.layers.by_tensor(run.layers.late).get(tensor),
     "summary": lambda run, key: dict(_leaves(run.summary)).get(key),
     "figures": lambda run, key: dict(_leaves(run.figures)).get(key),
     "last": lambda run, column: run.points(column)[-1][1],
-    "models": lambda run, parameters: sum(_last(run, f"bytes_{way}") for way in ("up", "down"))
-    / (4 * int(parameters) * _last(run, "clients")),
+    "models": lambda run, parameters: _bytes(run) / (4 * int(parameters) * run.settings["clients"]),
     "stretch": lambda run, rounds: _stretch(run, *map(int, rounds.split("-"))),
 }
 
@@ -107,15 +108,16 @@ def _trained(run: Run) -> list[float]:
     return [100 * value for round, value in run.points("accuracy") if round > 0]
 
 
-def _last(run: Run, column: str) -> float:
-    return run.points(column)[-1][1]
+def _bytes(run: Run) -> float:
+    """Return the bytes of the last round, up and down."""
+    return sum(run.points(column)[-1][1] for column in ("bytes_up", "bytes_down"))
 
 
 def _stretch(run: Run, first: int, last: int) -> float:
     """Return the norm of the server's step over the clients' mean norm, a mean over rounds."""
     norms = dict(run.points("update_norm"))
     steps = [(r, step) for r, step in run.points("step_norm") if first <= r <= last and r in norms]
-    return statistics.fmean(step / norms[r] for r, step in steps)
+    return fmean(step / norms[r] for r, step in steps)
 
 
 def figure_of(record: Record, name: str) -> float | None:
@@ -131,9 +133,19 @@ def figure_of(record: Record, name: str) -> float | None:
 
 
 def _of_entry(values: Mapping[str, Any], name: str) -> float | None:
+    """Return ``KEY``; of a list ``mean:KEY``; of one over splits and levels ``mean@LEVEL:KEY``."""
     kind, _, key = name.rpartition(":")
+    way, _, level = kind.partition("@")
+    if way == "covering":
+        parts = {part.name: values[f"{key}.{part.name}"] for part in fields(Measured)}
+        return size_covering(float(level), Measured(**parts))
     value = values.get(key)
-    return value if not kind or value is None else {"median": statistics.median, "mean": statistics.fmean}[kind](value)
+    if value is None or not kind:
+        return value
+    if level:
+        place = values[f"{key.rpartition('.')[0]}.levels"].index(float(level))
+        value = [row[place] for row in value]
+    return {"mean": fmean, "median": median, "stdev": stdev}[way](value)
 
 
 def _of_run(run: Run, name: str) -> float | None:
@@ -149,7 +161,7 @@ def _of_run(run: Run, name: str) -> float | None:
     if not rounds or not run.points(name):
         raise Wrong(f"{run.name} has no {name}@{rounds}; figures: {', '.join([*NAMES, *NAMED])}")
     values = [value for r, value in run.points(name) if int(first) <= r <= int(last or first)]
-    return (100.0 if name.endswith("accuracy") else 1.0) * statistics.fmean(values)
+    return (100.0 if name.endswith("accuracy") else 1.0) * fmean(values)
 
 
 @dataclass(frozen=True)
@@ -180,20 +192,20 @@ class Query:
             if word == PAPER:
                 found.append(None)
             elif word == SPREAD:
-                found += [statistics.stdev(values)] if len(values) > 1 else []
+                found += [stdev(values)] if len(values) > 1 else []
             elif word == INTERVAL:
                 interval = Interval.of(values)
                 found += [interval.low, interval.high]
             elif word == COUNT:
                 found.append(len(values))
             elif word == MEAN:
-                found.append(statistics.fmean(values))
+                found.append(fmean(values))
             elif word in (RANGE, LEAST):
                 found += [min(values), max(values)][: 2 if word == RANGE else 1]
             else:
                 values = self._values(word)
                 each = any(len(texts) > 1 for texts in self.chosen.values())
-                mean = [statistics.fmean(values)] if values and follows not in (RANGE, LEAST) else []
+                mean = [fmean(values)] if values and follows not in (RANGE, LEAST) else []
                 found += values if each else mean
         return found
 
@@ -221,9 +233,9 @@ class Query:
 
     def _by_seed(self, name: str, chosen: Mapping[str, Sequence[str]]) -> dict[Any, float]:
         found = self._records(chosen)
-        if len({record.seed() for record in found}) < len(found):
+        if len({record.value("seed") for record in found}) < len(found):
             raise Wrong(f"several records of {self.files} have {chosen} and the same seed")
-        values = {record.seed(): figure_of(record, name) for record in found}
+        values = {record.value("seed"): figure_of(record, name) for record in found}
         known = {seed: value for seed, value in values.items() if value is not None}
         return dict(sorted(known.items(), key=str)) if len(known) == len(values) else {}
 
@@ -299,11 +311,12 @@ def wrong_cells(table: Table) -> list[str]:
 
 def _of_labels(keys: Words, cell: str) -> Query:
     """Return what a row's label selects: ``5, .1`` by two keys, ``0, 1, 2`` or ``mean`` by seed."""
-    values = [value.strip() for value in cell.split(",")]
-    if values in ([""], ["mean"]):
+    if cell in ("", "mean"):
         return Query()
-    texts = [[value] for value in values] if len(keys) == len(values) else [values] * len(keys)
-    return Query(chosen=dict(zip(keys, texts, strict=True)))
+    values = [value.strip() for value in cell.split(",")]
+    if len(keys) == len(values) > 1:
+        return Query(chosen={key: [value] for key, value in zip(keys, values, strict=True)})
+    return Query(chosen={key: values if key == "seed" else [cell] for key in keys})
 
 
 def wrong_cell(query: Query, cell: str) -> str:
