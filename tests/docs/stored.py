@@ -71,7 +71,7 @@ def _same(value: Any, text: str) -> bool:
 
 @lru_cache
 def records(file: str) -> list[Record]:
-    """Return the runs of ``FILE`` beside the pages, or the entries of ``FILE#KEY``, a list in it."""
+    """Return the runs of ``FILE``, or the entries of ``FILE#KEY``, a list in a JSON file."""
     name, _, key = file.partition("#")
     content = json.loads((PAGES / name).read_text(encoding="utf-8"))
     if not key and "fedhet_report" in content:
@@ -212,7 +212,9 @@ class Query:
     def _values(self, name: str) -> list[float]:
         """Return a figure of each record, by seed; less that of another with the same seed."""
         if name.startswith(ALL):  # of several cells, whose runs have the same seeds
-            found = [figure_of(record, name.removeprefix(ALL)) for record in self._records(self.chosen)]
+            found = [
+                figure_of(record, name.removeprefix(ALL)) for record in self._records(self.chosen)
+            ]
             return [value for value in found if value is not None]
         values = self._by_seed(name, self.chosen)
         if self.less:
