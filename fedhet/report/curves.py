@@ -183,13 +183,14 @@ def gallery(
     ``kinds`` has the endings of the pictures' names by the axis's label, the first that of x.
     ``abreast`` panels are in a row.
     """
-    labels = [panels[0].x_label, *(label for label in kinds if label != panels[0].x_label)]
+    first = panels[0].x_label
+    over = {label: [one for p in panels if (one := p.over(label)).curves] for label in kinds}
+    labels = [first, *(label for label in kinds if label != first and over[label])]
     legend = list({line.key.label: line.key for p in panels for line in p.curves}.values())
-    over = {label: [one for p in panels if (one := p.over(label)).curves] for label in labels[1:]}
     pictures = {
         f"{stem.name}_{kinds[label]}": partial(_save_panels, drawn, legend, abreast)
-        for label, drawn in {labels[0]: panels, **over}.items()
-        if can_plot()
+        for label, drawn in {**over, first: panels}.items()
+        if can_plot() and drawn
     }
     return Chart(caption, chart_data(panels, labels, abreast), legend, pictures)
 
