@@ -198,7 +198,7 @@ def gallery(
 
 
 def _groups(legend: Sequence[Key]) -> dict[str, list[Key]]:
-    """Return the lines of each picture, by the ending of its name: no picture has a colour twice."""
+    """Return the lines of each picture by its name's ending: none has a colour twice."""
     groups: list[list[Key]] = []
     for key in legend:
         free = [group for group in groups if key.color not in [other.color for other in group]]
