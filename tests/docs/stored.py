@@ -25,8 +25,10 @@ from fedhet.tools.conformal.page import size_covering
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs" / "results"
-NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
-INLINE = re.compile(r"([-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+))\**<!-- from: ([^>]*?) -->")
+_NUMBER = r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)"
+NUMBER = re.compile(rf"(?<![\w.]){_NUMBER}")
+_INTERVAL_TEXT = rf"{_NUMBER}(?: s)? \[{_NUMBER}, {_NUMBER}\]"
+INLINE = re.compile(rf"({_INTERVAL_TEXT}|{_NUMBER})<!-- from: ([^>]*?) -->")
 BLOCK = re.compile(r"<!-- (from: .*?|protocol) -->\n\n?\Z", re.DOTALL)
 SPREAD, INTERVAL, COUNT, RANGE, LEAST, MEAN = "± [] n range least mean".split()
 LESS, ALL, PAPER, SKIP = "less all: paper skip".split()
@@ -290,7 +292,7 @@ def wrong_cells(table: Table) -> list[str]:
     first, *lines = table.source.removeprefix("from: ").splitlines()
     named = {}
     for line in lines:
-        label, equals, text = line.strip().partition(" = ")
+        label, equals, text = line.strip().rpartition(" = ")
         if not equals:
             raise Wrong(f"{line!r} must be LABEL = WORDS")
         named[label] = query_of(text)
