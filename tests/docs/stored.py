@@ -30,7 +30,7 @@ NUMBER = re.compile(rf"(?<![\w.]){_NUMBER}")
 _INTERVAL_TEXT = rf"{_NUMBER}(?: s)? \[{_NUMBER}, {_NUMBER}\]"
 INLINE = re.compile(rf"({_INTERVAL_TEXT}|{_NUMBER})<!-- from: ([^>]*?) -->")
 BLOCK = re.compile(r"<!-- (from: .*?|protocol) -->\n\n?\Z", re.DOTALL)
-SPREAD, INTERVAL, COUNT, RANGE, LEAST, MEAN = "± [] n range least mean".split()
+SPREAD, INTERVAL, COUNT, LEAST = "± [] n least".split()
 LESS, ALL, PAPER, SKIP = "less all: paper skip".split()
 HALF = 0.505  # of the last digit that is printed: stored figures are rounded themselves
 
@@ -96,18 +96,11 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 # name of a figure: its value of a run and an argument; None if it has none
 NAMED: dict[str, Callable[[Run, str], float | None]] = {
-    "late": lambda run, count: fmean(_trained(run)[-int(count) :]),
     "drift": lambda run, tensor: run.layers and run.layers.by_tensor(run.layers.late).get(tensor),
-    "summary": lambda run, key: dict(_leaves(run.summary)).get(key),
     "figures": lambda run, key: dict(_leaves(run.figures)).get(key),
-    "last": lambda run, column: run.points(column)[-1][1],
     "models": lambda run, parameters: _bytes(run) / (4 * int(parameters) * run.settings["clients"]),
     "stretch": lambda run, rounds: _stretch(run, *map(int, rounds.split("-"))),
 }
-
-
-def _trained(run: Run) -> list[float]:
-    return [100 * value for round, value in run.points("accuracy") if round > 0]
 
 
 def _bytes(run: Run) -> float:
@@ -157,8 +150,12 @@ def _of_run(run: Run, name: str) -> float | None:
     if kind in NAMED:
         return NAMED[kind](run, argument)
     if kind in NAMES and not last:
-        target = float(argument) if kind in TO_TARGET else None
-        found = Figure(kind, target, True, int(first) if first else None).of(run)
+        figure = Figure(kind, percent=True, last_round=int(first) if first else None)
+        if kind in TO_TARGET:
+            figure = replace(figure, target=float(argument))
+        elif argument:
+            figure = replace(figure, evaluations=int(argument))
+        found = figure.of(run)
         return found.number if found and found.reached else None
     if not rounds or not run.points(name):
         raise Wrong(f"{run.name} has no {name}@{rounds}; figures: {', '.join([*NAMES, *NAMED])}")
@@ -200,14 +197,12 @@ class Query:
                 found += [interval.low, interval.high]
             elif word == COUNT:
                 found.append(len(values))
-            elif word == MEAN:
-                found.append(fmean(values))
-            elif word in (RANGE, LEAST):
-                found += [min(values), max(values)][: 2 if word == RANGE else 1]
+            elif word == LEAST:
+                found.append(min(values))
             else:
                 values = self._values(word)
                 each = any(len(texts) > 1 for texts in self.chosen.values())
-                mean = [fmean(values)] if values and follows not in (RANGE, LEAST) else []
+                mean = [fmean(values)] if values and follows != LEAST else []
                 found += values if each else mean
         return found
 
@@ -351,5 +346,7 @@ def wrong_prose(path: Path) -> list[str]:
     """Return the numbers before an inline comment that the data do not give."""
     text = path.read_text(encoding="utf-8")
     found = [(m[1], query_of(m[2])) for m in INLINE.finditer(text)]
+    if len(found) < len(re.findall(r"(?<!\n)<!-- from: ", text)):
+        raise Wrong(f"{path.name}: a comment within a line does not follow a number")
     said = [(number, wrong_cell(query, number)) for number, query in found]
     return [f"{number}: {words}" for number, words in said if words]
