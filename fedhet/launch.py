@@ -135,6 +135,7 @@ def run(recipe: DictConfig) -> None:
             with runtime:
                 runtime.submit(recipe, overrides)
                 display.stage("loading data, starting workers")
+                _import_for_plot()  # one core is idle meanwhile
                 summary = _watch(runtime, results, display, end)
     except (KeyboardInterrupt, SystemExit) as signalled:
         if not runtime.continues() and _has_begun(results_dir):
@@ -216,8 +217,6 @@ def _watch(
         for row in results.new_rows():  # after the summary, so that the last round is among them
             begun = True
             display.row(row)
-            if row["round"] == 1:
-                _import_for_plot()
         if not begun and (results.folder / CONFIG).exists():
             begun = True
             display.stage("checking the clients, then round 1")

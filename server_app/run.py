@@ -46,7 +46,7 @@ from fedhet.server_app.best_round import (
     check_measured,
 )
 from fedhet.server_app.calibration import CalibrationError, add_coverage
-from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedhet.server_app.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.layer_diagnostics import observers_of
@@ -154,6 +154,7 @@ class Run:
         rule = best_model_rule(recipe, self.stopping)
         check_measured(recipe, rule, self.task.predictions)
         self.best_model = BestModel(folder, rule, done) if rule else None
+        self.checkpoints = CheckpointWriter(folder / "checkpoints")
         self.stop_reason: str | None = None
         rows = self.results.rows  # of the run that is resumed
         self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0
@@ -196,6 +197,8 @@ class Run:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
             summary = self.results.summary(about, COMPLETED)
         except BaseException as error:
+            with contextlib.suppress(OSError):  # the run has an error already
+                self.checkpoints.finish()
             with log_write_errors(self.folder):
                 self.loggers.finish(write_error(self.results, self._about(), error))
             raise
@@ -294,6 +297,7 @@ class Run:
         return to_metrics(found) if found else None
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
+        self._finish_checkpoint()
         elapsed = self.elapsed_before + time.time() - self.began
         row = report.row() | {"elapsed_seconds": elapsed}
         self.last_report = report
@@ -312,13 +316,9 @@ class Run:
             self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, self.metadata)
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
         if report.round > 0 and due:
-            state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)
-            rows, data = self.results.synced_sha256(), self._data_hashes()
-            checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data)
-            save_checkpoint(self.folder / "checkpoints", checkpoint)
-            self.strategy.state.mark_durable()
-            if self.best_model:
-                self.best_model.keep()
+            self._begin_checkpoint(arrays)
+            if reached or report.round == last:
+                self._finish_checkpoint()
         metrics = list(shown_metrics(row))[:SHOWN_METRICS]
         shown = ["accuracy", "loss", "client_accuracy", "client_loss", "train_loss", *metrics]
         figures = "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row)
@@ -326,6 +326,19 @@ class Run:
         if self.stop_reason:
             log(INFO, "%s", self.stop_reason)
         return reached
+
+    def _begin_checkpoint(self, arrays: ArrayRecord) -> None:
+        state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)
+        rows, data = self.results.sha256, self._data_hashes()
+        checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data)
+        self.checkpoints.begin(checkpoint, self.results.sync)
+
+    def _finish_checkpoint(self) -> None:
+        """Wait until the last checkpoint, if one was begun, is on the disk."""
+        if (committed := self.checkpoints.finish()) is not None:
+            self.strategy.state.mark_durable(committed)
+            if self.best_model:
+                self.best_model.keep()
 
     def _check_finite(self, report: RoundReport) -> None:
         """Raise a DivergedError if the evaluated model's loss is NaN or Inf."""
