@@ -89,6 +89,10 @@ class Run:
         keep_freed_memory()
         torch.set_num_threads(1)  # idle threads of a pool would take the simulated clients' CPUs
         self.recipe, self.folder = recipe, folder
+        # read once: OmegaConf takes its time, and so does the hash
+        self.fingerprint, self.rounds = resume_fingerprint(recipe), int(recipe.rounds)
+        self.evaluation = plain_part(recipe, "evaluation")
+        self.checkpoint_every, self.target = int(recipe.checkpoint.every), recipe.target_accuracy
         self.began = time.time()
         self.timeout = float(recipe.runtime.round_timeout_seconds)
         # where the clients of a simulation store their states
@@ -175,14 +179,14 @@ class Run:
             result = self.strategy.start(
                 grid,
                 self.arrays,
-                num_rounds=int(self.recipe.rounds),
+                num_rounds=self.rounds,
                 timeout=self.timeout,
                 train_config=self.client_config,
                 evaluate_config=self.client_config,
                 evaluate_fn=self._evaluate,
                 on_round=self._on_round,
             )
-            if self.strategy.state.failed_rounds >= int(self.recipe.rounds):
+            if self.strategy.state.failed_rounds >= self.rounds:
                 raise self.last_report.error(
                     f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} "
                     "valid replies, so the model is the initial one; metrics.jsonl in "
@@ -212,13 +216,13 @@ class Run:
 
     def _restore(self, last: Path) -> ArrayRecord:
         checkpoint = load_checkpoint(last, self.names)
-        if checkpoint.recipe != resume_fingerprint(self.recipe):
+        if checkpoint.recipe != self.fingerprint:
             raise ConfigError(
                 f"resume=true, but {last} was written by another recipe; you may change only "
                 f"{', '.join((*LONGER, *SITE_KEYS, *NOTES, *FOLDER_KEYS))} (its recipe is "
                 f"{self.folder / 'config.yaml'})"
             )
-        if checkpoint.state.round >= int(self.recipe.rounds):
+        if checkpoint.state.round >= self.rounds:
             raise ConfigError(
                 f"rounds={self.recipe.rounds} are done already: {last} is of round "
                 f"{checkpoint.state.round}; set rounds higher to continue"
@@ -239,11 +243,11 @@ class Run:
         return {split: str(about["sha256"]) for split, about in self.data.items()}
 
     def _evaluate(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        every, last = int(self.recipe.evaluation.every), int(self.recipe.rounds)
+        every = int(self.evaluation["every"])
         self.evaluated = arrays
-        if round != last and (every == 0 or round % every != 0):
+        if round != self.rounds and (every == 0 or round % every != 0):
             return None
-        if round > 0 and self.recipe.evaluation.model == "clients":
+        if round > 0 and self.evaluation["model"] == "clients":
             return self._client_scores()
         if self.test_data is None:
             return None
@@ -304,8 +308,7 @@ class Run:
         self.results.append(row)  # before the checkpoint: resuming drops rows it measures again
         self.loggers.log(row)
         self._check_finite(report)
-        every, last = int(self.recipe.checkpoint.every), int(self.recipe.rounds)
-        target = self.recipe.target_accuracy
+        every, last, target = self.checkpoint_every, self.rounds, self.target
         if target is not None and report.evaluation.get("accuracy", -1.0) >= float(target):
             self.stop_reason = f"accuracy {row['accuracy']:.6g} reached target_accuracy={target}"
         else:
@@ -328,7 +331,7 @@ class Run:
         return reached
 
     def _begin_checkpoint(self, arrays: ArrayRecord) -> None:
-        state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)
+        state, recipe = self.strategy.snapshot(), self.fingerprint
         rows, data = self.results.sha256, self._data_hashes()
         checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data)
         self.checkpoints.begin(checkpoint, self.results.sync)
