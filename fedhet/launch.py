@@ -32,6 +32,7 @@ from rich.text import Text
 from fedhet.commands import reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
+from fedhet.common.imports import quick_imports
 from fedhet.common.results import (
     COMPLETED,
     CONFIG,
@@ -191,7 +192,8 @@ def check_run(recipe: DictConfig, words: Sequence[str]) -> None:
     if not with_code:
         check_flower(recipe.runtime.name)
     if with_code or any(map(_is_of_code, words)):
-        from fedhet.server_app.assembly import check_parts
+        with quick_imports():
+            from fedhet.server_app.assembly import check_parts
 
         check_parts(recipe)
 
