@@ -32,7 +32,7 @@ from rich.text import Text
 from fedhet.commands import reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
-from fedhet.common.imports import quick_imports
+from fedhet.common.imports import load_torch_libraries, quick_imports
 from fedhet.common.results import (
     COMPLETED,
     CONFIG,
@@ -96,6 +96,8 @@ def main() -> None:
         sys.argv[1:] = take_resume(with_single_sweeps(words))
         refuse_old_keys(sys.argv[1:])
         check_flags(sys.argv[1:])
+        if all(word.partition("=")[2] in _WITH_CODE for word in sys.argv if word[:8] == "runtime="):
+            load_torch_libraries()
         set_defaults()
         register_project_recipes()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
