@@ -92,13 +92,13 @@ def cohorts(sizes: list[int], rounds: int, batch: int) -> dict[str, Any]:
         rows = [row for row in run["rows"] if row["round"] > 0]
         plain = loop(partial(OneStep, words, batch), CLIENTS, size, taken)
         ours = [row["seconds"] for row in rows]
+        ratio = statistics.median(ours) / statistics.median(plain)
         cpu = [seconds / size for seconds in run["server_cpu_seconds"]]
-        result[f"{size} clients"] = {
-            "batch": batch,
+        result[f"{size} clients, batch {batch}"] = {
             "peak_pss_bytes": run["peak_pss_bytes"],
             "seconds": ours,
             "loop_seconds": plain,
-            "ratio": statistics.median(ours) / statistics.median(plain),
+            "ratio": ratio,
             "server_seconds_a_client": [row["server_seconds"] / size for row in rows],
             "server_cpu_seconds_a_client": cpu,
             "load": os.getloadavg()[0],
@@ -106,7 +106,7 @@ def cohorts(sizes: list[int], rounds: int, batch: int) -> dict[str, Any]:
         print(
             f"{size} clients: peak PSS {run['peak_pss_bytes'] / 1e9:.2f} GB; server "
             f"{spread([1e3 * one for one in cpu], '.1f')} ms CPU a client; "
-            f"{spread(ours, '.1f')} s a round, {result[f'{size} clients']['ratio']:.2f} times the "
+            f"{spread(ours, '.1f')} s a round, {ratio:.2f} times the "
             f"loop; load {os.getloadavg()[0]:.0f}"
         )
     return result
