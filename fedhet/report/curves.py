@@ -181,17 +181,36 @@ def gallery(
     """Return panels as a chart, which has a picture of them over each axis.
 
     ``kinds`` has the endings of the pictures' names by the axis's label, the first that of x.
-    ``abreast`` panels are in a row.
+    ``abreast`` panels are in a row. More lines than colours make several pictures: ``_rounds``,
+    ``_rounds_2``. An axis that no line has gets none.
     """
-    labels = [panels[0].x_label, *(label for label in kinds if label != panels[0].x_label)]
+    first = panels[0].x_label
+    over = {label: [one for p in panels if (one := p.over(label)).curves] for label in kinds}
+    labels = [first, *(label for label in kinds if label != first and over[label])]
     legend = list({line.key.label: line.key for p in panels for line in p.curves}.values())
-    over = {label: [one for p in panels if (one := p.over(label)).curves] for label in labels[1:]}
     pictures = {
-        f"{stem.name}_{kinds[label]}": partial(_save_panels, drawn, legend, abreast)
-        for label, drawn in {labels[0]: panels, **over}.items()
-        if can_plot()
+        f"{stem.name}_{kinds[label]}{part}": partial(_save_panels, shown, group, abreast)
+        for label, drawn in {**over, first: panels}.items()
+        for part, group in _groups(legend).items()
+        if can_plot() and (shown := _with_lines(drawn, group))
     }
     return Chart(caption, chart_data(panels, labels, abreast), legend, pictures)
+
+
+def _groups(legend: Sequence[Key]) -> dict[str, list[Key]]:
+    """Return the lines of each picture by its name's ending: none has a colour twice."""
+    groups: list[list[Key]] = []
+    for key in legend:
+        free = [group for group in groups if key.color not in [other.color for other in group]]
+        groups += [] if free else [[]]
+        (free or groups[-1:])[0].append(key)
+    return {f"_{number}" if number > 1 else "": group for number, group in enumerate(groups, 1)}
+
+
+def _with_lines(panels: Sequence[Panel], keys: Sequence[Key]) -> list[Panel]:
+    """Return the panels with the lines of these keys alone; none without a line."""
+    kept = [replace(p, curves=[line for line in p.curves if line.key in keys]) for p in panels]
+    return [panel for panel in kept if panel.curves]
 
 
 def chart_data(panels: Sequence[Panel], axes: Sequence[str], abreast: int) -> dict[str, Any]:

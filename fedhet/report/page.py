@@ -239,7 +239,7 @@ def _accuracies(section: Section, keys: Mapping[str, Key], stem: Path) -> list[B
     return [
         *blocks,
         Heading(3, "Final, best and late accuracy"),
-        accuracies_table(layout, last_round),
+        accuracies_table(layout, section.figure),
     ]
 
 

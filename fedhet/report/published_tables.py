@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedhet.common.errors import ConfigError, require_choice, require_known_keys
+from fedhet.common.errors import (
+    ConfigError,
+    require_choice,
+    require_known_keys,
+    require_whole,
+)
 from fedhet.report.layout import Layout, Line, Published, split_lines
 from fedhet.report.names import method_title
 from fedhet.report.run_data import Run, flat
-from fedhet.report.statistics import NAMES, TO_TARGET, Figure, percent
+from fedhet.report.statistics import LATE_EVALUATIONS, NAMES, TO_TARGET, Figure, percent
 
 KNOWN = (  # name: of the package of reproductions/ with the paper's own figures
     *("name", "source", "metric", "target", "targets", "published_target"),
-    *("unit", "round", "note", "columns", "rows"),
+    *("unit", "round", "evaluations", "note", "columns", "rows"),
 )
 KNOWN_IN_ROW = ("runs", "published", "not_run")
 
@@ -77,12 +82,19 @@ def read_paper(node: Mapping[str, Any]) -> Paper:
     last_round = node.get("round")
     if last_round is not None and (not isinstance(last_round, int) or last_round < 1):
         raise ConfigError(f"paper.round={last_round} must be a whole number of at least 1, or null")
+    evaluations = require_whole(
+        "paper.evaluations", node.get("evaluations", LATE_EVALUATIONS), low=1
+    )
+    if "evaluations" in node and metric != "late_accuracy":
+        raise ConfigError(
+            f"paper.evaluations={evaluations} is of paper.metric=late_accuracy, not of {metric}"
+        )
     columns = {str(label): flat(keys) for label, keys in _mapping(node, "columns").items()}
     rows = {
         str(label): _read_row(str(label), row, len(columns), len(by_target))
         for label, row in _mapping(node, "rows").items()
     }
-    figure = Figure(metric, target, node.get("unit") == "%", last_round)
+    figure = Figure(metric, target, node.get("unit") == "%", last_round, evaluations)
     if by_target:
         figure = FigureByTarget(metric, last_round=last_round, targets=by_target)
     if (theirs := node.get("published_target")) is not None:

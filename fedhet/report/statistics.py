@@ -17,7 +17,7 @@ TO_TARGET = ("rounds_to", "bytes_to", "seconds_to")
 NAMES = {
     "accuracy": "final accuracy",
     "best_accuracy": "best accuracy",
-    "late_accuracy": f"mean accuracy of the last {LATE_EVALUATIONS} evaluations",
+    "late_accuracy": "mean accuracy of the last evaluations",
     "rounds_to": "rounds to",
     "bytes_to": "MB to",
     "seconds_to": "simulated seconds to",
@@ -42,10 +42,14 @@ class Figure:
     target: float | None = None  # the accuracy to reach, of TO_TARGET
     percent: bool = False  # of accuracies
     last_round: int | None = None  # later rounds are left out
+    evaluations: int = LATE_EVALUATIONS  # that late_accuracy is the mean of
 
     @property
     def title(self) -> str:
         """The figure in words."""
+        if self.name == "late_accuracy":
+            words = f"mean accuracy of the last {self.evaluations} evaluations"
+            return f"{words} (%)" if self.percent else words
         words = NAMES.get(self.name) or column_title(self.name.removeprefix("best_"))
         if self.name.startswith("best_") and self.name not in NAMES:
             words = f"best {words}"
@@ -81,7 +85,7 @@ class Figure:
             return Value((max if larger_is_better(column) else min)(values) * scale)
         if self.name == "late_accuracy":
             trained = [value for round, value in points if round > 0] or values
-            return Value(statistics.fmean(trained[-LATE_EVALUATIONS:]) * scale)
+            return Value(statistics.fmean(trained[-self.evaluations :]) * scale)
         return Value(values[-1] * scale)
 
 

@@ -154,14 +154,21 @@ def _text(figure: Figure, cell: Cell, digits: int) -> str:
     return "-" if found is None else found.text(digits)
 
 
-def accuracies_table(layout: Layout, last_round: int | None) -> Table:
-    """Return final, best and late accuracy of each cell, in percent."""
-    titles = ["final accuracy (%)", "best (%)", "mean of the last 5 (%)"]
-    figures = [Figure(name, percent=True, last_round=last_round) for name in ACCURACIES]
+def accuracies_table(layout: Layout, figure: Figure) -> Table:
+    """Return final, best and late accuracy of each cell, in percent.
+
+    ``figure``: the page's, which has the last round and how many evaluations are late.
+    """
+    late = figure.evaluations
+    titles = ["final accuracy (%)", "best (%)", f"mean of the last {late} (%)"]
+    figures = [
+        Figure(name, percent=True, last_round=figure.last_round, evaluations=late)
+        for name in ACCURACIES
+    ]
     caption = (
         "Accuracy on the test set: after the last round, of the best evaluation, and the mean of "
-        "the last five evaluations, which is less noisy. Mean ± sample standard deviation over n "
-        "seeds."
+        f"the last {late} evaluations, which is less noisy. Mean ± sample standard deviation over "
+        "n seeds."
     )
     found = dict(zip(titles, figures, strict=True))
     return cell_table(layout, _figures(layout, found, 2), caption)

@@ -38,7 +38,7 @@ def agreement(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path) -
 
 def _has_figures(run: Run) -> bool:
     """Return whether a run has the figures, of several clients."""
-    several = any(size > 1 for _, size in run.points("clients"))
+    several = any(size > 1 for size in _cohorts(run))
     return several and any(run.points(name) for name in AGREEMENT)
 
 
@@ -65,8 +65,13 @@ def _panels(layout: Layout, keys: Mapping[str, Key]) -> list[Panel]:
 def _sizes(layout: Layout, number: int) -> list[float]:
     """Return |S| in a column: the median over the rounds of each row, without duplicates."""
     cells = [line.cells[number].runs for line in layout.lines]
-    found = [[size for run in runs for _, size in run.points("clients")] for runs in cells]
+    found = [[size for run in runs for size in _cohorts(run)] for runs in cells]
     return sorted({median(some) for some in found if some})
+
+
+def _cohorts(run: Run) -> list[float]:
+    """Return |S| of each round that had a valid reply."""
+    return [size for _, size in run.points("clients") if size > 0]
 
 
 def _orthogonal(name: str, sizes: Sequence[float]) -> tuple[list[float], str]:
@@ -78,7 +83,7 @@ def _orthogonal(name: str, sizes: Sequence[float]) -> tuple[list[float], str]:
 
 
 def _caption(panels: Sequence[Panel], runs: Sequence[Run], every: int) -> str:
-    sizes = sorted({size for run in runs for _, size in run.points("clients")})
+    sizes = sorted({size for run in runs for size in _cohorts(run)})
     words = [
         "Norm ratio: the norm of the updates' mean over the mean of their norms, FedMRUR's 1/d_t "
         "(Theorem 1). Pairwise cosine: the mean over all pairs of updates. Drift diversity: the "

@@ -133,6 +133,15 @@ def test_a_cell_whose_runs_differ_is_split_not_averaged(finished_run):
     assert "local.lr" in paper_layout(runs, read_paper(NODE)).notes[0]
 
 
+def test_late_accuracy_is_of_as_many_evaluations_as_the_node_says(runs):
+    late = node(metric="late_accuracy")
+    assert [read_paper(each).figure.evaluations for each in (late, {**late, "evaluations": 2})] == [
+        *(5, 2)
+    ]
+    table = table_of(runs, {**late, "evaluations": 2})
+    assert table.caption.startswith("Mean accuracy of the last 2 evaluations (%)")
+
+
 def test_runs_with_fewer_rounds_than_the_papers_are_said(runs):
     assert read_paper(node(round=1)).figure == Figure("accuracy", percent=True, last_round=1)
     assert paper_layout(runs, read_paper(node(round=1))).notes == ()
@@ -151,6 +160,8 @@ TARGETS = {"metric": "rounds_to", "targets": [0.4, 0.5]}
         ({"metric": "rounds_to"}, "needs paper.target"),
         ({"unit": "percent"}, "paper.unit=percent is unknown"),
         ({"round": 0}, "paper.round=0 must be"),
+        ({"metric": "late_accuracy", "evaluations": 0}, "paper.evaluations=0 is not allowed"),
+        ({"evaluations": 10}, "paper.evaluations=10 is of paper.metric=late_accuracy, not of acc"),
         ({"columns": {}}, "paper.columns={} must be a mapping"),
         ({"rows": rows_of(A=[1])}, "must list 2 numbers, one per column"),
         ({"rows": rows_of(A=[1, [2]])}, r"has \[2\]: a number, \[mean, spread\]"),

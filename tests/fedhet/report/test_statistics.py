@@ -36,6 +36,9 @@ def test_the_mean_of_the_last_five_and_figures_of_one_seed(runs, finished_run):
     assert (one.spread, one.text(3)) == (None, "0.467")
     many = finished_run(accuracies=(0.0, 0.9, 0.1, 0.2, 0.3, 0.4, 0.5))
     assert estimate(late, [many]).mean == pytest.approx(0.3)
+    two = Figure("late_accuracy", percent=True, evaluations=2)
+    assert estimate(two, [many]).mean == pytest.approx(45)  # of .4 and .5
+    assert two.title == "mean accuracy of the last 2 evaluations (%)"
     assert estimate(Figure("rounds_to", 0.6), runs[:1]).text(1) == "2"
 
 

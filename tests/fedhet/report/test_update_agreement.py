@@ -106,3 +106,10 @@ def test_runs_without_the_columns_or_of_a_single_client_are_left_out(shown):
     blocks, panels = shown([run(update_cosine=[None] * 3)])
     assert [panel.y_label[:10] for panel in panels] == ["norm ratio", "drift dive"]
     assert texts(blocks)["FedAvg"] == ["0.550", "-", "1.100"]
+
+
+def test_rounds_without_a_valid_reply_have_no_cohort(shown):
+    """A run that diverges late: its rounds without replies make most of it."""
+    blocks, panels = shown([run(sizes=[4, 4, 0, 0, 0], values=(0.5, 0.5, None, None, None))])
+    assert "|S| = 4." in blocks[Chart].caption
+    assert panels[0].marks == [0.5]  # 1 / sqrt(4)
