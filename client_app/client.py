@@ -37,6 +37,7 @@ from fedhet.strategies.components.tensor_selection import (
     trainable_shared,
 )
 from fedhet.strategies.round.client_snapshots import FILE, load_trained
+from fedhet.strategies.round.compressed_records import Received
 from fedhet.tasks.evaluation import class_accuracies, classifies, evaluate_model, logits_of
 from fedhet.tasks.metrics import MetricSet
 
@@ -69,6 +70,7 @@ class FederatedClient(NumPyClient):
     build: Callable[[int], nn.Module] | None = None
     metrics: MetricSet | None = None  # what evaluations measure beside loss and accuracy
     compression: Compression = field(default_factory=Compression)  # of train messages
+    decoded: Received | None = None  # x, as the last message to a client of this model had it
     received: Payloads = field(default_factory=dict)
     sent: Payloads = field(default_factory=dict)
     state: ClientState = field(default_factory=dict)  # after training, for ``save_state``
@@ -291,6 +293,7 @@ class FederatedClient(NumPyClient):
             round=round,
             batch_size=self.options.batch_size,
             generator=generator,
+            params=self._params,
         )
 
     @torch.no_grad()

@@ -15,7 +15,7 @@ from fedhet.strategies.round.records import (
     CLIENT,
     COLUMNS,
     CONFIG,
-    config_of,
+    record_in,
     to_record,
 )
 from fedhet.tasks import AnyTask, OwnTask
@@ -54,5 +54,5 @@ def columns_reply(
 
 def sent_columns(message: Message) -> str | None:
     """Return the statistics of all sites' columns that a message of the server's brings along."""
-    config = config_of(message)
-    return str(config[COLUMNS]) if COLUMNS in config else None
+    config = record_in(message.content, CONFIG, ConfigRecord)
+    return str(config[COLUMNS]) if config is not None and COLUMNS in config else None

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.typing import Scalar
 
 from fedhet.client_app.client import FederatedClient
@@ -23,6 +23,7 @@ from fedhet.strategies.round.records import (
     METRICS,
     PARAMS,
     config_of,
+    record_in,
     to_metrics,
     to_tensors,
 )
@@ -78,9 +79,10 @@ def _train(
     since_first = int(config["round"]) - 1
     config["evaluate-received"] = evaluate_every > 0 and since_first % evaluate_every == 0
     config["evaluate-trained"] = evaluate_trained
-    received = received_tensors(message.content, client.compression, *client.shared_tensors())
-    anchor = received.pop(PARAMS)
-    client.received = received
+    content, live = message.content, client.shared_tensors()
+    received = received_tensors(content, client.compression, *live, client.decoded)
+    anchor, record = received.pop(PARAMS), record_in(content, PARAMS, ArrayRecord)
+    client.received, client.decoded = received, None if record is None else (record, anchor)
     arrays, num_examples, metrics = client.train(
         [anchor[name].numpy() for name in client.shared_names], config
     )

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 import torch
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from omegaconf import DictConfig
 from torch import nn
 
@@ -30,7 +30,7 @@ from fedhet.strategies.components.local_training_config import local_training_co
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.privacy.reply_vector import Layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.round.records import config_of
+from fedhet.strategies.round.records import CONFIG, record_in
 from fedhet.strategies.round.registration import FROZEN_MODEL
 from fedhet.tasks import AnyData, AnyTask, Functions, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.models.own_weights import frozen_sha256
@@ -184,10 +184,16 @@ class ClientRuntime:
         """Return the node's state folder, in a simulation the run's, else Flower's Context."""
         folder = str(context.node_config.get("state-folder", ""))
         if not folder and self.simulation:  # server and clients share a disk
-            folder = str(config_of(message).get("state-folder", ""))
+            config = record_in(message.content, CONFIG, ConfigRecord) or ConfigRecord()
+            folder = str(config.get("state-folder", ""))
         if folder:
-            return FolderStateStore(Path(folder).expanduser(), client_id)
+            return FolderStateStore(_expanded(folder), client_id)
         return ContextStateStore(context.state)
+
+
+@lru_cache(maxsize=64)  # asked for every message to a client
+def _expanded(folder: str) -> Path:
+    return Path(folder).expanduser()
 
 
 def site_folder(context: Context) -> Path | None:

@@ -6,8 +6,10 @@ Each version is the state after a round; the server says which one a round start
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 from logging import WARNING
 from pathlib import Path
 from typing import Protocol
@@ -72,7 +74,7 @@ class FolderStateStore:
     def load(self, experiment: str, round: int) -> ClientState:
         """Return the state after ``round``."""
         path = self._path(experiment, round)
-        if not path.exists():
+        if not os.path.exists(path):  # pathlib takes longer, and many methods keep no state
             return {}
         try:
             tensors, _, _ = load_tensors(path, **self._label(experiment, round))
@@ -103,7 +105,12 @@ class FolderStateStore:
         }
 
     def _path(self, experiment: str, round: int) -> Path:
-        if not re.fullmatch(r"[A-Za-z0-9_.-]+", experiment) or experiment.startswith("."):
-            raise ValueError(f"experiment={experiment!r} is no folder name")
-        client = f"client-{self.client_id:05d}"
-        return self.folder / experiment / client / f"round-{round:06d}.safetensors"
+        folder = _folder_of(self.folder, experiment)
+        return Path(f"{folder}/client-{self.client_id:05d}/round-{round:06d}.safetensors")
+
+
+@lru_cache(maxsize=64)  # asked for every message to a client
+def _folder_of(folder: Path, experiment: str) -> Path:
+    if not re.fullmatch(r"[A-Za-z0-9_.-]+", experiment) or experiment.startswith("."):
+        raise ValueError(f"experiment={experiment!r} is no folder name")
+    return folder / experiment

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fedhet.common.errors import ConfigError
@@ -25,14 +26,33 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         OSError: if it cannot be written, as on a full disk; ``path`` is unchanged.
     """
+    prepare_file(path, write)()
+
+
+def prepare_file(path: Path, write: Callable[[Path], object]) -> Callable[[], None]:
+    """Let ``write`` make a file beside ``path``; return the rest of :func:`replace_file`.
+
+    The rest waits for the disk, and may be called in a thread.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
     beside = Path(name)
-    try:
+
+    def rename() -> None:
+        with _removed_on_error(beside, path):
+            with beside.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+
+    with _removed_on_error(beside, path):
         write(beside)
-        with beside.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+    return rename
+
+
+@contextmanager
+def _removed_on_error(beside: Path, path: Path) -> Iterator[None]:
+    try:
+        yield
     except BaseException as error:
         beside.unlink(missing_ok=True)
         if isinstance(error, OSError):  # it names the temporary file, or none

@@ -132,10 +132,14 @@ class ResultsFolder:
         """Add a round's line and flush it to disk."""
         self._metrics.append(row)
 
-    def synced_sha256(self) -> str:
-        """Return the hash of metrics.jsonl, which is on the disk then."""
-        self._metrics.sync()
+    @property
+    def sha256(self) -> str:
+        """The hash of metrics.jsonl."""
         return self._metrics.sha256
+
+    def sync(self) -> None:
+        """Bring metrics.jsonl to the disk."""
+        self._metrics.sync()
 
     def summary(self, about: Mapping[str, Any], status: str, error: str = "") -> dict[str, Any]:
         """Return the content of summary.json for the rows so far."""

@@ -54,8 +54,12 @@ def overrides_of(run_config: RunConfig) -> list[str]:
     """
     given = {key: value for key, value in run_config.items() if key != "overrides"}
     words = [f"{key}={quote(value)}" for key, value in given.items() if value != ""]
-    text = str(run_config.get("overrides", "")).strip()
-    return words + (json.loads(text) if text.startswith("[") else shlex.split(text))
+    return [*words, *_words_in(str(run_config.get("overrides", "")).strip())]
+
+
+@lru_cache(maxsize=64)  # read for every message to a client
+def _words_in(text: str) -> tuple[str, ...]:
+    return tuple(json.loads(text) if text.startswith("[") else shlex.split(text))
 
 
 def quote(value: bool | float | int | str) -> str:

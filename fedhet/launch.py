@@ -32,6 +32,7 @@ from rich.text import Text
 from fedhet.commands import reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
+from fedhet.common.imports import load_torch_libraries, quick_imports
 from fedhet.common.results import (
     COMPLETED,
     CONFIG,
@@ -95,6 +96,8 @@ def main() -> None:
         sys.argv[1:] = take_resume(with_single_sweeps(words))
         refuse_old_keys(sys.argv[1:])
         check_flags(sys.argv[1:])
+        if all(word.partition("=")[2] in _WITH_CODE for word in sys.argv if word[:8] == "runtime="):
+            load_torch_libraries()
         set_defaults()
         register_project_recipes()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
@@ -135,6 +138,7 @@ def run(recipe: DictConfig) -> None:
             with runtime:
                 runtime.submit(recipe, overrides)
                 display.stage("loading data, starting workers")
+                _import_for_plot()  # one core is idle meanwhile
                 summary = _watch(runtime, results, display, end)
     except (KeyboardInterrupt, SystemExit) as signalled:
         if not runtime.continues() and _has_begun(results_dir):
@@ -190,7 +194,8 @@ def check_run(recipe: DictConfig, words: Sequence[str]) -> None:
     if not with_code:
         check_flower(recipe.runtime.name)
     if with_code or any(map(_is_of_code, words)):
-        from fedhet.server_app.assembly import check_parts
+        with quick_imports():
+            from fedhet.server_app.assembly import check_parts
 
         check_parts(recipe)
 
@@ -216,8 +221,6 @@ def _watch(
         for row in results.new_rows():  # after the summary, so that the last round is among them
             begun = True
             display.row(row)
-            if row["round"] == 1:
-                _import_for_plot()
         if not begun and (results.folder / CONFIG).exists():
             begun = True
             display.stage("checking the clients, then round 1")

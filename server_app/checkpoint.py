@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from logging import WARNING
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import METRICS, Row, read_rows, rows_sha256
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.round.round_report import StrategyState
-from fedhet.strategies.round.tensor_files import below, load_tensors, save_tensors
+from fedhet.strategies.round.tensor_files import below, load_tensors, prepare_tensors
 
 _KEPT = 2  # the last one, and one more in case the disk fails under it
 _PLAIN = ("round", "experiment", "failed_rounds", "restarted")  # of the state
@@ -36,6 +37,11 @@ class Checkpoint:
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     """Write a checkpoint atomically and delete all but the last two."""
+    return prepare_checkpoint(folder, checkpoint)()
+
+
+def prepare_checkpoint(folder: Path, checkpoint: Checkpoint) -> Callable[[], Path]:
+    """Do what :func:`save_checkpoint` does, but return the part that waits for the disk."""
     folder.mkdir(parents=True, exist_ok=True)
     state = checkpoint.state
     tensors = {f"params/{name}": value for name, value in checkpoint.params.items()}
@@ -46,10 +52,42 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
     label |= {key: getattr(checkpoint, key) for key in ("recipe", "rows", "data")}
     label["groups"] = sorted(state.tensors)
     path = folder / f"round-{state.round:06d}.safetensors"
-    save_tensors(path, tensors, label)
-    for old in checkpoints(folder)[:-_KEPT]:
-        old.unlink(missing_ok=True)
-    return path
+    rename = prepare_tensors(path, tensors, label)
+
+    def finish() -> Path:
+        rename()
+        for old in checkpoints(folder)[:-_KEPT]:
+            old.unlink(missing_ok=True)
+        return path
+
+    return finish
+
+
+class CheckpointWriter:
+    """Writes a run's checkpoints; a thread waits for the disk while the next round trains."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._thread = folder, ThreadPoolExecutor(1)
+        self._unfinished: Future[Mapping[int, int]] | None = None
+
+    def begin(self, checkpoint: Checkpoint, sync_rows: Callable[[], None]) -> None:
+        """Write a checkpoint, and the rows that it names to the disk first."""
+        finish = prepare_checkpoint(self._folder, checkpoint)
+
+        def sync() -> Mapping[int, int]:
+            sync_rows()
+            finish()
+            return checkpoint.state.committed
+
+        self._unfinished = self._thread.submit(sync)
+
+    def finish(self) -> Mapping[int, int] | None:
+        """Wait until the checkpoint is on the disk; return the clients' versions in it.
+
+        Return None if none was begun. Raises OSError if it cannot be written, as on a full disk.
+        """
+        unfinished, self._unfinished = self._unfinished, None
+        return None if unfinished is None else unfinished.result()
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -46,7 +46,7 @@ from fedhet.server_app.best_round import (
     check_measured,
 )
 from fedhet.server_app.calibration import CalibrationError, add_coverage
-from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedhet.server_app.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.layer_diagnostics import observers_of
@@ -89,6 +89,10 @@ class Run:
         keep_freed_memory()
         torch.set_num_threads(1)  # idle threads of a pool would take the simulated clients' CPUs
         self.recipe, self.folder = recipe, folder
+        # read once: OmegaConf takes its time, and so does the hash
+        self.fingerprint, self.rounds = resume_fingerprint(recipe), int(recipe.rounds)
+        self.evaluation = plain_part(recipe, "evaluation")
+        self.checkpoint_every, self.target = int(recipe.checkpoint.every), recipe.target_accuracy
         self.began = time.time()
         self.timeout = float(recipe.runtime.round_timeout_seconds)
         # where the clients of a simulation store their states
@@ -154,6 +158,7 @@ class Run:
         rule = best_model_rule(recipe, self.stopping)
         check_measured(recipe, rule, self.task.predictions)
         self.best_model = BestModel(folder, rule, done) if rule else None
+        self.checkpoints = CheckpointWriter(folder / "checkpoints")
         self.stop_reason: str | None = None
         rows = self.results.rows  # of the run that is resumed
         self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0
@@ -174,14 +179,14 @@ class Run:
             result = self.strategy.start(
                 grid,
                 self.arrays,
-                num_rounds=int(self.recipe.rounds),
+                num_rounds=self.rounds,
                 timeout=self.timeout,
                 train_config=self.client_config,
                 evaluate_config=self.client_config,
                 evaluate_fn=self._evaluate,
                 on_round=self._on_round,
             )
-            if self.strategy.state.failed_rounds >= int(self.recipe.rounds):
+            if self.strategy.state.failed_rounds >= self.rounds:
                 raise self.last_report.error(
                     f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} "
                     "valid replies, so the model is the initial one; metrics.jsonl in "
@@ -196,6 +201,8 @@ class Run:
                 about["prediction_sets"] = self._calibrate(grid, result.arrays)
             summary = self.results.summary(about, COMPLETED)
         except BaseException as error:
+            with contextlib.suppress(OSError):  # the run has an error already
+                self.checkpoints.finish()
             with log_write_errors(self.folder):
                 self.loggers.finish(write_error(self.results, self._about(), error))
             raise
@@ -209,13 +216,13 @@ class Run:
 
     def _restore(self, last: Path) -> ArrayRecord:
         checkpoint = load_checkpoint(last, self.names)
-        if checkpoint.recipe != resume_fingerprint(self.recipe):
+        if checkpoint.recipe != self.fingerprint:
             raise ConfigError(
                 f"resume=true, but {last} was written by another recipe; you may change only "
                 f"{', '.join((*LONGER, *SITE_KEYS, *NOTES, *FOLDER_KEYS))} (its recipe is "
                 f"{self.folder / 'config.yaml'})"
             )
-        if checkpoint.state.round >= int(self.recipe.rounds):
+        if checkpoint.state.round >= self.rounds:
             raise ConfigError(
                 f"rounds={self.recipe.rounds} are done already: {last} is of round "
                 f"{checkpoint.state.round}; set rounds higher to continue"
@@ -236,11 +243,11 @@ class Run:
         return {split: str(about["sha256"]) for split, about in self.data.items()}
 
     def _evaluate(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        every, last = int(self.recipe.evaluation.every), int(self.recipe.rounds)
+        every = int(self.evaluation["every"])
         self.evaluated = arrays
-        if round != last and (every == 0 or round % every != 0):
+        if round != self.rounds and (every == 0 or round % every != 0):
             return None
-        if round > 0 and self.recipe.evaluation.model == "clients":
+        if round > 0 and self.evaluation["model"] == "clients":
             return self._client_scores()
         if self.test_data is None:
             return None
@@ -294,14 +301,14 @@ class Run:
         return to_metrics(found) if found else None
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
+        self._finish_checkpoint()
         elapsed = self.elapsed_before + time.time() - self.began
         row = report.row() | {"elapsed_seconds": elapsed}
         self.last_report = report
         self.results.append(row)  # before the checkpoint: resuming drops rows it measures again
         self.loggers.log(row)
         self._check_finite(report)
-        every, last = int(self.recipe.checkpoint.every), int(self.recipe.rounds)
-        target = self.recipe.target_accuracy
+        every, last, target = self.checkpoint_every, self.rounds, self.target
         if target is not None and report.evaluation.get("accuracy", -1.0) >= float(target):
             self.stop_reason = f"accuracy {row['accuracy']:.6g} reached target_accuracy={target}"
         else:
@@ -312,13 +319,9 @@ class Run:
             self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, self.metadata)
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
         if report.round > 0 and due:
-            state, recipe = self.strategy.snapshot(), resume_fingerprint(self.recipe)
-            rows, data = self.results.synced_sha256(), self._data_hashes()
-            checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data)
-            save_checkpoint(self.folder / "checkpoints", checkpoint)
-            self.strategy.state.mark_durable()
-            if self.best_model:
-                self.best_model.keep()
+            self._begin_checkpoint(arrays)
+            if reached or report.round == last:
+                self._finish_checkpoint()
         metrics = list(shown_metrics(row))[:SHOWN_METRICS]
         shown = ["accuracy", "loss", "client_accuracy", "client_loss", "train_loss", *metrics]
         figures = "  ".join(f"{name} {row[name]:.4f}" for name in shown if name in row)
@@ -326,6 +329,19 @@ class Run:
         if self.stop_reason:
             log(INFO, "%s", self.stop_reason)
         return reached
+
+    def _begin_checkpoint(self, arrays: ArrayRecord) -> None:
+        state, recipe = self.strategy.snapshot(), self.fingerprint
+        rows, data = self.results.sha256, self._data_hashes()
+        checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data)
+        self.checkpoints.begin(checkpoint, self.results.sync)
+
+    def _finish_checkpoint(self) -> None:
+        """Wait until the last checkpoint, if one was begun, is on the disk."""
+        if (committed := self.checkpoints.finish()) is not None:
+            self.strategy.state.mark_durable(committed)
+            if self.best_model:
+                self.best_model.keep()
 
     def _check_finite(self, report: RoundReport) -> None:
         """Raise a DivergedError if the evaluated model's loss is NaN or Inf."""

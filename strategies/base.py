@@ -138,6 +138,7 @@ class LocalContext:
     batch_size: int
     # for random draws of a side; independent of the order of the batches
     generator: torch.Generator = field(default_factory=torch.Generator)
+    params: Tensors = field(default_factory=dict)  # the model's trainable tensors by name, live
     num_steps: int = field(default=0, init=False)  # k, the steps taken
     first_pass: bool = field(default=True, init=False)  # at y_k, the first gradient of the step
     start: Tensors = field(init=False)  # y_0: x, unless the client or a ``begin`` moved the model
@@ -146,6 +147,7 @@ class LocalContext:
 
     def __post_init__(self) -> None:
         """Start at x."""
+        self.params = self.params or dict(self.model.named_parameters())
         self.start = self.anchor
 
     def start_here(self) -> None:
@@ -156,11 +158,6 @@ class LocalContext:
     def num_classes(self) -> int:
         """Number of classes of the task."""
         return self.data.num_classes
-
-    @cached_property
-    def params(self) -> dict[str, Tensor]:
-        """The local model's trainable tensors by name, live."""
-        return dict(self.model.named_parameters())
 
     @cached_property
     def global_model(self) -> nn.Module:

@@ -1,6 +1,7 @@
 """Runs a recipe through both apps in this process: Flower's messages, no Ray."""
 
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -11,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.client_app.app import app as client_app
+from fedhet.common.results import read_rows
 from fedhet.conf import compose, compose_overrides
 from fedhet.server_app import app as server
 from tests.deployed import RECIPE
@@ -75,3 +77,19 @@ def run_recipe(
     )
     server.main(grid_of(words, clients, tamper, node_config), context)
     return json.loads((folder / "summary.json").read_text())
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint of a running run's last round when it is on the disk; None in round 1.
+
+    The run does not wait for it.
+    """
+    metrics = folder / "metrics.jsonl"
+    done = read_rows(metrics)[-1]["round"] if metrics.exists() and metrics.stat().st_size else 0
+    if done == 0:
+        return None
+    path, end = folder / f"checkpoints/round-{done:06}.safetensors", time.monotonic() + 30
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} is not written"
+        time.sleep(0.002)
+    return path

@@ -31,7 +31,7 @@ from fedhet.server_app.reused_training import check_reused_training
 from fedhet.strategies.round.tensor_files import load_tensors
 from fedhet.sweep.resume import Plan, plan_for
 from fedhet.tools import evaluate, export
-from tests.recipes import TINY, overrides, run_recipe
+from tests.recipes import TINY, newest_checkpoint, overrides, run_recipe
 from tests.tasks.generated import make_task, write_hub_set, write_image_folder, write_texts
 
 WORDS = [*TINY, "rounds=3", "strategy=scaffold", "local.epochs=1"]
@@ -131,7 +131,8 @@ class Runs:
         run_recipe(self.other, *words, "seed=1")
 
     def _watch(self, reply: Message) -> Message:
-        if len(checkpoints(self.whole / "checkpoints")) == 2 and not self.cut.exists():
+        newest = newest_checkpoint(self.whole)
+        if newest and newest.stem == "round-000002" and not self.cut.exists():
             shutil.copytree(self.whole, self.cut)
         return reply
 

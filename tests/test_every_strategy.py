@@ -27,7 +27,7 @@ from fedhet.strategies.round.records import CLIENT, METRICS, UPDATE
 from fedhet.strategies.round.registration import FROZEN_MODEL
 from fedhet.strategies.round.tensor_files import below
 from fedhet.tasks.evaluation import evaluate_model
-from tests.recipes import TINY, run_recipe
+from tests.recipes import TINY, newest_checkpoint, run_recipe
 from tests.test_what_leaves import MESSAGES, NUMBERS, PAYLOADS
 
 SIZES = {"epochs": 2, "steps": 2, "images": 16, "width": 4}
@@ -200,10 +200,10 @@ class Run:
     def _watch(self, reply: Message) -> Message:
         names = set(reply.content)
         self.replies.append((names, set(reply.content[METRICS if METRICS in names else CLIENT])))
-        if found := checkpoints(self.folder / "checkpoints"):
-            done = read_rows(self.folder / "metrics.jsonl")[-1]["round"]
+        if found := newest_checkpoint(self.folder):
+            done = int(found.stem.removeprefix("round-"))
             if done == 1:
-                self.first = load_file(found[-1])
+                self.first = load_file(found)
             if done == CUT and not self.cut.exists():
                 shutil.copytree(self.folder, self.cut)
         return reply

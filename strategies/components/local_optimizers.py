@@ -75,8 +75,9 @@ class SGD(_OneGradient):
     def move(self) -> None:
         """Take a step of SGD; a param without a gradient stays where it is."""
         # PyTorch's functional form: its class imports the whole compiler first (1.3 s a process).
-        self._sgd([param for param in self.plain if param.grad is not None], 0.0)
-        self._sgd([param for param in self.moving if param.grad is not None], self.momentum)
+        for params, momentum in ((self.plain, 0.0), (self.moving, self.momentum)):
+            if moved := [param for param in params if param.grad is not None]:
+                self._sgd(moved, momentum)
 
     @torch.no_grad()
     def _sgd(self, params: list[Tensor], momentum: float) -> None:

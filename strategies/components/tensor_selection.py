@@ -37,6 +37,8 @@ class TensorSelector:
         if self.spec == "none":
             return []
         ordered = list(names)
+        if self.spec == "all" and ordered:
+            return ordered
         kind, _, count = self.spec.partition(":")
         if kind in ("last", "first"):
             chosen = self._by_count(ordered, kind, int(count))

@@ -29,9 +29,10 @@ class ClientVersions:
         """Make the states that clients saved in these rounds their current versions."""
         self.committed |= rounds
 
-    def mark_durable(self) -> None:
-        """Record that a checkpoint of the current versions is on disk."""
-        self.durable_before, self.durable = self.durable, dict(self.committed)
+    def mark_durable(self, committed: Mapping[int, int] | None = None) -> None:
+        """Record that a checkpoint of these versions is on disk; None: of the current ones."""
+        versions = self.committed if committed is None else committed
+        self.durable_before, self.durable = self.durable, dict(versions)
 
     def restart(self, keys: Iterable[str], round: int) -> None:
         """Make all clients drop these keys of the states that they saved up to ``round``."""

@@ -40,6 +40,7 @@ from fedhet.strategies.round.tensor_decoder import (
     label_of,
 )
 
+Received = tuple[ArrayRecord, Tensors]  # a record, and its tensors
 ClosedShapes = Mapping[str, Mapping[str, tuple[int, ...]]]  # by payload and tensor
 _TENSORS = "tensors-of-"  # prefix of the config's entries that name a compressed payload's tensors
 _NUMBERS = "numbers"  # the one tensor of a residual: the vector
@@ -214,8 +215,12 @@ class Downlink:
 
 
 def received_tensors(
-    content: RecordDict, compression: Compression, params: Tensors, buffers: Tensors
-) -> dict[str, dict[str, Tensor]]:
+    content: RecordDict,
+    compression: Compression,
+    params: Tensors,
+    buffers: Tensors,
+    known: Received | None = None,
+) -> dict[str, Tensors]:
     """Return the tensors of a train message by record, as the server has compressed them.
 
     Args:
@@ -223,10 +228,14 @@ def received_tensors(
         compression: of the run.
         params: the trainable shared tensors of the client's model.
         buffers: its shared buffers.
+        known: x as decoded before: the clients of a process get the same record of it.
     """
-    codec, found = compression.codec_down, {}
+    codec, found = compression.codec_down, dict[str, Tensors]()
     config = record_in(content, CONFIG, ConfigRecord) or ConfigRecord()
     for name, record in array_records(content).items():
+        if name == PARAMS and known is not None and record is known[0]:
+            found[name] = known[1]
+            continue
         names: Any = params if name == PARAMS else config.get(f"{_TENSORS}{name}")
         if codec is None or names is None:
             found[name] = to_tensors(record)

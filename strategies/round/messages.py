@@ -47,14 +47,15 @@ class MessageWriter:
         # A payload that many clients get is serialised once. Beside its record it keeps its id.
         records: dict[int, tuple[Tensors, ArrayRecord]] = {}
         messages, params = {}, self.downlink.params(arrays, round)
+        common = self._common(round, more)
         for client in cohort:
             content, payloads = RecordDict({PARAMS: params}), broadcast(client)
             for name, tensors in payloads.items():
                 if id(tensors) not in records:
                     records[id(tensors)] = (tensors, self.downlink.payload(name, tensors, round))
                 content[name] = records[id(tensors)][1]
-            about = self.downlink.config(payloads)
-            messages[client] = self._message(content, MessageType.TRAIN, client, round, more, about)
+            content[CONFIG] = self._config(common, client, self.downlink.config(payloads))
+            messages[client] = self._message(content, MessageType.TRAIN, client, common)
         return messages
 
     def model(
@@ -66,39 +67,41 @@ class MessageWriter:
         clients: Iterable[int],
     ) -> dict[int, Message]:
         """Return messages with a model alone, by client."""
-        return {
-            client: self._message(RecordDict({PARAMS: arrays}), message_type, client, round, more)
-            for client in clients
-        }
+        common, messages = self._common(round, more), {}
+        for client in clients:
+            content = RecordDict({PARAMS: arrays, CONFIG: self._config(common, client, {})})
+            messages[client] = self._message(content, message_type, client, common)
+        return messages
 
-    def _message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        client: int,
-        round: int,
-        more: ConfigRecord,
-        about: Mapping[str, list[str]] | None = None,
-    ) -> Message:
-        """Add the config; no node starts on the message long after the round has ended."""
-        timeout = timeout_of(more)
-        content[CONFIG] = ConfigRecord(
+    def _common(self, round: int, more: ConfigRecord) -> ConfigRecord:
+        """Return what all clients' configs of a round have: Flower checks every entry."""
+        return ConfigRecord(
             {
                 **more,
-                **(about or {}),
                 "round": round,
                 NUM_ROUNDS: int(str(more.get(NUM_ROUNDS, round))),
                 "lr": self.lr(round, more),
-                **self.versions.config_of(client),
-                TIMEOUT: timeout,
+                TIMEOUT: timeout_of(more),
             }
         )
+
+    def _config(
+        self, common: ConfigRecord, client: int, about: Mapping[str, list[str]]
+    ) -> ConfigRecord:
+        config = common.copy()
+        config.update({**about, **self.versions.config_of(client)})
+        return config
+
+    def _message(
+        self, content: RecordDict, message_type: str, client: int, common: ConfigRecord
+    ) -> Message:
+        """Return a message; no node starts on it long after the round has ended."""
         return Message(
             content=content,
             message_type=message_type,
             dst_node_id=self.nodes[client],
-            ttl=timeout + _CLOCK_SKEW_SECONDS,
-            group_id=str(round),  # nodes log it
+            ttl=timeout_of(common) + _CLOCK_SKEW_SECONDS,
+            group_id=str(common["round"]),  # nodes log it
         )
 
 

@@ -58,7 +58,7 @@ def record_in(content: RecordDict, name: str, kind: type[_Record]) -> _Record | 
 
 def config_of(message: Message) -> dict[str, Any]:
     """Return a copy of a message's config; empty without one."""
-    return dict(record_in(message.content, CONFIG, ConfigRecord) or {})
+    return dict((record_in(message.content, CONFIG, ConfigRecord) or {}).items())
 
 
 def with_senders(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from functools import lru_cache
 
 import torch
 from flwr.app import Array, ArrayRecord
@@ -92,6 +93,7 @@ def decode_tensor(
     return value
 
 
+@lru_cache(maxsize=4096)  # for every tensor of every reply
 def label_of(what: str, name: str) -> str:
     """Return how errors name a tensor of a record."""
     return f"{what} {printable(name)!r}"

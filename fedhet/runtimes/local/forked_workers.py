@@ -138,6 +138,13 @@ class ForkedWorkers:
         self._channels[worker].close()
 
 
+def _let_server_finish() -> None:
+    """Let this worker, when it is woken, not take the core of the server that gives out work."""
+    if hasattr(os, "SCHED_BATCH"):
+        with contextlib.suppress(OSError):  # where a container forbids it
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def _work(
     pipe: Connection, files: str, gpu: str | None, inherited: Sequence[Connection | Channel]
 ) -> None:
@@ -145,6 +152,7 @@ def _work(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
+    _let_server_finish()
     for connection in inherited:
         connection.close()
     if gpu is not None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from omegaconf import DictConfig
 
 from fedhet.common.files import last_lines
+from fedhet.common.imports import quick_imports
 from fedhet.runtimes.processes import (
     NOTHING_LEFT,
     ProcessTree,
@@ -63,8 +64,9 @@ class LocalRun:
 
     def __enter__(self) -> Self:
         """Import what the apps need, once for all runs of this process."""
-        for module in _HEAVY:
-            importlib.import_module(module)
+        with quick_imports():
+            for module in _HEAVY:
+                importlib.import_module(module)
         gc.collect()
         gc.freeze()  # so that the children write less to shared pages
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Error, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -215,7 +215,7 @@ class WorkerGrid(Grid):
                     self._workers.send(worker, [waiting.task for waiting in given[-1]])
 
     def _batch(self) -> list[_Waiting]:
-        """Take tasks from the queue: several that are short and folded, else one."""
+        """Take tasks from the queue: several short ones of small answers, else one."""
         idle = sum(not given for given in self._given.values()) or len(self._given)
         most = min(math.ceil(len(self._queue) / idle), _BATCH_SECONDS / self._seconds)
         batch = [self._queue.pop()]
@@ -287,4 +287,7 @@ class WorkerGrid(Grid):
 
 
 def _may_share(waiting: _Waiting) -> bool:
-    return waiting.task.rule is not None and not waiting.alone
+    """Return whether a task may be in a batch: what it is answered with is small."""
+    task = waiting.task
+    query = task.message.metadata.message_type == MessageType.QUERY
+    return (query or task.rule is not None) and not waiting.alone
