@@ -5,25 +5,28 @@
 ``digits`` and ``mnist`` are tables attacks x aggregators, ``payloads`` is methods x aggregators
 under lies in what they send beside the update. A cell is the accuracy after the last round, and for
 the backdoor also its success, of one run a seed; a run whose model is no longer finite has none.
-Cells that the file has are not run again, so a table that was stopped goes on where it was.
+All cells are run with seed 0, then with seed 1 and so on. Runs that the file has are not run again,
+so a table that was stopped goes on where it was.
 ``costs`` measures one aggregation of 100 updates of 11 million parameters beside the plain mean.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import FOLDER, ROOT, options_of, save
-from fedhet.common.results import METRICS, SUMMARY, read_rows
+from benchmarks.harness import FOLDER, options_of, save
+from fedhet import launch
+from fedhet.common.results import COMPLETED, DIVERGED, METRICS, SUMMARY, read_rows
 
 Words = tuple[str, ...]
 
@@ -82,9 +85,9 @@ _LIES = {
     "FedMRUR": ("strategy=fedmrur", *_attack("scaled_update")),
     "MA-Echo": ("strategy=maecho", "rounds=1", *_attack("projection_lie")),
 }
-_HONEST = {f"{name}, honest": words[:1] for name, words in _LIES.items()}
-_HONEST["MA-Echo, honest"] = ("strategy=maecho", "rounds=1")
+_HONEST = {name: tuple(w for w in words if "attack" not in w) for name, words in _LIES.items()}
 _ROBUST = ("median", "multi_krum", "geometric_median", "centered_clipping")
+_FIRST = ("weighted_mean", "its own", *_ROBUST)  # rows that are run before the others
 
 TABLES = {
     "digits": Table(_DIGITS, _attacks(1.5), _aggregators(2, 1)),
@@ -99,7 +102,7 @@ TABLES = {
     ),
     "payloads": Table(
         _DIGITS,
-        {**_HONEST, **_LIES},
+        {key: w for n in _LIES for key, w in ((f"{n}, honest", _HONEST[n]), (n, _LIES[n]))},
         {"its own": ()} | {name: _aggregators(2, 1)[name] for name in _ROBUST},
         frozenset((name, row) for name in ("MA-Echo", "MA-Echo, honest") for row in _ROBUST),
     ),
@@ -114,18 +117,23 @@ def cells(table: Table) -> Iterator[tuple[str, str, Words]]:
                 yield column, row, (*table.common, *words, *keys)
 
 
-def run_cell(words: Words, seeds: int) -> dict[str, Any]:
-    """Run a cell's recipe with each seed; return what its runs ended with, by key a list."""
-    with tempfile.TemporaryDirectory() as scratch:
-        seed = f"seed={','.join(map(str, range(seeds)))}"
-        command = [str(Path(sys.executable).with_name("fedhet")), "-m", *words, seed]
-        command.append(f"hydra.sweep.dir={scratch}/sweep")
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        folders = sorted(path.parent for path in Path(scratch).glob(f"sweep/*/{SUMMARY}"))
-        if len(folders) != seeds:
-            raise SystemExit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}")
-        found = [_ended(folder) for folder in folders]
-    return {"words": list(words), **{key: [one[key] for one in found] for key in found[0]}}
+def run_cell(words: Words, seed: int) -> dict[str, Any]:
+    """Run a cell's recipe with a seed; return what the run ended with.
+
+    The command runs in this process, which has everything imported: that takes longer than a run.
+    """
+    with tempfile.TemporaryDirectory() as scratch, redirect_stdout(io.StringIO()):
+        folder = Path(scratch) / "run"
+        sys.argv[:] = ["fedhet", *words, f"seed={seed}", f"results_dir={folder}"]
+        try:
+            launch.main()
+        except SystemExit as end:  # after the run, or instead of one
+            if not (folder / SUMMARY).exists():
+                raise SystemExit(f"{' '.join(sys.argv)}: {end}") from None
+        found = _ended(folder)
+    if found["status"] not in (COMPLETED, DIVERGED):
+        raise SystemExit(f"{' '.join(sys.argv)}: {found['status']}")
+    return found
 
 
 def _ended(folder: Path) -> dict[str, Any]:
@@ -144,15 +152,17 @@ def _ended(folder: Path) -> dict[str, Any]:
 
 
 def run_table(name: str, seeds: int, path: Path) -> None:
-    """Run the cells of a table that ``path`` does not have yet; it is written after each."""
+    """Run what ``path`` does not have yet of a table's cells; it is written after each run."""
     found = json.loads(path.read_text())["cells"] if path.exists() else {}
-    wanted = list(cells(TABLES[name]))
-    for number, (column, row, words) in enumerate(wanted, 1):
-        key = f"{column} | {row}"
-        if len(found.get(key, {}).get("accuracy", ())) < seeds:
-            found[key] = run_cell(words, seeds)
+    ordered = sorted(cells(TABLES[name]), key=lambda cell: cell[1] not in _FIRST)
+    wanted = [(seed, *cell) for seed in range(seeds) for cell in ordered]
+    for number, (seed, column, row, words) in enumerate(wanted, 1):
+        cell = found.setdefault(f"{column} | {row}", {"words": list(words)})
+        if seed not in cell.get("seed", ()):
+            for key, value in run_cell(words, seed).items():
+                cell.setdefault(key, []).append(value)
             save(path, {"table": name, "cells": found})
-        print(f"{number}/{len(wanted)} {key}: {found[key]['accuracy']}", flush=True)
+        print(f"{number}/{len(wanted)} {column} | {row}: {cell['accuracy']}", flush=True)
 
 
 def markdown(path: Path) -> str:
@@ -172,14 +182,41 @@ def markdown(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def damage(path: Path) -> str:
+    """Return what each lie of the stored ``payloads`` costs its method, and which rule costs least.
+
+    Of the rules, the one with the highest mean under the lie is named.
+    """
+    found = json.loads(path.read_text())["cells"]
+    lines = [
+        "| method | lie | honest | with the lie | costs | the best of the rules |",
+        "|---" * 6 + "|",
+    ]
+    for name, words in _LIES.items():
+        lie = next(word.partition("=")[2] for word in words if word.startswith("attack="))
+        honest, lied = (found[f"{column} | its own"] for column in (f"{name}, honest", name))
+        rules = {r: found[f"{name} | {r}"] for r in _ROBUST if f"{name} | {r}" in found}
+        best = max(rules, key=lambda rule: _mean(rules[rule]), default="")
+        defended = f"`{best}`: {_cell(rules[best])}" if best else "none: all are refused"
+        costs = f"{_mean(honest) - _mean(lied):.1f}" if None not in lied["accuracy"] else "all"
+        row = (name, f"`{lie}`", _cell(honest), _cell(lied), costs, defended)
+        lines.append(f"| {' | '.join(row)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _mean(cell: dict[str, Any]) -> float:
+    """Return the mean accuracy in %; a run that diverged has none, and counts as 0."""
+    return 100 * statistics.fmean(value or 0.0 for value in cell["accuracy"])
+
+
 def _cell(cell: dict[str, Any] | None) -> str:
     if cell is None:
         return "-"
     finite = [100 * value for value in cell["accuracy"] if value is not None]
     if len(finite) < len(cell["accuracy"]):
         return f"{len(cell['accuracy']) - len(finite)} of {len(cell['accuracy'])} diverged"
-    spread = statistics.stdev(finite) if len(finite) > 1 else 0.0
-    text = f"{statistics.fmean(finite):.1f} ± {spread:.1f}"
+    spread = f" ± {statistics.stdev(finite):.1f}" if len(finite) > 1 else ""
+    text = f"{statistics.fmean(finite):.1f}{spread}"
     success = [100 * value for value in cell["attack_success"] if value is not None]
     return f"{text} ({statistics.fmean(success):.0f})" if success else text
 

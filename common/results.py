@@ -16,7 +16,7 @@ A row of metrics.jsonl:
     failures                 one sentence for each reply that was lost or refused
     left_out, down_weighted  under a robust aggregator: ids of clients that did not count; what
                              share of their part in the plain mean others had, if below a half
-    alarms, standing_out     how many updates stand out, and how far, by client id (docs/robust.md)
+    alarms, standing_out     how many clients stand out, and how far, by client id (docs/robust.md)
     absent                   ids of the clients that were not connected
     dropped, late            of a simulated system (recipe group system): asked in vain
     simulated_seconds        on the system's clock, since the start of the run

@@ -71,6 +71,7 @@ class Reply:
     buffers: Tensors = field(default_factory=dict)  # y_i - x of shared floating-point buffers
     per_example: frozenset[str] = frozenset()  # payloads that are sums over the client's examples
     norms: Mapping[str, float] = field(default_factory=dict)  # L2 norms of the update's tensors
+    payload_norms: Mapping[str, float] = field(default_factory=dict)  # each as one vector
 
     @property
     def norm(self) -> float:

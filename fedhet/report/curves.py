@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 COUNTED = ("round", "tensor", "layer")  # labels of x whose ticks are whole numbers
 EARLY = 0.1  # of a curve's range of x: the steep start does not decide the range of y
+_LONG_LABEL = 22  # letters of a legend entry that fill half of a panel
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "svg.fonttype": "none",  # text stays text: a tenth of the size
@@ -248,7 +249,9 @@ def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, p
 
     abreast = min(abreast, len(panels))
     rows = -(-len(panels) // abreast)
-    legend_height = 0.26 * -(-len(legend) // (2 * abreast)) + 0.1
+    longest = max((len(key.label) for key in legend), default=0)
+    columns = abreast * (1 if longest > _LONG_LABEL else 2)
+    legend_height = 0.26 * -(-len(legend) // columns) + 0.1
     width, height = 4.0 * abreast, 2.8 * rows + legend_height
     with matplotlib.rc_context(_STYLE):
         figure = new_figure(width, height)
@@ -257,7 +260,7 @@ def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, p
             bottom = top - 2.8 * (number // abreast + 1)
             place = ((left + 0.6) / width, (bottom + 0.5) / height, 3.3 / width, 1.95 / height)
             draw_panel(figure.add_axes(place), panel, 9.0)
-        add_legend(figure, legend, columns=2 * abreast)
+        add_legend(figure, legend, columns)
         save(figure, path, "")
 
 

@@ -1,4 +1,4 @@
-"""The table of clients that a robust aggregator left out, or whose update stood out."""
+"""The table of clients that a robust aggregator left out, or that stood out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import pandas as pd
 from fedhet.report.blocks import Block, Heading, Table
 from fedhet.report.run_data import DISTRUST, Run
 
-COLUMNS = dict(
-    zip(DISTRUST, ("left out", "counted less than half", "update stood out"), strict=True)
-)
+COLUMNS = dict(zip(DISTRUST, ("left out", "counted less than half", "stood out"), strict=True))
 _MOST = 8  # clients of an entry
 
 

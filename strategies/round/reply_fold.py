@@ -25,6 +25,7 @@ from fedhet.strategies.base import (
 from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.exact_sum import ExactSum, Zeros, norms_of, plain_zeros
 from fedhet.strategies.round.records import NonFiniteReplyError, count_bytes, no_reply, with_senders
+from fedhet.strategies.statistics.update_diagnostics import norm
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ class RunningSum:
         for name in self.payloads.keys() & reply.payloads.keys():
             self.payloads[name].add(reply.payloads[name])
         norms = norms_of(reply.update)
-        self.replies.append(replace(reply, update={}, payloads={}, buffers={}, norms=norms))
+        of_payloads = {name: norm(tensors) for name, tensors in reply.payloads.items()}
+        light = replace(reply, update={}, payloads={}, buffers={})
+        self.replies.append(replace(light, norms=norms, payload_norms=of_payloads))
 
     def merge(self, other: Self) -> None:
         """Add the replies of another part."""

@@ -39,7 +39,7 @@ class RoundReport:
     # under a robust aggregator: clients that did not count, and how far others did, below a half
     left_out: Sequence[int] = ()
     down_weighted: Mapping[int, float] = field(default_factory=dict)
-    alarms: Mapping[int, float] = field(default_factory=dict)  # z of updates that stand out
+    alarms: Mapping[int, float] = field(default_factory=dict)  # z of clients that stand out
     bytes_down: int = 0  # serialised array bytes sent to clients
     bytes_up: int = 0  # the same received from clients, refused replies included
     seconds: float = 0.0  # from sampling to the new params, without evaluation
@@ -69,16 +69,19 @@ class RoundReport:
         for failure in self.failures:
             log(WARNING, "round %s: %s", self.round, failure)
 
-    def take_trust(self, trust: Mapping[int, float], alarms: Mapping[int, float]) -> None:
-        """Record how far each reply counted, and log whose update stands out."""
+    def take_trust(
+        self, trust: Mapping[int, float], alarms: Mapping[int, Mapping[str, float]]
+    ) -> None:
+        """Record how far each reply counted, and log whose update or payload stands out."""
         self.left_out = sorted(client for client, one in trust.items() if one <= _LEFT_OUT)
         self.down_weighted = {
             client: one for client, one in sorted(trust.items()) if _LEFT_OUT < one < _HALF
         }
-        self.alarms = dict(sorted(alarms.items()))
-        for client, z in self.alarms.items():
-            text = "round %s: the update of client %s is far longer than the others' (z = %.1f)"
-            log(WARNING, text, self.round, client, z)
+        self.alarms = {client: max(scores.values()) for client, scores in sorted(alarms.items())}
+        for client, scores in sorted(alarms.items()):
+            what = ", ".join(f"{name} (z = {z:.1f})" for name, z in scores.items())
+            text = "round %s: client %s sent what is far longer than the others': %s"
+            log(WARNING, text, self.round, client, what)
 
     def error(self, message: str) -> Exception:
         """Return the error of a run that ends with this round, for want of valid replies."""

@@ -72,7 +72,7 @@ class ServerStep:
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
         diagnose: (sum of the replies as received, Delta) -> scalars of the round's updates.
-        alarms: of the last round by client id, how far its update stands out (robust/alarm.py).
+        alarms: of the last round by client id, what stands out, and how far (robust/alarm.py).
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ServerStep:
         self.output_model: Tensors | None = None
         self.diagnose: Callable[[ReplySum, Tensors], dict[str, float]] = diagnose
         self._diagnostics: dict[str, float] = {}
-        self.alarms: dict[int, float] = {}
+        self.alarms: dict[int, dict[str, float]] = {}
         self.robust = aggregator if isinstance(aggregator, RobustAggregator) else None
 
     def init(self, tensors: Tensors, state: Payloads) -> None:

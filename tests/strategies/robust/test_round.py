@@ -74,15 +74,13 @@ def test_a_scaled_update_ruins_the_mean_and_not_the_median():
     assert len(row["left_out"]) == 5
 
 
-def test_scaffolds_c_is_protected_from_a_lie_in_it_alone():
+def test_scaffolds_c_is_protected_from_a_lie_in_it_alone_and_the_alarm_sees_it():
     tamper, shown = lying("control_variate_delta", -1000.0), {}
     for name, aggregator in (("mean", UniformMean()), ("median", Median()), ("krum", Krum(1))):
-        strategy = SCAFFOLD(aggregator=aggregator, local_lr=0.1)
-        try:
-            params, _ = run(strategy, tamper)
-            shown[name] = error_of(params)
-        except ArithmeticError:
-            shown[name] = float("inf")
+        params, reports = run(SCAFFOLD(aggregator=aggregator, local_lr=0.1), tamper)
+        shown[name] = error_of(params)
+        assert 1 in reports[1].alarms, name  # of the mean's replies there are only norms
+        assert 1 not in reports[0].alarms
     assert shown["mean"] > 100 > 0.7 > max(shown["median"], shown["krum"]), shown
 
 
@@ -148,7 +146,7 @@ def test_a_recipe_with_too_few_clients_is_refused_before_anything_starts():
 def test_the_alarm_by_hand():
     def of(*norms):
         found = [Reply(i, 1, 1, 0.1, {}, norms={"w": norm}) for i, norm in enumerate(norms)]
-        return standing_out(found)
+        return {client: scores["update"] for client, scores in standing_out(found).items()}
 
     assert of(1.0, 1.0, 1.0, 1.0, 3.9) == {}
     assert of(1.0, 1.0, 1.0, 1.0, 5.0) == {4: pytest.approx((5 - 1) / 0.5)}
@@ -156,6 +154,23 @@ def test_the_alarm_by_hand():
     assert of(1.0, 2.0, 3.0, 5.0, 30.0) == {4: pytest.approx(27 / (1.4826 * 2))}
     assert of(1.0, 1.0, 100.0) == {}
     assert of(0.0, 0.0, 0.0, 0.0, 0.0) == {}
+
+
+def test_the_alarm_reads_payloads_by_name_and_sums_over_examples_for_each_example():
+    def of(norms, examples, per_example=()):
+        return standing_out(
+            [
+                Reply(
+                    i, n, 1, 0.1, {}, payload_norms={"c": norm}, per_example=frozenset(per_example)
+                )
+                for i, (norm, n) in enumerate(zip(norms, examples, strict=True))
+            ]
+        )
+
+    examples = [10, 20, 30, 40, 500]
+    assert of(examples, examples) == {4: {"c": pytest.approx((500 - 30) / 15)}}
+    assert of(examples, examples, {"c"}) == {}
+    assert of([10, 20, 30, 40, 5000], examples, {"c"}) == {4: {"c": pytest.approx((10 - 1) / 0.5)}}
 
 
 @pytest.mark.slow
