@@ -113,7 +113,7 @@ class Task(Measured, Partitioned):
 
     def build_model(self, seed: int) -> AnyModel:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
-        return build_model(
+        model = build_model(
             self.config.model,
             input_shape=self.input_shape,
             num_classes=self.num_classes,
@@ -125,6 +125,9 @@ class Task(Measured, Partitioned):
             seed=seed,
             **self.config.model_arguments,
         )
+        # so that a large model is not built once more to be asked
+        self.__dict__.setdefault("classifier_tensors", model.classifier_tensors)
+        return model
 
     @cached_property
     def classifier_tensors(self) -> int:
