@@ -29,7 +29,14 @@ from typing import Any
 
 COMMANDS = ("flwr-clientapp", "flwr-serverapp")
 # What fedhet's apps import before they have done a round; none of it is a run's own code.
-PRELOAD = ("flwr.clientapp", "flwr.serverapp", "hydra", "pydantic.main", "safetensors.torch", "torch")
+PRELOAD = (
+    "flwr.clientapp",
+    "flwr.serverapp",
+    "hydra",
+    "pydantic.main",
+    "safetensors.torch",
+    "torch",
+)
 PR_SET_DUMPABLE = 4
 SECONDS = 60.0  # the longest wait for a fork: the first one waits for the imports
 
