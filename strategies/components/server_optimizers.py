@@ -45,7 +45,7 @@ class SGD:
         if self.momentum:
             self.velocity = {n: self.momentum * v + update[n] for n, v in self.velocity.items()}
             direction = self.velocity
-        return {name: (self.lr * direction[name]).add_(value) for name, value in params.items()}
+        return {name: value + self.lr * direction[name] for name, value in params.items()}
 
     def state_dict(self) -> Payloads:
         """Return the velocity."""
