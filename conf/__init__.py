@@ -93,7 +93,16 @@ def compose_overrides(overrides: tuple[str, ...]) -> DictConfig:
     Raises:
         ConfigError: for an override that is unknown, or out of range.
     """
-    return _checked_recipe(overrides, conf_folders())
+    folders = conf_folders()
+    return _handed_over.get((overrides, folders)) or _checked_recipe(overrides, folders)
+
+
+def hand_over(overrides: tuple[str, ...], recipe: DictConfig) -> None:
+    """Let this process take over a recipe that another one has composed of these overrides."""
+    _handed_over[overrides, conf_folders()] = recipe
+
+
+_handed_over: dict[tuple[tuple[str, ...], tuple[Path, ...]], DictConfig] = {}
 
 
 @lru_cache(maxsize=64)  # a simulation's worker composes once, not once a message

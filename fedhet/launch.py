@@ -32,7 +32,7 @@ from rich.text import Text
 from fedhet.commands import reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
-from fedhet.common.imports import load_torch_libraries, quick_imports
+from fedhet.common.imports import quick_imports
 from fedhet.common.results import (
     COMPLETED,
     CONFIG,
@@ -45,6 +45,7 @@ from fedhet.common.results import (
     write_end,
 )
 from fedhet.conf import (
+    compose_overrides,
     explain_words,
     identity,
     method_name,
@@ -60,6 +61,7 @@ from fedhet.help import check_flags, print_help
 from fedhet.plot import can_plot, plot_run
 from fedhet.progress import Display, closing_panel, round_display
 from fedhet.runtimes.flower_install import LaunchError, check_flower
+from fedhet.runtimes.local.early_server import EarlyServer
 from fedhet.runtimes.processes import NOTHING_LEFT
 from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
@@ -71,6 +73,7 @@ from fedhet.sweep.optuna_search import set_defaults
 from fedhet.sweep.resume import key_of, take_resume
 
 _POLL_SECONDS = 0.05
+_early: EarlyServer | None = None  # of this process: Hydra passes on nothing but the recipe
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
 _STARTS = {  # what a runtime does first
     "local": "importing PyTorch",
@@ -85,8 +88,18 @@ _OF_CODE = (
 )
 
 
-def main() -> None:
-    """Run the console command `fedhet`."""
+def main(early: EarlyServer | None = None) -> None:
+    """Run the console command `fedhet`; ``early`` waits to serve a local run."""
+    global _early
+    _early = early
+    try:
+        _main()
+    finally:
+        if early is not None:
+            early.dismiss()
+
+
+def _main() -> None:
     _handle_signals()
     with reported_errors("fedhet"):
         if {"-h", "--help"} & set(sys.argv[1:]):
@@ -96,8 +109,6 @@ def main() -> None:
         sys.argv[1:] = take_resume(with_single_sweeps(words))
         refuse_old_keys(sys.argv[1:])
         check_flags(sys.argv[1:])
-        if all(word.partition("=")[2] in _WITH_CODE for word in sys.argv if word[:8] == "runtime="):
-            load_torch_libraries()
         set_defaults()
         register_project_recipes()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
@@ -124,13 +135,15 @@ def _hydra_main(recipe: DictConfig) -> float | None:
 def run(recipe: DictConfig) -> None:
     """Run one recipe from start to end; a LaunchError says why it did not complete."""
     words = words_of(HydraConfig.get().overrides.task)
-    check_run(recipe, words)
+    console = Console()
+    early = _early if recipe.runtime.name in _WITH_CODE else None
+    with console.status("importing PyTorch"):
+        early = check_run(recipe, words, early)
     results_dir = _prepare_results_dir(recipe)
     overrides = app_overrides(words, recipe, results_dir)
     results = ResultsFollower(results_dir)
-    console = Console()
     title = f"{method_name(recipe)} on {recipe.task.name}"
-    runtime = runtime_for(recipe, results_dir / "log.txt")
+    runtime = runtime_for(recipe, results_dir / "log.txt", early)
     end = partial(write_end, results_dir, identity(recipe))
     try:
         with round_display(console, title, recipe.rounds) as display:
@@ -182,22 +195,31 @@ def _has_begun(folder: Path) -> bool:
     return any((folder / name).exists() for name in (CONFIG, METRICS))
 
 
-def check_run(recipe: DictConfig, words: Sequence[str]) -> None:
+def check_run(
+    recipe: DictConfig, words: Sequence[str], early: EarlyServer | None = None
+) -> EarlyServer | None:
     """Refuse a recipe that cannot run on this machine; ``words`` are its overrides.
 
     What constructors check is checked here, too, where a word sets it or the runtime needs their
-    modules anyway: importing them takes seconds.
+    modules anyway: importing them takes seconds. Return the early server, if it can serve the run.
     """
     checked(recipe, words)
     check_machine(recipe)
     with_code = recipe.runtime.name in _WITH_CODE
     if not with_code:
         check_flower(recipe.runtime.name)
+    if early is not None:
+        early.begin_check(recipe)
+        compose_overrides(tuple(words))  # what will be needed, while it imports
+        _import_for_plot()
+        if early.end_check():
+            return early
     if with_code or any(map(_is_of_code, words)):
         with quick_imports():
             from fedhet.server_app.assembly import check_parts
 
         check_parts(recipe)
+    return None
 
 
 def _is_of_code(word: str) -> bool:
