@@ -7,7 +7,6 @@ codes: 0 if the run completed, 1 if it failed or diverged, 130 for Ctrl-C, 143 f
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shlex
@@ -58,7 +57,7 @@ from fedhet.conf.mistakes import NO_OPTION
 from fedhet.conf.project import register_project_recipes
 from fedhet.conf.renamed import refuse_old_keys
 from fedhet.help import check_flags, print_help
-from fedhet.plot import can_plot, plot_run
+from fedhet.plot import can_plot, plot_run, warm_up
 from fedhet.progress import Display, closing_panel, round_display
 from fedhet.runtimes.flower_install import LaunchError, check_flower
 from fedhet.runtimes.local.early_server import EarlyServer
@@ -151,7 +150,8 @@ def run(recipe: DictConfig) -> None:
             with runtime:
                 runtime.submit(recipe, overrides)
                 display.stage("loading data, starting workers")
-                _import_for_plot()  # one core is idle meanwhile
+                if early is None:
+                    warm_up()  # one core is idle meanwhile
                 summary = _watch(runtime, results, display, end)
     except (KeyboardInterrupt, SystemExit) as signalled:
         if not runtime.continues() and _has_begun(results_dir):
@@ -211,7 +211,7 @@ def check_run(
     if early is not None:
         early.begin_check(recipe)
         compose_overrides(tuple(words))  # what will be needed, while it imports
-        _import_for_plot()
+        warm_up()
         if early.end_check():
             return early
     if with_code or any(map(_is_of_code, words)):
@@ -288,13 +288,6 @@ def _new_results_dir(recipe: DictConfig) -> Path:
             folder = folder.with_name(f"{name}_{number}")
         else:
             return folder
-
-
-def _import_for_plot() -> None:
-    """Import what the plot needs while the run goes on: it takes half a second."""
-    if can_plot():
-        importlib.import_module("matplotlib.figure")
-        importlib.import_module("matplotlib.backends.backend_agg")
 
 
 def _draw(results: ResultsFollower, title: str) -> str:

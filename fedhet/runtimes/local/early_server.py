@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.imports import quick_imports
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -91,12 +92,12 @@ def _prepare(pipe: Connection, near: Connection) -> None:
     near.close()
     os.setsid()  # the launcher handles the terminal's Ctrl-C
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    from fedhet.runtimes.processes import end_with_parent
+    with quick_imports():
+        from fedhet.conf import hand_over
+        from fedhet.runtimes.local.run import import_apps, serve
+        from fedhet.runtimes.processes import end_with_parent
 
     end_with_parent(signal.SIGKILL)
-    from fedhet.conf import hand_over
-    from fedhet.runtimes.local.run import import_apps, serve
-
     import_apps()
     while True:
         try:
