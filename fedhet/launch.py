@@ -46,6 +46,7 @@ from fedhet.common.results import (
 from fedhet.conf import (
     compose_overrides,
     explain_words,
+    fingerprint,
     identity,
     method_name,
     quoted,
@@ -210,7 +211,7 @@ def check_run(
         check_flower(recipe.runtime.name)
     if early is not None:
         early.begin_check(recipe)
-        compose_overrides(tuple(words))  # what will be needed, while it imports
+        fingerprint(compose_overrides(tuple(words)))  # what will be needed, while it imports
         warm_up()
         if early.end_check():
             return early

@@ -44,7 +44,7 @@ class EarlyServer:
 
     def begin_check(self, recipe: DictConfig) -> None:
         """Ask whether a recipe's parts can be built; :meth:`end_check` waits for the answer."""
-        with suppress(OSError):  # it has died: so the answer will be
+        with suppress(OSError):  # it has died: end_check says so
             self._pipe.send(recipe)
 
     def end_check(self) -> bool:
@@ -63,11 +63,13 @@ class EarlyServer:
             raise error
         return error is None
 
-    def serve(
-        self, recipe: DictConfig, overrides: Sequence[str], folder: Path, log_path: Path
-    ) -> None:
-        """Let the process run the server of a recipe, which these overrides compose to."""
-        self._pipe.send((recipe, list(overrides), folder, log_path))
+    def serve(self, overrides: Sequence[str], folder: Path, log_path: Path) -> None:
+        """Let the process run the server of the recipe that these overrides compose to."""
+        from fedhet.conf import compose_overrides, fingerprint  # Hydra: not before the fork
+
+        recipe = compose_overrides(tuple(overrides))
+        code = fingerprint(recipe)["code"]
+        self._pipe.send((recipe, code, list(overrides), folder, log_path))
         self._pipe.close()
 
     def dismiss(self) -> None:
@@ -106,8 +108,8 @@ def _prepare(pipe: Connection, near: Connection) -> None:
             return
         if isinstance(told, tuple):
             pipe.close()
-            recipe, overrides, folder, log_path = told
-            hand_over(tuple(overrides), recipe)
+            recipe, code, overrides, folder, log_path = told
+            hand_over(tuple(overrides), recipe, code)
             serve(overrides, folder, log_path)
             return
         pipe.send(_error_of(told))

@@ -94,8 +94,7 @@ class LocalRun:
         """Start the server's process."""
         self._uses_ray = recipe.runtime.name == "ray"
         if self._early is not None:
-            known = compose_overrides(tuple(overrides))
-            self._early.serve(known, overrides, self._folder, self.log_path)
+            self._early.serve(overrides, self._folder, self.log_path)
             self._server = self._early.process
             return
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
@@ -128,7 +127,6 @@ def import_apps() -> None:
     with quick_imports():
         for module in _HEAVY:
             importlib.import_module(module)
-    gc.collect()
     gc.freeze()  # so that the children write less to shared pages
 
 
