@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -75,9 +76,7 @@ from fedhet.sweep.resume import key_of, take_resume
 _POLL_SECONDS = 0.05
 _early: EarlyServer | None = None  # of this process: Hydra passes on nothing but the recipe
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
-_STARTS = {  # what a runtime does first
-    "local": "importing PyTorch",
-    "ray": "importing PyTorch",
+_STARTS = {  # what a runtime does first; the others import PyTorch before
     "flower": "starting Flower's SuperLink",
     "deployment": "connecting to the SuperLink",
 }
@@ -136,9 +135,9 @@ def run(recipe: DictConfig) -> None:
     """Run one recipe from start to end; a LaunchError says why it did not complete."""
     words = words_of(HydraConfig.get().overrides.task)
     console = Console()
-    early = _early if recipe.runtime.name in _WITH_CODE else None
-    with console.status("importing PyTorch"):
-        early = check_run(recipe, words, early)
+    with_code = recipe.runtime.name in _WITH_CODE
+    with console.status("importing PyTorch") if with_code else nullcontext():
+        early = check_run(recipe, words, _early if with_code else None)
     results_dir = _prepare_results_dir(recipe)
     overrides = app_overrides(words, recipe, results_dir)
     results = ResultsFollower(results_dir)
@@ -147,7 +146,8 @@ def run(recipe: DictConfig) -> None:
     end = partial(write_end, results_dir, identity(recipe))
     try:
         with round_display(console, title, recipe.rounds) as display:
-            display.stage(_STARTS[recipe.runtime.name])
+            if not with_code:
+                display.stage(_STARTS[recipe.runtime.name])
             with runtime:
                 runtime.submit(recipe, overrides)
                 display.stage("loading data, starting workers")
