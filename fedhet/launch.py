@@ -138,6 +138,8 @@ def run(recipe: DictConfig) -> None:
     with_code = recipe.runtime.name in _WITH_CODE
     with console.status("importing PyTorch") if with_code else nullcontext():
         early = check_run(recipe, words, _early if with_code else None)
+    if _early is not None and early is None:
+        _early.dismiss()
     results_dir = _prepare_results_dir(recipe)
     overrides = app_overrides(words, recipe, results_dir)
     results = ResultsFollower(results_dir)
