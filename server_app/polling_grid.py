@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from flwr.app import Message
@@ -30,18 +30,24 @@ def with_fast_polling(grid: Grid) -> Grid:
 
 def send_and_receive(
     grid: Grid, messages: Iterable[Message], *, timeout: float | None = None
-) -> Iterable[Message]:
-    """Send messages and return the replies that arrive within ``timeout`` seconds (None: all)."""
+) -> Iterator[Message]:
+    """Send messages; yield the replies within ``timeout`` seconds (None: all) as they arrive.
+
+    So the server adds replies up while others are on their way.
+    """
     waiting = set(grid.push_messages(messages))
-    del messages  # frees the arrays that nobody else holds
-    replies: list[Message] = []
-    began = time.monotonic()
+    return _replies(grid, waiting, time.monotonic(), timeout)
+
+
+def _replies(
+    grid: Grid, waiting: set[str], began: float, timeout: float | None
+) -> Iterator[Message]:
     while waiting:
         new = list(grid.pull_messages(waiting))
-        replies += new
         waiting -= {reply.metadata.reply_to_message_id for reply in new}
+        while new:
+            yield new.pop(0)  # freed as soon as it is added up
         waited = time.monotonic() - began
         if not waiting or (timeout is not None and waited >= timeout):
             break
         time.sleep(min(pause(waited), math.inf if timeout is None else timeout - waited))
-    return replies
