@@ -148,9 +148,9 @@ def program(name: str) -> Callable[[], object]:
 def install_once(module: ModuleType) -> None:
     """Let Flower's ClientApp process unpack a bundle for a site's first message only.
 
-    Flower returns the installed copy, if there is one, after it has unpacked the bundle and verified
-    what came out. A note of the bundle's SHA-256 says that this has been done; it is written last, so
-    that nobody takes a copy that is being made for a whole one.
+    Flower unpacks a bundle, verifies the files, and then returns the installed copy if there is
+    one. A note named by the bundle's SHA-256 says that this has been done; it is written last, so
+    that no message takes an unfinished copy for a whole one.
     """
     from flwr.common.config import get_flwr_home
 
