@@ -73,7 +73,7 @@ from fedhet.sweep.method_keys import with_single_sweeps
 from fedhet.sweep.optuna_search import set_defaults
 from fedhet.sweep.resume import key_of, take_resume
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.02
 _early: EarlyServer | None = None  # of this process: Hydra passes on nothing but the recipe
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
 _STARTS = {  # what a runtime does first; the others import PyTorch before
