@@ -13,7 +13,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +183,12 @@ def _plain(node: DictConfig, *, resolve: bool) -> dict[str, Any]:
     return {str(name): value for name, value in plain.items()}
 
 
+def resolved(recipe: DictConfig, classifier_tensors: int) -> dict[str, Any]:
+    """Return the recipe with all references resolved, as plain values."""
+    with _model_known(recipe, classifier_tensors):
+        return _plain(recipe, resolve=True)
+
+
 def config_yaml(recipe: DictConfig, classifier_tensors: int) -> str:
     """Return the recipe with all references resolved, as YAML."""
     with _model_known(recipe, classifier_tensors):
@@ -234,6 +240,11 @@ def _recipe_hash(recipe: DictConfig, ignored: Sequence[str]) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of what the numbers depend on."""
+    return dict(_versions())
+
+
+@cache  # a millisecond for each: a run and each of its workers asks several times
+def _versions() -> Mapping[str, str]:
     found = {}
     for name in ("fedhet", "flwr", "torch", "torchvision", "numpy", "ray"):
         with suppress(importlib.metadata.PackageNotFoundError):

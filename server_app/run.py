@@ -14,7 +14,7 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from fedhet.common.checksums import MODEL, text_sha256
 from fedhet.common.errors import ConfigError, DivergedError
@@ -30,6 +30,7 @@ from fedhet.conf import (
     fingerprint,
     identity,
     plain_part,
+    resolved,
     resume_fingerprint,
     versions,
 )
@@ -164,9 +165,8 @@ class Run:
         self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0
         for observer in observers:
             observer.start(done)
-        config = config_yaml(recipe, self.task.classifier_tensors)
-        self.results.write_config(config)
-        plain: Any = OmegaConf.to_container(OmegaConf.create(config))
+        self.results.write_config(config_yaml(recipe, self.task.classifier_tensors))
+        plain = resolved(recipe, self.task.classifier_tensors)
         self.loggers.start(LoggedRun(folder, self._about(), plain, list(rows)))
 
     def start(self, grid: Grid) -> None:

@@ -150,13 +150,14 @@ def serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
 def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
     from flwr.app import Context, RecordDict
 
-    from fedhet.conf import fingerprint
+    from fedhet.conf import fingerprint, versions
     from fedhet.runtimes.local.protocol import Federation
     from fedhet.runtimes.local.worker_grid import WorkerGrid
     from fedhet.server_app.app import main
 
     recipe = compose_overrides(tuple(overrides))  # before the fork: the workers inherit it
     fingerprint(recipe)  # so, too: files that are edited now have one hash in all processes
+    versions()
     run_config: dict[str, bool | float | int | str] = {"overrides": json.dumps(list(overrides))}
     federation = Federation(CLIENT_APP, run_config, int(recipe.clients))
     context = Context(
