@@ -1,13 +1,14 @@
 """What robust aggregators are worth: accuracy under attack, lies in payloads, and what they cost.
 
-    FEDHET_DATA=... nice python -m benchmarks robust {digits,mnist,payloads,costs} [--seeds 3]
+    FEDHET_DATA=... nice python -m benchmarks robust {digits,mnist,payloads,alarms,costs} [--seeds 3]
 
 ``digits`` and ``mnist`` are tables attacks x aggregators, ``payloads`` is methods x aggregators
 under lies in what they send beside the update. A cell is the accuracy after the last round, and for
 the backdoor also its success, of one run a seed; a run whose model is no longer finite has none.
 All cells are run with seed 0, then with seed 1 and so on. Runs that the file has are not run again,
 so a table that was stopped goes on where it was.
-``costs`` measures one aggregation of 100 updates of 11 million parameters beside the plain mean.
+``alarms`` counts which clients the alarm names. ``costs`` measures one aggregation of 100 updates of
+11 million parameters beside the plain mean.
 """
 
 from __future__ import annotations
@@ -224,7 +225,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
 def main() -> None:
     """Run one table, or measure the costs."""
     parser = options_of(__doc__, "robust", 3)
-    parser.add_argument("table", choices=(*TABLES, "costs"))
+    parser.add_argument("table", choices=(*TABLES, "alarms", "costs"))
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     default = FOLDER / "robust.json"
@@ -233,5 +234,9 @@ def main() -> None:
         from benchmarks.robust_costs import measure
 
         save(path, measure(options.repeats))
+    elif options.table == "alarms":
+        from benchmarks import robust_alarms
+
+        robust_alarms.measure(path, options.seeds)
     else:
         run_table(options.table, options.seeds, path)
