@@ -1,14 +1,14 @@
 """What robust aggregators are worth: accuracy under attack, lies in payloads, and what they cost.
 
-    FEDHET_DATA=... nice python -m benchmarks robust {digits,mnist,payloads,alarms,costs} [--seeds 3]
+    FEDHET_DATA=... nice python -m benchmarks robust TABLE [--seeds 3]
 
 ``digits`` and ``mnist`` are tables attacks x aggregators, ``payloads`` is methods x aggregators
 under lies in what they send beside the update. A cell is the accuracy after the last round, and for
 the backdoor also its success, of one run a seed; a run whose model is no longer finite has none.
 All cells are run with seed 0, then with seed 1 and so on. Runs that the file has are not run again,
 so a table that was stopped goes on where it was.
-``alarms`` counts which clients the alarm names. ``costs`` measures one aggregation of 100 updates of
-11 million parameters beside the plain mean.
+``alarms`` counts which clients the alarm names. ``costs`` measures one aggregation of 100 updates
+of 11 million parameters beside the plain mean.
 """
 
 from __future__ import annotations
