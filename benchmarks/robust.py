@@ -169,10 +169,11 @@ def run_table(name: str, seeds: int, path: Path) -> None:
 def markdown(path: Path) -> str:
     """Return a stored table: mean and sample deviation over the seeds in %, the backdoor's success.
 
-    A cell of which a run did not stay finite says of how many; one that is refused has a dash.
+    The seeds are those that all cells have, so that a table that was stopped compares equals. A
+    cell of which a run did not stay finite says of how many; one that is refused has a dash.
     """
     stored = json.loads(path.read_text())
-    found, table = stored["cells"], TABLES[stored["table"]]
+    found, table = _complete(stored["cells"]), TABLES[stored["table"]]
     lines = [
         f"| aggregator | {' | '.join(table.columns)} |",
         "|---" * (len(table.columns) + 1) + "|",
@@ -181,6 +182,18 @@ def markdown(path: Path) -> str:
         texts = [_cell(found.get(f"{column} | {row}")) for column in table.columns]
         lines.append(f"| `{row}` | {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
+
+
+def _complete(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the cells with the runs of those seeds alone that every cell has."""
+    seeds = set.intersection(*(set(cell["seed"]) for cell in found.values()))
+    return {name: _of_seeds(cell, seeds) for name, cell in found.items()}
+
+
+def _of_seeds(cell: dict[str, Any], seeds: set[int]) -> dict[str, Any]:
+    kept = [place for place, seed in enumerate(cell["seed"]) if seed in seeds]
+    figures = ("seed", "status", "accuracy", "attack_success", "alarms")
+    return {**cell, **{name: [cell[name][place] for place in kept] for name in figures}}
 
 
 def damage(path: Path) -> str:
