@@ -1,6 +1,6 @@
 """What a round of a deployment costs, beside a plain Flower app that moves the same arrays.
 
-    python -m benchmarks deployment [--sizes trivial 20MB 100MB] [--rounds 5] [--containers]
+    python -m benchmarks deployment [--sizes trivial 20MB 100MB] [--rounds 5] [--containers] [--add]
 
 docker/federation.yaml as processes of this machine (tests/deployed.py), or in a Docker Engine from
 the image fedhet:test of `make test-docker` (tests/containers.py): SuperLink, executors, three
@@ -66,6 +66,7 @@ class Measured:
 
     Attributes:
         app: fedhet or floor.
+        where: in containers or as processes.
         size: of the model.
         model_bytes: of its tensors.
         seconds: of each exchange and aggregation, from the second round on.
@@ -78,6 +79,7 @@ class Measured:
     """
 
     app: str
+    where: str
     size: str
     model_bytes: int
     seconds: list[float]
@@ -142,6 +144,7 @@ def ours(deployment: Deployment, size: str, rounds: int, name: str) -> Measured:
     received, sent = traffic(deployment, run_id)
     return Measured(
         app="fedhet",
+        where=where(deployment),
         size=size,
         model_bytes=sum(4 * math.prod(shape) for shape in shapes(folder)),
         seconds=[row["seconds"] for row in rows[2:]],
@@ -172,6 +175,7 @@ def floor(deployment: Deployment, size: str, rounds: int, model: list[list[int]]
     seconds = [row["seconds"] for row in rows[1:]]
     return Measured(
         app="floor",
+        where=where(deployment),
         size=size,
         model_bytes=sum(4 * math.prod(shape) for shape in model),
         seconds=seconds,
@@ -181,6 +185,11 @@ def floor(deployment: Deployment, size: str, rounds: int, model: list[list[int]]
         peak_mb=peaks.mb,
         load=load,
     )
+
+
+def where(deployment: Deployment) -> str:
+    """Return what a deployment consists of."""
+    return "containers" if isinstance(deployment, Containers) else "processes"
 
 
 def traffic(deployment: Deployment, run_id: int) -> tuple[int, int]:
@@ -210,17 +219,26 @@ def runs(options: argparse.Namespace) -> Iterator[Measured]:
 
 
 def table(found: list[Measured]) -> str:
-    """Return the runs as a table in Markdown: medians over all rounds, peaks over all runs."""
+    """Return the runs as a table in Markdown: medians over all rounds, peaks over all runs.
+
+    Seconds have their mean, too: Flower's intervals of 3 s make a round of the floor with a small
+    model 3.4 or 6.4 s long, and the median jumps between the two.
+    """
     lines = ["| | fedhet | floor | ratio |", "| --- | --- | --- | --- |"]
-    for size in dict.fromkeys(run.size for run in found):
-        mine, theirs = ([r for r in found if (r.app, r.size) == (app, size)] for app in APPS)
-        megabytes = mine[0].model_bytes / 1e6
-        lines.append(f"| **{size}: {megabytes:.1f} MB, {len(mine)} runs** | | | |")
+    for place, size in dict.fromkeys((run.where, run.size) for run in found):
+        mine, theirs = (
+            [r for r in found if (r.app, r.where, r.size) == (app, place, size)] for app in APPS
+        )
+        about = f"{size}: {mine[0].model_bytes / 1e6:.1f} MB, {len(mine)} runs in turn, {place}"
+        lines.append(f"| **{about}** | | | |")
         for title, key in (
             ("exchange and aggregation, s", "seconds"),
             ("whole round, s", "round_seconds"),
         ):
             a, b = ([s for run in group for s in getattr(run, key)] for group in (mine, theirs))
+            lines.append(
+                _row(f"{title}, mean", f"{mean(a):.2f}", f"{mean(b):.2f}", mean(a) / mean(b))
+            )
             lines.append(_row(title, spread(a, ".1f"), spread(b, ".1f"), median(a) / median(b)))
         for title, key in (("to the SuperLink, MB/round", "received"), ("from it", "sent")):
             c, d = (median([getattr(run, key) / 1e6 for run in g]) for g in (mine, theirs))
@@ -233,7 +251,7 @@ def table(found: list[Measured]) -> str:
 
 
 APPS = ("fedhet", "floor")
-median = statistics.median
+mean, median = statistics.mean, statistics.median
 
 
 def _row(title: str, mine: str, theirs: str, ratio: float) -> str:
@@ -246,10 +264,16 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--containers", action="store_true", help="in a Docker Engine")
+    parser.add_argument("--add", action="store_true", help="keep the runs that the file has")
     options = parser.parse_args()
-    found: list[Measured] = []
+    found = stored(options.out) if options.add else []
     for run in runs(options):
         found.append(run)
         print(f"{run.app} {run.size}: {spread(run.seconds, '.1f')} s; load {run.load:.1f}")
         save(options.out, {"runs": [asdict(one) for one in found]})
     print(table(found))
+
+
+def stored(path: Path) -> list[Measured]:
+    """Return the runs of a file."""
+    return [Measured(**one) for one in json.loads(path.read_text())["runs"]]

@@ -93,7 +93,17 @@ def compose_overrides(overrides: tuple[str, ...]) -> DictConfig:
     Raises:
         ConfigError: for an override that is unknown, or out of range.
     """
-    return _checked_recipe(overrides, conf_folders())
+    folders = conf_folders()
+    return _handed_over.get((overrides, folders)) or _checked_recipe(overrides, folders)
+
+
+def hand_over(overrides: tuple[str, ...], recipe: DictConfig, code: str) -> None:
+    """Let this process take over a recipe that another one has composed, and its code's hash."""
+    _handed_over[overrides, conf_folders()] = recipe
+    _code_hashes[_code_of(recipe)] = code
+
+
+_handed_over: dict[tuple[tuple[str, ...], tuple[Path, ...]], DictConfig] = {}
 
 
 @lru_cache(maxsize=64)  # a simulation's worker composes once, not once a message
@@ -195,14 +205,18 @@ def _model_known(recipe: DictConfig, classifier_tensors: int) -> Iterator[None]:
 
 def fingerprint(recipe: DictConfig) -> dict[str, str]:
     """Return the hashes that server and clients compare: of the recipe and of the code."""
-    ours = [FOLDER.parent / package for package in PACKAGES]
-    code = _code_hash((*ours, *own_code(recipe)))
-    return {"recipe": _recipe_hash(recipe, (*SITE_KEYS, *NOTES)), "code": code}
+    code = _code_of(recipe)
+    if code not in _code_hashes:
+        _code_hashes[code] = code_hash(code)
+    return {"recipe": _recipe_hash(recipe, (*SITE_KEYS, *NOTES)), "code": _code_hashes[code]}
 
 
-@lru_cache(maxsize=4)  # a process imports its modules once
-def _code_hash(paths: tuple[Path, ...]) -> str:
-    return code_hash(paths)
+_code_hashes: dict[tuple[Path, ...], str] = {}  # kept: a process imports its modules once
+
+
+def _code_of(recipe: DictConfig) -> tuple[Path, ...]:
+    """Return the packages and modules that a recipe's run depends on."""
+    return (*(FOLDER.parent / package for package in PACKAGES), *own_code(recipe))
 
 
 def resume_fingerprint(recipe: DictConfig) -> str:

@@ -7,6 +7,9 @@ code of a run, no connection, no thread, no GPU, no secret. What an app does end
 
 An app has what Flower's executor gives it: arguments, environment, working folder, standard
 streams, and an end when the executor ends. Only its token is no longer seen in `ps`.
+
+Flower unpacks and verifies a run's bundle for every message, and then uses the copy that the first
+message has installed. Here a message whose bundle is installed goes on at once (`install_once`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import hashlib
 import importlib
 import json
 import os
@@ -24,6 +28,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -114,6 +119,7 @@ def main() -> None:
     set_dumpable(False)
     del sys.path[0]  # this file's folder
     programs = {name: program(name) for name in COMMANDS}
+    install_once(importlib.import_module("flwr.supernode.runtime.run_clientapp"))
     for name in PRELOAD:
         importlib.import_module(name)
     gc.collect()
@@ -137,6 +143,34 @@ def program(name: str) -> Callable[[], object]:
     (found,) = entry_points(group="console_scripts", name=name)
     loaded: Callable[[], object] = found.load()
     return loaded
+
+
+def install_once(module: ModuleType) -> None:
+    """Let Flower's ClientApp process unpack a bundle for a site's first message only.
+
+    Flower unpacks a bundle, verifies the files, and then returns the installed copy if there is
+    one. A note named by the bundle's SHA-256 says that this has been done; it is written last, so
+    that no message takes an unfinished copy for a whole one.
+    """
+    from flwr.common.config import get_flwr_home
+
+    install = getattr(module, "install_from_fab", None)
+    if install is None:  # another Flower's
+        return
+
+    def install_if_new(fab: bytes, *rest: Any, **options: Any) -> Path:
+        note = get_flwr_home() / "installed" / hashlib.sha256(fab).hexdigest()
+        with contextlib.suppress(OSError):
+            if (folder := Path(note.read_text())).is_dir():
+                return folder
+        installed: Path = install(fab, *rest, **options)
+        note.parent.mkdir(parents=True, exist_ok=True)
+        part = note.with_suffix(f".{os.getpid()}")
+        part.write_text(str(installed))
+        part.replace(note)
+        return installed
+
+    vars(module)["install_from_fab"] = install_if_new
 
 
 def next_fork(orders: socket.socket) -> dict[str, Any] | None:

@@ -7,7 +7,6 @@ codes: 0 if the run completed, 1 if it failed or diverged, 130 for Ctrl-C, 143 f
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shlex
@@ -15,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -32,7 +32,7 @@ from rich.text import Text
 from fedhet.commands import reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
-from fedhet.common.imports import load_torch_libraries, quick_imports
+from fedhet.common.imports import quick_imports
 from fedhet.common.results import (
     COMPLETED,
     CONFIG,
@@ -45,7 +45,9 @@ from fedhet.common.results import (
     write_end,
 )
 from fedhet.conf import (
+    compose_overrides,
     explain_words,
+    fingerprint,
     identity,
     method_name,
     quoted,
@@ -57,9 +59,10 @@ from fedhet.conf.mistakes import NO_OPTION
 from fedhet.conf.project import register_project_recipes
 from fedhet.conf.renamed import refuse_old_keys
 from fedhet.help import check_flags, print_help
-from fedhet.plot import can_plot, plot_run
+from fedhet.plot import can_plot, plot_run, warm_up
 from fedhet.progress import Display, closing_panel, round_display
 from fedhet.runtimes.flower_install import LaunchError, check_flower
+from fedhet.runtimes.local.early_server import EarlyServer
 from fedhet.runtimes.processes import NOTHING_LEFT
 from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
@@ -70,11 +73,10 @@ from fedhet.sweep.method_keys import with_single_sweeps
 from fedhet.sweep.optuna_search import set_defaults
 from fedhet.sweep.resume import key_of, take_resume
 
-_POLL_SECONDS = 0.05
+_POLL_SECONDS = 0.02
+_early: EarlyServer | None = None  # of this process: Hydra passes on nothing but the recipe
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
-_STARTS = {  # what a runtime does first
-    "local": "importing PyTorch",
-    "ray": "importing PyTorch",
+_STARTS = {  # what a runtime does first; the others import PyTorch before
     "flower": "starting Flower's SuperLink",
     "deployment": "connecting to the SuperLink",
 }
@@ -85,8 +87,18 @@ _OF_CODE = (
 )
 
 
-def main() -> None:
-    """Run the console command `fedhet`."""
+def main(early: EarlyServer | None = None) -> None:
+    """Run the console command `fedhet`; ``early`` waits to serve a local run."""
+    global _early
+    _early = early
+    try:
+        _main()
+    finally:
+        if early is not None:
+            early.dismiss()
+
+
+def _main() -> None:
     _handle_signals()
     with reported_errors("fedhet"):
         if {"-h", "--help"} & set(sys.argv[1:]):
@@ -96,8 +108,6 @@ def main() -> None:
         sys.argv[1:] = take_resume(with_single_sweeps(words))
         refuse_old_keys(sys.argv[1:])
         check_flags(sys.argv[1:])
-        if all(word.partition("=")[2] in _WITH_CODE for word in sys.argv if word[:8] == "runtime="):
-            load_torch_libraries()
         set_defaults()
         register_project_recipes()
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
@@ -124,21 +134,27 @@ def _hydra_main(recipe: DictConfig) -> float | None:
 def run(recipe: DictConfig) -> None:
     """Run one recipe from start to end; a LaunchError says why it did not complete."""
     words = words_of(HydraConfig.get().overrides.task)
-    check_run(recipe, words)
+    console = Console()
+    with_code = recipe.runtime.name in _WITH_CODE
+    with console.status("importing PyTorch") if with_code else nullcontext():
+        early = check_run(recipe, words, _early if with_code else None)
+    if _early is not None and early is None:
+        _early.dismiss()
     results_dir = _prepare_results_dir(recipe)
     overrides = app_overrides(words, recipe, results_dir)
     results = ResultsFollower(results_dir)
-    console = Console()
     title = f"{method_name(recipe)} on {recipe.task.name}"
-    runtime = runtime_for(recipe, results_dir / "log.txt")
+    runtime = runtime_for(recipe, results_dir / "log.txt", early)
     end = partial(write_end, results_dir, identity(recipe))
     try:
         with round_display(console, title, recipe.rounds) as display:
-            display.stage(_STARTS[recipe.runtime.name])
+            if not with_code:
+                display.stage(_STARTS[recipe.runtime.name])
             with runtime:
                 runtime.submit(recipe, overrides)
                 display.stage("loading data, starting workers")
-                _import_for_plot()  # one core is idle meanwhile
+                if early is None:
+                    warm_up()  # one core is idle meanwhile
                 summary = _watch(runtime, results, display, end)
     except (KeyboardInterrupt, SystemExit) as signalled:
         if not runtime.continues() and _has_begun(results_dir):
@@ -182,22 +198,31 @@ def _has_begun(folder: Path) -> bool:
     return any((folder / name).exists() for name in (CONFIG, METRICS))
 
 
-def check_run(recipe: DictConfig, words: Sequence[str]) -> None:
+def check_run(
+    recipe: DictConfig, words: Sequence[str], early: EarlyServer | None = None
+) -> EarlyServer | None:
     """Refuse a recipe that cannot run on this machine; ``words`` are its overrides.
 
     What constructors check is checked here, too, where a word sets it or the runtime needs their
-    modules anyway: importing them takes seconds.
+    modules anyway: importing them takes seconds. Return the early server, if it can serve the run.
     """
     checked(recipe, words)
     check_machine(recipe)
     with_code = recipe.runtime.name in _WITH_CODE
     if not with_code:
         check_flower(recipe.runtime.name)
+    if early is not None:
+        early.begin_check(recipe)
+        fingerprint(compose_overrides(tuple(words)))  # what will be needed, while it imports
+        warm_up()
+        if early.end_check():
+            return early
     if with_code or any(map(_is_of_code, words)):
         with quick_imports():
             from fedhet.server_app.assembly import check_parts
 
         check_parts(recipe)
+    return None
 
 
 def _is_of_code(word: str) -> bool:
@@ -266,13 +291,6 @@ def _new_results_dir(recipe: DictConfig) -> Path:
             folder = folder.with_name(f"{name}_{number}")
         else:
             return folder
-
-
-def _import_for_plot() -> None:
-    """Import what the plot needs while the run goes on: it takes half a second."""
-    if can_plot():
-        importlib.import_module("matplotlib.figure")
-        importlib.import_module("matplotlib.backends.backend_agg")
 
 
 def _draw(results: ResultsFollower, title: str) -> str:

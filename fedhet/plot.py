@@ -27,6 +27,22 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+def warm_up() -> None:
+    """Import Matplotlib and load its fonts, which takes half a second, before a plot is needed."""
+    if not can_plot():
+        return
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    axes.plot([0, 1], label="a")
+    axes.legend()
+    axes.set_title("a", fontweight="bold")
+    canvas.draw()  # type: ignore[no-untyped-call]
+
+
 def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw the rows of metrics.jsonl into a PNG file.
 
@@ -46,7 +62,7 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     ]
     panels = 2 + bool(metrics) + ("counts" in counted)
     figure = Figure(figsize=(4.6 * panels, 3.9), dpi=150, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    canvas = FigureCanvasAgg(figure)
     accuracy, loss, *others = figure.subplots(1, panels)
     _accuracy_panel(accuracy, rows)
     _curves(loss, rows, {"loss": "on the test set", "train_loss": "of training"}, (_LOSS, _INK))
@@ -64,7 +80,8 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     fits = 72 * figure.get_figwidth() / (0.62 * max(1, len(title)))
     style: Any = {"color": _INK, "fontsize": min(12, fits), "fontweight": "bold"}
     figure.suptitle(title, x=0.012, ha="left", **style)
-    figure.savefig(path)
+    # savefig would draw twice, once for the layout
+    canvas.print_png(path)  # type: ignore[no-untyped-call]
 
 
 def _accuracy_panel(axes: Axes, rows: Sequence[Row]) -> None:

@@ -51,7 +51,7 @@ def run(*overrides: str, results_dir: str | Path | None = None) -> RunResult:
     compose_overrides(tuple(overrides))
     folder = Path(results_dir or tempfile.mkdtemp(prefix="fedhet-run-")).absolute()
     words = [*overrides, f"results_dir={quoted(str(folder))}"]
-    command = [sys.executable, "-m", "fedhet.launch", *words]
+    command = [sys.executable, "-m", "fedhet", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     summary = read_summary(folder) if (folder / SUMMARY).exists() else {}
     if done.returncode or summary.get("status") != COMPLETED:

@@ -51,7 +51,7 @@ from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.layer_diagnostics import observers_of
 from fedhet.server_app.loggers import LoggedRun, Loggers
-from fedhet.server_app.machine import machine, usable_cpus
+from fedhet.server_app.machine import evaluation_threads, machine
 from fedhet.server_app.reused_training import check_reused_training
 from fedhet.server_app.root_set import root_set_of
 from fedhet.strategies.base import Tensors
@@ -252,7 +252,7 @@ class Run:
         if self.test_data is None:
             return None
         model = self._model_of(to_tensors(arrays))
-        torch.set_num_threads(usable_cpus())  # no client trains meanwhile
+        torch.set_num_threads(evaluation_threads(model, len(self.test_data)))
         loss, accuracy = evaluate_model(model, self.test_data, self.task.loss, metrics=self.metrics)
         torch.set_num_threads(1)
         scores = {} if accuracy is None else {"accuracy": accuracy}  # the task may not classify

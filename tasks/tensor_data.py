@@ -89,8 +89,7 @@ class TensorData:
             return
         order = order_of(len(self), batch_size, generator, drop_last=drop_last).to(self.device)
         inputs = self._placed.batches(order, batch_size, generator if train else None)
-        for chosen, batch in zip(torch.split(order, batch_size), inputs, strict=True):
-            yield batch, self.labels[chosen]
+        yield from zip(inputs, torch.split(self.labels[order], batch_size), strict=True)
 
 
 class ConditionedData(TensorData):

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+_AT_ONCE = 1 << 18  # bytes of inputs that are made together: small batches cost calls, not work
+
 
 @dataclass(frozen=True)
 class Transform:
@@ -148,11 +150,13 @@ class PlacedImages:
         self, order: Tensor, batch_size: int, generator: torch.Generator | None
     ) -> Iterator[Tensor]:
         """Yield normalised inputs (B, C, H, W), augmented if a generator is given."""
-        batches = torch.split(order, batch_size)
         if generator is None or not self._transform.augments:
-            for chosen in batches:
-                yield self._finish(self._pixels[chosen])
+            size = batch_size * 4 * self._pixels[:1].numel()
+            several = batch_size * max(1, _AT_ONCE // max(1, size))
+            for chosen in torch.split(order, several):
+                yield from torch.split(self._finish(self._pixels[chosen]), batch_size)
             return
+        batches = torch.split(order, batch_size)
         drawn = Augmentation.draw(self._transform, len(self._pixels), generator)
         parts = drawn.batches(batch_size, self._pixels.device)
         # The order may leave out the last, smaller batch, although it was drawn for.

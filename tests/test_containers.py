@@ -4,6 +4,7 @@ Skipped where no engine answers. tests/test_containers_readme.py types docker/RE
 tests/container_faults.py has the drills.
 """
 
+import json
 import os
 import re
 import socket
@@ -14,6 +15,7 @@ from threading import Thread
 
 import pytest
 
+from tests.compose import DOCKER
 from tests.containers import (
     IMAGE,
     MARKS,
@@ -78,6 +80,16 @@ def test_a_change_of_code_is_one_small_layer_and_seconds(image, tmp_path):
     assert before[:-1] == after[:-1]
     assert before[-1] != after[-1]
     assert seconds < 60
+
+
+@pytest.mark.parametrize("file", sorted(one.name for one in DOCKER.glob("*.gpu.yaml")))
+def test_the_engines_compose_gives_the_gpus_to_the_sites_executors_alone(file):
+    words = ["-f", str(DOCKER / file.replace(".gpu", "")), "-f", str(DOCKER / file)]
+    found = json.loads(docker("compose", *words, "config", "--format", "json"))["services"]
+    for name, service in found.items():
+        reserved = service.get("deploy", {}).get("resources", {}).get("reservations", {})
+        gpus = [one["capabilities"] for one in reserved.get("devices", [])]
+        assert gpus == ([["gpu"]] if name.startswith("clientapp") else []), name
 
 
 # ---- isolation -----------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ def test_a_sweep_in_the_server_app_container_trains_on_each_sites_own_images(fed
     write_images(tested, {"cat": 4, "dog": 3}, 7)
     done = federation.execute(
         "serverapp",
-        *("python", "-m", "fedhet.launch", "-m", "runtime=deployment", "clients=3"),
+        *("python", "-m", "fedhet", "-m", "runtime=deployment", "clients=3"),
         *("runtime.address=127.0.0.1:8000", "hydra.sweep.dir=/results/images", "rounds=1"),
         *("task=image_folder", "task.classes=[cat,dog]", "task.image_size=12", "task.model=mlp"),
         *("partition=site", "strategy=scaffold", "local.momentum=0.9,0", "local.batch_size=2"),
@@ -208,7 +208,7 @@ def test_asynchronous_steps_wait_for_no_site(federation):
         run = pool.submit(
             federation.execute,
             "serverapp",
-            *("python", "-m", "fedhet.launch", *RECIPE, "runtime=deployment", "system=none"),
+            *("python", "-m", "fedhet", *RECIPE, "runtime=deployment", "system=none"),
             *("runtime.address=127.0.0.1:8000", "results_dir=/results/fedbuff", "rounds=14"),
             *("strategy=[scaffold,fedbuff]", "strategy.asynchronous.buffer=2", "local.epochs=1"),
             *("local.lr=0.02",),

@@ -270,3 +270,28 @@ another way than Flower 1.39's: every message imports torch anew, about 3 s of C
     assert fork_executor.unexpected(subprocess_executor) is None
     monkeypatch.setattr(fork_executor, "COMMANDS", ("flwr-clientapp", "flwr-nothing"))
     assert fork_executor.unexpected(subprocess_executor) == "Flower has no command flwr-nothing"
+
+
+# ---- a run's bundle ------------------------------------------------------------------------------
+
+
+def test_a_bundle_is_unpacked_once_and_again_if_its_copy_has_gone(monkeypatch, tmp_path):
+    unpacked: list[bytes] = []
+
+    def install_from_fab(fab: bytes, skip_prompt: bool = False) -> Path:
+        assert skip_prompt
+        unpacked.append(fab)
+        folder = tmp_path / "apps" / fab.decode()
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    flowers = SimpleNamespace(install_from_fab=install_from_fab)
+    module().install_once(flowers)
+    for fab in (b"first", b"second", b"first", b"second"):
+        assert flowers.install_from_fab(fab, skip_prompt=True) == tmp_path / "apps" / fab.decode()
+    assert unpacked == [b"first", b"second"]
+    (tmp_path / "apps" / "first").rmdir()
+    flowers.install_from_fab(b"first", skip_prompt=True)
+    assert unpacked == [b"first", b"second", b"first"]
+    assert len(list((tmp_path / "installed").iterdir())) == 2

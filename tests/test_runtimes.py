@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from functools import partial
 from multiprocessing.connection import Connection
@@ -52,7 +53,9 @@ COMPRESSED = [*SCAFFOLD, "strategy/compression=top_k", "strategy.compression.dow
 
 def folders_of(launch: Fork) -> list[Path]:
     name = f"fedhet-{launch.pid}-*"
-    return [path for parent in ("/dev/shm", "/tmp") for path in Path(parent).glob(name)]
+    return [
+        path for parent in ("/dev/shm", tempfile.gettempdir()) for path in Path(parent).glob(name)
+    ]
 
 
 def in_round_2(folder: Path, *words: str) -> tuple[Fork, list[psutil.Process]]:

@@ -40,7 +40,7 @@ def score(folder, **options):
 
 if __name__ == "__main__":
     results = Path("results") / time.strftime("shapes_%Y-%m-%d_%H-%M-%S")
-    command = [sys.executable, "-m", "fedhet.launch", *WORDS, f"results_dir={results}"]
+    command = [sys.executable, "-m", "fedhet", *WORDS, f"results_dir={results}"]
     subprocess.run([*command, *sys.argv[1:]], check=True)
     classes = score(results)
     print(f"IoU of background, disc, square: {np.round(classes, 3)}; mean {np.mean(classes):.3f}")

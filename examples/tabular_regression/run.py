@@ -74,6 +74,6 @@ if __name__ == "__main__":
     table = Path("data/diabetes.csv")
     write_table(table)
     results = Path("results") / time.strftime("diabetes_%Y-%m-%d_%H-%M-%S")
-    command = [sys.executable, "-m", "fedhet.launch", *WORDS, f"results_dir={results}"]
+    command = [sys.executable, "-m", "fedhet", *WORDS, f"results_dir={results}"]
     subprocess.run([*command, *sys.argv[1:]], check=True)
     print(pandas.Series(compare(table, results), name="MAE").round(1).to_string())

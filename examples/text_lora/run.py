@@ -68,5 +68,5 @@ def write_tokenizer(folder):
 if __name__ == "__main__":
     write_texts(Path("data/reviews"))
     write_tokenizer(Path("data/tokenizer"))
-    command = [sys.executable, "-m", "fedhet.launch", *WORDS, *sys.argv[1:]]
+    command = [sys.executable, "-m", "fedhet", *WORDS, *sys.argv[1:]]
     sys.exit(subprocess.run(command, check=False).returncode)

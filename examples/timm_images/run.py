@@ -50,5 +50,5 @@ def _draw(name, rng):
 
 if __name__ == "__main__":
     draw_images(Path("data/stripes"))
-    command = [sys.executable, "-m", "fedhet.launch", *WORDS, *sys.argv[1:]]
+    command = [sys.executable, "-m", "fedhet", *WORDS, *sys.argv[1:]]
     sys.exit(subprocess.run(command, check=False).returncode)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self
 
 from omegaconf import DictConfig
 
+from fedhet.runtimes.local.early_server import EarlyServer
 from fedhet.runtimes.local.run import LocalRun
 
 
@@ -36,11 +37,14 @@ class Runtime(Protocol):
         """Return what is left of the run after the user has stopped the launcher."""
 
 
-def runtime_for(recipe: DictConfig, log_path: Path) -> Runtime:
-    """Return the runtime that ``runtime`` names; its log goes to ``log_path``."""
+def runtime_for(recipe: DictConfig, log_path: Path, early: EarlyServer | None) -> Runtime:
+    """Return the runtime that ``runtime`` names; its log goes to ``log_path``.
+
+    ``early`` serves a local run.
+    """
     name = recipe.runtime.name
     if name in ("local", "ray"):
-        return LocalRun(log_path)
+        return LocalRun(log_path, early)
     if name == "flower":  # imported where they are used: TLS alone takes a tenth of a second
         from fedhet.runtimes.flower_simulation import Simulation
 

@@ -143,7 +143,7 @@ def _search_words(cell: Sequence[str], sweep: Path, search: Search) -> list[str]
 
 
 def _launch(words: Sequence[str]) -> int:
-    return subprocess.run([sys.executable, "-m", "fedhet.launch", *words], check=False).returncode
+    return subprocess.run([sys.executable, "-m", "fedhet", *words], check=False).returncode
 
 
 def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candidate]:

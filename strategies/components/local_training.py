@@ -132,14 +132,15 @@ def _backward(
     precision = torch.autocast(inputs.device.type, torch.bfloat16) if autocast else nullcontext()
     with precision:
         features, logits = context.model(inputs)
-        step = Step(context.params, inputs, labels, features, logits, context)
         loss = context.loss(logits, labels)
-        penalties = [p for p in (side.penalty(step) for side in sides) if p is not None]
-        if penalties:
-            penalty = sum(penalties[1:], penalties[0])
-            loss = loss + penalty
-            context.measure("penalty", penalty)
-            context.measure("objective", loss)
+        if sides:
+            step = Step(context.params, inputs, labels, features, logits, context)
+            penalties = [p for p in (side.penalty(step) for side in sides) if p is not None]
+            if penalties:
+                penalty = sum(penalties[1:], penalties[0])
+                loss = loss + penalty
+                context.measure("penalty", penalty)
+                context.measure("objective", loss)
     loss.backward()  # type: ignore[no-untyped-call]
     context.first_pass = False
     return loss.detach()

@@ -1,5 +1,7 @@
 """How soon a reply is noticed, by a clock of our own."""
 
+import time
+
 import pytest
 from flwr.app import Message, RecordDict
 
@@ -49,11 +51,41 @@ def test_a_reply_is_noticed_soon_and_a_node_that_has_replied_is_not_asked_again(
     assert len(pulls) < 1350  # in an hour 1200 with one every three seconds, as Flower's own
 
 
+def test_a_reply_is_handed_on_before_the_next_one_arrives(monkeypatch):
+    slow = SlowGrid({5: 0.0, 6: 7.3})
+    monkeypatch.setattr(polling_grid, "time", slow)
+    messages = [Message(RecordDict(), node, "train") for node in slow.seconds]
+    replies = iter(with_fast_polling(slow).send_and_receive(messages))
+    assert len(slow.asked) == 2  # both are sent before the first reply is asked for
+    assert (next(replies).metadata.src_node_id, slow.now) == (5, 0.0)
+    assert next(replies).metadata.src_node_id == 6
+    assert slow.now >= 7.3
+
+
 @pytest.mark.parametrize(("late", "nodes"), [(99.0, [5]), (10.0, [5, 6])])
 def test_the_wait_ends_at_the_timeout_and_a_reply_then_counts(monkeypatch, late, nodes):
     found, now, _ = ask(monkeypatch, {5: 1.0, 6: late}, 10.0)
     assert found == nodes
     assert now == pytest.approx(10.0)
+
+
+def test_an_array_that_arrives_after_its_reply_is_noticed_soon(monkeypatch):
+    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
+    from flwr.superlink.grid import http_grid
+
+    monkeypatch.setattr(http_grid, "pull_objects", pull_objects)  # as it is before
+    began, looks = time.monotonic(), list[float]()
+
+    def pull(object_id: str) -> bytes:
+        looks.append(time.monotonic() - began)
+        if looks[-1] < 0.5:
+            raise ObjectUnavailableError(object_id)
+        return b"an array"
+
+    with_fast_polling(SlowGrid({}))
+    assert http_grid.pull_objects(["one"], pull) == {"one": b"an array"}
+    assert len(looks) == 4  # after 0.1, 0.3 and 0.7 s
+    assert looks[-1] < 0.95  # Flower's own looks again after 1 s
 
 
 def test_only_flowers_own_grids_are_changed():

@@ -1,7 +1,8 @@
 """One run without a SuperLink: a server process, forked from the launcher, and its workers.
 
-The launcher imports everything that the apps need and starts no threads that compute. The server is
-forked from it and the workers from the server, so modules and data are loaded once and shared.
+What the apps need is imported once: by the launcher, from which the server is forked, or by a
+server that was started early (local/early_server.py). The workers are forked from the server and
+share its modules and data, so no process starts threads that compute before that.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from omegaconf import DictConfig
 
 from fedhet.common.files import last_lines
 from fedhet.common.imports import quick_imports
+from fedhet.conf import compose_overrides
 from fedhet.runtimes.processes import (
     NOTHING_LEFT,
     ProcessTree,
@@ -39,6 +41,7 @@ from fedhet.runtimes.processes import (
 from fedhet.runtimes.resources import cohort_size, cpus_for, share_of_machine
 
 if TYPE_CHECKING:  # imports Flower and torch, which takes seconds
+    from fedhet.runtimes.local.early_server import EarlyServer
     from fedhet.runtimes.local.protocol import Workers
 
 MARK = "FEDHET_RUN"  # in the environment of the processes that Ray starts for a run
@@ -57,18 +60,16 @@ _launchers_streams: list[object] = []
 class LocalRun:
     """A server process and its workers; a context manager that leaves no process behind."""
 
-    def __init__(self, log_path: Path) -> None:
+    def __init__(self, log_path: Path, early: EarlyServer | None = None) -> None:
         self.log_path = log_path
+        self._early = early
         self._server: BaseProcess | None = None
         self._uses_ray = False
 
     def __enter__(self) -> Self:
-        """Import what the apps need, once for all runs of this process."""
-        with quick_imports():
-            for module in _HEAVY:
-                importlib.import_module(module)
-        gc.collect()
-        gc.freeze()  # so that the children write less to shared pages
+        """Import what the apps need, once for all runs of this process; no early server has."""
+        if self._early is None:
+            import_apps()
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         self._folder = Path(tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=memory))
         adopt_orphans()
@@ -92,9 +93,13 @@ class LocalRun:
     def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
         """Start the server's process."""
         self._uses_ray = recipe.runtime.name == "ray"
+        if self._early is not None:
+            self._early.serve(overrides, self._folder, self.log_path)
+            self._server = self._early.process
+            return
         context: Any = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
         arguments = (list(overrides), self._folder, self.log_path)
-        self._server = context.Process(target=_serve, args=arguments, name="server")
+        self._server = context.Process(target=serve, args=arguments, name="server")
         self._server.start()
 
     def running(self) -> bool:
@@ -117,9 +122,18 @@ class LocalRun:
         return NOTHING_LEFT
 
 
-def _serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
+def import_apps() -> None:
+    """Import what the apps need, in a process from which others will be forked."""
+    with quick_imports():
+        for module in _HEAVY:
+            importlib.import_module(module)
+    gc.freeze()  # so that the children write less to shared pages
+
+
+def serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
     """Run the ServerApp over workers of its own; the server's process."""
-    os.setsid()  # the launcher handles the terminal's Ctrl-C
+    if os.getsid(0) != os.getpid():
+        os.setsid()  # the launcher handles the terminal's Ctrl-C
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
@@ -136,7 +150,7 @@ def _serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
 def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
     from flwr.app import Context, RecordDict
 
-    from fedhet.conf import compose_overrides, fingerprint
+    from fedhet.conf import fingerprint
     from fedhet.runtimes.local.protocol import Federation
     from fedhet.runtimes.local.worker_grid import WorkerGrid
     from fedhet.server_app.app import main

@@ -22,7 +22,9 @@ from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
 
 _INLINE_BYTES = 1 << 14  # a larger record is placed even if only one client gets it
 _RESTART_SECONDS = 60.0
-_BATCH_SECONDS = 0.02  # of work in a batch: an exchange with a worker takes some .0005
+# An exchange with a worker takes some .0005 s. So a worker gets its whole part of a short round at
+# once, and batches of some work in a long one, where the next is under way before it is needed.
+_SHORT_SECONDS, _BATCH_SECONDS = 0.02, 0.005
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class WorkerGrid(Grid):
         # by worker: its present batch and the next one
         self._given: dict[int, list[list[_Waiting]]] = {w: [] for w in range(len(workers))}
         self._seconds = math.inf  # a client's, in the batch answered last
+        self._rate = math.inf  # of the same, seconds an example
+        self._batch_seconds = _BATCH_SECONDS  # of work that a batch may have
         self._replies: dict[str, Message] = {}
         # by worker: what it has folded, with the client's new state
         self._folded: dict[int, list[tuple[_Waiting, RecordDict]]] = {}
@@ -146,6 +150,8 @@ class WorkerGrid(Grid):
         place = None if rule is None else self._workers.place(rule)
         new = [self._waiting(message, places, place) for message in pushed]
         self._queue = sorted([*self._queue, *reversed(new)], key=lambda waiting: waiting.size)
+        share = sum(map(self._expected, self._queue)) / max(len(self._given), 1)
+        self._batch_seconds = share if share <= _SHORT_SECONDS else _BATCH_SECONDS
         self._dispatch()
         return [waiting.message_id for waiting in new]
 
@@ -217,11 +223,20 @@ class WorkerGrid(Grid):
     def _batch(self) -> list[_Waiting]:
         """Take tasks from the queue: several short ones of small answers, else one."""
         idle = sum(not given for given in self._given.values()) or len(self._given)
-        most = min(math.ceil(len(self._queue) / idle), _BATCH_SECONDS / self._seconds)
-        batch = [self._queue.pop()]
+        most, batch = math.ceil(len(self._queue) / idle), [self._queue.pop()]
+        left = self._batch_seconds - self._expected(batch[0])
         while len(batch) < most and _may_share(batch[-1]) and _may_share(self._queue[-1]):
+            seconds = self._expected(self._queue[-1])
+            if seconds > 2 * left:  # more than half of it would be beyond
+                break
+            left -= seconds
             batch.append(self._queue.pop())
         return batch
+
+    def _expected(self, waiting: _Waiting) -> float:
+        """Return the seconds that a task is expected to take, as the last ones have."""
+        known = math.isfinite(waiting.size) and math.isfinite(self._rate)
+        return self._rate * waiting.size if known else self._seconds
 
     def _collect(self, timeout: float | None) -> list[str]:
         """Note what has come; return the messages whose replies the workers have folded."""
@@ -237,13 +252,20 @@ class WorkerGrid(Grid):
             if isinstance(outcome, Lost):
                 self._note_loss(batch, outcome)
             else:
-                self._seconds = max(fmean(answer.seconds for answer in outcome), 1e-6)
+                self._measure(outcome)
                 for waiting, answer in zip(batch, outcome, strict=True):
                     self._note(worker, waiting, answer)
                     if answer.reply is None:
                         folded.append(waiting.message_id)
         self._dispatch()
         return folded
+
+    def _measure(self, answers: Sequence[Answer]) -> None:
+        """Note how long clients take."""
+        self._seconds = max(fmean(answer.seconds for answer in answers), 1e-6)
+        counted = [(one.seconds, one.num_examples) for one in answers if one.num_examples]
+        if counted:
+            self._rate = sum(s for s, _ in counted) / sum(n for _, n in counted)
 
     def _take_back(self, worker: int, *, replaced: bool) -> None:
         """Queue a dead worker's tasks again, and those whose replies it had folded."""
