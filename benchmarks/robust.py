@@ -1,13 +1,14 @@
 """What robust aggregators are worth: accuracy under attack, lies in payloads, and what they cost.
 
-    FEDHET_DATA=... nice python -m benchmarks robust {digits,mnist,payloads,costs} [--seeds 3]
+    FEDHET_DATA=... nice python -m benchmarks robust TABLE [--seeds 3]
 
 ``digits`` and ``mnist`` are tables attacks x aggregators, ``payloads`` is methods x aggregators
 under lies in what they send beside the update. A cell is the accuracy after the last round, and for
 the backdoor also its success, of one run a seed; a run whose model is no longer finite has none.
 All cells are run with seed 0, then with seed 1 and so on. Runs that the file has are not run again,
 so a table that was stopped goes on where it was.
-``costs`` measures one aggregation of 100 updates of 11 million parameters beside the plain mean.
+``alarms`` counts which clients the alarm names. ``costs`` measures one aggregation of 100 updates
+of 11 million parameters beside the plain mean.
 """
 
 from __future__ import annotations
@@ -168,10 +169,11 @@ def run_table(name: str, seeds: int, path: Path) -> None:
 def markdown(path: Path) -> str:
     """Return a stored table: mean and sample deviation over the seeds in %, the backdoor's success.
 
-    A cell of which a run did not stay finite says of how many; one that is refused has a dash.
+    The seeds are those that all cells have, so that a table that was stopped compares equals. A
+    cell of which a run did not stay finite says of how many; one that is refused has a dash.
     """
     stored = json.loads(path.read_text())
-    found, table = stored["cells"], TABLES[stored["table"]]
+    found, table = _complete(stored["cells"]), TABLES[stored["table"]]
     lines = [
         f"| aggregator | {' | '.join(table.columns)} |",
         "|---" * (len(table.columns) + 1) + "|",
@@ -180,6 +182,18 @@ def markdown(path: Path) -> str:
         texts = [_cell(found.get(f"{column} | {row}")) for column in table.columns]
         lines.append(f"| `{row}` | {' | '.join(texts)} |")
     return "\n".join(lines) + "\n"
+
+
+def _complete(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the cells with the runs of those seeds alone that every cell has."""
+    seeds = set.intersection(*(set(cell["seed"]) for cell in found.values()))
+    return {name: _of_seeds(cell, seeds) for name, cell in found.items()}
+
+
+def _of_seeds(cell: dict[str, Any], seeds: set[int]) -> dict[str, Any]:
+    kept = [place for place, seed in enumerate(cell["seed"]) if seed in seeds]
+    figures = ("seed", "status", "accuracy", "attack_success", "alarms")
+    return {**cell, **{name: [cell[name][place] for place in kept] for name in figures}}
 
 
 def damage(path: Path) -> str:
@@ -224,7 +238,7 @@ def _cell(cell: dict[str, Any] | None) -> str:
 def main() -> None:
     """Run one table, or measure the costs."""
     parser = options_of(__doc__, "robust", 3)
-    parser.add_argument("table", choices=(*TABLES, "costs"))
+    parser.add_argument("table", choices=(*TABLES, "alarms", "costs"))
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
     default = FOLDER / "robust.json"
@@ -233,5 +247,9 @@ def main() -> None:
         from benchmarks.robust_costs import measure
 
         save(path, measure(options.repeats))
+    elif options.table == "alarms":
+        from benchmarks import robust_alarms
+
+        robust_alarms.measure(path, options.seeds)
     else:
         run_table(options.table, options.seeds, path)

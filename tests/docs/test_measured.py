@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import robust, robust_costs
+from benchmarks import robust, robust_alarms, robust_costs
 from benchmarks.harness import FOLDER, ROOT
 
 TABLES = {
@@ -10,6 +10,7 @@ TABLES = {
     "robust_mnist.json": robust.markdown,
     "robust_payloads.json": robust.markdown,
     "robust_payloads.json, damage": robust.damage,
+    "robust_alarms.json": robust_alarms.markdown,
     "robust_costs.json": robust_costs.markdown,
 }
 
