@@ -91,14 +91,6 @@ def main(early: EarlyServer | None = None) -> None:
     """Run the console command `fedhet`; ``early`` waits to serve a local run."""
     global _early
     _early = early
-    try:
-        _main()
-    finally:
-        if early is not None:
-            early.dismiss()
-
-
-def _main() -> None:
     _handle_signals()
     with reported_errors("fedhet"):
         if {"-h", "--help"} & set(sys.argv[1:]):

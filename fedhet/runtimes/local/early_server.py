@@ -69,7 +69,8 @@ class EarlyServer:
 
         recipe = compose_overrides(tuple(overrides))
         code = fingerprint(recipe)["code"]
-        self._pipe.send((recipe, code, list(overrides), folder, log_path))
+        with suppress(OSError):  # it has died: its exit code says so
+            self._pipe.send((recipe, code, list(overrides), folder, log_path))
         self._pipe.close()
 
     def dismiss(self) -> None:

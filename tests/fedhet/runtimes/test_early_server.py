@@ -79,6 +79,21 @@ def test_a_word_that_is_wrong_ends_it_with_the_launcher(tmp_path: Path):
     assert not alive([child])
 
 
+@pytest.mark.flower
+@linux
+def test_ctrl_c_before_the_launcher_handles_it_ends_both(tmp_path: Path):
+    heard = ("env", "--default-signal=INT")  # a shell lets its background jobs ignore it
+    launch = start(tmp_path, "rounds=1", prefix=heard)
+    child = _child(psutil.Process(launch.pid))
+    launch.send_signal(signal.SIGINT)
+    try:
+        launch.communicate(timeout=60)
+    finally:
+        launch.kill()
+    assert launch.returncode in (-signal.SIGINT, 130)
+    assert not alive([child])
+
+
 def _child(launcher: psutil.Process) -> psutil.Process:
     end = time.monotonic() + 60
     while not (children := launcher.children()):
