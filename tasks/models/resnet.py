@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedhet.common.errors import require_choice
@@ -50,6 +51,24 @@ class Block(nn.Module):
         return features
 
 
+class Conv3x3(nn.Conv2d):
+    """A 3x3 convolution with padding 1 that leaves out the weights which meet padding alone.
+
+    Where its output is one pixel, the image is 1x1 (one weight of nine meets it) or 2x2 (four do).
+    """
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return what the convolution returns, (B, O, H, W), to rounding."""
+        size = inputs.shape[2:]
+        if size == (1, 1):
+            met = self.weight[:, :, 1, 1]
+        elif size == (2, 2) and self.stride == (2, 2):
+            met = self.weight[:, :, 1:, 1:].flatten(1)
+        else:
+            return super().forward(inputs)
+        return F.linear(inputs.flatten(1), met, self.bias)[..., None, None]
+
+
 def resnet8(input_shape: Shape, num_classes: int, *, head_bias: bool | None) -> Model:
     """Return the CIFAR ResNet with n=1; 78,042 parameters with 10 classes, 83,892 with 100."""
     stem = nn.Conv2d(input_shape[0], 16, 3, padding=1, bias=False)
@@ -92,6 +111,8 @@ def _resnet18(
     require_choice("task.stem", stem, ("imagenet", "cifar"))
     body = resnet18(norm_layer=norm)
     body.fc = nn.Identity()
+    for block in body.layer4:  # one pixel, if the image has 32x32 and the stem is ImageNet's
+        block.conv1.__class__ = block.conv2.__class__ = Conv3x3
     channels = input_shape[0]
     if stem == "cifar":
         body.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)

@@ -8,6 +8,7 @@ from torch.nn import functional as F
 from fedhet.common.errors import ConfigError
 from fedhet.tasks import MODELS, build_model
 from fedhet.tasks.models.mobile import ShuffleUnit
+from fedhet.tasks.models.resnet import Conv3x3
 
 MNIST, CIFAR, DIGITS, TEXT = (1, 28, 28), (3, 32, 32), (1, 8, 8), (20,)
 FEDDWS = {"feddw_resnet18": 512, "feddw_shufflenet": 800, "feddw_mobilenetv2": 640}
@@ -51,6 +52,24 @@ def mobilenetv2_body(shrink):
             total += expand + (9 + 2) * hidden + (hidden + 2) * wide
             channels = wide
     return total + (channels + 2) * (1280 // shrink)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_convolution_without_the_weights_that_meet_padding_alone_equals_pytorchs(size, stride):
+    generator = torch.Generator().manual_seed(0)
+    plain = nn.Conv2d(4, 5, 3, stride, padding=1, dtype=torch.float64)
+    ours = Conv3x3(4, 5, 3, stride, padding=1, dtype=torch.float64)
+    ours.load_state_dict(plain.state_dict())
+    images = torch.randn(6, 4, size, size, generator=generator, dtype=torch.float64)
+    results = []
+    for layer in (plain, ours):
+        inputs = images.clone().requires_grad_()
+        outputs = layer(inputs)
+        weights = torch.arange(outputs.numel(), dtype=torch.float64).view_as(outputs).cos()
+        gradients = torch.autograd.grad((outputs * weights).sum(), [inputs, *layer.parameters()])
+        results.append([outputs, *gradients])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
 
 
 MAPPING = 256 + 256 * 128 + 128  # without the weights of its first layer, which depend on the body
