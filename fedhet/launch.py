@@ -268,6 +268,11 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
             f"results_dir={folder} is not empty: name another folder, or continue the run in it "
             "with resume=true"
         )
+    if recipe.resume and not others:
+        raise ConfigError(
+            f"resume=true, but results_dir={folder} holds no run: leave resume out to begin one, or "
+            "name the folder of a run"
+        )
     return writable_folder(folder)
 
 

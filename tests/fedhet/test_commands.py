@@ -32,6 +32,7 @@ def test_help_and_what_cannot_start_leave_no_trace(tmp_path):
         "results_dir=full/file": "is a file; ",
         "results_dir=full/file/x": "cannot be made .* that you can write to$",
         "resume=true": "results_dir=",
+        "resume=true results_dir=new": "new holds no run: leave resume out to begin one",
         "runtime.name=moon": "runtime.name=moon is unknown; allowed: deployment, flower, local",
         "clients=100000000": r"clients=100000000 is not allowed: .*\[0, 1000000\]",
         "clients=2000": "clients=2000 is more than the 1797 training examples of task=digits",
