@@ -270,8 +270,8 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
         )
     if recipe.resume and not others:
         raise ConfigError(
-            f"resume=true, but results_dir={folder} holds no run: leave resume out to begin one, or "
-            "name the folder of a run"
+            f"resume=true, but results_dir={folder} holds no run: leave resume out to begin one, "
+            "or name the folder of a run"
         )
     return writable_folder(folder)
 

@@ -135,7 +135,8 @@ class Runtime:
 
 
 def launched(folder, monkeypatch, runtime):
-    """Run a recipe by the launcher on this runtime; there is a plot of it then."""
+    """Continue a run by the launcher on this runtime; there is a plot of it then."""
+    (folder / "config.yaml").touch()
     words = OmegaConf.create(["rounds=9", "resume=true"])
     config = SimpleNamespace(mode=launch.RunMode.RUN, overrides=SimpleNamespace(task=words))
     monkeypatch.setattr(launch.HydraConfig, "get", lambda: config)
