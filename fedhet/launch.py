@@ -268,7 +268,8 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
             f"results_dir={folder} is not empty: name another folder, or continue the run in it "
             "with resume=true"
         )
-    if recipe.resume and not others:
+    # A deployment's ServerApp may have the run on a machine of its own.
+    if recipe.resume and recipe.runtime.simulation and not others:
         raise ConfigError(
             f"resume=true, but results_dir={folder} holds no run: leave resume out to begin one, "
             "or name the folder of a run"
