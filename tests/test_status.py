@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from fedhet import launch
-from fedhet.common.errors import DivergedError
+from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.results import ResultsFolder, read_rows, read_summary, write_end
 from fedhet.conf import compose_overrides
 from fedhet.server_app import run as run_module
@@ -146,6 +146,14 @@ def launched(folder, monkeypatch, runtime):
     typed = ["fedhet", "paper={a: 1}", "rounds=9", f"results_dir={folder}", "resume=true"]
     monkeypatch.setattr(launch.sys, "argv", typed)
     launch.run(compose_overrides(("rounds=9", f"results_dir={folder}", "resume=true")))
+
+
+def test_a_run_of_a_deployment_may_be_resumed_from_a_folder_that_does_not_hold_it(tmp_path):
+    words = ("resume=true", f"results_dir={tmp_path / 'run'}")
+    folder = launch._prepare_results_dir(compose_overrides((*words, "runtime=deployment")))
+    assert folder == tmp_path / "run"
+    with pytest.raises(ConfigError, match="holds no run: leave resume out"):
+        launch._prepare_results_dir(compose_overrides(words))
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt(), SystemExit(143)], ids=["Ctrl-C", "SIGTERM"])
