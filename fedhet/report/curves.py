@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 COUNTED = ("round", "tensor", "layer")  # labels of x whose ticks are whole numbers
 EARLY = 0.1  # of a curve's range of x: the steep start does not decide the range of y
-_LONG_LABEL = 22  # letters of a legend entry that fill half of a panel
+LEGEND_ROW = 0.2  # inches
+_LEGEND_FONT = 9.5  # points
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "svg.fonttype": "none",  # text stays text: a tenth of the size
@@ -249,10 +250,10 @@ def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, p
 
     abreast = min(abreast, len(panels))
     rows = -(-len(panels) // abreast)
-    longest = max((len(key.label) for key in legend), default=0)
-    columns = abreast * (1 if longest > _LONG_LABEL else 2)
-    legend_height = 0.26 * -(-len(legend) // columns) + 0.1
-    width, height = 4.0 * abreast, 2.8 * rows + legend_height
+    width = 4.0 * abreast
+    columns = legend_columns(legend, width)
+    legend_height = LEGEND_ROW * -(-len(legend) // columns) + 0.1
+    height = 2.8 * rows + legend_height
     with matplotlib.rc_context(_STYLE):
         figure = new_figure(width, height)
         for number, panel in enumerate(panels):
@@ -264,6 +265,16 @@ def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, p
         save(figure, path, "")
 
 
+def legend_columns(legend: Sequence[Key], width: float) -> int:
+    """Return how many entries of a legend are abreast in ``width`` inches: at most one in 2."""
+    from matplotlib.textpath import TextPath
+
+    texts = [TextPath((0, 0), key.label, size=_LEGEND_FONT).get_extents().width for key in legend]
+    between = 2.0 * _LEGEND_FONT  # Matplotlib's default, as is the .8 between a line and its text
+    entry = (2.6 + 0.8) * _LEGEND_FONT + max(texts, default=0.0) + between
+    return max(1, int(min(width / 2, (72 * width + between) / entry)))
+
+
 def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
     """Draw a legend above everything, with at most ``columns`` entries in a row."""
     from matplotlib.lines import Line2D
@@ -271,7 +282,8 @@ def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
     handles = [
         Line2D([], [], color=PALETTE[key.color].light, lw=2.2, ls=style_of(key)) for key in legend
     ]
-    style: Any = {"frameon": False, "fontsize": 9.5, "labelcolor": INK, "borderaxespad": 0.2}
+    style: Any = {"frameon": False, "fontsize": _LEGEND_FONT, "labelcolor": INK}
+    style["borderaxespad"] = 0.2
     labels, ncols = [key.label for key in legend], min(len(legend), columns)
     figure.legend(handles, labels, loc="upper left", ncols=ncols, handlelength=2.6, **style)
 

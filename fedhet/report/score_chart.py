@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading, Key
 from fedhet.report.colors import GRID, PALETTE
-from fedhet.report.curves import add_legend, new_figure, save, style_axes
+from fedhet.report.curves import (
+    LEGEND_ROW,
+    add_legend,
+    legend_columns,
+    new_figure,
+    save,
+    style_axes,
+)
 from fedhet.report.layout import NO_COLUMN, Layout, Line
 from fedhet.report.statistics import Figure
 
@@ -53,8 +60,8 @@ def _draw(
     columns: Sequence[str], lines: Sequence[Line], legend: Sequence[Key], figure: Figure
 ) -> MatplotlibFigure:
     width = max(WIDTH, 1.0 + 0.13 * len(columns) * (len(lines) + 2))
-    abreast = max(2, int(width / 2))
-    height = HEIGHT + 0.26 * -(-len(legend) // abreast) + 0.15
+    abreast = legend_columns(legend, width)
+    height = HEIGHT + LEGEND_ROW * -(-len(legend) // abreast) + 0.15
     drawn = new_figure(width, height)
     axes = drawn.add_axes((0.62 / width, 0.5 / height, 1 - 0.72 / width, (HEIGHT - 0.5) / height))
     for number, (line, key) in enumerate(zip(lines, legend, strict=True)):
