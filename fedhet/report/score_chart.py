@@ -13,9 +13,9 @@ from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading, Key
 from fedhet.report.colors import GRID, PALETTE
 from fedhet.report.curves import (
-    LEGEND_ROW,
     add_legend,
     legend_columns,
+    legend_height,
     new_figure,
     save,
     style_axes,
@@ -61,7 +61,7 @@ def _draw(
 ) -> MatplotlibFigure:
     width = max(WIDTH, 1.0 + 0.13 * len(columns) * (len(lines) + 2))
     abreast = legend_columns(legend, width)
-    height = HEIGHT + LEGEND_ROW * -(-len(legend) // abreast) + 0.15
+    height = HEIGHT + legend_height(legend, abreast) + 0.15
     drawn = new_figure(width, height)
     axes = drawn.add_axes((0.62 / width, 0.5 / height, 1 - 0.72 / width, (HEIGHT - 0.5) / height))
     for number, (line, key) in enumerate(zip(lines, legend, strict=True)):
