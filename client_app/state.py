@@ -88,7 +88,7 @@ class FolderStateStore:
     def save(self, experiment: str, round: int, state: ClientState, keep: Collection[int]) -> None:
         """Store the state after ``round`` and delete the versions not in ``keep``."""
         path = self._path(experiment, round)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # a client's own
         plain = {f"{name}/{key}": v for name, part in state.items() for key, v in part.items()}
         save_tensors(path, plain, self._label(experiment, round))
         kept = {*keep, round}

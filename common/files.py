@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,11 +32,10 @@ def replace_file(path: Path, write: Callable[[Path], object]) -> None:
 def prepare_file(path: Path, write: Callable[[Path], object]) -> Callable[[], None]:
     """Let ``write`` make a file beside ``path``; return the rest of :func:`replace_file`.
 
-    The rest waits for the disk, and may be called in a thread.
+    The rest waits for the disk, and may be called in a thread. Who may read the file is what the
+    umask says, as of any file.
     """
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(descriptor)
-    beside = Path(name)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
     def rename() -> None:
         with _removed_on_error(beside, path):
@@ -45,7 +44,10 @@ def prepare_file(path: Path, write: Callable[[Path], object]) -> Callable[[], No
             os.replace(beside, path)
 
     with _removed_on_error(beside, path):
+        beside.touch()
+        mode = beside.stat().st_mode
         write(beside)
+        beside.chmod(mode)  # safetensors writes files that only their owner may read
     return rename
 
 

@@ -73,7 +73,6 @@ def export(
     torch.export.save(program, content, extra_files={ABOUT: json.dumps(about)})
     _require_same_outputs(module, content, _examples(task, 3))
     replace_file(path, lambda beside: beside.write_bytes(content.getvalue()))
-    path.chmod(0o644)  # for others to read
     return about
 
 

@@ -80,6 +80,7 @@ def test_the_path_ends_at_the_runs_own_model(folder, read, path):
     torch.testing.assert_close(start[body], mean[body])
 
 
+@pytest.mark.slow
 def test_the_first_steps_span_the_plane_whose_loss_the_surface_is(read, path):
     """On a square grid that holds the path."""
     rows = [replay.flat(replay.fused(read, count)) for count in (0, 1, 2, 9)]

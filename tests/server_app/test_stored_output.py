@@ -1,5 +1,6 @@
-"""The output model on disk: model.safetensors, checkpoints, the early stop, resuming."""
+"""What a run stores: model.safetensors, checkpoints, the early stop, resuming; who may read it."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,18 @@ def test_the_early_stop_stores_the_model_that_reached_the_target(whole, tmp_path
     resumed = run_recipe(tmp_path, *words, "resume=true")
     assert resumed["parameters_sha256"] == summary["parameters_sha256"]
     assert [row["accuracy"] for row in rows_of(tmp_path)] == accuracies
+
+
+def test_the_umask_says_who_may_read_a_run_and_a_clients_state_is_the_clients_own(tmp_path):
+    before = os.umask(0o027)  # the group of a shared folder reads
+    try:
+        run_recipe(tmp_path, *TINY, "strategy=fedper", "rounds=1")
+    finally:
+        os.umask(before)
+    modes = {path: path.stat().st_mode & 0o777 for path in tmp_path.rglob("*")}
+    own = {path for path in modes if path.name.startswith("client-")}
+    assert len(own) == 3
+    assert {modes[path] for path in own} == {0o700}
+    folders = {path for path in modes if path.is_dir()} - own
+    assert {modes[path] for path in folders} == {0o750}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o640}

@@ -203,6 +203,7 @@ def test_amplification_is_claimed_where_clients_are_drawn_one_by_one():
         assert not claimed or found["dp-epsilon-sampled"] < 0.5 * found["dp-epsilon"]
 
 
+@pytest.mark.slow
 def test_a_restart_changes_nothing():
     whole, cut, resumed = (
         CentralPrivacy(4, norm=AdaptiveNorm(count_stddev=3.0), clipping="server", **REPEATABLE)
