@@ -236,16 +236,16 @@ def _numbers(table: DataFrame, name: str) -> NDArray[np.float64]:
     """Return a column (n,), NaN where a value is missing."""
     from pandas import to_numeric
 
-    try:
-        numbers = to_numeric(table[name]).astype("Float64")
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"{_where(table)}: the column {name} is numeric and has another value: {error}. Put it "
-            f"into {KEY}.categorical, or mend the file"
-        ) from None
+    column = table[name]
+    numbers = to_numeric(column, errors="coerce").astype("Float64")
     found: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
-    if np.isinf(found).any():
-        raise ConfigError(f"{_where(table)}: the column {name} has an infinite value")
+    other = np.isinf(found) | (np.isnan(found) & column.notna().to_numpy())
+    if other.any():
+        place = int(np.argmax(other))
+        raise ConfigError(
+            f"{_where(table)}: the column {name} is numeric and has {column.iloc[place]} in row "
+            f"{table.index[place] + 1}. Put it into {KEY}.categorical, or mend the file"
+        )
     return found
 
 

@@ -289,12 +289,33 @@ def _read(path: Path) -> DataFrame:
         raise ConfigError(f"{path} must end in {' or '.join(_SUFFIXES)}")
     try:
         if path.suffix == ".csv":
-            table = pandas.read_csv(path, dtype="string")
+            table = _read_csv(path)
         else:
             table = pandas.read_parquet(path, dtype_backend="numpy_nullable")
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist: change {KEY}.path or .public") from None
     except (OSError, ValueError) as error:  # pandas' and Arrow's own are among them
         raise DamagedFileError(f"{path} cannot be read as a table: {error}") from None
+    table = table.reset_index(drop=True)  # errors name a row by its place in the file
     table.attrs["path"] = str(path)
+    return table
+
+
+def _read_csv(path: Path) -> DataFrame:
+    """Return the texts of a file whose header names each column once.
+
+    pandas itself would call columns "a.1" and "Unnamed: 0", and take the first one for an index
+    where rows have more fields than the header.
+    """
+    import pandas
+
+    header = pandas.read_csv(path, dtype="string", header=None, nrows=1, keep_default_na=False)
+    names = header.iloc[0].tolist()
+    if "" in names:
+        raise ValueError(f"field {names.index('') + 1} of its header is empty: name or remove it")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"its header has {', '.join(twice)} twice")
+    table = pandas.read_csv(path, dtype="string")
+    if not isinstance(table.index, pandas.RangeIndex):
+        raise ValueError(f"its rows have more fields than its header, which has {len(names)}")
     return table

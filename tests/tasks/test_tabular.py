@@ -1,5 +1,7 @@
 """Tables against numbers that are worked out here by hand."""
 
+import re
+
 import numpy as np
 import pandas
 import pytest
@@ -88,7 +90,7 @@ def test_one_file_is_split_always_in_the_same_way(table):
 WRONG = [
     ({"target": None}, "task.data_options.target=null"),
     ({"target": "x"}, "rows.csv has no column x .*it has: age, town, member, income"),
-    ({"numeric": ["town"]}, "town is numeric and has another value.*task.data_options.categorical"),
+    ({"numeric": ["town"]}, "town is numeric and has Oslo in row 1.*task.data_options.categorical"),
     ({"numeric": ["town"], "categorical": ["town"]}, "names the column town twice"),
     ({"classes": ["low"]}, "income has high, and task.classes has low"),
     ({"classes": None}, "task.classes=null"),
@@ -113,6 +115,34 @@ def test_a_table_that_is_none_is_said(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"abc")
     with pytest.raises(ConfigError, match="cannot be read as a table"):
         all_rows(tmp_path / "a.parquet")
+
+
+FILES = [
+    ("a,b,a\n1,2,3\n", "its header has a twice"),
+    (",a,b\n0,1,2\n", "field 1 of its header is empty"),
+    ("a,b\n1,2,\n3,4,\n", "more fields than its header, which has 2"),
+    ("a,b\n1,2\n3,4,5\n", "Expected 2 fields in line 3, saw 3"),
+    ("", "No columns"),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), FILES)
+def test_a_csv_whose_columns_pandas_would_guess_is_refused(table, text, said):
+    table.write_text(text)
+    with pytest.raises(ConfigError, match=f"rows.csv cannot be read as a table: .*{said}"):
+        all_rows(table, target="b", kind="regression", classes=None)
+
+
+@pytest.mark.parametrize(("value", "row"), [("n/a?", 7), ("inf", 2)])
+def test_a_value_that_is_no_number_is_named_with_its_row_of_the_file(table, value, row):
+    rows = [f"{number},{number}" for number in range(1, 11)]
+    rows[row - 1] = f"{value},1"
+    table.write_text("\n".join(["a,b", *rows]))
+    options = {"target": "b", "kind": "regression", "classes": None, "test_fraction": 0.3}
+    with pytest.raises(
+        ConfigError, match=rf"rows.csv: the column a .*{re.escape(value)} in row {row}\."
+    ):
+        all_rows(table, numeric=["a"], public=1, **options)
 
 
 def test_values_that_become_zeros_are_logged(table, caplog):
