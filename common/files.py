@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, and the end of a log."""
+"""Files that are written whole or not at all, folders of one writer, and the end of a log."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedhet.common.errors import ConfigError
+
+LOCK = ".lock"  # in a folder, while one process writes into it
+_LAST_MOMENTS = 5.0  # seconds that a process which was just stopped may take to end
 
 
 def save_text(path: Path, text: str) -> None:
@@ -83,3 +86,27 @@ def writable_folder(folder: Path, key: str = "results_dir") -> Path:
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}={folder} is not writable: name a folder that you can write to")
     return folder
+
+
+@contextmanager
+def only_writer(folder: Path, key: str = "results_dir") -> Iterator[None]:
+    """Keep a folder for this process, until it ends if not before.
+
+    Raises:
+        ConfigError: if another process has it, which two commands with ``resume=true`` lead to.
+    """
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=_LAST_MOMENTS)
+    except Timeout:
+        raise ConfigError(
+            f"{key}={folder} is in use: another process runs in it. Wait for it, stop it, or name "
+            f"another folder. If none does, and the file system has no locks, remove {LOCK} in it"
+        ) from None
+    try:
+        yield
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()

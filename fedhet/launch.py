@@ -31,7 +31,7 @@ from rich.text import Text
 
 from fedhet.commands import reported_errors
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import writable_folder
+from fedhet.common.files import LOCK, only_writer, writable_folder
 from fedhet.common.imports import quick_imports
 from fedhet.common.results import (
     COMPLETED,
@@ -261,8 +261,8 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
     folder = Path(str(recipe.results_dir)).expanduser().absolute()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"results_dir={folder} is a file; name a folder")
-    # A job of a sweep has its log before it starts.
-    others = [path for path in folder.glob("*") if path.name != "log.txt"]
+    # A job of a sweep has its log before it starts; a run that was killed at once left its lock.
+    others = [path for path in folder.glob("*") if path.name not in ("log.txt", LOCK)]
     if not recipe.resume and others:
         raise ConfigError(
             f"results_dir={folder} is not empty: name another folder, or continue the run in it "
@@ -274,7 +274,8 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
             f"resume=true, but results_dir={folder} holds no run: leave resume out to begin one, "
             "or name the folder of a run"
         )
-    return writable_folder(folder)
+    with only_writer(writable_folder(folder)):
+        return folder  # the server keeps it while it runs; here only to refuse before the log
 
 
 def _new_results_dir(recipe: DictConfig) -> Path:

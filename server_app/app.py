@@ -12,7 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import writable_folder
+from fedhet.common.files import only_writer, writable_folder
 from fedhet.common.results import COMPLETED, CONFIG, METRICS, SUMMARY, ResultsFolder, read_summary
 from fedhet.conf import compose, method_name
 from fedhet.server_app.assembly import check_parts
@@ -38,8 +38,13 @@ def run_recipe(recipe: DictConfig, grid: Grid, functions: Functions | None = Non
     """
     check_parts(recipe)
     folder = results_folder(recipe)
+    with only_writer(folder):
+        _run_in(folder, recipe, with_fast_polling(grid), functions)
+    return folder
+
+
+def _run_in(folder: Path, recipe: DictConfig, grid: Grid, functions: Functions | None) -> None:
     last = last_checkpoint(recipe, folder)
-    grid = with_fast_polling(grid)
     try:
         columns = stored_columns(folder) if last else fitted_columns(recipe, grid, functions)
         run = Run(recipe, folder, last, functions, columns)
@@ -49,7 +54,6 @@ def run_recipe(recipe: DictConfig, grid: Grid, functions: Functions | None = Non
                 write_error(ResultsFolder(folder), {}, error)
         raise
     run.start(grid)
-    return folder
 
 
 def results_folder(recipe: DictConfig) -> Path:

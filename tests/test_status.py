@@ -2,12 +2,15 @@
 
 import json
 import math
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
 
 from fedhet import launch
+from fedhet.common import files
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.results import ResultsFolder, read_rows, read_summary, write_end
 from fedhet.conf import compose_overrides
@@ -154,6 +157,37 @@ def test_a_run_of_a_deployment_may_be_resumed_from_a_folder_that_does_not_hold_i
     assert folder == tmp_path / "run"
     with pytest.raises(ConfigError, match="holds no run: leave resume out"):
         launch._prepare_results_dir(compose_overrides(words))
+
+
+HOLDING = """
+import sys
+from pathlib import Path
+from fedhet.common.files import only_writer
+with only_writer(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_another_process_is_in_is_not_resumed_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_LAST_MOMENTS", 0.1)
+    words = [*TINY, "rounds=2", "resume=true"]
+    run_recipe(tmp_path, *TINY, "rounds=1")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    recipe = compose_overrides((*words, f"results_dir={tmp_path}"))
+    command = [sys.executable, "-c", HOLDING, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match="in use: another process runs in it"):
+            launch._prepare_results_dir(recipe)
+        with pytest.raises(ConfigError, match="in use: another process runs in it"):
+            run_recipe(tmp_path, *words)
+        assert {path: path.read_bytes() for path in before} == before
+        other.kill()  # its lock goes with it, and the file that is left hinders nobody
+    assert (tmp_path / files.LOCK).exists()
+    assert launch._prepare_results_dir(recipe) == tmp_path
+    assert run_recipe(tmp_path, *words)["rounds"] == 2
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt(), SystemExit(143)], ids=["Ctrl-C", "SIGTERM"])

@@ -17,7 +17,6 @@ import os
 import shutil
 import signal
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
@@ -30,6 +29,7 @@ from omegaconf import DictConfig
 from fedhet.common.files import last_lines
 from fedhet.common.imports import quick_imports
 from fedhet.conf import compose_overrides
+from fedhet.runtimes.local.memory_folder import memory_folder
 from fedhet.runtimes.processes import (
     NOTHING_LEFT,
     ProcessTree,
@@ -65,13 +65,13 @@ class LocalRun:
         self._early = early
         self._server: BaseProcess | None = None
         self._uses_ray = False
+        self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         """Import what the apps need, once for all runs of this process; no early server has."""
         if self._early is None:
             import_apps()
-        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self._folder = Path(tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-", dir=memory))
+        self._folder = self._stack.enter_context(memory_folder())
         adopt_orphans()
         self._process_tree = ProcessTree(MARK, str(self._folder))
         return self
@@ -88,7 +88,7 @@ class LocalRun:
             self._server.join()
         if self._uses_ray:
             self._process_tree.end()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._stack.close()
 
     def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
         """Start the server's process."""

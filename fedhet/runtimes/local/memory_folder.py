@@ -1,0 +1,45 @@
+"""A folder in memory for one run, which a later run removes if nobody was left to do it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from fedhet.common.files import LOCK
+
+_PREFIX = "fedhet-"
+_NEW_SECONDS = 60.0  # a folder may have no lock yet
+
+
+@contextlib.contextmanager
+def memory_folder(root: Path | None = None) -> Iterator[Path]:
+    """Make a folder in ``root``, /dev/shm where there is one, and remove it in the end.
+
+    When all processes of a run are killed at once, as by a job scheduler, their folder stays and
+    takes memory. Its lock is free then, and the next run removes it.
+    """
+    if root is None:
+        memory = Path("/dev/shm")
+        root = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    _remove_abandoned(root)
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
+    try:
+        with FileLock(folder / LOCK):
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_abandoned(root: Path) -> None:
+    for lock in root.glob(f"{_PREFIX}*/{LOCK}"):
+        folder = lock.parent
+        with contextlib.suppress(OSError, Timeout), FileLock(lock, timeout=0):
+            if time.time() - folder.stat().st_mtime > _NEW_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
