@@ -241,10 +241,10 @@ def _numbers(table: DataFrame, name: str) -> NDArray[np.float64]:
     found: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     other = np.isinf(found) | (np.isnan(found) & column.notna().to_numpy())
     if other.any():
-        place = int(np.argmax(other))
+        row = table.index[int(np.argmax(other))] + 1  # not the value: a site's error is sent
         raise ConfigError(
-            f"{_where(table)}: the column {name} is numeric and has {column.iloc[place]} in row "
-            f"{table.index[place] + 1}. Put it into {KEY}.categorical, or mend the file"
+            f"{_where(table)}: the column {name} is numeric and has no finite number in row {row}. "
+            f"Put it into {KEY}.categorical, or mend the file"
         )
     return found
 

@@ -1,7 +1,5 @@
 """Tables against numbers that are worked out here by hand."""
 
-import re
-
 import numpy as np
 import pandas
 import pytest
@@ -90,7 +88,10 @@ def test_one_file_is_split_always_in_the_same_way(table):
 WRONG = [
     ({"target": None}, "task.data_options.target=null"),
     ({"target": "x"}, "rows.csv has no column x .*it has: age, town, member, income"),
-    ({"numeric": ["town"]}, "town is numeric and has Oslo in row 1.*task.data_options.categorical"),
+    (
+        {"numeric": ["town"]},
+        "town is numeric and has no finite number in row 1.*task.data_options.categorical",
+    ),
     ({"numeric": ["town"], "categorical": ["town"]}, "names the column town twice"),
     ({"classes": ["low"]}, "income has high, and task.classes has low"),
     ({"classes": None}, "task.classes=null"),
@@ -134,15 +135,14 @@ def test_a_csv_whose_columns_pandas_would_guess_is_refused(table, text, said):
 
 
 @pytest.mark.parametrize(("value", "row"), [("n/a?", 7), ("inf", 2)])
-def test_a_value_that_is_no_number_is_named_with_its_row_of_the_file(table, value, row):
+def test_a_value_that_is_no_number_is_named_by_its_row_of_the_file(table, value, row):
     rows = [f"{number},{number}" for number in range(1, 11)]
     rows[row - 1] = f"{value},1"
     table.write_text("\n".join(["a,b", *rows]))
     options = {"target": "b", "kind": "regression", "classes": None, "test_fraction": 0.3}
-    with pytest.raises(
-        ConfigError, match=rf"rows.csv: the column a .*{re.escape(value)} in row {row}\."
-    ):
+    with pytest.raises(ConfigError, match=rf"column a .* no finite number in row {row}\.") as said:
         all_rows(table, numeric=["a"], public=1, **options)
+    assert value not in str(said.value).removeprefix(str(table))  # a site's error is sent
 
 
 def test_values_that_become_zeros_are_logged(table, caplog):
