@@ -11,7 +11,6 @@ from pathlib import Path
 from fedhet.common.errors import ConfigError
 
 LOCK = ".lock"  # in a folder, while one process writes into it
-_LAST_MOMENTS = 5.0  # seconds that a process which was just stopped may take to end
 
 
 def save_text(path: Path, text: str) -> None:
@@ -89,8 +88,13 @@ def writable_folder(folder: Path, key: str = "results_dir") -> Path:
 
 
 @contextmanager
-def only_writer(folder: Path, key: str = "results_dir") -> Iterator[None]:
+def only_writer(folder: Path, patience: float, key: str = "results_dir") -> Iterator[None]:
     """Keep a folder for this process, until it ends if not before.
+
+    Args:
+        folder: that exists.
+        patience: seconds to wait for another process; one that was stopped takes some to end.
+        key: names the folder.
 
     Raises:
         ConfigError: if another process has it, which two commands with ``resume=true`` lead to.
@@ -99,7 +103,7 @@ def only_writer(folder: Path, key: str = "results_dir") -> Iterator[None]:
 
     lock = FileLock(folder / LOCK)
     try:
-        lock.acquire(timeout=_LAST_MOMENTS)
+        lock.acquire(timeout=patience)
     except Timeout:
         raise ConfigError(
             f"{key}={folder} is in use: another process runs in it. Wait for it, stop it, or name "

@@ -74,6 +74,7 @@ from fedhet.sweep.optuna_search import set_defaults
 from fedhet.sweep.resume import key_of, take_resume
 
 _POLL_SECONDS = 0.02
+_LAST_MOMENTS = 5.0  # seconds that a run which was just stopped may take to end
 _early: EarlyServer | None = None  # of this process: Hydra passes on nothing but the recipe
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
 _STARTS = {  # what a runtime does first; the others import PyTorch before
@@ -274,7 +275,7 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
             f"resume=true, but results_dir={folder} holds no run: leave resume out to begin one, "
             "or name the folder of a run"
         )
-    with only_writer(writable_folder(folder)):
+    with only_writer(writable_folder(folder), _LAST_MOMENTS):
         return folder  # the server keeps it while it runs; here only to refuse before the log
 
 

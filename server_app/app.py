@@ -23,6 +23,8 @@ from fedhet.server_app.run import Run, log_write_errors, write_error
 from fedhet.tasks import Functions
 
 app = ServerApp()
+# Seconds: a ServerApp that Flower has given up, as after a SuperLink that was down, notices late.
+_PATIENCE = 60.0
 
 
 @app.main()
@@ -38,7 +40,7 @@ def run_recipe(recipe: DictConfig, grid: Grid, functions: Functions | None = Non
     """
     check_parts(recipe)
     folder = results_folder(recipe)
-    with only_writer(folder):
+    with only_writer(folder, _PATIENCE):
         _run_in(folder, recipe, with_fast_polling(grid), functions)
     return folder
 

@@ -14,6 +14,7 @@ from fedhet.common import files
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.results import ResultsFolder, read_rows, read_summary, write_end
 from fedhet.conf import compose_overrides
+from fedhet.server_app import app
 from fedhet.server_app import run as run_module
 from tests.recipes import TINY, run_recipe
 
@@ -163,7 +164,7 @@ HOLDING = """
 import sys
 from pathlib import Path
 from fedhet.common.files import only_writer
-with only_writer(Path(sys.argv[1])):
+with only_writer(Path(sys.argv[1]), 0.0):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -171,7 +172,8 @@ with only_writer(Path(sys.argv[1])):
 
 @pytest.mark.slow
 def test_a_run_that_another_process_is_in_is_not_resumed_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "_LAST_MOMENTS", 0.1)
+    monkeypatch.setattr(launch, "_LAST_MOMENTS", 0.1)
+    monkeypatch.setattr(app, "_PATIENCE", 0.1)
     words = [*TINY, "rounds=2", "resume=true"]
     run_recipe(tmp_path, *TINY, "rounds=1")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
