@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Chart, Key, Picture
 from fedhet.report.colors import AXIS, GRID, INK, PALETTE, style_of
+from fedhet.report.legend import legend_of
 from fedhet.report.run_data import Run
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 COUNTED = ("round", "tensor", "layer")  # labels of x whose ticks are whole numbers
 EARLY = 0.1  # of a curve's range of x: the steep start does not decide the range of y
-_LEGEND_FONT, _LEGEND_LINE = 9.5, 2.6  # points; the line of an entry, in letters' heights
 _STYLE: Any = {
     "font.family": "DejaVu Sans",
     "svg.fonttype": "none",  # text stays text: a tenth of the size
@@ -251,8 +251,8 @@ def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, p
     rows = -(-len(panels) // abreast)
     width = 4.0 * abreast
     with matplotlib.rc_context(_STYLE):
-        columns = legend_columns(legend, width)
-        above = legend_height(legend, columns) + 0.1
+        shown = legend_of(legend, width)
+        above = shown.height + 0.1
         height = 2.8 * rows + above
         figure = new_figure(width, height)
         for number, panel in enumerate(panels):
@@ -260,38 +260,8 @@ def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, p
             bottom = top - 2.8 * (number // abreast + 1)
             place = ((left + 0.6) / width, (bottom + 0.5) / height, 3.3 / width, 1.95 / height)
             draw_panel(figure.add_axes(place), panel, 9.0)
-        add_legend(figure, legend, columns)
+        shown.draw(figure)
         save(figure, path, "")
-
-
-def legend_columns(legend: Sequence[Key], width: float) -> int:
-    """Return how many entries of a legend are abreast in ``width`` inches: at most one in 2."""
-    from matplotlib.textpath import TextPath
-
-    texts = [TextPath((0, 0), key.label, size=_LEGEND_FONT).get_extents().width for key in legend]
-    between = 2.0 * _LEGEND_FONT  # Matplotlib's default, as is the .8 between a line and its text
-    entry = (_LEGEND_LINE + 0.8) * _LEGEND_FONT + max(texts, default=0.0) + between
-    return max(1, int(min(width / 2, (72 * width + between) / entry)))
-
-
-def legend_height(legend: Sequence[Key], columns: int) -> float:
-    """Return the height of a legend in inches."""
-    return 0.2 * -(-len(legend) // columns)
-
-
-def add_legend(figure: Figure, legend: Sequence[Key], columns: int) -> None:
-    """Draw a legend above everything, with at most ``columns`` entries in a row."""
-    from matplotlib.lines import Line2D
-
-    handles = [
-        Line2D([], [], color=PALETTE[key.color].light, lw=2.2, ls=style_of(key)) for key in legend
-    ]
-    style: Any = {
-        **{"frameon": False, "fontsize": _LEGEND_FONT, "labelcolor": INK},
-        **{"borderaxespad": 0.2, "handlelength": _LEGEND_LINE},
-    }
-    labels, ncols = [key.label for key in legend], min(len(legend), columns)
-    figure.legend(handles, labels, loc="upper left", ncols=ncols, **style)
 
 
 def save(figure: Figure, path: Path, caption: str) -> Picture:

@@ -12,15 +12,9 @@ from typing import TYPE_CHECKING
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading, Key
 from fedhet.report.colors import GRID, PALETTE
-from fedhet.report.curves import (
-    add_legend,
-    legend_columns,
-    legend_height,
-    new_figure,
-    save,
-    style_axes,
-)
+from fedhet.report.curves import new_figure, save, style_axes
 from fedhet.report.layout import NO_COLUMN, Layout, Line
+from fedhet.report.legend import legend_of
 from fedhet.report.statistics import Figure
 
 if TYPE_CHECKING:
@@ -60,8 +54,8 @@ def _draw(
     columns: Sequence[str], lines: Sequence[Line], legend: Sequence[Key], figure: Figure
 ) -> MatplotlibFigure:
     width = max(WIDTH, 1.0 + 0.13 * len(columns) * (len(lines) + 2))
-    abreast = legend_columns(legend, width)
-    height = HEIGHT + legend_height(legend, abreast) + 0.15
+    above = legend_of(legend, width)
+    height = HEIGHT + above.height + 0.15
     drawn = new_figure(width, height)
     axes = drawn.add_axes((0.62 / width, 0.5 / height, 1 - 0.72 / width, (HEIGHT - 0.5) / height))
     for number, (line, key) in enumerate(zip(lines, legend, strict=True)):
@@ -72,7 +66,7 @@ def _draw(
     axes.set_xlim(-0.5, len(columns) - 0.5)
     for between in range(1, len(columns)):
         axes.axvline(between - 0.5, color=GRID, lw=0.8, zorder=0.9)
-    add_legend(drawn, legend, abreast)
+    above.draw(drawn)
     return drawn
 
 

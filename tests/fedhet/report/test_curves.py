@@ -2,11 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
 from fedhet.report.blocks import Key
 from fedhet.report.colors import PALETTE, keys_of
-from fedhet.report.curves import Curve, Panel, add_legend, gallery, legend_columns, new_figure
+from fedhet.report.curves import Curve, Panel, gallery
 
 
 def chart(count, **axes):
@@ -36,19 +34,3 @@ def test_an_axis_that_no_line_has_gets_no_picture():
     """Seconds of a long run are thinned, so no line has one at every round."""
     assert list(chart(1, s=[3, 4]).pictures) == ["p_rounds", "p_time"]
     assert chart(1).data["axes"] == ["round"]
-
-
-@pytest.mark.parametrize("label", ["FedAvg", "MoFedSAM, rounds 50", "W" * 40])
-@pytest.mark.parametrize("width", [4.0, 12.0])
-def test_a_legend_has_as_many_columns_as_its_picture_has_room_for(label, width):
-    legend = [Key(f"{label}{number}", number) for number in range(7)]
-
-    def fits(columns):
-        figure = new_figure(width, 4)
-        add_legend(figure, legend, columns)
-        figure.canvas.draw()
-        return figure.legends[0].get_window_extent().width <= figure.bbox.width
-
-    columns = legend_columns(legend, width)
-    assert columns == 1 or fits(columns)
-    assert columns == width // 2 or not fits(columns + 1)
