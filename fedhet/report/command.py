@@ -47,7 +47,8 @@ def main(words: Sequence[str] | None = None) -> None:
         blocks = write_report(data, folder, options.name, partitions=not options.no_partitions)
         console = table_console()
         _show(blocks, console)
-        console.print(f"report   {folder / options.name}.html", soft_wrap=True, highlight=False)
+        path = folder / f"{options.name}.html"
+        console.print(f"report   {path}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _say(text: str) -> None:

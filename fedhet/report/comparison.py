@@ -13,7 +13,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.layout import NO_COLUMN, Layout, Line
 from fedhet.report.names import listed
-from fedhet.report.statistics import ACCURACIES, TO_TARGET, Estimate, Figure, estimate
+from fedhet.report.statistics import ACCURACIES, Estimate, Figure, decimals, estimate
 
 LEVEL = 0.95
 DEFAULT_BASELINES = ("fedavg", "average")  # the first that is there
@@ -53,6 +53,12 @@ class Interval:
             return 0
         return int(self.low > 0) - int(self.high < 0)
 
+    @property
+    def is_seen(self) -> bool:
+        """Whether the mean is other than 0 beyond the spread, or in every one of several values."""
+        everywhere = self.low is None and self.count > 1 and abs(self.mean) > 1e-9
+        return self.sign != 0 or everywhere
+
     def range_text(self, digits: int, sign: str = "") -> str:
         """Return ``[1.2, 4.9]``, or a dash."""
         if self.low is None or self.high is None:
@@ -78,6 +84,11 @@ class Comparison:
     figure: Figure
     baseline: str
     rows: Sequence[Ranked]
+
+    @property
+    def digits(self) -> int:
+        """Decimals of its numbers."""
+        return decimals(self.figure, [row.score.mean for row in self.rows], of_percent=1)
 
 
 def comparisons(layout: Layout, figure: Figure, baseline: str = "") -> list[Comparison]:
@@ -147,14 +158,14 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
     for one in found:
         means = [row.score.mean if row.score.complete else None for row in one.rows]
         for row in one.rows:
-            place = means.index(row.score.mean if row.score.complete else None) + 1
-            digits, gap = _digits(one.figure), row.difference
+            place = means.index(row.score.mean) + 1 if row.score.complete else None
+            digits, gap = one.digits, row.difference
             best = place == 1 and len(one.rows) > 1
             records.append(
                 {
                     "method": Entry(row.label, best=best),
                     "setting": one.column,
-                    "rank": str(place),
+                    "rank": str(place or "-"),
                     "mean": Entry(_mean_text(row, digits), best=best),
                     "95 % interval": row.interval.range_text(digits) if row.interval else "-",
                     "seeds": str(row.score.count),
@@ -210,12 +221,14 @@ def _column_verdict(one: Comparison) -> list[str]:
     if not others:
         return [f"{where}{best.label}: {_score_text(one, best)}. {_seeds_text(one, best)}"]
     sentences = []
-    if best.label == one.baseline:
+    if not best.score.complete:
+        sentences.append(f"{where}No row has reached the target in all of its seeds.")
+    elif best.label == one.baseline:
         sentences.append(f"{where}The best mean is that of {best.label}: {_score_text(one, best)}.")
     else:
         sentences.append(f"{where}{_pair_text(one, best)}")
         others.remove(best)
-    seen = [row for row in others if row.difference and row.difference.sign]
+    seen = [row for row in others if row.difference and row.difference.is_seen]
     for row in seen[:3]:
         sentences.append(f"{where}{_pair_text(one, row)}")
     for rows, text in (
@@ -224,7 +237,7 @@ def _column_verdict(one: Comparison) -> list[str]:
             [
                 r
                 for r in others
-                if r.difference and r.difference.count > 1 and not r.difference.sign
+                if r.difference and r.difference.count > 1 and not r.difference.is_seen
             ],
             "No difference to {0} can be seen for {1}.",
         ),
@@ -241,7 +254,8 @@ def _column_verdict(one: Comparison) -> list[str]:
     ):
         if rows:
             names = listed(row.label for row in rows)
-            sentences.append(where + text.format(one.baseline, names))
+            missed = "".join(_missed_text(one, row) for row in rows)
+            sentences.append(where + text.format(one.baseline, names) + missed)
     return sentences
 
 
@@ -251,28 +265,40 @@ def _pair_text(one: Comparison, row: Ranked) -> str:
     if gap is None:
         alone = f"it has no seed in common with {one.baseline}"
         return f"{row.label} has the best mean, {_score_text(one, row)}; {alone}."
-    digits = _digits(one.figure)
+    digits = one.digits
     unit = _UNITS.get(one.figure.name, "") if one.figure.percent or digits == 1 else ""
     size, side = f"{abs(gap.mean):.{digits}f}{unit}", "above" if gap.mean > 0 else "below"
     pair = f"{row.label} is {size} {side} {one.baseline}"
+    missed = _missed_text(one, row)
     if gap.low is None and gap.count == 1:
-        return f"{pair} with one common seed: no interval can be said of one seed."
+        return f"{pair} with one common seed: no interval can be said of one seed.{missed}"
     if gap.low is None:
         equal = f"{row.label} and {one.baseline} are equal" if abs(gap.mean) < 1e-9 else pair
-        return f"{equal} with each of {gap.count} common seeds."
+        return f"{equal} with each of {gap.count} common seeds.{missed}"
     seeds = f"over {gap.count} common seeds"
     interval = gap.range_text(digits, "+" if gap.low < 0 else "")
     if gap.sign == 0:
         pair = f"between {row.label} and {one.baseline}"
         figures = f"{gap.mean:+.{digits}f}{unit} {interval} {seeds}"
-        return f"No difference can be seen {pair}: {figures}."
+        return f"No difference can be seen {pair}: {figures}.{missed}"
     if gap.sign < 0:
         interval = f"[{-(gap.high or 0):.{digits}f}, {-gap.low:.{digits}f}]"
-    return f"{pair} {interval} {seeds}."
+    return f"{pair} {interval} {seeds}.{missed}"
+
+
+def _missed_text(one: Comparison, row: Ranked) -> str:
+    """Return in how many seeds the two have reached the target, if not in all."""
+    pair = [other for other in one.rows if other.label in (row.label, one.baseline)]
+    counts = [
+        f"{other.label} in {other.score.reached} of {other.score.count} seeds"
+        for other in pair
+        if not other.score.complete
+    ]
+    return f" The target was reached by {listed(counts)}." if counts else ""
 
 
 def _score_text(one: Comparison, row: Ranked) -> str:
-    text = f"{one.figure.title.removesuffix(' (%)')} {_mean_text(row, _digits(one.figure))}"
+    text = f"{one.figure.title.removesuffix(' (%)')} {_mean_text(row, one.digits)}"
     return f"{text} %" if one.figure.percent and one.figure.name in ACCURACIES else text
 
 
@@ -282,10 +308,4 @@ def _seeds_text(one: Comparison, row: Ranked) -> str:
     seeds = f"{row.score.count} seeds."
     if row.interval is None:
         return seeds
-    return f"95 % interval {row.interval.range_text(_digits(one.figure))} over {seeds}"
-
-
-def _digits(figure: Figure) -> int:
-    if figure.name in ACCURACIES:
-        return 1 if figure.percent else 4
-    return 1 if figure.name in TO_TARGET else 2
+    return f"95 % interval {row.interval.range_text(one.digits)} over {seeds}"

@@ -16,7 +16,10 @@ from fedhet.report.run_data import LATE_ROUNDS, Column, Run
 
 FORMAT = 2
 MOST_POINTS = 40_000  # of all diagnostics together, about 300 kB
-NEVER_THINNED = ("round", "accuracy", "bytes_up", "bytes_down")  # rounds to a target need them all
+NEVER_THINNED = (  # tables have figures of single rounds, and curves an x of each
+    *("round", "accuracy", "loss", "client_accuracy", "client_loss"),
+    *("bytes_up", "bytes_down", "elapsed_seconds", "simulated_seconds"),
+)
 AGREEMENT = ("norm_ratio", "update_cosine", "drift_diversity")  # of a round's updates
 
 

@@ -31,7 +31,7 @@ from fedhet.report.command import with_partitions
 from fedhet.report.data_file import ReportData, thinned
 from fedhet.report.page import build_page
 from fedhet.report.render import plotly_script, to_html
-from fedhet.report.run_data import NOT_SEARCHED, RUNNING, UNFINISHED, Run
+from fedhet.report.run_data import NOT_SEARCHED, RUNNING, UNFINISHED, Run, read_run
 from fedhet.report.sources import read_sources
 
 ADDRESS, PORT = "127.0.0.1", 8265
@@ -102,12 +102,18 @@ def _stamp(path: Path) -> tuple[float, int]:
 
 def _running(run: Run) -> Run:
     """Return the run with the status running if it has no end, and news of late."""
-    if run.status != UNFINISHED or run.folder is None or run.summary:
+    rounds = sum(round > 0 for round, _ in run.points("round"))
+    ended = run.status != UNFINISHED and run.summary.get("rounds", rounds) == rounds
+    if run.folder is None or ended:
         return run
     newest = max((_stamp(path)[0] for path in _watched(run.folder)), default=0.0)
     seconds = [value for _, value in run.points("seconds")]
     allowed = max(SILENT_SECONDS, SILENT_ROUNDS * max(seconds, default=0.0))
-    return replace(run, status=RUNNING, error="") if time.time() - newest < allowed else run
+    if time.time() - newest >= allowed:
+        return run
+    if run.summary:  # of before it was resumed
+        run = read_run(run.folder, run.name, run.source, resumed=True)
+    return replace(run, status=RUNNING, error="")
 
 
 class _Handler(BaseHTTPRequestHandler):

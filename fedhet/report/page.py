@@ -19,7 +19,14 @@ from fedhet.report.comparison import Comparison, check_baseline, comparisons, ra
 from fedhet.report.data_file import ReportData
 from fedhet.report.distrusted import distrusted
 from fedhet.report.layer_plots import layers
-from fedhet.report.layout import KNOWN_KEYS, NO_COLUMN, Layout, automatic_layout, cells_with_runs
+from fedhet.report.layout import (
+    KNOWN_KEYS,
+    NO_COLUMN,
+    Layout,
+    automatic_layout,
+    cells_with_runs,
+    differing_settings,
+)
 from fedhet.report.names import listed, method_title
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.provenance import provenance, warnings
@@ -91,13 +98,26 @@ def _verdict(
         said = verdict(found) or _unfinished(section)
         done = [one.column for one in found]
         empty = [column for column in section.layout.columns if found and column not in done]
-        said += [f"{column}: no run is completed." for column in empty]
+        measured = {column for column, _, _ in cells_with_runs(section.layout)}
+        said += [
+            f"{column}: {'not measured' if column in measured else 'no run is completed'}."
+            for column in empty
+        ]
+        if differing := [key for key in differing_settings(section.layout) if _decides(key)]:
+            said.append(f"The rows also differ in {listed(differing)}: see the settings below.")
         sentences += [f"{section.title}: {text}" for text in said] if len(sections) > 1 else said
     return [Heading(2, "Verdict"), Verdict(sentences)] if sentences else []
 
 
+def _decides(key: str) -> bool:
+    """Return whether rows that differ in a key had other work, data or clients."""
+    return key.partition(".")[0] in ("task", "partition", "clients", "participation", "rounds")
+
+
 def _unfinished(section: Section) -> list[str]:
     """Return how far the runs of a section are of which none is completed."""
+    if any(cells_with_runs(section.layout)):
+        return [f"No run has measured the {section.figure.title}: nothing can be compared."]
     sentences = ["No run is completed, so that nothing can be compared."]
     for run in section.runs[:MOST_NAMED]:
         points = run.points("accuracy")

@@ -118,9 +118,11 @@ def _job_number(path: Path) -> tuple[int, str]:
     return (int(number) if number.isdigit() else -1, path.name)
 
 
-def read_run(folder: Path, name: str, source: int) -> Run:
-    """Read one results directory, complete or not."""
-    summary, summary_error = _read(SUMMARY, lambda: read_summary(folder), dict[str, Any]())
+def read_run(folder: Path, name: str, source: int, *, resumed: bool = False) -> Run:
+    """Read one results directory, complete or not; a ``resumed`` run's summary.json is outdated."""
+    summary, summary_error = dict[str, Any](), ""
+    if not resumed:
+        summary, summary_error = _read(SUMMARY, lambda: read_summary(folder), summary)
     recipe, recipe_error = _read(CONFIG, lambda: _recipe(folder, summary), OmegaConf.create({}))
     rows, rows_error = _read(METRICS, lambda: _rows(folder / METRICS, summary), list[Row]())
     status = str(summary.get("status", UNFINISHED))

@@ -63,7 +63,12 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
         name = folder.name if inner == "." else inner
         shown = f"{folder.name}/{inner}" if several and inner != "." else name
         runs.append(_with_job_error(read_run(run_folder, shown, 0), jobs.pop(inner, {})))
-    failures = [f"{name}: {job['error']}" for name, job in jobs.items() if job.get("error")]
+    known = {str(run.relative_to(folder)) for run in all_found}  # some with another source
+    failures = [
+        f"{name}: {job['error']}"
+        for name, job in jobs.items()
+        if job.get("error") and name not in known
+    ]
     if not all_found and not failures:
         raise ConfigError(
             f"{path} has no run: none of its folders has a config.yaml, metrics.jsonl or "

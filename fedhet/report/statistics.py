@@ -148,6 +148,20 @@ def over_seeds(numbers: Sequence[float]) -> Estimate:
     return Estimate(statistics.fmean(numbers), spread, len(numbers), len(numbers))
 
 
+def decimals(figure: Figure, means: Iterable[float], of_percent: int, least: int = 2) -> int:
+    """Return with how many decimals the means of a figure are shown.
+
+    Accuracies in percent have ``of_percent``. Losses and errors have ``least`` or more: the
+    smallest shows three digits.
+    """
+    if figure.name in ACCURACIES:
+        return of_percent if figure.percent else 4
+    if figure.name in TO_TARGET:
+        return 1
+    smallest = min((abs(mean) for mean in means if mean), default=1.0)
+    return max(least, 2 + math.ceil(-math.log10(smallest)))
+
+
 def percent(share: float) -> str:
     """Return an accuracy in [0, 1] as percent, without needless zeros."""
     return f"{100 * share:.4g} %"

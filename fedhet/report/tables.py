@@ -24,6 +24,7 @@ from fedhet.report.statistics import (
     ACCURACIES,
     Estimate,
     Figure,
+    decimals,
     estimate,
     percent,
     sensible_targets,
@@ -37,9 +38,10 @@ def main_table(layout: Layout, figure: Figure) -> Table:
     rows = []
     for single, lines in _by_target(layout.lines, figure):
         best = [_best(lines, number, single) for number in range(len(layout.columns))]
+        digits = _digits(single, [cell for line in lines for cell in line.cells])
         for line in lines:
             label = Entry(line.label, "" if any(c.runs for c in line.cells) else line.not_run)
-            cells = [_main_entry(cell, single, with_count=len(counts) > 1) for cell in line.cells]
+            cells = [_main_entry(c, single, digits, with_count=len(counts) > 1) for c in line.cells]
             marked = [replace(c, best=line is one) for c, one in zip(cells, best, strict=True)]
             rows.append([label, *marked])
     published = [cell.published for line in layout.lines for cell in line.cells if cell.published]
@@ -93,35 +95,37 @@ def _caption(figure: Figure, counts: set[int], published: Sequence[Published]) -
     return " ".join(words)
 
 
-def _main_entry(cell: Cell, figure: Figure, *, with_count: bool) -> Entry:
+def _main_entry(cell: Cell, figure: Figure, digits: int, *, with_count: bool) -> Entry:
     ours = estimate(figure, cell.runs)
     paper = _published_text(cell.published)
     if ours is None:
-        return Entry(_missing(cell, figure), f"paper {paper}" if paper else "")
-    text = ours.text(_digits(figure))
+        return Entry(_missing(cell, figure, digits), f"paper {paper}" if paper else "")
+    text = ours.text(digits)
     if with_count:
         text += f" (n = {ours.count})"
-    return Entry(text, f"paper {paper}{_difference(ours, cell.published)}" if paper else "")
+    under = f"paper {paper}{_difference(ours, cell.published, digits)}" if paper else ""
+    return Entry(text, under)
 
 
-def _digits(figure: Figure) -> int:
-    percentages = figure.percent and figure.name in ACCURACIES
-    return 2 if percentages else 4 if figure.name in ACCURACIES else 1
+def _digits(figure: Figure, cells: Sequence[Cell], least: int = 2) -> int:
+    found = [estimate(figure, cell.runs or cell.others) for cell in cells]
+    return decimals(figure, [one.mean for one in found if one], of_percent=2, least=least)
 
 
-def _missing(cell: Cell, figure: Figure) -> str:
+def _missing(cell: Cell, figure: Figure, digits: int) -> str:
     """Return why a cell has no mean, and how far its runs came."""
     if cell.runs:
         return "not measured"
-    return ", ".join(dict.fromkeys(_partial(run, figure) for run in cell.others)) or "not run"
+    partial = dict.fromkeys(_partial(run, figure, digits) for run in cell.others)
+    return ", ".join(partial) or "not run"
 
 
-def _partial(run: Run, figure: Figure) -> str:
+def _partial(run: Run, figure: Figure, digits: int) -> str:
     """Return the status of a run that is not completed, with what it measured last."""
     found, rounds = estimate(figure, [run]), run.columns.get("round", ())
     if found is None or not rounds:
         return run.status
-    return f"{run.status} after round {rounds[-1]}: {found.text(_digits(figure))}"
+    return f"{run.status} after round {rounds[-1]}: {found.text(digits)}"
 
 
 def _published_text(published: Published | None) -> str:
@@ -134,24 +138,28 @@ def _published_text(published: Published | None) -> str:
     return f"{published.mean:g}{spread}{to}"
 
 
-def _difference(ours: Estimate, published: Published | None) -> str:
+def _difference(ours: Estimate, published: Published | None, digits: int) -> str:
     if published is None or published.mean is None or published.target or not ours.complete:
         return ""
-    return f" ({ours.mean - published.mean:+.1f})"
+    least = min(digits, 1) if abs(published.mean) > 1 else digits  # as papers have them
+    return f" ({ours.mean - published.mean:+.{least}f})"
 
 
-def _figures(layout: Layout, figures: Mapping[str, Figure], digits: int) -> pd.DataFrame:
-    """Return a row for each cell with its number of runs and the figures, by their titles."""
-    return pd.DataFrame(
-        {"n": str(len(cell.runs))}
-        | {title: _text(figure, cell, digits) for title, figure in figures.items()}
-        for _, _, cell in cells_with_runs(layout)
-    )
+def _figures(layout: Layout, figures: Mapping[str, Figure], least: int) -> pd.DataFrame:
+    """Return a row for each cell with its number of runs and the figures, by their titles.
+
+    ``least``: decimals of losses, errors and metrics.
+    """
+    cells = [cell for _, _, cell in cells_with_runs(layout)]
+    counts = [str(len(cell.runs)) for cell in cells]
+    shown = {title: _texts(figure, cells, least) for title, figure in figures.items()}
+    return pd.DataFrame({"n": counts} | shown)
 
 
-def _text(figure: Figure, cell: Cell, digits: int) -> str:
-    found = estimate(figure, cell.runs)
-    return "-" if found is None else found.text(digits)
+def _texts(figure: Figure, cells: Sequence[Cell], least: int = 2) -> list[str]:
+    digits = _digits(figure, cells, least)
+    found = [estimate(figure, cell.runs) for cell in cells]
+    return ["-" if one is None else one.text(digits) for one in found]
 
 
 def accuracies_table(layout: Layout, figure: Figure) -> Table:
@@ -194,7 +202,8 @@ def _by_class(layout: Layout, metric: str, names: Sequence[str], last_round: int
     frame = pd.DataFrame({"class": [name.partition("/")[2] for name in own]})
     for column, line, cell in cells_with_runs(layout):
         label = line.label if column == NO_COLUMN else f"{line.label} · {column}"
-        frame[label] = [_text(Figure(name, last_round=last_round), cell, 4) for name in own]
+        figures = [Figure(name, last_round=last_round) for name in own]
+        frame[label] = [text for figure in figures for text in _texts(figure, [cell], 4)]
     return Table.of(frame, f"{column_title(metric)} of each class after the last round.")
 
 
@@ -223,7 +232,7 @@ def target_tables(layout: Layout, targets: Sequence[float], last_round: int | No
         frame = pd.DataFrame({"method": [line.label for line in lines]})
         for name in spent_by(run for line in lines for run in line.cells[number].runs):
             for figure in (Figure(name, target, last_round=last_round) for target in chosen):
-                frame[figure.title] = [_text(figure, line.cells[number], 1) for line in lines]
+                frame[figure.title] = _texts(figure, [line.cells[number] for line in lines])
         listed = ", ".join(percent(target) for target in chosen)
         origin = "." if targets else ": of 50, 80 and 95 % of the best row's best accuracy."
         where = "Targets" if column == NO_COLUMN else f"{column}: targets"

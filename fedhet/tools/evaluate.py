@@ -134,7 +134,7 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
             for run, figures in found
         ]
         save_text(options.out, json.dumps(content, indent=1) + "\n")
-        console.print(f"results  {options.out}", soft_wrap=True, highlight=False)
+        console.print(f"results  {options.out}", soft_wrap=True, highlight=False, markup=False)
     return len(found) == len(runs)
 
 

@@ -45,10 +45,10 @@ def main() -> None:
         names = task.class_names or tuple(f"tenth {number + 1}" for number in range(len(counts[0])))
         console.print(_table(counts, names, title, console.width))
         for line in _summary(task, counts):
-            console.print(line, highlight=False)
+            console.print(line, highlight=False, markup=False)
         path = (FOLDER / f"{name}.png").absolute()
         draw(counts, names, title, path)
-    console.print(f"plot: {path}", soft_wrap=True, highlight=False)
+    console.print(f"plot: {path}", soft_wrap=True, highlight=False, markup=False)
 
 
 def _build(words: list[str]) -> tuple[AnyTask, str, str]:

@@ -32,6 +32,7 @@ from rich.console import Console
 from fedhet.commands import parser_of, reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text
+from fedhet.common.results import COMPLETED, FAILED
 from fedhet.conf import compose, quoted
 from fedhet.sweep.resume import Plan, make_ready, plan_for
 from fedhet.sweep.sweep_folder import SweepFolder
@@ -100,6 +101,10 @@ def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search
     """Search one cell's grid, log the choice, and run with it."""
     sweep, run = search.folder / "search" / name, search.folder / "runs" / name
     _launch(_search_words(cell, sweep, search))
+    if (status := SweepFolder(sweep).read().status) not in (COMPLETED, FAILED):
+        raise ConfigError(
+            f"the search of {name} is {status}: the same command goes on with what is missing"
+        )
     candidates = read_candidates(sweep, points)
     best = chosen(candidates)
     if best is None:

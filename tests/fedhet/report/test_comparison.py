@@ -81,13 +81,35 @@ def test_rows_are_ranked_and_paired_with_the_baseline_over_common_seeds(compared
             {"fedavg": (50, None), "fedpvr": (None, 60)},
             "FedPVR has the best mean, final accuracy 60.0 %; it has no seed in common with ",
         ),
+        (
+            {"fedavg": (50, 60, 70), "fedpvr": (55, 66, 74), "moon": (40, 50, 60)},
+            "MOON is 10.0 points below FedAvg with each of 3 common seeds.",
+        ),
+        (
+            {"fedavg": (50, 60, 70), "fedpvr": (55, 66, 74), "moon": (50, 60, 70)},
+            "No difference to FedAvg can be seen for MOON.",
+        ),
         ({"fedpvr": (50, 52)}, "FedPVR: final accuracy 51.0 ± 1.4 %."),
         ({"fedpvr": (50,)}, "FedPVR: final accuracy 50.0 %. One seed: no interval can be said."),
     ],
 )
 def test_a_verdict_says_no_more_than_the_seeds_show(compared, finals, sentence):
     (found,) = compared(**finals)
-    assert verdict([found])[0].startswith(sentence)
+    about = verdict([found])[1 if "MOON" in sentence else 0]
+    assert about.startswith(sentence)
+
+
+def test_the_smallest_of_errors_shows_three_digits(finished_run):
+    errors = {"fedavg": (0.0013, 0.0015), "fedprox": (0.0007, 0.0009)}
+    runs = [
+        finished_run(method, seed, (0.1, 0.2), columns={"mse": value})
+        for method, values in errors.items()
+        for seed, value in enumerate(values)
+    ]
+    (found,) = comparisons(automatic_layout(runs), Figure("mse"))
+    shown = [row[2].text for row in ranked_table([found]).rows]
+    assert shown == ["0.000800 ± 0.000141", "0.001400 ± 0.000141"]
+    assert verdict([found]) == ["FedProx is 0.000600 below FedAvg with each of 2 common seeds."]
 
 
 def test_smaller_losses_are_better_and_a_missed_target_is_last(compared):
@@ -96,6 +118,12 @@ def test_smaller_losses_are_better_and_a_missed_target_is_last(compared):
     assert [row.label for row in found.rows] == ["FedAvg", "FedPVR"]
     assert found.rows[1].interval is None
     assert found.rows[1].difference.count == 1
+    assert [row[1].text for row in ranked_table([found]).rows] == ["1", "-"]
+    assert verdict([found])[-1].endswith("The target was reached by FedPVR in 1 of 2 seeds.")
+    (found,) = compared(figure=Figure("rounds_to", 0.7), fedavg=(60, 60), fedpvr=(50, 60))
+    assert [row[1].text for row in ranked_table([found]).rows] == ["-", "-"]
+    assert not any(entry.best for row in ranked_table([found]).rows for entry in row)
+    assert verdict([found])[0] == "No row has reached the target in all of its seeds."
     assert not Figure("loss").larger_is_better
     assert not Figure("best_mae").larger_is_better
     assert Figure("best_f1").larger_is_better

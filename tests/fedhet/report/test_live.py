@@ -58,7 +58,7 @@ def test_only_the_page_is_served_to_a_browser_of_this_machine(write_run, tmp_pat
     assert {ask(method=method)[0] for method in ("POST", "PUT", "DELETE", "HEAD")} == {501}
 
 
-def test_a_half_written_line_is_no_error_and_a_silent_run_is_not_running(
+def test_a_run_is_running_while_it_writes_if_half_a_line_and_if_it_was_resumed(
     write_run, tmp_path, serve, monkeypatch
 ):
     folder = write_run(name="run")
@@ -72,6 +72,11 @@ def test_a_half_written_line_is_no_error_and_a_silent_run_is_not_running(
         file.write("9}\n")
     assert ask("/version")[1] != before
     assert "running, accuracy 99.0 % after round 4." in ask()[1].replace("0.99", "")
+    resumed = write_run(seed=1, summary={"status": "stopped", "error": "by Ctrl-C"})
+    assert "FedAvg, seed 1: stopped, accuracy" in ask()[1]
+    with (resumed / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 4, "accuracy": 0.7, "seconds": 1.0}\n')
+    assert "FedAvg, seed 1: running, accuracy 70.0 % after round 4." in ask()[1]
     monkeypatch.setattr("fedhet.report.live.SILENT_SECONDS", -1.0)
     assert "unfinished, accuracy" in serve(tmp_path / "sweep")()[1]
 

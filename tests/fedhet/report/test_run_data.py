@@ -10,6 +10,7 @@ from fedhet.common.results import read_rows, write_rows
 from fedhet.report import data_file
 from fedhet.report.data_file import Origin, Partition, ReportData, merged, parse, thinned, to_text
 from fedhet.report.run_data import Run, find_runs, read_run
+from fedhet.report.statistics import Figure
 
 
 def test_a_whole_run(finished_run):
@@ -105,23 +106,29 @@ def test_what_is_written_is_read_again_and_shared_settings_are_written_once(fini
     assert (len(both.origins), both.title) == (2, "T")
 
 
-def test_many_rounds_are_thinned_but_not_accuracy_and_bytes():
+WHOLE = ["simulated_seconds", "elapsed_seconds", "loss", "client_loss", "client_accuracy"]
+
+
+def test_many_rounds_are_thinned_but_not_what_tables_and_axes_are_of():
     rounds = list(range(1001))
     columns = {"round": rounds}
-    for number, name in enumerate(["accuracy", "bytes_up", "train_loss", "norm_ratio"]):
+    for number, name in enumerate(["accuracy", "bytes_up", "train_loss", "norm_ratio", *WHOLE]):
         columns[name] = [float(i + number) for i in rounds]
     runs = [Run(str(i), 0, "m", i, "completed", columns=columns) for i in range(20)]
     assert sum(len(c) for run in runs for c in run.columns.values()) > 2 * data_file.MOST_POINTS
     found = thinned(ReportData(runs))
-    assert found.every == 3
+    assert found.every == 6
     one = found.runs[0]
+    assert all(one.points(name) == runs[0].points(name) for name in WHOLE)
     assert one.points("accuracy") == runs[0].points("accuracy")
     assert one.bytes_until(1000) == runs[0].bytes_until(1000)
-    assert [round for round, _ in one.points("train_loss")] == [*range(0, 1001, 3), 1000]
+    assert [round for round, _ in one.points("train_loss")] == [*range(0, 1001, 6), 1000]
     late = [round for round, _ in one.points("norm_ratio")]  # a table has the mean of the last ten
-    assert late == [*range(0, 991, 3), *range(991, 1001)]
+    assert late == [*range(0, 991, 6), *range(991, 1001)]
     assert to_text(thinned(parse(to_text(found), "it"))) == to_text(found)
     assert thinned(ReportData(runs[:2])).every == 1
+    seconds = Figure("seconds_to", 7.0)  # reached in round 7, which is thinned out of the others
+    assert seconds.of(one) == seconds.of(runs[0]) is not None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"fedhet_report": 99}'])

@@ -1,10 +1,12 @@
 """fedhet-tune: the choice by the held-out score, and a run that says so."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import yaml
 
+from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, fingerprint
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 from fedhet.tools import tune as module
@@ -48,7 +50,7 @@ def launched(monkeypatch, tmp_path):
                 about = {"number": n, "overrides": ["task=digits", *point], "figures": figures}
                 jobs[n] = {"status": "failed" if n == 3 else "completed", **about}
             typed = [word for word in words[1:] if not word.startswith("hydra.sweep.dir")]
-            folder.write(Sweep(typed, began="now", total=4), jobs)
+            folder.write(Sweep(typed, began="now", total=4, status="failed"), jobs)
         return 0
 
     monkeypatch.setattr(module, "_launch", launch)
@@ -92,6 +94,16 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path, launched):
         with pytest.raises(ValueError, match=r"holds another search \(task=digits .*other folder"):
             tune_in(tmp_path, **other)
     assert len(launched) == 1
+
+
+@pytest.mark.parametrize("status", ["stopped", "running"])
+def test_no_choice_is_made_of_a_search_that_was_cut_short(tmp_path, launched, status):
+    tune_in(tmp_path)
+    sweep = SweepFolder(tmp_path / "search" / "0")
+    sweep.write(replace(sweep.read(), status=status), sweep.entries())
+    with pytest.raises(ConfigError, match=f"the search of 0 is {status}: the same command goes on"):
+        tune_in(tmp_path)
+    assert launched[-1] == ["-m", "--resume", str(sweep.path)]
 
 
 def test_what_cannot_be_chosen_is_refused_before_anything_runs(tmp_path, launched, refused):
