@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 from fedhet.common.errors import ConfigError
 
 LOCK = ".lock"  # in a folder, while one process writes into it
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}")  # what a killed process has left of a file
 
 
 def save_text(path: Path, text: str) -> None:
@@ -64,6 +66,16 @@ def _removed_on_error(beside: Path, path: Path) -> Iterator[None]:
         raise
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes have left of files that :func:`replace_file` was to write.
+
+    Call it where no other process writes into the folder.
+    """
+    for path in folder.rglob(".*"):
+        if _UNFINISHED.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
 def last_lines(path: Path, count: int) -> str:
     """Return the last ``count`` lines of a log that are not blank."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
@@ -88,26 +100,26 @@ def writable_folder(folder: Path, key: str = "results_dir") -> Path:
 
 
 @contextmanager
-def only_writer(folder: Path, patience: float, key: str = "results_dir") -> Iterator[None]:
-    """Keep a folder for this process, until it ends if not before.
+def only_writer(folder: Path, patience: float, name: str = LOCK) -> Iterator[None]:
+    """Keep a results directory for this process, until it ends if not before.
 
     Args:
         folder: that exists.
         patience: seconds to wait for another process; one that was stopped takes some to end.
-        key: names the folder.
+        name: of the lock's file in the folder.
 
     Raises:
         ConfigError: if another process has it, which two commands with ``resume=true`` lead to.
     """
     from filelock import FileLock, Timeout
 
-    lock = FileLock(folder / LOCK)
+    lock = FileLock(folder / name)
     try:
         lock.acquire(timeout=patience)
     except Timeout:
         raise ConfigError(
-            f"{key}={folder} is in use: another process runs in it. Wait for it, stop it, or name "
-            f"another folder. If none does, and the file system has no locks, remove {LOCK} in it"
+            f"results_dir={folder} is in use: another process runs in it. Wait for it, stop it, or "
+            f"name another. If none does, and the file system has no locks, remove {name} in it"
         ) from None
     try:
         yield

@@ -279,6 +279,14 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
+def is_completed(folder: Path) -> bool:
+    """Return whether a results directory holds the summary of a completed run."""
+    try:
+        return bool(read_summary(folder)["status"] == COMPLETED)
+    except (OSError, DamagedFileError):
+        return False
+
+
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
     """Write the summary.json of a results directory with its checksum, whole or not at all."""
     content = {key: value for key, value in summary.items() if key != "sha256"}

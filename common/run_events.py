@@ -5,9 +5,9 @@ what the ServerApp prints and serves it as the run's log, also after the end. An
 of that log: a mark, the run's key, JSON.
 
 Only the ServerApp can write events, although text from a site may reach its log (the reason of an
-error). The ServerApp draws a random key and prints its first event before it sends any message to
-a site. The reader takes the key of the first event and ignores events with another key. A site
-cannot read the log, so it cannot learn the key. A key in the run config would protect nothing:
+error): the mark is taken out of such text. The ServerApp draws a random key, the reader takes the
+key of the first event and ignores events with another key, and a site cannot read the log, so it
+cannot learn the key. A key in the run config would protect nothing:
 Flower hands the run config to every ClientApp.
 """
 
@@ -23,7 +23,7 @@ from fedhet.common.results import finite
 
 START, ROW, SUMMARY = "start", "row", "summary"
 RECORD_FILE = "deployment.json"  # in results_dir; its token tells the ServerApp whose folder it is
-_MARK = "fedhet-event"
+EVENT_MARK = "fedhet-event"
 
 
 class Event(NamedTuple):
@@ -42,7 +42,7 @@ def new_key() -> str:
 def encode(event: Event) -> str:
     """Return an event as a line of the log; NaN and Inf are null, as in the results directory."""
     text = json.dumps({event.kind: finite(event.content)}, allow_nan=False)
-    return f"{_MARK} {event.key} {text}\n"
+    return f"{EVENT_MARK} {event.key} {text}\n"
 
 
 def decode(line: str, key: str = "") -> Event | None:
@@ -50,7 +50,7 @@ def decode(line: str, key: str = "") -> Event | None:
 
     ``key`` is that of the run's events, "" before the first.
     """
-    found = re.search(rf"{_MARK} ({key or '[0-9a-f]{32}'}) (.*)", line)
+    found = re.search(rf"{EVENT_MARK} ({key or '[0-9a-f]{32}'}) (.*)", line)
     try:
         [(kind, content)] = json.loads(found[2]).items() if found else []
     except (ValueError, AttributeError):  # an incomplete line

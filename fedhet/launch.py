@@ -13,9 +13,8 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -39,6 +38,7 @@ from fedhet.common.results import (
     FAILED,
     METRICS,
     STOPPED,
+    SUMMARY,
     ResultsFollower,
     read_rows,
     read_summary,
@@ -74,6 +74,7 @@ from fedhet.sweep.optuna_search import set_defaults
 from fedhet.sweep.resume import key_of, take_resume
 
 _POLL_SECONDS = 0.02
+_LOCK = ".launcher.lock"
 _LAST_MOMENTS = 5.0  # seconds that a run which was just stopped may take to end
 _early: EarlyServer | None = None  # of this process: Hydra passes on nothing but the recipe
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
@@ -134,11 +135,28 @@ def run(recipe: DictConfig) -> None:
     if _early is not None and early is None:
         _early.dismiss()
     results_dir = _prepare_results_dir(recipe)
+    with _only_launcher(results_dir, resuming=bool(recipe.resume)):
+        _run_in(results_dir, recipe, words, early, console)
+
+
+def _run_in(
+    results_dir: Path,
+    recipe: DictConfig,
+    words: Sequence[str],
+    early: EarlyServer | None,
+    console: Console,
+) -> None:
+    with_code = recipe.runtime.name in _WITH_CODE
     overrides = app_overrides(words, recipe, results_dir)
     results = ResultsFollower(results_dir)
     title = f"{method_name(recipe)} on {recipe.task.name}"
     runtime = runtime_for(recipe, results_dir / "log.txt", early)
-    end = partial(write_end, results_dir, identity(recipe))
+    before = _written(results_dir)
+
+    def end(status: str, reason: str) -> None:
+        if not recipe.resume or _written(results_dir) != before:  # not one that refused to resume
+            write_end(results_dir, identity(recipe), status, reason)
+
     try:
         with round_display(console, title, recipe.rounds) as display:
             if not with_code:
@@ -152,7 +170,8 @@ def run(recipe: DictConfig) -> None:
     except (KeyboardInterrupt, SystemExit) as signalled:
         if not runtime.continues() and _has_begun(results_dir):
             end(STOPPED, "stopped by Ctrl-C or SIGTERM")  # unless it has said so itself
-            _close(console, results, read_summary(results_dir), title)
+            if (results_dir / SUMMARY).exists():
+                _close(console, results, read_summary(results_dir), title)
         if isinstance(signalled, KeyboardInterrupt):
             raise KeyboardInterrupt(runtime.interrupted()) from None
         raise
@@ -184,6 +203,12 @@ def _resuming(words: Sequence[str], folder: Path) -> str:
     plain = re.fullmatch(r"[\w./+-]+", str(folder))
     where = f"results_dir={folder if plain else quoted(str(folder))}"
     return shlex.join(["fedhet", *kept, where, "resume=true"])
+
+
+def _written(folder: Path) -> list[int]:
+    """Return when a run has written its recipe and its rows last."""
+    paths = [folder / name for name in (CONFIG, METRICS)]
+    return [path.stat().st_mtime_ns for path in paths if path.exists()]
 
 
 def _has_begun(folder: Path) -> bool:
@@ -262,21 +287,40 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
     folder = Path(str(recipe.results_dir)).expanduser().absolute()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"results_dir={folder} is a file; name a folder")
-    # A job of a sweep has its log before it starts; a run that was killed at once left its lock.
-    others = [path for path in folder.glob("*") if path.name not in ("log.txt", LOCK)]
-    if not recipe.resume and others:
-        raise ConfigError(
-            f"results_dir={folder} is not empty: name another folder, or continue the run in it "
-            "with resume=true"
-        )
+    content = _content_of(folder)
+    if not recipe.resume and content:
+        raise _not_empty(folder)
     # A deployment's ServerApp may have the run on a machine of its own.
-    if recipe.resume and recipe.runtime.simulation and not others:
+    if recipe.resume and recipe.runtime.simulation and not content:
         raise ConfigError(
             f"resume=true, but results_dir={folder} holds no run: leave resume out to begin one, "
             "or name the folder of a run"
         )
-    with only_writer(writable_folder(folder), _LAST_MOMENTS):
-        return folder  # the server keeps it while it runs; here only to refuse before the log
+    return writable_folder(folder)
+
+
+@contextmanager
+def _only_launcher(folder: Path, *, resuming: bool) -> Iterator[None]:
+    """Keep a results directory for this launcher; another may have begun in it a moment ago.
+
+    The server has a lock of its own: it may run on, or be started, without a launcher.
+    """
+    with only_writer(folder, _LAST_MOMENTS, _LOCK):
+        if not resuming and _content_of(folder):
+            raise _not_empty(folder)
+        yield
+
+
+def _content_of(folder: Path) -> list[Path]:
+    # A job of a sweep has its log before it starts; a run that was killed at once left its lock.
+    return [path for path in folder.glob("*") if path.name not in ("log.txt", LOCK, _LOCK)]
+
+
+def _not_empty(folder: Path) -> ConfigError:
+    return ConfigError(
+        f"results_dir={folder} is not empty: name another folder, or continue the run in it "
+        "with resume=true"
+    )
 
 
 def _new_results_dir(recipe: DictConfig) -> Path:

@@ -12,8 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import only_writer, writable_folder
-from fedhet.common.results import COMPLETED, CONFIG, METRICS, SUMMARY, ResultsFolder, read_summary
+from fedhet.common.files import only_writer, remove_unfinished, writable_folder
+from fedhet.common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, is_completed
 from fedhet.conf import compose, method_name
 from fedhet.server_app.assembly import check_parts
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
@@ -47,6 +47,8 @@ def run_recipe(recipe: DictConfig, grid: Grid, functions: Functions | None = Non
 
 def _run_in(folder: Path, recipe: DictConfig, grid: Grid, functions: Functions | None) -> None:
     last = last_checkpoint(recipe, folder)
+    if recipe.resume:
+        remove_unfinished(folder)
     try:
         columns = stored_columns(folder) if last else fitted_columns(recipe, grid, functions)
         run = Run(recipe, folder, last, functions, columns)
@@ -99,7 +101,7 @@ def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
             f"resume=true, but results_dir={folder} holds no checkpoint and no run that was cut "
             "short; set resume=false to start afresh"
         )
-    if (folder / SUMMARY).exists() and read_summary(folder).get("status") == COMPLETED:
+    if is_completed(folder):
         raise ConfigError(
             f"resume=true, but results_dir={folder} holds no checkpoint of its run, which is "
             "completed; name another results_dir"

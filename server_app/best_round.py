@@ -111,9 +111,20 @@ def best_model_rule(recipe: DictConfig, stopping: EarlyStopping) -> EarlyStoppin
 
 
 def check_measured(
-    recipe: DictConfig, best: EarlyStopping | None, predictions: Predictions | None
+    recipe: DictConfig,
+    best: EarlyStopping | None,
+    predictions: Predictions | None,
+    *,
+    at_server: bool,
 ) -> None:
-    """Refuse to go by the accuracy of a task that has none."""
+    """Refuse to go by what nothing measures.
+
+    Args:
+        recipe: of the run.
+        best: the rule of ``checkpoint.best``.
+        predictions: of the task; without classes it has no accuracy.
+        at_server: whether the server evaluates.
+    """
     named = (
         {"early_stopping.metric": recipe.early_stopping.metric}
         if (recipe.early_stopping.patience is not None)
@@ -126,6 +137,17 @@ def check_measured(
             raise ConfigError(
                 f"{key} goes by {metric}, which task={recipe.task.name} does not measure: set "
                 "early_stopping.metric=loss, or another metric of its kind"
+            )
+    if at_server:
+        return
+    if recipe.target_accuracy is not None:
+        named["target_accuracy"] = "accuracy"
+    for key, metric in named.items():
+        if metric in ("accuracy", "loss", *recipe.evaluation.metrics):
+            raise ConfigError(
+                f"{key} goes by {metric}, which the server measures, and it has no test examples: "
+                "go by what the clients measure (evaluation.clients=true "
+                "early_stopping.metric=client_accuracy), or give it some (task.test_data)"
             )
 
 

@@ -19,7 +19,15 @@ from omegaconf import DictConfig
 from fedhet.common.checksums import MODEL, text_sha256
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
-from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, ResultsFolder
+from fedhet.common.results import (
+    COMPLETED,
+    DIVERGED,
+    FAILED,
+    STOPPED,
+    ResultsFolder,
+    Row,
+    is_completed,
+)
 from fedhet.conf import (
     FOLDER_KEYS,
     LONGER,
@@ -157,12 +165,16 @@ class Run:
         store_class_counts(recipe, folder, self.task)
         self.stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
         rule = best_model_rule(recipe, self.stopping)
-        check_measured(recipe, rule, self.task.predictions)
+        at_server = self.test_data is not None or self.evaluation["model"] == "clients"
+        check_measured(recipe, rule, self.task.predictions, at_server=at_server)
         self.best_model = BestModel(folder, rule, done) if rule else None
         self.checkpoints = CheckpointWriter(folder / "checkpoints")
         self.stop_reason: str | None = None
         rows = self.results.rows  # of the run that is resumed
         self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0
+        if last and rows and not is_completed(folder):  # it may lack no more than its end
+            self.stop_reason = self._reached(rows[-1])
+            self.rounds = rows[-1]["round"] if self.stop_reason else self.rounds
         for observer in observers:
             observer.start(done)
         self.results.write_config(config_yaml(recipe, self.task.classifier_tensors))
@@ -222,7 +234,7 @@ class Run:
                 f"{', '.join((*LONGER, *SITE_KEYS, *NOTES, *FOLDER_KEYS))} (its recipe is "
                 f"{self.folder / 'config.yaml'})"
             )
-        if checkpoint.state.round >= self.rounds:
+        if checkpoint.state.round >= self.rounds and is_completed(self.folder):
             raise ConfigError(
                 f"rounds={self.recipe.rounds} are done already: {last} is of round "
                 f"{checkpoint.state.round}; set rounds higher to continue"
@@ -308,11 +320,8 @@ class Run:
         self.results.append(row)  # before the checkpoint: resuming drops rows it measures again
         self.loggers.log(row)
         self._check_finite(report)
-        every, last, target = self.checkpoint_every, self.rounds, self.target
-        if target is not None and report.evaluation.get("accuracy", -1.0) >= float(target):
-            self.stop_reason = f"accuracy {row['accuracy']:.6g} reached target_accuracy={target}"
-        else:
-            self.stop_reason = self.stopping.stop_reason(self.results.rows)
+        every, last = self.checkpoint_every, self.rounds
+        self.stop_reason = self._reached(row)
         reached = self.stop_reason is not None
         if self.best_model:
             run = self.strategy.state.experiment
@@ -329,6 +338,13 @@ class Run:
         if self.stop_reason:
             log(INFO, "%s", self.stop_reason)
         return reached
+
+    def _reached(self, row: Row) -> str | None:
+        """Return why the run ends with its last row, if it does before its last round."""
+        target = self.target
+        if target is not None and (row.get("accuracy") or -1.0) >= float(target):
+            return f"accuracy {row['accuracy']:.6g} reached target_accuracy={target}"
+        return self.stopping.stop_reason(self.results.rows)
 
     def _begin_checkpoint(self, arrays: ArrayRecord) -> None:
         state, recipe = self.strategy.snapshot(), self.fingerprint

@@ -164,7 +164,7 @@ HOLDING = """
 import sys
 from pathlib import Path
 from fedhet.common.files import only_writer
-with only_writer(Path(sys.argv[1]), 0.0):
+with only_writer(Path(sys.argv[1]), 0.0, *sys.argv[2:]):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -172,24 +172,40 @@ with only_writer(Path(sys.argv[1]), 0.0):
 
 @pytest.mark.slow
 def test_a_run_that_another_process_is_in_is_not_resumed_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "_LAST_MOMENTS", 0.1)
     monkeypatch.setattr(app, "_PATIENCE", 0.1)
     words = [*TINY, "rounds=2", "resume=true"]
     run_recipe(tmp_path, *TINY, "rounds=1")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    recipe = compose_overrides((*words, f"results_dir={tmp_path}"))
     command = [sys.executable, "-c", HOLDING, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match="in use: another process runs in it"):
-            launch._prepare_results_dir(recipe)
         with pytest.raises(ConfigError, match="in use: another process runs in it"):
             run_recipe(tmp_path, *words)
         assert {path: path.read_bytes() for path in before} == before
         other.kill()  # its lock goes with it, and the file that is left hinders nobody
     assert (tmp_path / files.LOCK).exists()
-    assert launch._prepare_results_dir(recipe) == tmp_path
     assert run_recipe(tmp_path, *words)["rounds"] == 2
+
+
+def test_a_folder_has_one_launcher_at_a_time_and_a_new_run_an_empty_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "_LAST_MOMENTS", 0.1)
+    command = [sys.executable, "-c", HOLDING, str(tmp_path), launch._LOCK]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"held\n"
+        for resuming in (False, True):
+            with (
+                pytest.raises(ConfigError, match="in use: another process runs in it"),
+                launch._only_launcher(tmp_path, resuming=resuming),
+            ):
+                pass
+        other.kill()
+    with launch._only_launcher(tmp_path, resuming=False):
+        (tmp_path / "config.yaml").touch()  # of a run that began between the two looks
+    with (
+        pytest.raises(ConfigError, match="is not empty"),
+        launch._only_launcher(tmp_path, resuming=False),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("how", [KeyboardInterrupt(), SystemExit(143)], ids=["Ctrl-C", "SIGTERM"])

@@ -10,6 +10,7 @@ import torch
 from flwr.app import Array, ArrayRecord
 from torch import Tensor
 
+from fedhet.common.run_events import EVENT_MARK
 from fedhet.strategies.base import RefusedReplyError, Tensors
 from fedhet.strategies.round.array_codec import to_tensor
 from fedhet.strategies.round.records import NonFiniteReplyError
@@ -19,7 +20,11 @@ _TEXT = 300  # characters of a site's text that are shown
 
 
 def printable(text: object) -> str:
-    """Return a site's text on one line, cut, with control characters escaped."""
+    """Return a site's text on one line, cut, with control characters escaped.
+
+    It cannot pass for an event of the run (common/run_events.py), which is a line of the same log.
+    """
+    text = str(text).replace(EVENT_MARK, EVENT_MARK.replace("-", " "))
     shown = "".join(one if one.isprintable() else ascii(one)[1:-1] for one in str(text)[:_TEXT])
     return shown + ("..." if len(str(text)) > _TEXT else "")
 

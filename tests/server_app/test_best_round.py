@@ -6,8 +6,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import larger_is_better, metric_totals
-from fedhet.server_app.best_round import BEST, BestModel, EarlyStopping
+from fedhet.conf import compose_overrides
+from fedhet.server_app.best_round import (
+    BEST,
+    BestModel,
+    EarlyStopping,
+    best_model_rule,
+    check_measured,
+)
+from fedhet.tasks.metrics import Predictions
 
 
 def rows(*values, metric="accuracy"):
@@ -95,3 +104,28 @@ def test_the_best_model_is_that_of_the_rounds_that_are_done(tmp_path):
     assert load_file(path)["w"].tolist() == [3.0, 3.0]
     assert (again.summary()["round"], again.summary()["value"]) == (3, 0.9)
     assert BestModel(tmp_path, EarlyStopping(), None).summary() == {}  # begun afresh
+
+
+CLIENT = "early_stopping.metric=client_accuracy"
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        (["early_stopping.patience=1"], "early_stopping.metric"),
+        (["checkpoint.best=true"], "checkpoint.best"),
+        (["checkpoint.best=f1", "evaluation.metrics=[f1]"], "checkpoint.best"),
+        (["target_accuracy=0.5"], "target_accuracy"),
+        (["early_stopping.patience=1", CLIENT, "evaluation.clients=true"], ""),
+        (["early_stopping.patience=1", "early_stopping.metric=received_loss"], ""),
+        ([], ""),
+    ],
+)
+def test_without_test_examples_at_the_server_a_run_cannot_go_by_what_it_measures(words, key):
+    recipe, classes = compose_overrides(tuple(words)), Predictions("classification", ("a", "b"))
+    rule = best_model_rule(recipe, EarlyStopping())
+    check_measured(recipe, rule, classes, at_server=True)
+    if not key:
+        return check_measured(recipe, rule, classes, at_server=False)
+    with pytest.raises(ConfigError, match=rf"{key} goes by .* it has no test examples"):
+        check_measured(recipe, rule, classes, at_server=False)

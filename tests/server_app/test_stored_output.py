@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows
 from fedhet.conf import compose, plain_part
 from fedhet.server_app.checkpoint import checkpoints
@@ -79,3 +80,25 @@ def test_the_umask_says_who_may_read_a_run_and_a_clients_state_is_the_clients_ow
     folders = {path for path in modes if path.is_dir()} - own
     assert {modes[path] for path in folders} == {0o750}
     assert {mode for path, mode in modes.items() if path.is_file()} == {0o640}
+
+
+@pytest.mark.parametrize("early", [False, True], ids=["all rounds", "early stop"])
+def test_a_run_that_lacks_no_more_than_its_end_is_completed_without_another_round(early, tmp_path):
+    words = [*TINY, "rounds=3", "checkpoint.every=1"]
+    words += ["early_stopping.patience=1", "early_stopping.min_delta=1"] if early else []
+    before = run_recipe(tmp_path, *words)
+    assert before["rounds"] == (1 if early else 3)
+    rows = (tmp_path / "metrics.jsonl").read_bytes()
+    for name in ("summary.json", "model.safetensors"):
+        (tmp_path / name).unlink()
+    half = tmp_path / "checkpoints" / ".round-000003.safetensors.0123456789abcdef"
+    half.touch()  # a process that was killed leaves it
+    after = run_recipe(tmp_path, *words, "resume=true")
+    same = ("rounds", "status", "parameters_sha256", "stop_reason")
+    assert [after.get(key) for key in same] == [before.get(key) for key in same]
+    assert (tmp_path / "metrics.jsonl").read_bytes() == rows
+    assert not half.exists()
+    assert (tmp_path / "model.safetensors").exists()
+    if not early:
+        with pytest.raises(ConfigError, match="rounds=3 are done already"):
+            run_recipe(tmp_path, *words, "resume=true")

@@ -15,6 +15,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.app import MessageType as Kind
 
+from fedhet.common.run_events import Event, decode, encode
 from fedhet.conf import compose
 from fedhet.server_app.run import Run
 from fedhet.strategies.base import RefusedReplyError
@@ -310,6 +311,9 @@ def test_a_run_with_a_hostile_site_has_the_bits_of_one_without_it(method, tmp_pa
 def test_a_sites_text_stays_on_its_line():
     reason = "broken\n\x1b[31mINFO: all is well\r\x00\u202e" + "x" * 1000
     shown = printable(reason)
+    forged = encode(Event("0" * 32, "start", {"token": None}))
+    assert decode(forged) is not None
+    assert decode(printable(f"ValueError: {forged}")) is None  # it is logged before the key, too
     assert shown.isprintable()
     assert shown.startswith("broken\\n\\x1b[31mINFO")
     assert len(shown) < 400
