@@ -95,6 +95,16 @@ def test_every_fedhet_command_in_the_pages_composes():
                 raise AssertionError(f"{page}: {line}\n{error}") from error
 
 
+def test_every_test_that_the_pages_name_is_there():
+    written = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py"))
+    known = set(re.findall(r"^def (test_\w+)", written, re.MULTILINE))
+    known |= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    named = {name for text in TEXT.values() for name in re.findall(r"\b(test_\w+)", text)}
+    keys = {"test_data", "test_fraction", "test_size", "test_split"}
+    assert len(named) > 20
+    assert named - keys - known == set()
+
+
 def test_json_schema_and_comments_are_those_of_the_schema():
     for path, text in made_of_schema().items():
         assert path.read_text(encoding="utf-8") == text, f"{path} is out of date: run `make docs`"
