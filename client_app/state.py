@@ -93,7 +93,8 @@ class FolderStateStore:
         save_tensors(path, plain, self._label(experiment, round))
         kept = {*keep, round}
         for other in path.parent.glob("round-*.safetensors"):
-            if int(other.stem.removeprefix("round-")) not in kept:
+            number = other.stem.removeprefix("round-")
+            if number.isdecimal() and int(number) not in kept:
                 other.unlink(missing_ok=True)
 
     def _label(self, experiment: str, round: int) -> dict[str, object]:

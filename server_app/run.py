@@ -240,6 +240,11 @@ class Run:
                 f"{checkpoint.state.round}; set rounds higher to continue"
             )
         hashes = self._data_hashes()
+        if "columns" in checkpoint.data.keys() - hashes.keys():
+            raise ConfigError(
+                f"resume=true, but {self.folder} has lost its columns.json, which says how the "
+                "sites' columns were fitted: bring it back, or begin anew in another results_dir"
+            )
         for split in hashes.keys() & checkpoint.data.keys():
             if hashes[split] != checkpoint.data[split]:
                 what = split if split == "columns" else f"{split} examples"

@@ -228,7 +228,7 @@ def _tables(
     whole = _read(files["train"])
     if "test" in files:
         return whole, _read(files["test"]), whole
-    if data_folder is not None:
+    if data_folder is not None or test_fraction == 0:
         return whole, None, whole
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(whole))
     size = round(test_fraction * len(whole))
