@@ -24,21 +24,28 @@ def squared_distances(vectors: Sequence[Tensors]) -> Tensor:
     return found.fill_diagonal_(0.0)
 
 
-def joint_distances(groups: Groups) -> Tensor:
-    """Return the squared distances (n, n) of whole replies.
+def joint_distances(groups: Groups, attackers: int) -> Tensor:
+    """Return the squared distances (n, n) of whole replies, of which f may be hostile.
 
     A payload may have another scale than the update, and a client may lie in it alone: each further
-    group is scaled so that its median distance is that of the first.
+    group is scaled so that its typical distance is that of the first.
     """
     first, *others = (squared_distances(vectors) for vectors in groups.values())
-    total, scale = first.clone(), _median(first)
+    total, scale = first.clone(), _typical(first, attackers)
     for distances in others:
-        median = _median(distances)
-        total += distances * (scale / median if median > 0.0 and scale > 0.0 else 1.0)
+        typical = _typical(distances, attackers)
+        total += distances * (scale / typical if typical > 0.0 and scale > 0.0 else 1.0)
     return total
 
 
-def _median(distances: Tensor) -> float:
-    count = len(distances)
+def _typical(distances: Tensor, attackers: int) -> float:
+    """Return the k-th smallest distance of two clients, k = (n - f)(n - f - 1) / 2.
+
+    The n - f honest clients have k pairs, so it is at most the largest distance of two of them. The
+    median is of a hostile pair once f is near n / 2, and a lie would then set its own scale.
+    """
+    count, honest = len(distances), len(distances) - attackers
+    if honest < 2:
+        return 0.0
     pairs = distances[torch.ones(count, count).triu(1).bool()]
-    return float(pairs.median()) if count > 1 else 0.0
+    return float(pairs.kthvalue(honest * (honest - 1) // 2).values)

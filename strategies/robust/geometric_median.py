@@ -5,10 +5,13 @@ Pillutla, Kakade, Harchaoui. IEEE Trans. Signal Processing 2022. https://arxiv.o
     min_z sum_i a_i ||z - v_i||:
     z <- sum_i b_i v_i / sum_i b_i,   b_i = a_i / max(nu, ||z - v_i||)
 
-from z = sum_i a_i v_i on. All z are means of the v_i, so the iterations run on the weights, and
-read the distances between clients alone. The paper weighs clients by examples and stops after 3
-iterations, since each is a round of secure sums; here a_i = 1 / n, and they run until the sum of
-distances falls by less than a share ``tolerance``. Each payload has weights of its own.
+All z are means of the v_i, so the iterations run on the weights, and read the distances between
+clients alone. The paper weighs clients by examples, starts at z = sum_i a_i v_i and stops after 3
+iterations, since each is a round of secure sums. Here a_i = 1 / n, and they run until no weight
+changes by more than a share ``tolerance``. (The sum of distances is no measure: a far client's is
+nearly all of it.) They start at the client whose nearest majority is nearest: from the mean, a far
+client's weight falls too slowly if nearly half of the clients are as far. Each payload has weights
+of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ class GeometricMedian(RobustAggregator):
     Args:
         iterations: the most.
         smoothing: nu, the least distance, > 0.
-        tolerance: a further iteration must lower the sum of distances by this share.
+        tolerance: an iteration that changes no weight by a larger share is the last.
         buckets: bucket_size and seed, see RobustAggregator.
     """
 
@@ -60,15 +63,22 @@ class GeometricMedian(RobustAggregator):
 
     def weights(self, distances: Tensor) -> list[float]:
         """Return the clients' weights (n,) by their squared distances (n, n)."""
-        count = len(distances)
-        weights = torch.full((count,), 1.0 / count, dtype=torch.float64)
-        last = torch.inf
+        weights = self._start(distances)
         for _ in range(self.iterations):
             to_mean = distances @ weights - 0.5 * weights @ distances @ weights
-            lengths = to_mean.clamp_min(0.0).sqrt()
-            if float(lengths.sum()) >= last * (1.0 - self.tolerance):
+            last, weights = weights, self._pulls(to_mean.clamp_min(0.0).sqrt(), self.smoothing)
+            if float(((weights - last).abs() / weights).max()) <= self.tolerance:
                 break
-            last = float(lengths.sum())
-            pulls = 1.0 / lengths.clamp_min(self.smoothing)
-            weights = pulls / pulls.sum()
         return [float(weight) for weight in weights]
+
+    def _start(self, distances: Tensor) -> Tensor:
+        """Return the pulls at the client whose nearest majority is nearest, none above theirs."""
+        majority = distances.kthvalue(len(distances) // 2 + 1).values
+        start = int(majority.argmin())
+        reach = max(float(majority[start].sqrt()), self.smoothing)
+        return self._pulls(distances[start].sqrt(), reach)
+
+    @staticmethod
+    def _pulls(lengths: Tensor, least: float) -> Tensor:
+        pulls = 1.0 / lengths.clamp_min(least)
+        return pulls / pulls.sum()

@@ -64,7 +64,7 @@ class Krum(RobustAggregator):
         self, groups: Groups, params: Tensors, round: int
     ) -> tuple[dict[str, dict[str, Tensor]], list[float]]:
         """Return the chosen clients' means; the others do not count."""
-        distances = joint_distances(groups)
+        distances = joint_distances(groups, self.attackers)
         chosen = sorted(self.choose(distances))
         means = {
             name: self.combine_chosen([vectors[i] for i in chosen])

@@ -48,11 +48,15 @@ def to_tensor(array: Array) -> Tensor:
         shape, fortran_order, dtype = _parsed(data[:start])
     except Exception as error:  # numpy evaluates the header: a broken one raises anything
         raise ValueError(f"its header is broken ({type(error).__name__})") from None
-    if dtype.str not in _TYPES or fortran_order or min(shape, default=0) < 0 or len(shape) > _DIMS:
+    whole = all(type(size) is int and size >= 0 for size in shape)  # numpy takes True for 1
+    if dtype.str not in _TYPES or fortran_order or not whole or len(shape) > _DIMS:
         raise ValueError(f"it holds {dtype.str} of shape {shape}, which no tensor here has")
     if len(data) != start + math.prod(shape) * dtype.itemsize:
         raise ValueError(f"it has {len(data) - start} bytes for shape {shape} of {dtype.str}")
-    values = np.frombuffer(data, dtype, offset=start).reshape(shape)
+    try:
+        values = np.frombuffer(data, dtype, offset=start).reshape(shape)
+    except Exception as error:  # what numpy refuses of a shape differs between its releases
+        raise ValueError(f"its bytes have no shape {shape} ({type(error).__name__})") from None
     return torch.from_numpy(values.copy())  # the bytes are read-only
 
 

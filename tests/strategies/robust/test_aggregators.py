@@ -133,6 +133,26 @@ def test_the_geometric_median_is_the_minimum():
     np.testing.assert_allclose(centre[:2], [1, 3**-0.5], rtol=1e-6)
 
 
+@pytest.mark.parametrize("far", [1.0, 1e3, 1e6, 1e9])
+def test_the_geometric_median_is_as_near_however_far_a_client_is(far):
+    """Of (-1, 0), (1, 0) and (0, far) it is (0, z) with 2 z / sqrt(1 + z^2) = 1: unit pulls."""
+    vectors = np.zeros((3, 19))
+    vectors[0, 0], vectors[1, 0], vectors[2, 1] = -1, 1, far
+    found = flat(combined(GeometricMedian(), replies_of(vectors)).update)
+    np.testing.assert_allclose(found[:2], [0, 3**-0.5], atol=1e-5)
+
+
+@pytest.mark.parametrize("far", [1e3, 1e12])
+def test_the_geometric_median_stays_among_a_bare_majority(far):
+    """Five honest clients of nine: at the median the four far ones pull with length 4 at most."""
+    vectors = drawn(9, seed=2)
+    vectors[5:] = far
+    found = flat(combined(GeometricMedian(), replies_of(vectors)).update)
+    pulls = found - vectors[:5]
+    pull = (pulls / np.linalg.norm(pulls, axis=1, keepdims=True)).sum(0)
+    np.testing.assert_allclose(np.linalg.norm(pull), 4.0, rtol=1e-3)
+
+
 def test_centred_clipping_by_hand_and_across_rounds():
     first = np.zeros((4, 19))
     first[:, 0] = [1, 1, 1, 100]
@@ -210,6 +230,20 @@ def test_payloads_and_buffers_have_the_same_rule(aggregator):
     assert np.abs(total.payloads["p"]["v"].numpy() / 8).max() < 10
     assert np.abs(total.buffers["b"].numpy()).max() < 10
     assert aggregator.trust[5] < 0.1
+
+
+@pytest.mark.parametrize("rule", [Krum, MultiKrum])
+def test_a_lie_in_a_payload_cannot_set_the_scale_by_which_it_is_judged(rule):
+    """The fewest honest clients that the rule allows; the hostile updates are the honest mean."""
+    attackers = 4
+    honest = rule(attackers).least_vectors - attackers
+    vectors, payloads = drawn(honest), drawn(honest, seed=1)
+    vectors = np.concatenate([vectors, np.repeat(vectors.mean(0, keepdims=True), attackers, 0)])
+    for lie in (1e2, 1e6):
+        lies = np.full((attackers, 19), lie)
+        aggregator = rule(attackers)
+        combined(aggregator, replies_of(vectors, np.concatenate([payloads, lies])))
+        assert [aggregator.trust[honest + i] for i in range(attackers)] == [0.0] * attackers
 
 
 def test_buckets_hold_every_client_once_and_change_by_round():

@@ -83,6 +83,8 @@ ARRAYS: dict[str, Callable[[Array], bytes]] = {  # the bytes in place of an arra
     "a negative shape": lambda array: header(F4 % "(-1,)") + bytes(4),
     "a shape of text": lambda array: header(F4 % "('a',)") + bytes(4),
     "a shape of floats": lambda array: header(F4 % "(1.0,)") + bytes(4),
+    "a shape of bools": lambda array: header(F4 % "(True,)") + bytes(4),
+    "a shape of False": lambda array: header(F4 % "(False,)"),
     "40 dimensions": lambda array: header(F4 % f"({'1,' * 40})") + bytes(4),
     "Fortran order": lambda array: header(F4.replace("False", "True") % "(2, 2)") + bytes(16),
     "objects": lambda array: header("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}"),
