@@ -10,7 +10,8 @@ a regression with several outputs are over all of them, or the mean over outputs
 explained_variance, pearson, spearman).
 
 What the examples do not define has no value and is left out: auroc where there is one class, r2 of
-a single example, pearson of labels that are all the same.
+a single example or of labels that are all the same, pearson and spearman of such labels or
+predictions.
 """
 
 from __future__ import annotations
@@ -208,6 +209,8 @@ def _class_metrics(predictions: Predictions) -> Builders:
 def _regression_metrics(predictions: Predictions) -> Builders:
     from torchmetrics import regression as tm
 
+    from fedhet.tasks.fit_metrics import R2, ExplainedVariance, Pearson, Spearman
+
     outputs = predictions.num_outputs
     return {
         "mae": tm.MeanAbsoluteError,
@@ -215,10 +218,10 @@ def _regression_metrics(predictions: Predictions) -> Builders:
         "rmse": lambda: tm.MeanSquaredError(squared=False),
         "mape": tm.MeanAbsolutePercentageError,
         "smape": tm.SymmetricMeanAbsolutePercentageError,
-        "r2": tm.R2Score,
-        "explained_variance": tm.ExplainedVariance,
-        "pearson": lambda: tm.PearsonCorrCoef(num_outputs=outputs),
-        "spearman": lambda: tm.SpearmanCorrCoef(num_outputs=outputs),
+        "r2": R2,
+        "explained_variance": ExplainedVariance,
+        "pearson": Pearson,
+        "spearman": lambda: Spearman(num_outputs=outputs),
     }
 
 

@@ -145,6 +145,42 @@ def test_a_regression_against_scikit_learn(outputs):
         assert in_range(name, found[name])
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize(
+    ("mean", "std", "rows"),
+    [(2000, 1, 80), (1e4, 1, 20000), (1e6, 10, 500), (0, 1e-3, 80), (0, 1e-4, 80), (5, 1e-3, 80)],
+)
+def test_the_fit_of_targets_far_from_zero_or_of_a_small_unit_is_scikit_learns(
+    mean, std, rows, outputs
+):
+    generator = torch.Generator().manual_seed(4)
+    shape = (rows, outputs) if outputs > 1 else (rows,)
+    labels = mean + std * torch.randn(shape, generator=generator)
+    noisy = labels + 0.5 * std * torch.randn(shape, generator=generator)
+    for values in (noisy, torch.zeros(shape)):  # of a good model, and an untrained one
+        found = measured(
+            ["r2", "explained_variance"],
+            Predictions("regression", num_outputs=outputs),
+            values.reshape(rows, -1),
+            labels,
+        )
+        true, guess = labels.double().numpy(), values.double().numpy()
+        expected = {
+            "r2": sk.r2_score(true, guess),
+            "explained_variance": sk.explained_variance_score(true, guess),
+        }
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-9)
+        assert all(in_range(name, value) for name, value in found.items())
+
+
+def test_what_constant_targets_or_predictions_do_not_define_is_left_out():
+    names = ["mae", "r2", "explained_variance", "pearson", "spearman"]
+    same, other = torch.full((40,), 0.1), torch.arange(40.0)
+    kind = Predictions("regression")
+    assert measured(names, kind, other, same).keys() == {"mae"}
+    assert measured(names, kind, same, other).keys() == {"mae", "r2", "explained_variance"}
+
+
 def test_a_single_example_has_no_r2():
     found = measured(
         ["mae", "r2", "pearson"], Predictions("regression"), torch.ones(1, 1), torch.zeros(1)
