@@ -17,6 +17,7 @@ from tests.docs.stored import (
 PATHS = sorted(path for path in PAGES.glob("*.md") if path.name != "README.md")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
 def test_a_page_prints_what_the_stored_data_give(path):
     tables = [table for table in tables_of(path) if table.source.startswith("from: ")]

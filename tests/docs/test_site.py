@@ -129,6 +129,7 @@ def test_what_travels_is_what_is_measured():
     assert fedper.traffic == pytest.approx(2 * (1 - 1000 / 126600))
 
 
+@pytest.mark.slow
 def test_an_editor_accepts_every_recipe_of_the_repository_and_marks_mistakes():
     validator = Draft202012Validator(json.loads((ROOT / "docs" / "recipe.schema.json").read_text()))
     experiments = sorted((ROOT / "conf" / "experiment").rglob("*.yaml"))

@@ -196,6 +196,7 @@ def test_stages_have_the_accuracy_on_the_clients_own_examples(read):
     assert last.matched > first.matched
 
 
+@pytest.mark.slow
 def test_a_loop_whose_local_optima_are_not_known_has_none(read):
     for changes in ({"initial": "random"}, {"weights": "program"}, {"loop": object()}):
         other = HarmonizedOptima()

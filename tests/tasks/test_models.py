@@ -167,6 +167,7 @@ def test_normalisations_and_stems_of_the_resnets():
         assert isinstance(body.bn1, nn.BatchNorm2d) == (name == "bn")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*FEDDWS, "resnet18_bn"])
 def test_the_smallest_image_trains_alone(name):
     """BatchNorm refuses to train on one value per channel."""
