@@ -91,7 +91,7 @@ class ReplySum:
     weights: Sequence[float]
     update: Tensors  # sum_i w_i u_i
     payloads: Payloads  # the sums of the payloads
-    buffers: Tensors  # the means of the buffers, weighted by n_i
+    buffers: Tensors  # the means of the buffers, weighted by n_i, less if some are stale
 
 
 @dataclass(frozen=True)

@@ -289,7 +289,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         rounds = training.chosen.rounds(server_round)
         self.state.commit({client: rounds[client] for client in report.clients})
         began, valid = time.perf_counter(), fold.replies
-        params = step(training.params, fold, server_round, num_clients, training.chosen.shift)
+        params = step(training.params, fold, server_round, num_clients, training.chosen.rebase)
         report.server_seconds = time.perf_counter() - began
         report.take_trust(step.robust.trust if step.robust else {}, step.alarms)
         self._restart_if_lost(valid, params, server_round)

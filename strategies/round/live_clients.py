@@ -30,12 +30,13 @@ from flwr.app import ArrayRecord, Message
 from fedhet.strategies.base import ReplySum, Tensors
 from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import SimulatedRound
-from fedhet.strategies.round.asynchronous import STARTS, idle_clients, towards_models
+from fedhet.strategies.round.array_codec import to_tensor
+from fedhet.strategies.round.asynchronous import STARTS, Started, idle_clients
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.cohort import Exchange
 from fedhet.strategies.round.messages import timeout_of
 from fedhet.strategies.round.polling import pause
-from fedhet.strategies.round.records import count_bytes, no_reply, to_tensors
+from fedhet.strategies.round.records import count_bytes, no_reply
 from fedhet.strategies.round.reply_fold import ReplyFold
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.slots import ClientSampler
@@ -61,12 +62,14 @@ class LiveClients:
         settings: K, s(tau), and what is too old.
         sampler: its number of clients of a round is M, how many train at any time.
         in_flight: the clients that train, by id.
-        models: FedAsync's x_v that clients in flight, or about to start, got.
+        buffers: names of the tensors that are not trained.
+        models: the buffers (FedAsync's x_v, too) that clients in flight, or about to start, got.
         arrived: replies beyond K, for the next step.
     """
 
     settings: Asynchronous
     sampler: ClientSampler
+    buffers: Collection[str] = ()
     in_flight: dict[int, Sent] = field(default_factory=dict)
     models: dict[int, Tensors] = field(default_factory=dict)
     arrived: deque[Message] = field(default_factory=deque)
@@ -84,23 +87,30 @@ class LiveClients:
         before = step - 1
         versions = dict.fromkeys(sorted(exchange.there.registry.nodes), before)
         versions |= {client: sent.version for client, sent in sorted(self.in_flight.items())}
-        if self.settings.towards_model:
-            needed = {sent.version for sent in self.in_flight.values()}
-            self.models = {v: model for v, model in self.models.items() if v in needed}
-            self.models[before] = to_tensors(arrays)
+        discounts = {client: self.settings.weight(before - v) for client, v in versions.items()}
+        needed = {sent.version for sent in self.in_flight.values()}
+        self.models = {v: model for v, model in self.models.items() if v in needed}
+        self.models[before] = self._kept(arrays)
+        towards_model = self.settings.towards_model
 
-        def shift(total: ReplySum, params: Tensors) -> Tensors:
-            return towards_models(total, versions, self.models, params)
+        def rebase(total: ReplySum, tensors: Tensors) -> ReplySum:
+            started = Started(versions, discounts, self.models, towards_model)
+            return started.rebase(total, tensors)
 
         return Chosen(
             {},
             SimulatedRound([], [], [], 0.0),
             clock,
             versions,
-            {client: self.settings.weight(before - v) for client, v in versions.items()},
-            shift if self.settings.towards_model else None,
+            discounts,
+            rebase,
             LiveStep(self, exchange, step, arrays, versions),
         )
+
+    def _kept(self, arrays: ArrayRecord) -> Tensors:
+        """Return the buffers, and for FedAsync x: what :class:`Started` reads."""
+        needed = arrays.keys() if self.settings.towards_model else arrays.keys() & self.buffers
+        return {name: to_tensor(arrays[name]) for name in needed}
 
 
 @dataclass

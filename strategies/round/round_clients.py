@@ -38,7 +38,7 @@ def round_clients(
         return Cohorts(sampler, system, averages, options, least)
     _check(step, system, secure, evaluate_on_clients=evaluate_on_clients)
     if system is None:
-        return LiveClients(asynchronous, sampler)
+        return LiveClients(asynchronous, sampler, step.buffers)
     return SimulatedClients(asynchronous, sampler, system, options)
 
 

@@ -205,7 +205,7 @@ class ServerStep:
         fold: ReplyFold,
         round: int,
         num_clients: int,
-        shift: Callable[[ReplySum, Tensors], Tensors] | None = None,
+        rebase: Callable[[ReplySum, Tensors], ReplySum] | None = None,
     ) -> dict[str, Tensor]:
         """Return the new tensors, buffers included, and set ``output_model``.
 
@@ -214,7 +214,7 @@ class ServerStep:
             fold: the valid replies, at least one.
             round: t.
             num_clients: N.
-            shift: (sum, x) -> what is added to the mean update; None: nothing.
+            rebase: see Chosen; None: the clients have started from ``tensors``.
 
         Raises:
             DivergedError: if the new model, or the output model, holds NaN or Inf.
@@ -229,9 +229,8 @@ class ServerStep:
             observe(params, received, kept, cohort)
         self.alarms = standing_out(received.replies)
         total, kept = self._aggregated(params, received, kept, fold.rule.sum, round)
-        if shift is not None:
-            to_models = shift(total, params)
-            total = replace(total, update={n: u + to_models[n] for n, u in total.update.items()})
+        if rebase is not None:
+            total = rebase(total, tensors)
         cohort = replace(cohort, size=len(total.replies))
         changes = self._changes(params, total, kept)
         update = self._trainable(changes)
