@@ -8,7 +8,8 @@ by then but beyond K count for step t + 1, one step staler.
 - A client answers, fails or is given up once in a step; who is through does not start again in it.
 - A reply has ``timeout-seconds`` from its message on. After that it is not looked for any more.
 - A client whose node is not connected keeps nobody from starting; if it answers in time, it counts.
-- The step is taken with fewer than K replies where no connected client trains, or can start.
+- The step is taken with fewer than K replies where no connected client trains, or can start;
+  without any it has failed, and the next one waits for clients to connect.
 - Only replies to messages of this process are taken. A run that is resumed asks everybody anew:
   what was in flight is lost, and leaves no trace in a client's state (round/client_versions.py).
 
@@ -154,6 +155,8 @@ class LiveStep:
     def _start(self, rng: np.random.Generator, fold: ReplyFold) -> int:
         """Start clients until M of the connected ones train; return the bytes sent."""
         there, clients = self.exchange.there, self.clients
+        if not there.present:
+            return 0
         at_once = len(clients.sampler.sample(self.step, len(there.present)))
         present = [client for client in there.present if client in self.versions]
         idle = idle_clients(present, {*clients.in_flight, *self.through})

@@ -15,6 +15,7 @@ from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import LogNormal
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
+from fedhet.strategies.round import live_clients
 from fedhet.strategies.round.records import to_tensors
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import InProcessGrid, lost
@@ -219,3 +220,32 @@ def test_what_real_clients_cannot_have_is_refused():
 
     with pytest.raises(ConfigError, match="aggregate_train of its own"):
         run(Looks(2, **slots()), 1, grid=arriving())
+
+
+def test_a_step_in_which_all_sites_vanish_fails_and_the_next_goes_on(monkeypatch):
+    monkeypatch.setattr(live_clients, "_LOOK_SECONDS", 0.0)
+
+    class Vanishing(ArrivingGrid):
+        """Shows no node when it is asked a second time in step 2."""
+
+        away = 0
+
+        def get_node_ids(self):
+            self.away = max(0, self.away - 1)
+            return super().get_node_ids() if self.away != 1 else []
+
+        def pull_messages(self, message_ids):
+            return [] if self.away else super().pull_messages(message_ids)
+
+    made = []
+
+    def make(handlers, tamper):
+        made.append(Vanishing(handlers, tamper, seconds=lambda client: 1.0))
+        return made[0]
+
+    def leave(report, arrays):
+        made[0].away = 3 if report.round == 1 else 0
+        return False
+
+    _, reports = run(FedBuff(2, **slots()), 3, grid=make, on_round=leave)
+    assert [len(report.clients) for report in reports[1:]] == [2, 0, 2]
