@@ -292,7 +292,7 @@ class ServerSide:
         sends: payloads that ``broadcast`` returns.
         coupled_state: keys of the client state that this side's state is computed from, as c from
             all c_i. When a client loses its state, ``init`` is called again and all clients drop
-            these keys.
+            these keys, for each client once: the replies of one that loses it again are refused.
         adds: payloads that ``receive`` adds to the replies, to be summed with the others.
         keeps_replies: whether ``receive`` reads single replies, which are then kept, as it does
             where a side has one; without it and other such parts, each is added up and freed.

@@ -121,6 +121,13 @@ class SimulatedClients:
             rebase,
         )
 
+    def forget(self) -> None:
+        """Give up who is in flight: their client states, and what they got, are not valid any more.
+
+        A c_i+ - c_i of one that starts again at zero would stay in SCAFFOLD's c.
+        """
+        self.in_flight.clear()
+
     def _start(
         self,
         exchange: Exchange,

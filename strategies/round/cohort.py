@@ -86,6 +86,9 @@ class Cohorts:
         fate, clock = self._fate(exchange, round, clock, arrays)
         return Chosen(exchange.write(round, arrays, fate.clients), fate, clock)
 
+    def forget(self) -> None:
+        """Do nothing: between rounds nobody trains."""
+
     def _fate(
         self, exchange: Exchange, round: int, clock: float, arrays: ArrayRecord
     ) -> tuple[SimulatedRound, float]:

@@ -108,6 +108,11 @@ class LiveClients:
             LiveStep(self, exchange, step, arrays, versions),
         )
 
+    def forget(self) -> None:
+        """Give up who is in flight, see SimulatedClients; their replies are not looked for."""
+        self.in_flight.clear()
+        self.arrived.clear()
+
     def _kept(self, arrays: ArrayRecord) -> Tensors:
         """Return the buffers, and for FedAsync x: what :class:`Started` reads."""
         needed = arrays.keys() if self.settings.towards_model else arrays.keys() & self.buffers

@@ -34,7 +34,7 @@ class Limits:
 
     max_examples: int | None = None  # that it has registered
     max_steps: int | None = None  # that the recipe lets it take
-    had_state: bool = True  # whether it can have lost a state
+    not_lost: str | None = None  # why it cannot have lost its state
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,7 @@ class ReplyFold:
         try:
             limits = self.rule.limits[client]
             reply = self.rule.expected.decode(
-                message, client, limits.max_examples, limits.max_steps, limits.had_state
+                message, client, limits.max_examples, limits.max_steps, limits.not_lost
             )
             if self._check is not None:
                 self._check(reply)

@@ -131,7 +131,7 @@ class ServerStep:
         self,
         params: Tensors,
         client_sides: Mapping[str, ClientSide],
-        lr: float,
+        lr: Mapping[int, float],
         num_clients: int,
         most_weight: float,
         limits: Mapping[int, Limits],
@@ -141,7 +141,7 @@ class ServerStep:
         Args:
             params: as they were sent, buffers included.
             client_sides: the methods' client halves.
-            lr: eta_l.
+            lr: eta_l that the clients were told, by id.
             num_clients: N.
             most_weight: that all weights of a round can sum to.
             limits: of the round's clients, by id.

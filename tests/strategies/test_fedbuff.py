@@ -6,25 +6,31 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from flwr.app import RecordDict
 
+from fedhet.client_app.state import ContextStateStore
 from fedhet.common.errors import ConfigError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.schedules import ExponentialDecay
 from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import Constant, DayNight, LogNormal
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
 from fedhet.strategies.fedcm import FedCM
+from fedhet.strategies.feddyn import FedDyn
+from fedhet.strategies.fedexp import FedExP
+from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.asynchronous import SimulatedClients, Started
 from fedhet.strategies.round.records import to_tensors
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import SumRule, sum_of
-from fedhet.strategies.scaffold import SCAFFOLD
+from fedhet.strategies.scaffold import CONTROL_VARIATE, SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.round.test_round import BUFFERS, Normed, folders
 
@@ -122,6 +128,60 @@ def test_discounts_by_hand_and_too_stale_replies_are_not_waited_for():
     assert any(report.late for report in reports[1:])
 
 
+def test_late_replies_may_have_the_step_sizes_of_the_rounds_that_they_were_told():
+    """Halved every step: a reply's lr-sum is checked against its own round's."""
+    how = slots(LogNormal(sigma=1.5), schedule=ExponentialDecay(0.5))
+    _, reports = run(FedBuff(2, **how), 8)
+    assert max(max(report.staleness) for report in reports[1:]) > 1
+    assert not any(report.failures for report in reports)
+
+
+class Losing(ContextStateStore):
+    """Has lost the state of round 3, or of a later one, as often as it is asked for ``times``."""
+
+    def __init__(self, times: float = 0) -> None:
+        super().__init__(RecordDict())
+        self.times = times
+
+    def load(self, experiment, round):
+        if round >= 3 and self.times > 0:
+            self.times -= 1
+            return {}
+        return super().load(experiment, round)
+
+
+def mean_variate(strategy, stores) -> torch.Tensor:
+    """Return the mean of the c_i that the clients have, over N."""
+    total = torch.zeros(1, 2, dtype=torch.float64)
+    for client, store in stores.items():
+        told = strategy.state.config_of(client)
+        state = ContextStateStore.load(store, told["experiment"], told["state-round"])
+        if CONTROL_VARIATE in state and CONTROL_VARIATE not in told["state-dropped"]:
+            total += state[CONTROL_VARIATE]["head.weight"]
+    return total / SIZE
+
+
+@pytest.mark.parametrize("times", [1, np.inf])
+@pytest.mark.parametrize("clock", ["waits", "simulated", "real"])
+def test_c_stays_the_mean_of_the_clients_after_a_loss_and_one_site_restarts_them_once(clock, times):
+    """A c_i+ - c_i of a client in flight, whose c_i starts again at zero, would stay in c."""
+    system, settings = LogNormal(sigma=1.5), None if clock == "waits" else Asynchronous(buffer=2)
+    how = slots(system if clock == "simulated" else None, sampler=FixedSizeSampler(0.67))
+    strategy = SCAFFOLD(asynchronous=settings, **how)
+    stores = {i: Losing(times if i == 1 else 0) for i in range(SIZE)}
+    grid = arriving(system.slowness) if clock == "real" else InProcessGrid
+    _, reports = run(strategy, 16, stores=stores, grid=grid)
+    lost = [report.round for report in reports if report.metrics.get("state-lost")]
+    assert set(strategy.state.restarted.values()) == {*lost}
+    assert len(lost) == 1
+    refused = [text for report in reports for text in report.failures]
+    assert all("client 1: it says that it has lost its state, again" in text for text in refused)
+    assert bool(refused) == (times > 1)
+    found = strategy.server_step.sides["scaffold"].control_variate["head.weight"]
+    assert found.any()
+    torch.testing.assert_close(found, mean_variate(strategy, stores), atol=1e-12, rtol=0)
+
+
 def normed(scales: list[float]) -> list[TensorBatches]:
     generator = torch.Generator().manual_seed(1)
     kind = torch.float64
@@ -212,6 +272,9 @@ def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
         (FedAvg, {"system": Constant(deadline_seconds=9.0)}, "deadline_seconds=9.0"),
         (FedAvg, {"evaluate_on_clients": True}, "evaluation.clients=false"),
         (FedNova, {"system": Constant()}, "NormalizedMean reads single replies"),
+        (FedDyn, {"system": Constant()}, "FedDynServer adds up the same .*discount=constant"),
+        (FedExP, {"system": Constant()}, "ExtrapolatedMean makes its step as long as"),
+        (FedMRUR, {}, "NormMean makes its step as long as.*strategy/aggregator=uniform_mean"),
         (SCAFFOLD, {"system": Constant(), "secure_aggregation": SecAggPlus()}, "secure aggreg"),
     ],
 )
