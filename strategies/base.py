@@ -320,6 +320,9 @@ class ServerSide:
         """Return the payloads named in ``sends`` for one client."""
         return {}
 
+    def asked(self, client_id: int) -> None:
+        """Note that a client is sent a message to train; ``broadcast`` also sizes messages."""
+
     def expected(self) -> Shapes:
         """Return the names and shapes that a reply's payloads must have, if known."""
         return {}

@@ -187,9 +187,9 @@ class SimulatedClients:
         self, version: int, params: Tensors, exchange: Exchange, present: Sequence[int]
     ) -> None:
         """Keep what clients get that start now; forget what nobody needs any more."""
-        payloads = exchange.broadcast(present[0])
+        payloads, step = exchange.step.broadcast(present[0]), exchange.step
         for client in present[1:2]:
-            own = [n for n, one in exchange.broadcast(client).items() if one is not payloads[n]]
+            own = [n for n, one in step.broadcast(client).items() if one is not payloads[n]]
             if own:
                 raise ConfigError(
                     f"strategy.asynchronous: the server sends every client its own {own}, and of a "

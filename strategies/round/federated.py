@@ -257,8 +257,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
     ) -> TrainingRound:
         """Sample the cohort and return its messages."""
         there, writer, step = self.availability, self._writer, self.server_step
-        parts = (step.broadcast, MessageSizes(self._downlink, self.client_sides), step.expected)
-        exchange = Exchange(grid, there, writer, config, *parts)
+        sizes = MessageSizes(self._downlink, self.client_sides)
+        exchange = Exchange(grid, there, writer, config, step, sizes)
         chosen = self._clients.choose(exchange, server_round, self.state.clock, arrays)
         lr, absent = writer.lr(server_round, config), sorted(there.absent)
         report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)

@@ -72,7 +72,8 @@ class ServerStep:
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
         diagnose: (sum of the replies as received, Delta) -> scalars of the round's updates.
-        alarms: of the last round by client id, what stands out, and how far (robust/alarm.py).
+        alarms: of the last round by client id, what stands out, and how far (robust/alarm.py);
+            none under central privacy.
     """
 
     def __init__(
@@ -120,6 +121,11 @@ class ServerStep:
             for side in self.sides.values()
             for name, tensors in side.broadcast(client).items()
         }
+
+    def asked(self, client: int) -> None:
+        """Tell every side that a client is sent a message to train."""
+        for side in self.sides.values():
+            side.asked(client)
 
     def expected(self) -> Shapes:
         """Return the shapes of those reply payloads that a side knows."""
@@ -227,7 +233,10 @@ class ServerStep:
         cohort = Cohort(round, len(replies), num_clients)
         for observe in self.observers:
             observe(params, received, kept, cohort)
-        self.alarms = standing_out(received.replies)
+        # central privacy covers the sum that it releases, and no norm of a single reply
+        averaged = any(side.averages for side in self.sides.values())
+        known = () if averaged else received.replies
+        self.alarms = standing_out(known)
         total, kept = self._aggregated(params, received, kept, fold.rule.sum, round)
         if rebase is not None:
             total = rebase(total, tensors)
@@ -246,7 +255,7 @@ class ServerStep:
         else:
             self.output_model = None if output_model is stepped else {**new, **output_model}
         for what, model in (("new", new), (OUTPUT, self.output_model or {})):
-            _require_finite(what, model, received.replies, round)
+            _require_finite(what, model, known, round)
         return new
 
     def _aggregated(

@@ -6,9 +6,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import MessageType
 
-from fedhet.client_app.state import ContextStateStore
 from fedhet.common.errors import ConfigError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.strategies.base import Reply
@@ -25,12 +24,13 @@ from fedhet.strategies.feddyn import FedDyn
 from fedhet.strategies.fedexp import FedExP
 from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
+from fedhet.strategies.privacy.differential_privacy import LocalPrivacyClient, LocalPrivacyServer
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.asynchronous import SimulatedClients, Started
 from fedhet.strategies.round.records import to_tensors
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import SumRule, sum_of
-from fedhet.strategies.scaffold import CONTROL_VARIATE, SCAFFOLD
+from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.round.test_round import BUFFERS, Normed, folders
 
@@ -136,50 +136,27 @@ def test_late_replies_may_have_the_step_sizes_of_the_rounds_that_they_were_told(
     assert not any(report.failures for report in reports)
 
 
-class Losing(ContextStateStore):
-    """Has lost the state of round 3, or of a later one, as often as it is asked for ``times``."""
+@pytest.mark.parametrize("settings", [None, Asynchronous(buffer=2)])
+def test_epsilon_counts_the_messages_to_a_client_and_no_sized_one(settings):
+    """The system asks how long a message is, which is none to client 0."""
+    asked = dict.fromkeys(range(SIZE), 0)
 
-    def __init__(self, times: float = 0) -> None:
-        super().__init__(RecordDict())
-        self.times = times
+    def count(reply):
+        if reply.metadata.message_type == MessageType.TRAIN:
+            asked[reply.metadata.src_node_id - 1000] += 1
+        return reply
 
-    def load(self, experiment, round):
-        if round >= 3 and self.times > 0:
-            self.times -= 1
-            return {}
-        return super().load(experiment, round)
-
-
-def mean_variate(strategy, stores) -> torch.Tensor:
-    """Return the mean of the c_i that the clients have, over N."""
-    total = torch.zeros(1, 2, dtype=torch.float64)
-    for client, store in stores.items():
-        told = strategy.state.config_of(client)
-        state = ContextStateStore.load(store, told["experiment"], told["state-round"])
-        if CONTROL_VARIATE in state and CONTROL_VARIATE not in told["state-dropped"]:
-            total += state[CONTROL_VARIATE]["head.weight"]
-    return total / SIZE
-
-
-@pytest.mark.parametrize("times", [1, np.inf])
-@pytest.mark.parametrize("clock", ["waits", "simulated", "real"])
-def test_c_stays_the_mean_of_the_clients_after_a_loss_and_one_site_restarts_them_once(clock, times):
-    """A c_i+ - c_i of a client in flight, whose c_i starts again at zero, would stay in c."""
-    system, settings = LogNormal(sigma=1.5), None if clock == "waits" else Asynchronous(buffer=2)
-    how = slots(system if clock == "simulated" else None, sampler=FixedSizeSampler(0.67))
-    strategy = SCAFFOLD(asynchronous=settings, **how)
-    stores = {i: Losing(times if i == 1 else 0) for i in range(SIZE)}
-    grid = arriving(system.slowness) if clock == "real" else InProcessGrid
-    _, reports = run(strategy, 16, stores=stores, grid=grid)
-    lost = [report.round for report in reports if report.metrics.get("state-lost")]
-    assert set(strategy.state.restarted.values()) == {*lost}
-    assert len(lost) == 1
-    refused = [text for report in reports for text in report.failures]
-    assert all("client 1: it says that it has lost its state, again" in text for text in refused)
-    assert bool(refused) == (times > 1)
-    found = strategy.server_step.sides["scaffold"].control_variate["head.weight"]
-    assert found.any()
-    torch.testing.assert_close(found, mean_variate(strategy, stores), atol=1e-12, rtol=0)
+    side = LocalPrivacyServer()
+    strategy = FedAvg(
+        client_sides={"privacy": LocalPrivacyClient()},
+        server_sides={"privacy": side},
+        aggregator=UniformMean(),
+        asynchronous=settings,
+        sampler=FixedSizeSampler(0.5),
+        **slots(LogNormal(sigma=1.5)),
+    )
+    run(strategy, 5, tamper=count)
+    assert dict(side.uploads) == {client: number for client, number in asked.items() if number}
 
 
 def normed(scales: list[float]) -> list[TensorBatches]:
