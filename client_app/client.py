@@ -191,7 +191,8 @@ class FederatedClient(NumPyClient):
         if lost and (self.state or self.compression.keeps_state):
             log(WARNING, "client %s lost its state of round %s", self.client_id, version)
             metrics[STATE_LOST] = 1.0
-        lr_sum = max(map(summary.lr_sum_of, context.anchor), default=summary.lr_sum)
+        # of the shared tensors, unless only personal ones are trained
+        lr_sum = max(map(summary.lr_sum_of, context.anchor), default=0.0) or summary.lr_sum
         metrics |= {"num-steps": summary.num_steps, "lr-sum": lr_sum, "train-loss": train_loss}
         metrics |= _penalty_share(context.measurements())
         if config.get("evaluate-trained", False):

@@ -91,7 +91,7 @@ class ReplySum:
     weights: Sequence[float]
     update: Tensors  # sum_i w_i u_i
     payloads: Payloads  # the sums of the payloads
-    buffers: Tensors  # the means of the buffers, weighted by n_i
+    buffers: Tensors  # the means of the buffers, weighted by n_i, less if some are stale
 
 
 @dataclass(frozen=True)
@@ -292,7 +292,7 @@ class ServerSide:
         sends: payloads that ``broadcast`` returns.
         coupled_state: keys of the client state that this side's state is computed from, as c from
             all c_i. When a client loses its state, ``init`` is called again and all clients drop
-            these keys.
+            these keys, for each client once: the replies of one that loses it again are refused.
         adds: payloads that ``receive`` adds to the replies, to be summed with the others.
         keeps_replies: whether ``receive`` reads single replies, which are then kept, as it does
             where a side has one; without it and other such parts, each is added up and freed.
@@ -319,6 +319,9 @@ class ServerSide:
     def broadcast(self, client_id: int) -> Payloads:
         """Return the payloads named in ``sends`` for one client."""
         return {}
+
+    def asked(self, client_id: int) -> None:
+        """Note that a client is sent a message to train; ``broadcast`` also sizes messages."""
 
     def expected(self) -> Shapes:
         """Return the names and shapes that a reply's payloads must have, if known."""

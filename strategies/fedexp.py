@@ -13,6 +13,10 @@ eta_g = 1 is FedAvg with the plain mean: for one client, for equal or zero updat
 M orthogonal updates of one length have eta_g = max(1, M / 2) at eps = 0. ``server.lr`` multiplies
 eta_g: leave it at 1. In metrics.jsonl eta_g is step_norm / (norm_ratio * update_norm).
 
+The paper derives eta_g from the extrapolation of parallel projections, which all start at x
+(section 3). Asynchronous rounds are refused: their updates start elsewhere, and a step over
+||Dbar||^2 takes back the discount of stale ones.
+
 eps has the unit of squared updates. The released code has .001 on CIFAR-10 and CIFAR-100, and .1 on
 EMNIST. It weighs clients by n_i in both sums; its eps is M times this one and shrinks with the
 squared step size; and from round 2 on it evaluates the mean of the last two server models

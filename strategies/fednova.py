@@ -81,13 +81,19 @@ class FedNovaServer(ServerSide):
         return {REACH: {"reach": (self.size,)}}
 
     def check(self, reply: Reply) -> None:
-        """Refuse numbers below 0, or above those of so many steps with momentum 1."""
+        """Refuse numbers below those of one step, or above those of all steps with momentum 1.
+
+        Every gradient weighs 1 at least: momentum only adds to that, and proximal terms are in the
+        gradient. A tensor that no phase trains has 0, and its change does not count.
+        """
         found = reply.payloads[REACH]["reach"]
-        most = reach(reply.num_steps, 1.0) * reply.lr_sum / reply.num_steps
-        if found.numel() and not 0 <= float(found.min()) <= float(found.max()) <= most * (1 + 1e-6):
+        least = reply.lr_sum / reply.num_steps  # eta_l, less where phases leave steps out
+        most = reach(reply.num_steps, 1.0) * least
+        moved = found[found != 0]
+        if not ((moved >= least * (1 - 1e-6)) & (moved <= most * (1 + 1e-6))).all():
             raise RefusedReplyError(
                 f"its {REACH} is from {float(found.min()):g} to {float(found.max()):g}: it must be "
-                f"from 0 to {most:g}, which {reply.num_steps} steps can have"
+                f"0, or from {least:g} to {most:g}, which {reply.num_steps} steps can have"
             )
 
 

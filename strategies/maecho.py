@@ -197,6 +197,6 @@ class MAEcho(FederatedStrategy):
         slots.setdefault("aggregator", HarmonizedOptima())
         super().__init__(
             client_sides={"projections": ProjectionClient(form="damped", rank=rank)},
-            server_sides={"projections": ProjectionServer()},
+            server_sides={"projections": ProjectionServer("damped")},
             **slots,
         )

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, require_choice
 from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide, Shapes, Tensors
 from fedhet.strategies.fusion.input_statistics import Spectrum
 from fedhet.strategies.fusion.projections import PROJECTIONS, SCALES, is_layer
@@ -125,9 +125,12 @@ def masked_classifier(
 
 
 class ProjectionServer(ServerSide):
-    """Refuses replies whose projections cannot be used."""
+    """Refuses replies whose projections cannot be used; ``form`` is the client half's."""
 
     needs = frozenset({PROJECTIONS, SCALES, CLASS_COUNTS})
+
+    def __init__(self, form: Literal["ridge", "damped"] = "ridge") -> None:
+        self.form = require_choice("strategy.projections.form", form, ("ridge", "damped"))
 
     def init(self, params: Tensors) -> None:
         """Note the widths of the layers."""
@@ -151,7 +154,7 @@ class ProjectionServer(ServerSide):
         }
 
     def check(self, reply: Reply) -> None:
-        """Refuse projections of more columns than rows, or with wrong eigenvalues."""
+        """Refuse projections of more columns than rows, wrong eigenvalues and wrong scales."""
         for name, values in reply.payloads[PROJECTIONS].items():
             width, shape = self.widths[name], tuple(values.shape)
             if not 1 <= shape[1] <= width:
@@ -162,5 +165,12 @@ class ProjectionServer(ServerSide):
             if largest > 1.0 + _ROUNDING:
                 raise RefusedReplyError(
                     f"its projection of {name} has an eigenvalue of {largest:.3g}, above 1"
+                )
+        ridge = self.form == "ridge"
+        for name, scale in reply.payloads[SCALES].items():
+            if not (scale > 0.0 if ridge else scale == 0.0):
+                raise RefusedReplyError(
+                    f"its {SCALES} of {name} is {float(scale):.3g}: with "
+                    f"strategy.projections.form={self.form} it is {'above 0' if ridge else '0'}"
                 )
         check_class_counts(reply, self.classes)

@@ -165,7 +165,7 @@ class ProjectionClient(ClientSide):
         """Return F and the scale z (a scalar; 0 of the damped form)."""
         found, scale = statistic.spectrum(), torch.zeros(())
         if not isinstance(statistic, DampedProjector):
-            mean = statistic.mean_eigenvalue().clamp_min(torch.finfo(torch.float32).tiny)
-            scale = self.z * mean
+            scale = self.z * statistic.mean_eigenvalue()
+            scale = scale.clamp_min(torch.finfo(torch.float32).tiny)
             found = Spectrum(found.vectors, found.values / (found.values + scale))
         return found.factor(rank, self.energy), scale.float()

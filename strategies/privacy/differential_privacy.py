@@ -179,9 +179,12 @@ class CentralPrivacy(ServerSide):
             epsilon_of(self.z, 1, self.delta, KEY)
 
     def broadcast(self, client_id: int) -> Payloads:
-        """Send C if clients clip, and count the request."""
-        self.uploads.add(client_id)
+        """Send C if clients clip."""
         return {CLIPPING: {NORM: torch.tensor(self.norm.value)}} if self.at_client else {}
+
+    def asked(self, client_id: int) -> None:
+        """Count the request."""
+        self.uploads.add(client_id)
 
     def expected(self) -> Shapes:
         """Return the shape of the unclipped bit, if C adapts to it."""
@@ -316,10 +319,9 @@ class LocalPrivacyServer(ServerSide):
         self.uploads = Uploads()
         self._epsilon(1)
 
-    def broadcast(self, client_id: int) -> Payloads:
-        """Send nothing, and count the request."""
+    def asked(self, client_id: int) -> None:
+        """Count the request."""
         self.uploads.add(client_id)
-        return {}
 
     def metrics(self) -> Mapping[str, float]:
         """Return epsilon of the client that was asked most often."""

@@ -1,8 +1,9 @@
 """The alarm: clients whose update, or a payload of theirs, is far longer than the others'.
 
 Only norms are read, which are known of every reply that the server receives on its own, kept or
-only added up; those of payloads that are sums over a client's examples, for each example. A robust
-z-score, with the median and the median absolute deviation (Iglewicz and Hoaglin 1993):
+only added up (central privacy shows none); those of payloads that are sums over a client's
+examples, for each example. A robust z-score, with the median and the median absolute deviation
+(Iglewicz and Hoaglin 1993):
 
     z_i = (||u_i|| - median) / max(1.4826 MAD, median / 2)
 

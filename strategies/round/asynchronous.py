@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from flwr.app import ArrayRecord, Message
@@ -107,9 +107,10 @@ class SimulatedClients:
         settings = self.settings
         discounts = {client: settings.weight(before - v) for client, v in finished.items()}
 
-        def shift(total: ReplySum, params: Tensors) -> Tensors:
+        def rebase(total: ReplySum, tensors: Tensors) -> ReplySum:
             models = {version: kept.params for version, kept in self.versions.items()}
-            return towards_models(total, finished, models, params)
+            started = Started(finished, discounts, models, settings.towards_model)
+            return started.rebase(total, tensors)
 
         return Chosen(
             dict(sorted(messages.items())),
@@ -117,8 +118,15 @@ class SimulatedClients:
             asked_at,
             finished,
             discounts,
-            shift if settings.towards_model else None,
+            rebase,
         )
+
+    def forget(self) -> None:
+        """Give up who is in flight: their client states, and what they got, are not valid any more.
+
+        A c_i+ - c_i of one that starts again at zero would stay in SCAFFOLD's c.
+        """
+        self.in_flight.clear()
 
     def _start(
         self,
@@ -179,9 +187,9 @@ class SimulatedClients:
         self, version: int, params: Tensors, exchange: Exchange, present: Sequence[int]
     ) -> None:
         """Keep what clients get that start now; forget what nobody needs any more."""
-        payloads = exchange.broadcast(present[0])
+        payloads, step = exchange.step.broadcast(present[0]), exchange.step
         for client in present[1:2]:
-            own = [n for n, one in exchange.broadcast(client).items() if one is not payloads[n]]
+            own = [n for n, one in step.broadcast(client).items() if one is not payloads[n]]
             if own:
                 raise ConfigError(
                     f"strategy.asynchronous: the server sends every client its own {own}, and of a "
@@ -220,25 +228,47 @@ class SimulatedClients:
         self.versions = {v: Version(part.pop(_MODEL), part) for v, part in parts.items()}
 
 
-def towards_models(
-    total: ReplySum, versions: Mapping[int, int], models: Mapping[int, Tensors], params: Tensors
-) -> dict[str, Tensor]:
-    """Return sum_i w_i (x_i - x), which turns steps along y_i - x_i into steps to y_i.
+@dataclass(frozen=True)
+class Started:
+    """What the clients of a step started from, which is not what the server has by now.
 
-    Args:
-        total: of the replies, with the weights w_i.
-        versions: of the models that the clients got, by client id.
-        models: by version.
-        params: x.
+    Attributes:
+        versions: of the models that they got, by client id.
+        discounts: s(tau), by client id.
+        models: x_v and the buffers, by version; of FedBuff's, the buffers are enough.
+        towards_model: FedAsync's step, to y_i and not along y_i - x_i.
     """
-    moved: dict[str, Tensor] = {name: 0.0 * value for name, value in total.update.items()}
-    own = [versions[reply.client_id] for reply in total.replies]
-    for version in sorted(set(own)):
-        pairs = zip(own, total.weights, strict=True)
-        weight = math.fsum(w for of, w in pairs if of == version)
-        kept = models[version]
-        moved = {n: m + weight * (kept[n] - params[n]) for n, m in moved.items()}
-    return moved
+
+    versions: Mapping[int, int]
+    discounts: Mapping[int, float]
+    models: Mapping[int, Tensors]
+    towards_model: bool
+
+    def rebase(self, total: ReplySum, tensors: Tensors) -> ReplySum:
+        """Return the sum of steps to where the clients have arrived, from ``tensors``.
+
+        Buffers always go there: the result is a mean of the clients' and the server's. The changes
+        of a variance that was another one when they were measured could make it negative.
+        """
+        examples = math.fsum(reply.num_examples for reply in total.replies)
+        shares = [r.num_examples * self.discounts[r.client_id] / examples for r in total.replies]
+        total = replace(total, buffers=self._rebased(total, total.buffers, shares, tensors))
+        if self.towards_model:
+            update = self._rebased(total, total.update, total.weights, tensors)
+            total = replace(total, update=update)
+        return total
+
+    def _rebased(
+        self, total: ReplySum, changes: Tensors, weights: Sequence[float], tensors: Tensors
+    ) -> dict[str, Tensor]:
+        """Return the weighted sum of changes y_i - x_i as that of y_i - x."""
+        moved: dict[str, Tensor] = {name: 0.0 * value for name, value in changes.items()}
+        own = [self.versions[reply.client_id] for reply in total.replies]
+        for version in sorted(set(own)):
+            weight = math.fsum(w for of, w in zip(own, weights, strict=True) if of == version)
+            kept = self.models[version]
+            moved = {n: m + weight * (kept[n] - tensors[n]) for n, m in moved.items()}
+        return {name: value + moved[name] for name, value in changes.items()}
 
 
 def idle_clients(present: Sequence[int], busy: Collection[int]) -> list[int]:

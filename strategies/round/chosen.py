@@ -26,7 +26,8 @@ class Chosen:
         clock: the simulated time at which they are asked.
         versions: of asynchronous rounds, the step after which each client started.
         discounts: the weights of stale replies, by client; 1 where it is not named.
-        shift: (sum, x) -> what is added to the mean update; None: nothing.
+        rebase: (sum, x and the buffers) -> the sum of steps from there, where the clients have
+            started elsewhere; None: they have not.
         arriving: of real clients that train side by side, whose replies come in any order;
             ``versions`` then has all that may answer, and there are no messages.
     """
@@ -36,7 +37,7 @@ class Chosen:
     clock: float
     versions: Mapping[int, int] = field(default_factory=dict)
     discounts: Mapping[int, float] = field(default_factory=dict)
-    shift: Callable[[ReplySum, Tensors], Tensors] | None = None
+    rebase: Callable[[ReplySum, Tensors], ReplySum] | None = None
     arriving: Arriving | None = None
 
     @property

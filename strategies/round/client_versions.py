@@ -21,6 +21,8 @@ class ClientVersions:
     committed: dict[int, int] = field(default_factory=dict)
     # by key of the client state, the round after which all clients start it again
     restarted: dict[str, int] = field(default_factory=dict)
+    # clients whose lost state was the reason, since the server has started: no checkpoint has them
+    restarted_by: set[int] = field(default_factory=set)
     # ``committed`` of the last checkpoint on disk, and of the one before it
     durable: dict[int, int] = field(default_factory=dict)
     durable_before: dict[int, int] = field(default_factory=dict)
@@ -34,9 +36,24 @@ class ClientVersions:
         versions = self.committed if committed is None else committed
         self.durable_before, self.durable = self.durable, dict(versions)
 
-    def restart(self, keys: Iterable[str], round: int) -> None:
-        """Make all clients drop these keys of the states that they saved up to ``round``."""
+    def restart(self, keys: Iterable[str], round: int, by: Iterable[int]) -> None:
+        """Make all clients drop these keys of the states that they saved up to ``round``.
+
+        ``by`` are the clients that have lost theirs.
+        """
         self.restarted |= dict.fromkeys(keys, round)
+        self.restarted_by.update(by)
+
+    def not_lost(self, client: int) -> str | None:
+        """Return why a client may not say that it has lost its state; None: it may."""
+        if client not in self.committed:
+            return "and it had none"
+        if client in self.restarted_by:
+            return (
+                "again, for which all clients' would start once more: its replies count no longer "
+                "(give the node a state-folder that lasts, then resume the run)"
+            )
+        return None
 
     def config_of(self, client: int) -> dict[str, str | int]:
         """Return what a message tells a client about the versions of its state."""

@@ -9,13 +9,14 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import Payloads, Shapes
+from fedhet.strategies.base import Payloads
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.systems import Constant, SimulatedRound
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.message_sizes import MessageSizes
 from fedhet.strategies.round.messages import MessageWriter
 from fedhet.strategies.round.registration import ClientAvailability
+from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.slots import ClientSampler
 
 
@@ -27,14 +28,13 @@ class Exchange:
     there: ClientAvailability
     writer: MessageWriter
     config: ConfigRecord  # further entries of the clients' config
-    broadcast: Callable[[int], Payloads]
+    step: ServerStep
     sizes: MessageSizes
-    expected: Callable[[], Shapes]  # of the payloads that come up
 
     def num_bytes(self, arrays: ArrayRecord) -> int:
         """Return how many bytes go to a client and come back, as they travel."""
-        payloads = self.broadcast(self.there.present[0])
-        return self.sizes.of(arrays, payloads, self.expected())
+        payloads = self.step.broadcast(self.there.present[0])
+        return self.sizes.of(arrays, payloads, self.step.expected())
 
     def write(
         self,
@@ -43,8 +43,10 @@ class Exchange:
         clients: list[int],
         broadcast: Callable[[int], Payloads] | None = None,
     ) -> dict[int, Message]:
-        """Return the messages by client id."""
-        sent = broadcast or self.broadcast
+        """Return the messages to be sent, by client id."""
+        for client in clients:
+            self.step.asked(client)
+        sent = broadcast or self.step.broadcast
         return self.writer.train(round, arrays, self.config, clients, sent)
 
 
@@ -85,6 +87,9 @@ class Cohorts:
         """
         fate, clock = self._fate(exchange, round, clock, arrays)
         return Chosen(exchange.write(round, arrays, fate.clients), fate, clock)
+
+    def forget(self) -> None:
+        """Do nothing: between rounds nobody trains."""
 
     def _fate(
         self, exchange: Exchange, round: int, clock: float, arrays: ArrayRecord

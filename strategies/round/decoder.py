@@ -124,7 +124,7 @@ class ExpectedReply:
         widest: the longest that an open dimension of a payload may be.
         largest: the size that a number may have.
         per_example: names of the payloads that are sums over a client's examples.
-        lr: eta_l of the round; None: not checked.
+        lr: eta_l by client id, that the clients were told; not checked if it is not named.
         compression: of what the clients send.
         compressed: shapes of the payloads' tensors that it compresses.
         rounds: t by client id, that the clients were told; 0 if it is not named.
@@ -139,7 +139,7 @@ class ExpectedReply:
     widest: int = 1 << 16
     largest: float = math.inf
     per_example: frozenset[str] = frozenset()
-    lr: float | None = None
+    lr: Mapping[int, float] = field(default_factory=dict)
     compression: Compression = field(default_factory=Compression)
     compressed: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     rounds: Mapping[int, int] = field(default_factory=dict)
@@ -150,7 +150,7 @@ class ExpectedReply:
         client_id: int,
         max_examples: int | None = None,
         max_steps: int | None = None,
-        had_state: bool = True,
+        not_lost: str | None = None,
     ) -> Reply:
         """Return a client's reply.
 
@@ -159,7 +159,7 @@ class ExpectedReply:
             client_id: the client that must have sent it.
             max_examples: that the client has registered; None: not checked.
             max_steps: that the recipe lets it take; None: not checked.
-            had_state: whether the client can have lost a state.
+            not_lost: why the client cannot have lost its state; None: it can.
 
         Raises:
             RefusedReplyError: says why.
@@ -168,7 +168,7 @@ class ExpectedReply:
         wanted = {UPDATE, METRICS, *self.payloads}
         if unknown := sorted(printable(name) for name in content.keys() - wanted):
             raise RefusedReplyError(f"it has the unknown records {unknown[:5]}")
-        metrics = self._metrics(content, client_id, max_examples, max_steps, had_state)
+        metrics = self._metrics(content, client_id, max_examples, max_steps, not_lost)
         update, held = self._update(content, client_id), frozenset(self.buffers)
         return Reply(
             client_id=client_id,
@@ -190,7 +190,7 @@ class ExpectedReply:
         client_id: int,
         max_examples: int | None,
         max_steps: int | None,
-        had_state: bool,
+        not_lost: str | None,
     ) -> dict[str, float]:
         metrics = decode_metrics(content, _COUNTS, self._allowed)
         examples, steps, lr_sum = (metrics[n] for n in ("num-examples", "num-steps", "lr-sum"))
@@ -204,11 +204,16 @@ class ExpectedReply:
             )
         if max_steps is not None and steps > max_steps:
             raise RefusedReplyError(f"it counts {steps:g} steps, and the recipe has {max_steps}")
-        if lr_sum < 0 or (self.lr is not None and lr_sum > steps * self.lr * (1 + 1e-6)):
-            most = "" if self.lr is None else f", at most {steps * self.lr:g}"
-            raise RefusedReplyError(f"its lr-sum is {lr_sum:g}: it must be at least 0{most}")
-        if metrics.get(STATE_LOST) and not had_state:
-            raise RefusedReplyError("it says that it lost its state, and it had none")
+        # of one step at least and of all at most: methods divide by it
+        lr = self.lr.get(client_id)
+        least, most = (0.0, math.inf) if lr is None else (lr, steps * lr)
+        if not least * (1 - 1e-6) <= lr_sum <= most * (1 + 1e-6):
+            raise RefusedReplyError(
+                f"its lr-sum is {lr_sum:g}: it must be from {least:g} to {most:g}, the step size "
+                f"times 1 to {steps:g} steps"
+            )
+        if metrics.get(STATE_LOST) and not_lost is not None:
+            raise RefusedReplyError(f"it says that it has lost its state, {not_lost}")
         return metrics
 
     def _update(self, content: RecordDict, client_id: int) -> dict[str, Tensor]:

@@ -257,15 +257,14 @@ class FederatedStrategy(KeepsArguments, Strategy):
     ) -> TrainingRound:
         """Sample the cohort and return its messages."""
         there, writer, step = self.availability, self._writer, self.server_step
-        parts = (step.broadcast, MessageSizes(self._downlink, self.client_sides), step.expected)
-        exchange = Exchange(grid, there, writer, config, *parts)
+        sizes = MessageSizes(self._downlink, self.client_sides)
+        exchange = Exchange(grid, there, writer, config, step, sizes)
         chosen = self._clients.choose(exchange, server_round, self.state.clock, arrays)
         lr, absent = writer.lr(server_round, config), sorted(there.absent)
         report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)
         report.take_chosen(chosen)
-        told = {writer.lr(round, config) for round in chosen.rounds(server_round).values()}
-        asked = (chosen, server_round, max(told, default=lr))
-        rule = self._rules.of_round(params, there.registry, self.state.committed, *asked)
+        told = {c: writer.lr(round, config) for c, round in chosen.rounds(server_round).items()}
+        rule = self._rules.of_round(params, there.registry, self.state, chosen, server_round, told)
         return TrainingRound(params, chosen, rule, timeout_of(config), report)
 
     def aggregate_train(
@@ -279,8 +278,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         fold = replies.fold(step.check)
         fold.refuse_misfits()
         report.take(fold, len(training.chosen.clients))
-        self.state.round = server_round
-        self.state.clock = report.simulated_seconds or 0.0
+        self.state.round, self.state.clock = server_round, report.simulated_seconds or 0.0
         if len(fold.replies) < (least := max(self.federation.min_replies, step.least_replies)):
             self.state.failed_rounds += 1
             self.federation.check_failed_rounds(self.state.failed_rounds, report, least)
@@ -289,7 +287,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         rounds = training.chosen.rounds(server_round)
         self.state.commit({client: rounds[client] for client in report.clients})
         began, valid = time.perf_counter(), fold.replies
-        params = step(training.params, fold, server_round, num_clients, training.chosen.shift)
+        params = step(training.params, fold, server_round, num_clients, training.chosen.rebase)
         report.server_seconds = time.perf_counter() - began
         report.take_trust(step.robust.trust if step.robust else {}, step.alarms)
         self._restart_if_lost(valid, params, server_round)
@@ -395,6 +393,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         """Restart the parts that are coupled to client states, where a client has lost its own."""
         if lost := [reply.client_id for reply in replies if reply.metrics.get(STATE_LOST)]:
             keys = self.server_step.restart_coupled(params)
-            self.state.restart(keys, round)
             again = f": all clients restart {', '.join(sorted(keys))}" if keys else ""
             log(WARNING, "round %s: clients %s have lost their state%s", round, lost, again)
+            if keys:
+                self.state.restart(keys, round, lost)
+                self._clients.forget()

@@ -8,7 +8,8 @@ by then but beyond K count for step t + 1, one step staler.
 - A client answers, fails or is given up once in a step; who is through does not start again in it.
 - A reply has ``timeout-seconds`` from its message on. After that it is not looked for any more.
 - A client whose node is not connected keeps nobody from starting; if it answers in time, it counts.
-- The step is taken with fewer than K replies where no connected client trains, or can start.
+- The step is taken with fewer than K replies where no connected client trains, or can start;
+  without any it has failed, and the next one waits for clients to connect.
 - Only replies to messages of this process are taken. A run that is resumed asks everybody anew:
   what was in flight is lost, and leaves no trace in a client's state (round/client_versions.py).
 
@@ -30,12 +31,13 @@ from flwr.app import ArrayRecord, Message
 from fedhet.strategies.base import ReplySum, Tensors
 from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import SimulatedRound
-from fedhet.strategies.round.asynchronous import STARTS, idle_clients, towards_models
+from fedhet.strategies.round.array_codec import to_tensor
+from fedhet.strategies.round.asynchronous import STARTS, Started, idle_clients
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.cohort import Exchange
 from fedhet.strategies.round.messages import timeout_of
 from fedhet.strategies.round.polling import pause
-from fedhet.strategies.round.records import count_bytes, no_reply, to_tensors
+from fedhet.strategies.round.records import count_bytes, no_reply
 from fedhet.strategies.round.reply_fold import ReplyFold
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.slots import ClientSampler
@@ -61,12 +63,14 @@ class LiveClients:
         settings: K, s(tau), and what is too old.
         sampler: its number of clients of a round is M, how many train at any time.
         in_flight: the clients that train, by id.
-        models: FedAsync's x_v that clients in flight, or about to start, got.
+        buffers: names of the tensors that are not trained.
+        models: the buffers (FedAsync's x_v, too) that clients in flight, or about to start, got.
         arrived: replies beyond K, for the next step.
     """
 
     settings: Asynchronous
     sampler: ClientSampler
+    buffers: Collection[str] = ()
     in_flight: dict[int, Sent] = field(default_factory=dict)
     models: dict[int, Tensors] = field(default_factory=dict)
     arrived: deque[Message] = field(default_factory=deque)
@@ -84,23 +88,35 @@ class LiveClients:
         before = step - 1
         versions = dict.fromkeys(sorted(exchange.there.registry.nodes), before)
         versions |= {client: sent.version for client, sent in sorted(self.in_flight.items())}
-        if self.settings.towards_model:
-            needed = {sent.version for sent in self.in_flight.values()}
-            self.models = {v: model for v, model in self.models.items() if v in needed}
-            self.models[before] = to_tensors(arrays)
+        discounts = {client: self.settings.weight(before - v) for client, v in versions.items()}
+        needed = {sent.version for sent in self.in_flight.values()}
+        self.models = {v: model for v, model in self.models.items() if v in needed}
+        self.models[before] = self._kept(arrays)
+        towards_model = self.settings.towards_model
 
-        def shift(total: ReplySum, params: Tensors) -> Tensors:
-            return towards_models(total, versions, self.models, params)
+        def rebase(total: ReplySum, tensors: Tensors) -> ReplySum:
+            started = Started(versions, discounts, self.models, towards_model)
+            return started.rebase(total, tensors)
 
         return Chosen(
             {},
             SimulatedRound([], [], [], 0.0),
             clock,
             versions,
-            {client: self.settings.weight(before - v) for client, v in versions.items()},
-            shift if self.settings.towards_model else None,
+            discounts,
+            rebase,
             LiveStep(self, exchange, step, arrays, versions),
         )
+
+    def forget(self) -> None:
+        """Give up who is in flight, see SimulatedClients; their replies are not looked for."""
+        self.in_flight.clear()
+        self.arrived.clear()
+
+    def _kept(self, arrays: ArrayRecord) -> Tensors:
+        """Return the buffers, and for FedAsync x: what :class:`Started` reads."""
+        needed = arrays.keys() if self.settings.towards_model else arrays.keys() & self.buffers
+        return {name: to_tensor(arrays[name]) for name in needed}
 
 
 @dataclass
@@ -144,6 +160,8 @@ class LiveStep:
     def _start(self, rng: np.random.Generator, fold: ReplyFold) -> int:
         """Start clients until M of the connected ones train; return the bytes sent."""
         there, clients = self.exchange.there, self.clients
+        if not there.present:
+            return 0
         at_once = len(clients.sampler.sample(self.step, len(there.present)))
         present = [client for client in there.present if client in self.versions]
         idle = idle_clients(present, {*clients.in_flight, *self.through})

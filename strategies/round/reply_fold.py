@@ -34,7 +34,7 @@ class Limits:
 
     max_examples: int | None = None  # that it has registered
     max_steps: int | None = None  # that the recipe lets it take
-    had_state: bool = True  # whether it can have lost a state
+    not_lost: str | None = None  # why it cannot have lost its state
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class SumRule:
     Attributes:
         weighting: of the updates.
         payloads: names of those that are summed.
-        discounts: the weights of stale updates, by client id; 1 where it is not named.
+        discounts: the weights of stale replies, by client id; 1 where it is not named.
     """
 
     weighting: Weighting
@@ -58,6 +58,10 @@ class SumRule:
     def discounted(self, reply: Reply) -> float:
         """Return the weight of a client's update."""
         return self.weight(reply) * self.discounts.get(reply.client_id, 1.0)
+
+    def held(self, reply: Reply) -> float:
+        """Return the weight of a client's buffers."""
+        return float(reply.num_examples) * self.discounts.get(reply.client_id, 1.0)
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class RunningSum:
     def add(self, reply: Reply) -> None:
         """Add a reply."""
         self.update.add(reply.update, self.rule.discounted(reply))
-        self.buffers.add(reply.buffers, float(reply.num_examples))
+        self.buffers.add(reply.buffers, self.rule.held(reply))
         for name in self.payloads.keys() & reply.payloads.keys():
             self.payloads[name].add(reply.payloads[name])
         norms = norms_of(reply.update)
@@ -155,7 +159,7 @@ class ReplyFold:
         try:
             limits = self.rule.limits[client]
             reply = self.rule.expected.decode(
-                message, client, limits.max_examples, limits.max_steps, limits.had_state
+                message, client, limits.max_examples, limits.max_steps, limits.not_lost
             )
             if self._check is not None:
                 self._check(reply)

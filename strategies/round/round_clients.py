@@ -36,9 +36,9 @@ def round_clients(
         averages = any(side.averages for side in step.sides.values())
         least = max(federation.min_replies, step.least_replies)
         return Cohorts(sampler, system, averages, options, least)
-    _check(step, system, secure, evaluate_on_clients=evaluate_on_clients)
+    _check(asynchronous, step, system, secure, evaluate_on_clients=evaluate_on_clients)
     if system is None:
-        return LiveClients(asynchronous, sampler)
+        return LiveClients(asynchronous, sampler, step.buffers)
     return SimulatedClients(asynchronous, sampler, system, options)
 
 
@@ -54,6 +54,7 @@ def check_buffer(clients: RoundClients, num_clients: int, least: int) -> None:
 
 
 def _check(
+    asynchronous: Asynchronous,
     step: ServerStep,
     system: Constant | None,
     secure: SecAggPlus | None,
@@ -77,6 +78,19 @@ def _check(
         raise ConfigError(
             f"{start}{type(step.aggregator).__name__} reads single replies and cannot weigh stale "
             "ones: choose another strategy/aggregator, or rounds that wait"
+        )
+    if hasattr(step.aggregator, "individual"):  # it reads norms, of updates that start at one x
+        raise ConfigError(
+            f"{start}{type(step.aggregator).__name__} makes its step as long as the updates' norms "
+            "say, which takes back the discount of stale ones: set "
+            "strategy/aggregator=uniform_mean, or choose rounds that wait"
+        )
+    whole = asynchronous.discount == "constant" and not asynchronous.towards_model
+    if getattr(step.optimizer, "coupled_state", ()) and not whole:
+        raise ConfigError(
+            f"{start}{type(step.optimizer).__name__} adds up the same updates as the clients, and "
+            "not discounted ones: set strategy.asynchronous.discount=constant and "
+            ".towards_model=false, or choose rounds that wait"
         )
     if secure is not None or any(side.averages for side in step.sides.values()):
         raise ConfigError(

@@ -11,6 +11,7 @@ from fedhet.strategies.components.local_training_config import LocalTrainingConf
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.client_metrics import ClientMetrics
+from fedhet.strategies.round.client_versions import ClientVersions
 from fedhet.strategies.round.registration import ClientRegistry
 from fedhet.strategies.round.reply_fold import FoldRule, Limits
 from fedhet.strategies.round.server_step import ServerStep
@@ -40,20 +41,20 @@ class Rules:
         self,
         params: Tensors,
         registry: ClientRegistry,
-        committed: Mapping[int, int],
+        versions: ClientVersions,
         chosen: Chosen,
         round: int,
-        lr: float,
+        lr: Mapping[int, float],
     ) -> FoldRule:
         """Return the rule.
 
         Args:
             params: as they were sent, buffers included.
             registry: what the clients have registered.
-            committed: the clients that have a state.
+            versions: of the client states.
             chosen: the round's clients.
             round: t.
-            lr: the largest eta_l that one of them was told.
+            lr: eta_l that they were told, by id.
         """
         cohort, size, step = chosen.clients, len(registry), self.step
         if self.secure is not None:
@@ -61,10 +62,10 @@ class Rules:
             limits = dict.fromkeys(cohort, Limits())
             rule = step.fold_rule(params, self.client_sides, lr, size, most, limits)
             # the server makes these replies itself, of what it cannot look into
-            return replace(rule, expected=replace(rule.expected, lr=None, measures=None))
+            return replace(rule, expected=replace(rule.expected, lr={}, measures=None))
         options, examples = self.options, registry.num_examples
         steps = {i: options.max_steps(examples[i]) if options else None for i in cohort}
-        limits = {i: Limits(examples[i], steps[i], i in committed) for i in cohort}
+        limits = {i: Limits(examples[i], steps[i], versions.not_lost(i)) for i in cohort}
         most = float(sum(examples[i] for i in cohort))
         rule = step.fold_rule(params, self.client_sides, lr, size, most, limits)
         measures = {*(rule.expected.measures or ()), *self.metrics.in_train_replies}

@@ -72,7 +72,8 @@ class ServerStep:
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
         diagnose: (sum of the replies as received, Delta) -> scalars of the round's updates.
-        alarms: of the last round by client id, what stands out, and how far (robust/alarm.py).
+        alarms: of the last round by client id, what stands out, and how far (robust/alarm.py);
+            none under central privacy.
     """
 
     def __init__(
@@ -121,6 +122,11 @@ class ServerStep:
             for name, tensors in side.broadcast(client).items()
         }
 
+    def asked(self, client: int) -> None:
+        """Tell every side that a client is sent a message to train."""
+        for side in self.sides.values():
+            side.asked(client)
+
     def expected(self) -> Shapes:
         """Return the shapes of those reply payloads that a side knows."""
         return {
@@ -131,7 +137,7 @@ class ServerStep:
         self,
         params: Tensors,
         client_sides: Mapping[str, ClientSide],
-        lr: float,
+        lr: Mapping[int, float],
         num_clients: int,
         most_weight: float,
         limits: Mapping[int, Limits],
@@ -141,7 +147,7 @@ class ServerStep:
         Args:
             params: as they were sent, buffers included.
             client_sides: the methods' client halves.
-            lr: eta_l.
+            lr: eta_l that the clients were told, by id.
             num_clients: N.
             most_weight: that all weights of a round can sum to.
             limits: of the round's clients, by id.
@@ -205,7 +211,7 @@ class ServerStep:
         fold: ReplyFold,
         round: int,
         num_clients: int,
-        shift: Callable[[ReplySum, Tensors], Tensors] | None = None,
+        rebase: Callable[[ReplySum, Tensors], ReplySum] | None = None,
     ) -> dict[str, Tensor]:
         """Return the new tensors, buffers included, and set ``output_model``.
 
@@ -214,7 +220,7 @@ class ServerStep:
             fold: the valid replies, at least one.
             round: t.
             num_clients: N.
-            shift: (sum, x) -> what is added to the mean update; None: nothing.
+            rebase: see Chosen; None: the clients have started from ``tensors``.
 
         Raises:
             DivergedError: if the new model, or the output model, holds NaN or Inf.
@@ -227,11 +233,13 @@ class ServerStep:
         cohort = Cohort(round, len(replies), num_clients)
         for observe in self.observers:
             observe(params, received, kept, cohort)
-        self.alarms = standing_out(received.replies)
+        # central privacy covers the sum that it releases, and no norm of a single reply
+        averaged = any(side.averages for side in self.sides.values())
+        known = () if averaged else received.replies
+        self.alarms = standing_out(known)
         total, kept = self._aggregated(params, received, kept, fold.rule.sum, round)
-        if shift is not None:
-            to_models = shift(total, params)
-            total = replace(total, update={n: u + to_models[n] for n, u in total.update.items()})
+        if rebase is not None:
+            total = rebase(total, tensors)
         cohort = replace(cohort, size=len(total.replies))
         changes = self._changes(params, total, kept)
         update = self._trainable(changes)
@@ -247,7 +255,7 @@ class ServerStep:
         else:
             self.output_model = None if output_model is stepped else {**new, **output_model}
         for what, model in (("new", new), (OUTPUT, self.output_model or {})):
-            _require_finite(what, model, received.replies, round)
+            _require_finite(what, model, known, round)
         return new
 
     def _aggregated(

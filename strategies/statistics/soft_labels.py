@@ -117,9 +117,12 @@ class SoftLabelServer(ServerSide):
         self.uploads = Uploads()
 
     def broadcast(self, client_id: int) -> Payloads:
-        """Send SL (C, C). A client that was asked counts as one that has uploaded."""
-        self.uploads.add(client_id)
+        """Send SL (C, C)."""
         return {SOFT_LABELS: self.sent}
+
+    def asked(self, client_id: int) -> None:
+        """Count the client as one that has uploaded."""
+        self.uploads.add(client_id)
 
     def expected(self) -> Shapes:
         """Sums (C, C) and counts (C,)."""

@@ -10,10 +10,11 @@ from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.state import ContextStateStore
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_optimizers import SGD, Adam
-from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.strategies.labelled import Classifier, blobs
+from tests.strategies.test_closed_forms import Shifted
 
 CONFIG = {"round": 1, "lr": 0.1}
 
@@ -144,3 +145,12 @@ def test_a_client_may_start_from_its_own_initialisation():
         weights, _ = fit(config={"round": round, "lr": 1e-9}, client_id=client_id, **how)
         assert weights.tolist() == pytest.approx([start, start], abs=1e-3)
     assert len(set(built)) == 2 == len(built)
+
+
+def test_a_client_that_trains_only_what_it_keeps_counts_the_steps_of_that():
+    """Of no shared tensor's steps it would send an lr-sum of 0, which no reply may have."""
+    options = LocalTrainingConfig(batch_size=1, epochs=1, phases=(Phase(TensorSelector("head.*")),))
+    kept = client(Shifted(2), personal=TensorSelector("head.*"), options=options)
+    _, _, metrics = kept.fit(kept.get_parameters({}), CONFIG)
+    assert metrics["lr-sum"] == pytest.approx(0.1 * metrics["num-steps"])
+    assert metrics["num-steps"] > 0

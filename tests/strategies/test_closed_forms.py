@@ -183,9 +183,9 @@ def test_fednova_by_hand(momentum, reaches):
     assert found == pytest.approx(effective * (0.25 * 1 + 0.75 * 8), rel=1e-5)
 
 
-@pytest.mark.parametrize("reach", [-1.0, 0.61, 1e300])
-def test_fednova_refuses_more_than_three_steps_of_a_tenth_can_reach(reach):
-    """With momentum 1 they reach (1 + 2 + 3) / 10."""
+@pytest.mark.parametrize("reach", [-1.0, 1e-12, 0.099, 0.61, 1e300])
+def test_fednova_refuses_what_three_steps_of_a_tenth_cannot_reach(reach):
+    """One of them reaches .1, and all with momentum 1 reach (1 + 2 + 3) / 10."""
     server = FedNovaServer()
     server.init({"w": torch.zeros(1)})
 
@@ -193,9 +193,9 @@ def test_fednova_refuses_more_than_three_steps_of_a_tenth_can_reach(reach):
         sent = {REACH: {"reach": torch.tensor([value], dtype=torch.float64)}}
         return Reply(0, 5, 3, 0.3, {}, sent)
 
-    for honest in (0.0, 0.3, 0.6):
+    for honest in (0.0, 0.1, 0.3, 0.6):
         server.check(reply(honest))
-    with pytest.raises(RefusedReplyError, match=r"from 0 to 0\.6"):
+    with pytest.raises(RefusedReplyError, match=r"must be 0, or from 0\.1 to 0\.6"):
         server.check(reply(reach))
 
 

@@ -1,28 +1,38 @@
 """FedBuff and FedAsync against the synchronous method, an event loop written out, and by hand."""
 
 import heapq
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from flwr.app import MessageType
 
 from fedhet.common.errors import ConfigError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.schedules import ExponentialDecay
 from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import Constant, DayNight, LogNormal
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
 from fedhet.strategies.fedcm import FedCM
+from fedhet.strategies.feddyn import FedDyn
+from fedhet.strategies.fedexp import FedExP
+from fedhet.strategies.fedmrur import FedMRUR
 from fedhet.strategies.fednova import FedNova
+from fedhet.strategies.privacy.differential_privacy import LocalPrivacyClient, LocalPrivacyServer
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
-from fedhet.strategies.round.asynchronous import SimulatedClients
+from fedhet.strategies.round.asynchronous import SimulatedClients, Started
+from fedhet.strategies.round.records import to_tensors
 from fedhet.strategies.round.registration import FederationConfig
+from fedhet.strategies.round.reply_fold import SumRule, sum_of
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate
-from tests.strategies.round.test_round import folders
+from tests.strategies.round.test_round import BUFFERS, Normed, folders
 
 STEPS = LocalTrainingConfig(batch_size=100, epochs=None, steps=2)
 LR = 0.1
@@ -118,6 +128,84 @@ def test_discounts_by_hand_and_too_stale_replies_are_not_waited_for():
     assert any(report.late for report in reports[1:])
 
 
+def test_late_replies_may_have_the_step_sizes_of_the_rounds_that_they_were_told():
+    """Halved every step: a reply's lr-sum is checked against its own round's."""
+    how = slots(LogNormal(sigma=1.5), schedule=ExponentialDecay(0.5))
+    _, reports = run(FedBuff(2, **how), 8)
+    assert max(max(report.staleness) for report in reports[1:]) > 1
+    assert not any(report.failures for report in reports)
+
+
+@pytest.mark.parametrize("settings", [None, Asynchronous(buffer=2)])
+def test_epsilon_counts_the_messages_to_a_client_and_no_sized_one(settings):
+    """The system asks how long a message is, which is none to client 0."""
+    asked = dict.fromkeys(range(SIZE), 0)
+
+    def count(reply):
+        if reply.metadata.message_type == MessageType.TRAIN:
+            asked[reply.metadata.src_node_id - 1000] += 1
+        return reply
+
+    side = LocalPrivacyServer()
+    strategy = FedAvg(
+        client_sides={"privacy": LocalPrivacyClient()},
+        server_sides={"privacy": side},
+        aggregator=UniformMean(),
+        asynchronous=settings,
+        sampler=FixedSizeSampler(0.5),
+        **slots(LogNormal(sigma=1.5)),
+    )
+    run(strategy, 5, tamper=count)
+    assert dict(side.uploads) == {client: number for client, number in asked.items() if number}
+
+
+def normed(scales: list[float]) -> list[TensorBatches]:
+    generator = torch.Generator().manual_seed(1)
+    kind = torch.float64
+    drawn = [s * torch.randn(40, 2, generator=generator, dtype=kind) for s in scales]
+    return [TensorBatches(rows, torch.zeros(40, dtype=kind)) for rows in drawn]
+
+
+@pytest.mark.parametrize("method", [partial(FedBuff, 3), FedAsync])
+def test_variances_of_sites_of_other_scales_stay_between_theirs(method):
+    """Added up, changes from stale variances made -2.4 of them, and the next losses NaN."""
+    options, seen = LocalTrainingConfig(batch_size=8, epochs=4), []
+    strategy = method(
+        **slots(LogNormal(sigma=1.5), local_training=options, local_lr=0.01, buffers=BUFFERS)
+    )
+
+    def watch(report, arrays):
+        seen.append(to_tensors(arrays)["norm.running_var"])
+        return False
+
+    data = normed([0.1, 0.1, 0.1, 1.0, 1.0, 3.0])
+    how = {"model": Normed, "rounds": 15, "options": options, "on_round": watch}
+    _, reports = federate(strategy, data, **how)
+    assert max(max(report.staleness) for report in reports[1:]) > 1
+    assert 0.0 < float(torch.stack(seen).min())
+    assert float(torch.stack(seen).max()) < 3.0 * 9.0
+
+
+@pytest.mark.parametrize("towards_model", [False, True])
+def test_buffers_are_a_mean_of_the_clients_and_the_servers_by_hand(towards_model):
+    """Client 0 of 3 examples got 4 and has .5 (s = 1/2); client 1 of 1 example got 2 and has 1."""
+    replies = [
+        Reply(0, 3, 1, 0.1, {"w": torch.tensor([1.0])}, buffers={"v": torch.tensor([-3.5])}),
+        Reply(1, 1, 1, 0.1, {"w": torch.tensor([2.0])}, buffers={"v": torch.tensor([-1.0])}),
+    ]
+    discounts = {0: 0.5, 1: 1.0}
+    total = sum_of(replies, SumRule("clients", discounts=discounts))
+    versions, models = {0: 1, 1: 2}, {1: {"v": torch.tensor([4.0])}, 2: {"v": torch.tensor([2.0])}}
+    for version, model in models.items():
+        model["w"] = torch.tensor([10.0 * version])
+    here = {"v": torch.tensor([2.0]), "w": torch.tensor([20.0])}
+    found = Started(versions, discounts, models, towards_model).rebase(total, here)
+    # shares 3/8 and 1/4: the server's 2 keeps 3/8
+    assert float(here["v"] + found.buffers["v"]) == 0.375 * 0.5 + 0.25 * 1.0 + 0.375 * 2.0
+    # shares 1/4 and 1/2: to 11 and 22, or along 1 and 2
+    assert float(found.update["w"]) == (0.25 * -9 + 0.5 * 2 if towards_model else 0.25 + 1.0)
+
+
 def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
     def strategy():
         system = LogNormal(sigma=1.5, dropout=0.1, seed=2)
@@ -145,8 +233,6 @@ def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
         return stop(report, arrays)
 
     run(first, 14, stores=store, on_round=watch)
-    from fedhet.strategies.round.records import to_tensors
-
     checkpoint = Checkpoint(to_tensors(at_six["x"]), saved["state"], "recipe")
     loaded = load_checkpoint(save_checkpoint(tmp_path, checkpoint), ["head.weight"])
     second = strategy()
@@ -163,6 +249,9 @@ def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
         (FedAvg, {"system": Constant(deadline_seconds=9.0)}, "deadline_seconds=9.0"),
         (FedAvg, {"evaluate_on_clients": True}, "evaluation.clients=false"),
         (FedNova, {"system": Constant()}, "NormalizedMean reads single replies"),
+        (FedDyn, {"system": Constant()}, "FedDynServer adds up the same .*discount=constant"),
+        (FedExP, {"system": Constant()}, "ExtrapolatedMean makes its step as long as"),
+        (FedMRUR, {}, "NormMean makes its step as long as.*strategy/aggregator=uniform_mean"),
         (SCAFFOLD, {"system": Constant(), "secure_aggregation": SecAggPlus()}, "secure aggreg"),
     ],
 )

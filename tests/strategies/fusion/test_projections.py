@@ -188,8 +188,8 @@ def test_values_out_of_range_name_their_key(name, value):
         ProjectionClient(**{name: value})
 
 
-def replied(projection: torch.Tensor) -> Reply:
-    scales = {"body.weight": torch.ones(()), "head.weight": torch.ones(())}
+def replied(projection: torch.Tensor, scale: float = 1.0) -> Reply:
+    scales = {"body.weight": torch.ones(()), "head.weight": torch.tensor(scale)}
     payloads = {
         "projections": {"body.weight": projection, "head.weight": torch.eye(3)[:, :1]},
         "projection_scales": scales,
@@ -219,6 +219,33 @@ def test_projections_with_too_many_columns_or_wrong_eigenvalues_and_class_counts
     wrong.payloads["class_counts"]["counts"] += 1
     with pytest.raises(RefusedReplyError, match="class counts sum to 5, and it has 3"):
         server.check(wrong)
+
+
+@pytest.mark.parametrize(
+    ("form", "scale", "valid"),
+    [
+        ("ridge", 1e-38, True),
+        ("ridge", 0.0, False),  # no second moment comes back: RegMean's step would end the run
+        ("ridge", -1.0, False),  # a negative one would
+        ("damped", 1.0, False),
+    ],
+)
+def test_scales_that_no_client_of_the_form_has_are_refused(form, scale, valid):
+    server = ProjectionServer(form)
+    server.init({"body.weight": torch.zeros(3, 4), "head.weight": torch.zeros(2, 3)})
+    reply = replied(torch.eye(4)[:, :2], scale)
+    reply.payloads["projection_scales"]["body.weight"] *= form == "ridge"
+    if valid:
+        return server.check(reply)
+    with pytest.raises(RefusedReplyError, match=rf"is {scale:g}: with .*form={form} "):
+        server.check(reply)
+
+
+@pytest.mark.parametrize("z", [1e-9, 1.0])
+def test_a_layer_without_inputs_has_a_scale_above_zero(z):
+    statistic = statistics.SecondMoment(3, torch.device("cpu"))
+    statistic.add(torch.zeros(2, 3))
+    assert ProjectionClient(z=z)._projection(statistic, None)[1] > 0.0
 
 
 def test_the_spectrum_of_a_factor_is_that_of_its_product():

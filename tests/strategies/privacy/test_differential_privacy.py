@@ -28,6 +28,7 @@ from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism, epsi
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.soft_labels import SoftLabelClient, SoftLabelServer
+from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.labelled import train
 from tests.strategies.privacy.test_gaussian_mechanism import exact_epsilon
 from tests.strategies.sides import check_side, released
@@ -168,7 +169,7 @@ def test_epsilon_is_of_the_client_that_was_asked_most_often():
     ):
         side.init({"head.weight": torch.zeros(3, 2)})
         for client in (0, 1, 1, 2, 1):
-            side.broadcast(client)
+            side.asked(client)
         exact = exact_epsilon(multiplier, 3)
         assert exact <= side.metrics()[name] <= exact + 0.05
     assert "dp-epsilon" not in CentralPrivacy(1, 0.0).metrics()
@@ -196,7 +197,7 @@ def test_amplification_is_claimed_where_clients_are_drawn_one_by_one():
         (FixedSizeSampler, 400, 0.1, False),
     ):
         side = CentralPrivacy(clients, sampler=sampler, participation=participation)
-        side.broadcast(0)
+        side.asked(0)
         released(side, [reply(0, 1.0)])
         found = side.metrics()
         assert ("dp-epsilon-sampled" in found) == claimed
@@ -211,7 +212,7 @@ def test_a_restart_changes_nothing():
     )
     replies = [reply(i, float(i)) for i in range(4)]
     for side in (whole, cut, whole, cut):
-        side.broadcast(1)
+        side.asked(1)
         released(side, replies)
     resumed.init({})
     resumed.load_state_dict(cut.state_dict())
@@ -250,6 +251,20 @@ def test_a_norm_that_clips_nobody_and_no_noise_is_the_plain_round():
     found, _ = train(central(0.0, FixedNorm(1e6)), rounds=1)
     expected, _ = train(FedAvg(aggregator=UniformMean(), local_lr=0.1), rounds=1)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("clipping", ["client", "server"])
+def test_no_norm_of_a_single_upload_raises_an_alarm(clipping):
+    """The guarantee is of the noisy sum: a z-score in metrics.jsonl would tell of one client."""
+    labels = [1.0, 1.1, 1.2, 100.0]
+    ones = torch.ones(4, 1, dtype=torch.float64)
+    data = [TensorBatches(ones, b * ones[:, 0]) for b in labels]
+    plain = FedAvg(aggregator=UniformMean(), local_lr=0.1)
+    alarms = []
+    for strategy in (plain, central(0.0, FixedNorm(1e6), clipping)):
+        _, reports = federate(strategy, data, model=lambda: Regression(1), rounds=1)
+        alarms.append(list(reports[-1].alarms))
+    assert alarms == [[3], []]
 
 
 def soft_labels(z: float) -> dict:

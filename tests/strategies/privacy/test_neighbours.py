@@ -149,7 +149,7 @@ def test_the_reported_epsilon_holds_for_the_measured_shift():
     found = released(side, [Reply(i, 1, 1, 0.1, zeros) for i in range(N - 1)])
     noise = float(found.update["w"].std())
     for _ in range(20):
-        side.broadcast(ODD)
+        side.asked(ODD)
     reported = side.metrics()["dp-epsilon"]
     assert exact_epsilon(noise / shift, 20) == pytest.approx(reported, rel=0.02)
     assert reported == epsilon_of(1.0, 20, 1e-5, "") == pytest.approx(28.1, abs=0.3)

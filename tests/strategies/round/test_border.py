@@ -137,6 +137,8 @@ METRICS_SENT: dict[str, tuple[str, Any]] = {  # a number in place of a genuine o
     "an lr-sum of Inf": ("lr-sum", float("inf")),
     "an lr-sum of 10^9": ("lr-sum", 1e9),
     "twice the lr-sum": ("lr-sum", 0.4),
+    "an lr-sum of 0": ("lr-sum", 0.0),
+    "an lr-sum of 10^-12": ("lr-sum", 1e-12),
     "another client": ("partition-id", 0),
     "a client that is not there": ("partition-id", 99),
     "half a client": ("partition-id", 2.5),
@@ -232,7 +234,7 @@ class Captured:
         self.step = run.strategy.server_step
         lr = float(run.recipe.local.lr)
         sides = run.strategy.client_sides
-        rule = self.step.fold_rule(before, sides, lr, 4, 240.0, {})
+        rule = self.step.fold_rule(before, sides, {BAD: lr}, 4, 240.0, {})
         told = {"compression": run.strategy.compression, "rounds": {BAD: 1}}
         self.expected: ExpectedReply = replace(rule.expected, **told)
 
@@ -245,7 +247,7 @@ def test_every_attack_on_a_reply_is_refused_by_name(method, tmp_path):
     captured = Captured(method, tmp_path)
 
     def decode(reply: Message) -> None:
-        decoded = captured.expected.decode(reply, BAD, 60, 1, had_state=False)
+        decoded = captured.expected.decode(reply, BAD, 60, 1, "and it had none")
         captured.step.check(decoded)
 
     decode(captured.reply)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from flwr.app import Error, Message, MessageType
+from flwr.app import Error, Message, MessageType, RecordDict
 
+from fedhet.client_app.state import ContextStateStore
 from fedhet.common.errors import ConfigError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.strategies.components.aggregators import UniformMean
@@ -15,8 +16,9 @@ from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import LogNormal
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.fedbuff import FedAsync, FedBuff
+from fedhet.strategies.round import live_clients
 from fedhet.strategies.round.records import to_tensors
-from fedhet.strategies.scaffold import SCAFFOLD
+from fedhet.strategies.scaffold import CONTROL_VARIATE, SCAFFOLD
 from tests.federation import InProcessGrid, lost
 from tests.strategies.round.test_round import folders
 from tests.strategies.test_fedbuff import LR, SIZE, STEPS, run
@@ -209,6 +211,52 @@ def test_a_resumed_run_asks_everybody_anew_and_late_replies_leave_no_trace(tmp_p
     assert any("before the run was resumed" in text for text in reports[0].failures)
 
 
+class Losing(ContextStateStore):
+    """Has lost the state of round 3, or of a later one, as often as it is asked for ``times``."""
+
+    def __init__(self, times: float = 0) -> None:
+        super().__init__(RecordDict())
+        self.times = times
+
+    def load(self, experiment, round):
+        if round >= 3 and self.times > 0:
+            self.times -= 1
+            return {}
+        return super().load(experiment, round)
+
+
+def mean_variate(strategy, stores) -> torch.Tensor:
+    """Return the mean of the c_i that the clients have, over N."""
+    total = torch.zeros(1, 2, dtype=torch.float64)
+    for client, store in stores.items():
+        told = strategy.state.config_of(client)
+        state = ContextStateStore.load(store, told["experiment"], told["state-round"])
+        if CONTROL_VARIATE in state and CONTROL_VARIATE not in told["state-dropped"]:
+            total += state[CONTROL_VARIATE]["head.weight"]
+    return total / SIZE
+
+
+@pytest.mark.parametrize("times", [1, math.inf])
+@pytest.mark.parametrize("clock", ["waits", "simulated", "real"])
+def test_c_stays_the_mean_of_the_clients_after_a_loss_and_one_site_restarts_them_once(clock, times):
+    """A c_i+ - c_i of a client in flight, whose c_i starts again at zero, would stay in c."""
+    system, settings = LogNormal(sigma=1.5), None if clock == "waits" else Asynchronous(buffer=2)
+    how = slots(sampler=FixedSizeSampler(0.67), system=system if clock == "simulated" else None)
+    strategy = SCAFFOLD(asynchronous=settings, **how)
+    stores = {i: Losing(times if i == 1 else 0) for i in range(SIZE)}
+    grid = arriving(system.slowness) if clock == "real" else InProcessGrid
+    _, reports = run(strategy, 16, stores=stores, grid=grid)
+    lost = [report.round for report in reports if report.metrics.get("state-lost")]
+    assert set(strategy.state.restarted.values()) == {*lost}
+    assert len(lost) == 1
+    refused = [text for report in reports for text in report.failures]
+    assert all("client 1: it says that it has lost its state, again" in text for text in refused)
+    assert bool(refused) == (times > 1)
+    found = strategy.server_step.sides["scaffold"].control_variate["head.weight"]
+    assert found.any()
+    torch.testing.assert_close(found, mean_variate(strategy, stores), atol=1e-12, rtol=0)
+
+
 def test_what_real_clients_cannot_have_is_refused():
     with pytest.raises(ConfigError, match="buffer=9 different clients"):
         run(FedBuff(9, **slots()), 1, grid=arriving())
@@ -219,3 +267,32 @@ def test_what_real_clients_cannot_have_is_refused():
 
     with pytest.raises(ConfigError, match="aggregate_train of its own"):
         run(Looks(2, **slots()), 1, grid=arriving())
+
+
+def test_a_step_in_which_all_sites_vanish_fails_and_the_next_goes_on(monkeypatch):
+    monkeypatch.setattr(live_clients, "_LOOK_SECONDS", 0.0)
+
+    class Vanishing(ArrivingGrid):
+        """Shows no node when it is asked a second time in step 2."""
+
+        away = 0
+
+        def get_node_ids(self):
+            self.away = max(0, self.away - 1)
+            return super().get_node_ids() if self.away != 1 else []
+
+        def pull_messages(self, message_ids):
+            return [] if self.away else super().pull_messages(message_ids)
+
+    made = []
+
+    def make(handlers, tamper):
+        made.append(Vanishing(handlers, tamper, seconds=lambda client: 1.0))
+        return made[0]
+
+    def leave(report, arrays):
+        made[0].away = 3 if report.round == 1 else 0
+        return False
+
+    _, reports = run(FedBuff(2, **slots()), 3, grid=make, on_round=leave)
+    assert [len(report.clients) for report in reports[1:]] == [2, 0, 2]
