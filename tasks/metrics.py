@@ -197,13 +197,27 @@ def _class_metrics(predictions: Predictions) -> Builders:
         "specificity": lambda: tm.MulticlassSpecificity(**each),
         "f1": lambda: tm.MulticlassF1Score(**each),
         "iou": lambda: tm.MulticlassJaccardIndex(**each),
-        "auroc": lambda: tm.MulticlassAUROC(**each),
-        "average_precision": lambda: tm.MulticlassAveragePrecision(**each),
+        "auroc": lambda: _of_probabilities(tm.MulticlassAUROC)(**each),
+        "average_precision": lambda: _of_probabilities(tm.MulticlassAveragePrecision)(**each),
         "top5_accuracy": lambda: tm.MulticlassAccuracy(**size, average="micro", top_k=5),
         "cohen_kappa": lambda: tm.MulticlassCohenKappa(**size),
         "mcc": lambda: tm.MulticlassMatthewsCorrCoef(**size),
-        "calibration_error": lambda: tm.MulticlassCalibrationError(**size, n_bins=_BINS),
+        "calibration_error": lambda: _of_probabilities(tm.MulticlassCalibrationError)(
+            **size, n_bins=_BINS
+        ),
     }
+
+
+def _of_probabilities(metric: type) -> Any:
+    """Return a metric that takes the softmax of logits itself, whatever their range.
+
+    Its torchmetrics class takes the logits of a batch that all lie in [0, 1] for probabilities.
+    """
+
+    def update(self: Any, logits: Tensor, labels: Tensor) -> None:
+        metric.update(self, logits.double().softmax(dim=1), labels)  # type: ignore[attr-defined]
+
+    return type(metric.__name__, (metric,), {"update": update})
 
 
 def _regression_metrics(predictions: Predictions) -> Builders:
