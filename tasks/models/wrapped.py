@@ -30,7 +30,8 @@ class WrappedModel(nn.Module):
         classifies: whether the outputs are logits of classes.
 
     Raises:
-        ConfigError: if there is no such module, or it is used by several names.
+        ConfigError: if there is no such module, it is used by several names, or it shares a trained
+            tensor with the body.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class WrappedModel(nn.Module):
         _hide_frozen(network)
         self.body = _put(network, self.classifier, _Place(self))
         self.head = head
+        _refuse_tied(self.body, head, self.classifier)
         self.classifier_tensors = len(list(head.parameters()))
         self._features: Tensor | None = None
         if not any(True for _ in self.parameters()):
@@ -131,6 +133,19 @@ def _module(network: nn.Module, path: str) -> nn.Module:
             "one name: choose another module"
         )
     return found
+
+
+def _refuse_tied(body: nn.Module, head: nn.Module, path: str) -> None:
+    """Refuse a head that is trained with the body, which methods could not treat apart."""
+    own = {id(tensor) for tensor in head.parameters()}
+    tied = [name for name, tensor in body.named_parameters() if id(tensor) in own]
+    if tied:
+        raise ConfigError(
+            f"the classifier {path} shares its tensors with {', '.join(tied)}, and methods treat "
+            "classifier and body apart: untie them (in a Hugging Face model "
+            "tie_word_embeddings=false), or name another module in task.classifier and set "
+            "task.num_classes"
+        )
 
 
 def _put(network: nn.Module, path: str, place: nn.Module) -> nn.Module:

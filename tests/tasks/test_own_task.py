@@ -124,6 +124,12 @@ def shared_classifier():
     return model
 
 
+def tied_classifier():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(4, 5))
+    model[2].weight = model[0].weight
+    return model
+
+
 def frozen():
     return network().requires_grad_(False)
 
@@ -135,6 +141,7 @@ def frozen():
         (network, {"classifier": "fc"}, "task.classifier=fc is no module of the model; it has: 0,"),
         (network, {"classifier": "1"}, None),
         (shared_classifier, {"classifier": "2"}, "is used by the names 0, 2"),
+        (tied_classifier, {}, "the classifier 2 shares its tensors with 0.weight.*untie them"),
         (frozen, {}, "no trainable tensor"),
         (lambda: 3, {}, "returned a int: it must return an nn.Module"),
         (lambda width: network(), {}, "needs width: give them in task.model_options"),
