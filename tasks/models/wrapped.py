@@ -7,6 +7,7 @@ from logging import INFO, getLogger
 from typing import Any, Self
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedhet.common.errors import ConfigError
 
@@ -31,7 +32,7 @@ class WrappedModel(nn.Module):
 
     Raises:
         ConfigError: if there is no such module, it is used by several names, or it shares a trained
-            tensor with the body.
+            tensor with the body; for a lazy layer that has no size yet.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class WrappedModel(nn.Module):
         classifies: bool = True,
     ) -> None:
         super().__init__()
+        _refuse_lazy(network)
         self.classifier = last_layer(network) if classifier is None else classifier
         self.classifies = classifies
         head = _module(network, self.classifier)
@@ -133,6 +135,21 @@ def _module(network: nn.Module, path: str) -> nn.Module:
             "one name: choose another module"
         )
     return found
+
+
+def _refuse_lazy(network: nn.Module) -> None:
+    """Refuse layers that get their sizes, and draw their weights, from a first batch."""
+    lazy = [
+        f"{path} ({type(module).__name__})"
+        for path, module in network.named_modules()
+        if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values())))
+    ]
+    if lazy:
+        raise ConfigError(
+            f"the model's lazy layers have no size yet: {', '.join(lazy)}. Give them their number "
+            "of inputs, or call the model once on a batch of zeros in the model function, which "
+            "is told input_shape if it has such a parameter"
+        )
 
 
 def _refuse_tied(body: nn.Module, head: nn.Module, path: str) -> None:

@@ -130,6 +130,16 @@ def tied_classifier():
     return model
 
 
+def lazy():
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 3))
+
+
+def lazy_once_called(input_shape):
+    model = lazy().eval()
+    model(torch.zeros(1, *input_shape))
+    return model
+
+
 def frozen():
     return network().requires_grad_(False)
 
@@ -142,6 +152,8 @@ def frozen():
         (network, {"classifier": "1"}, None),
         (shared_classifier, {"classifier": "2"}, "is used by the names 0, 2"),
         (tied_classifier, {}, "the classifier 2 shares its tensors with 0.weight.*untie them"),
+        (lazy, {}, r"no size yet: 0 \(LazyLinear\), 1 \(LazyBatchNorm1d\)\. .*input_shape"),
+        (lazy_once_called, {}, None),
         (frozen, {}, "no trainable tensor"),
         (lambda: 3, {}, "returned a int: it must return an nn.Module"),
         (lambda width: network(), {}, "needs width: give them in task.model_options"),
