@@ -211,6 +211,8 @@ def shapes(
             background.
     """
     require_whole(f"{_KEY}.examples", examples, low=1)
+    require_whole(f"{_KEY}.test_examples", test_examples)
+    require_range(f"{_KEY}.noise", noise, open_high=True)
     require_whole(f"{_KEY}.size", size, low=8)
     return _draw([seed, 1], examples, size, noise), _draw([0, 0], test_examples, size, noise)
 

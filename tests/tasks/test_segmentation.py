@@ -49,6 +49,14 @@ def test_shapes_are_drawn_from_the_seed_and_the_test_is_not():
     np.testing.assert_array_equal(test, other[1][0])
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"examples": 0}, {"test_examples": -1}, {"noise": -0.1}, {"noise": float("inf")}]
+)
+def test_shapes_that_cannot_be_drawn_are_refused(wrong):
+    with pytest.raises(ConfigError, match=rf"{next(iter(wrong))}=.* is not allowed"):
+        shapes(0, **wrong)
+
+
 def test_without_noise_a_pixel_is_as_bright_as_its_shape():
     (images, masks), _ = shapes(0, examples=9, test_examples=1, size=16, noise=0.0)
     np.testing.assert_array_equal(images[:, 0], np.array([0, 0.5, 1.0])[masks])
