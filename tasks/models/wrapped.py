@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedhet.common.errors import ConfigError
+from fedhet.tasks.models.model import refuse_integers
 
 BODY, HEAD = "body", "head"
 _LAST = (nn.Linear, nn.modules.conv._ConvNd)  # what a classifier is, if none is named
@@ -61,7 +62,11 @@ class WrappedModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return features (B, d) and the network's outputs."""
-        outputs = self.body(inputs)
+        try:
+            outputs = self.body(inputs)
+        except RuntimeError as error:
+            refuse_integers(inputs, error)
+            raise
         features, self._features = self._features, None
         if features is None:
             raise RuntimeError(
