@@ -315,10 +315,10 @@ class Endless(IterableDataset):
         yield from ()
 
 
-LABELS = np.array([0, 1, 2])
+INPUTS, LABELS = np.ones((3, 4)), np.array([0, 1, 2])
 
 
-def arrays(inputs=np.ones((3, 4)), labels=LABELS):
+def arrays(inputs=INPUTS, labels=LABELS):
     return lambda: ((inputs, labels), None)
 
 
