@@ -234,7 +234,7 @@ def is_pair(given: Any) -> bool:
 
 
 def _numbers(what: str, given: Any) -> Tensor:
-    """Return a user's array, data frame or list as a tensor, on its memory if it has that type."""
+    """Return a user's array, data frame or list as a tensor, sharing memory where it can."""
     if isinstance(given, Tensor):
         return given.detach()
     try:
@@ -247,7 +247,8 @@ def _numbers(what: str, given: Any) -> Tensor:
             f"{values.dtype}: they must be numbers in an array or list of n examples (labels of C "
             "classes: 0 to C - 1)"
         )
-    return torch.as_tensor(values)
+    # pandas locks its arrays, which torch warns of
+    return torch.as_tensor(values if values.flags.writeable else values.copy())
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:
