@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import (
     METRICS,
     Kind,
@@ -242,6 +243,13 @@ def _regression_metrics(predictions: Predictions) -> Builders:
 def _aligned(outputs: Tensor, labels: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
     """Return outputs and labels of a regression as (B,) or (B, k), in float32 or float64."""
     shape = (len(labels),) if num_outputs == 1 else (len(labels), num_outputs)
+    for what, values in (("outputs", outputs), ("targets", labels)):
+        if values.numel() != math.prod(shape):
+            raise ConfigError(
+                f"evaluation.metrics of a regression compare outputs and targets of the shape "
+                f"{shape}, and the {what} have {tuple(values.shape)}: set evaluation.metrics=[], or "
+                "name the module that makes all outputs in task.classifier"
+            )
     kind = torch.float64 if outputs.dtype == torch.float64 else torch.float32
     return outputs.reshape(shape).to(kind), labels.reshape(shape).to(kind)
 
