@@ -246,9 +246,9 @@ def _aligned(outputs: Tensor, labels: Tensor, num_outputs: int) -> tuple[Tensor,
     for what, values in (("outputs", outputs), ("targets", labels)):
         if values.numel() != math.prod(shape):
             raise ConfigError(
-                f"evaluation.metrics of a regression compare outputs and targets of the shape "
-                f"{shape}, and the {what} have {tuple(values.shape)}: set evaluation.metrics=[], or "
-                "name the module that makes all outputs in task.classifier"
+                "evaluation.metrics of a regression compare outputs and targets of the shape "
+                f"{shape}, and the {what} have {tuple(values.shape)}: set evaluation.metrics=[], "
+                "or name the module that makes all outputs in task.classifier"
             )
     kind = torch.float64 if outputs.dtype == torch.float64 else torch.float32
     return outputs.reshape(shape).to(kind), labels.reshape(shape).to(kind)
