@@ -34,6 +34,7 @@ from fedhet.strategies.components.tensor_selection import (
     TensorSelector,
     personal_names,
     shared_names,
+    tensors_of,
     trainable_shared,
 )
 from fedhet.strategies.round.client_snapshots import FILE, load_trained
@@ -86,7 +87,7 @@ class FederatedClient(NumPyClient):
         for side in self.sides.values():
             side.check(self.model, self.optimizer, shared)
         self.buffer_names = {name for name, _ in self.model.named_buffers()}
-        self._tensors = self.model.state_dict()  # by name, sharing the model's memory
+        self._tensors = tensors_of(self.model)
         self._trained = {name: param.requires_grad for name, param in self._params.items()}
         own = self._tensors.keys() - set(self.shared_names)
         self._initial = {name: self._tensors[name].clone() for name in own}
@@ -263,7 +264,7 @@ class FederatedClient(NumPyClient):
         if self.build is None:
             raise ValueError("local.initial=own needs `build`, which builds a client's own model")
         seed = np.random.SeedSequence([self.seed, self.client_id]).generate_state(1)[0]
-        for name, value in self.build(int(seed)).state_dict().items():
+        for name, value in tensors_of(self.build(int(seed))).items():
             self._tensors[name].copy_(value)
 
     @torch.no_grad()

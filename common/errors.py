@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from types import NoneType, UnionType
@@ -49,6 +50,11 @@ def require_range(
         span = f"{'(' if open_low else '['}{low}, {high}{')' if open_high else ']'}"
         raise ConfigError(f"{key}={value} is not allowed: it must be a number in {span}")
     return value
+
+
+def require_finite(key: str, value: float) -> float:
+    """Return ``value`` if it is a finite number; raise a ConfigError otherwise."""
+    return require_range(key, value, low=-math.inf, open_low=True, open_high=True)
 
 
 def require_whole(key: str, value: int, *, low: int = 0) -> int:

@@ -18,7 +18,11 @@ from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf.renamed import upgrade_config
 from fedhet.server_app.best_round import BEST
-from fedhet.strategies.components.tensor_selection import TensorSelector, personal_names
+from fedhet.strategies.components.tensor_selection import (
+    TensorSelector,
+    personal_names,
+    tensors_of,
+)
 from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.evaluation import classifies
@@ -99,7 +103,7 @@ def classifier_of(
             f"{path} was trained beside other frozen weights than task.model={task.config.model} "
             "has here: use the same pretrained files as the run"
         )
-    initial = {n: value for n, value in model.state_dict().items() if value.is_floating_point()}
+    initial = {n: value for n, value in tensors_of(model).items() if value.is_floating_point()}
     if state is not None:
         tensors |= _personal_tensors(state, summary_of(folder).get("run"))
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar, Self, get_type_hints
@@ -10,6 +11,7 @@ from fedhet.common.errors import (
     ConfigError,
     is_list,
     require_choice,
+    require_finite,
     require_known_keys,
     require_range,
     require_types,
@@ -63,6 +65,9 @@ class TaskConfig:
                 f"task.classes names {len(self.classes)} classes and "
                 f"task.num_classes={self.num_classes}: change one of them"
             )
+        twice = sorted(name for name, times in Counter(self.classes).items() if times > 1)
+        if twice:
+            raise ConfigError(f"task.classes names {', '.join(twice)} more than once")
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -146,8 +151,10 @@ class ImageConfig(SourceConfig):
                     f"task.{key} has {len(values)} values and task.channels={self.channels}: "
                     "give one value per channel"
                 )
+        for value in self.mean:
+            require_finite("task.mean", value)
         for value in self.std:
-            require_range("task.std", value, open_low=True)
+            require_range("task.std", value, open_low=True, open_high=True)
         if self.model in CONDITIONAL and ({*self.mean}, {*self.std}) != ({0.0}, {1.0}):
             raise ConfigError(
                 f"task.model={self.model} takes pixels in [0, 1], and task.mean={list(self.mean)}, "

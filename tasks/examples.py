@@ -91,6 +91,10 @@ class Examples:
         if self.kind != "classification":
             raise ConfigError(f"a task.kind={self.kind} has no examples by class")
         labels = self.targets()
+        if labels.ndim != 1:
+            raise ConfigError(
+                f"the labels have the shape {labels.shape}: it must be (n,), one label an example"
+            )
         if len(labels) and not (0 <= labels.min() and labels.max() < self.num_classes):
             raise ConfigError(
                 f"labels run from {labels.min()} to {labels.max()}, and the model has "
@@ -191,7 +195,17 @@ class _Dataset:
             examples = self._dataset.__getitems__(rows)
         else:
             examples = [self._dataset[row] for row in rows]
-        return _pair(self._collate(examples), self._columns)
+        try:
+            batch = self._collate(examples)
+        except (TypeError, RuntimeError) as error:
+            if self._collate is not default_collate:
+                raise
+            raise ConfigError(
+                f"the Dataset's examples cannot be put into a batch: {error}. Give tensors of one "
+                "shape (of images by transforms, such as Resize and ToTensor), or a DataLoader "
+                "with a collate_fn"
+            ) from None
+        return _pair(batch, self._columns)
 
 
 def _reader(given: Any, columns: Sequence[str] | None) -> _Arrays | _Dataset:
@@ -199,8 +213,7 @@ def _reader(given: Any, columns: Sequence[str] | None) -> _Arrays | _Dataset:
         _check_loader(given)
         return _Dataset(given.dataset, given.collate_fn, columns)
     if is_pair(given):
-        inputs, targets = (torch.as_tensor(np.asarray(one)) for one in given)
-        return _Arrays(inputs, targets)
+        return _Arrays(_numbers("inputs", given[0]), _numbers("targets", given[1]))
     if isinstance(given, IterableDataset) or not (
         hasattr(given, "__getitem__") and hasattr(given, "__len__")
     ):
@@ -212,9 +225,30 @@ def _reader(given: Any, columns: Sequence[str] | None) -> _Arrays | _Dataset:
 
 
 def is_pair(given: Any) -> bool:
-    """Return whether a data function gave arrays (inputs, targets)."""
+    """Return whether a data function gave arrays (inputs, targets).
+
+    A list of two may also be a Dataset of two examples.
+    """
     pair = isinstance(given, (tuple, list)) and len(given) == 2
-    return pair and all(hasattr(one, "__array__") for one in given)
+    return pair and (isinstance(given, tuple) or all(hasattr(one, "__array__") for one in given))
+
+
+def _numbers(what: str, given: Any) -> Tensor:
+    """Return a user's array, data frame or list as a tensor, sharing memory where it can."""
+    if isinstance(given, Tensor):
+        return given.detach()
+    try:
+        values = np.asarray(given)
+    except ValueError as error:
+        raise ConfigError(f"the {what} cannot be made an array: {error}") from None
+    if values.ndim == 0 or values.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"the {what} are of the type {type(given).__name__} with elements of the type "
+            f"{values.dtype}: they must be numbers in an array or list of n examples (labels of C "
+            "classes: 0 to C - 1)"
+        )
+    # pandas locks its arrays, which torch warns of
+    return torch.as_tensor(values if values.flags.writeable else values.copy())
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:

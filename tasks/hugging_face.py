@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from fedhet.common.errors import (
     ConfigError,
     DamagedFileError,
+    require_finite,
     require_range,
     require_types,
     require_whole,
@@ -136,8 +137,10 @@ class Reader:
                     f"{_KEY}.{name} has {len(values)} values and {_KEY}.channels={self.channels}: "
                     "give one value per channel"
                 )
+        for value in self.mean:
+            require_finite(f"{_KEY}.mean", value)
         for value in self.std:
-            require_range(f"{_KEY}.std", value, open_low=True)
+            require_range(f"{_KEY}.std", value, open_low=True, open_high=True)
 
     def none(self) -> Arrays:
         """Return no examples of the right shape."""

@@ -33,10 +33,22 @@ def _on_equal_shapes(function: Callable[..., Tensor]) -> Loss:
     return loss
 
 
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits (B, C, ...) and labels (B, ...)."""
+    batch, *places = logits.shape[:1] + logits.shape[2:]
+    if logits.dim() < 2 or (batch, *places) != labels.shape:
+        raise ConfigError(
+            f"the model's outputs have the shape {tuple(logits.shape)} and the labels "
+            f"{tuple(labels.shape)}: they must be logits (B, C) and labels (B,), of a segmentation "
+            "(B, C, H, W) and (B, H, W)"
+        )
+    return F.cross_entropy(logits, labels)
+
+
 # Of each kind: its losses by name, the default first.
 LOSSES: dict[str, dict[str, Loss]] = {
     # logits (B, C), labels (B,)
-    "classification": {"cross_entropy": F.cross_entropy},
+    "classification": {"cross_entropy": cross_entropy},
     # outputs (B,), (B, 1) or (B, k), targets (B,) or (B, k)
     "regression": {
         "mse": _on_equal_shapes(F.mse_loss),
@@ -44,7 +56,7 @@ LOSSES: dict[str, dict[str, Loss]] = {
         "huber": _on_equal_shapes(F.huber_loss),
     },
     # logits (B, C, H, W), labels (B, H, W)
-    "segmentation": {"cross_entropy": F.cross_entropy},
+    "segmentation": {"cross_entropy": cross_entropy},
 }
 KINDS = tuple(LOSSES)
 

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import (
     METRICS,
     Kind,
@@ -197,13 +198,27 @@ def _class_metrics(predictions: Predictions) -> Builders:
         "specificity": lambda: tm.MulticlassSpecificity(**each),
         "f1": lambda: tm.MulticlassF1Score(**each),
         "iou": lambda: tm.MulticlassJaccardIndex(**each),
-        "auroc": lambda: tm.MulticlassAUROC(**each),
-        "average_precision": lambda: tm.MulticlassAveragePrecision(**each),
+        "auroc": lambda: _of_probabilities(tm.MulticlassAUROC)(**each),
+        "average_precision": lambda: _of_probabilities(tm.MulticlassAveragePrecision)(**each),
         "top5_accuracy": lambda: tm.MulticlassAccuracy(**size, average="micro", top_k=5),
         "cohen_kappa": lambda: tm.MulticlassCohenKappa(**size),
         "mcc": lambda: tm.MulticlassMatthewsCorrCoef(**size),
-        "calibration_error": lambda: tm.MulticlassCalibrationError(**size, n_bins=_BINS),
+        "calibration_error": lambda: _of_probabilities(tm.MulticlassCalibrationError)(
+            **size, n_bins=_BINS
+        ),
     }
+
+
+def _of_probabilities(metric: type) -> Any:
+    """Return a metric that takes the softmax of logits itself, whatever their range.
+
+    Its torchmetrics class takes the logits of a batch that all lie in [0, 1] for probabilities.
+    """
+
+    def update(self: Any, logits: Tensor, labels: Tensor) -> None:
+        metric.update(self, logits.double().softmax(dim=1), labels)  # type: ignore[attr-defined]
+
+    return type(metric.__name__, (metric,), {"update": update})
 
 
 def _regression_metrics(predictions: Predictions) -> Builders:
@@ -228,6 +243,13 @@ def _regression_metrics(predictions: Predictions) -> Builders:
 def _aligned(outputs: Tensor, labels: Tensor, num_outputs: int) -> tuple[Tensor, Tensor]:
     """Return outputs and labels of a regression as (B,) or (B, k), in float32 or float64."""
     shape = (len(labels),) if num_outputs == 1 else (len(labels), num_outputs)
+    for what, values in (("outputs", outputs), ("targets", labels)):
+        if values.numel() != math.prod(shape):
+            raise ConfigError(
+                "evaluation.metrics of a regression compare outputs and targets of the shape "
+                f"{shape}, and the {what} have {tuple(values.shape)}: set evaluation.metrics=[], "
+                "or name the module that makes all outputs in task.classifier"
+            )
     kind = torch.float64 if outputs.dtype == torch.float64 else torch.float32
     return outputs.reshape(shape).to(kind), labels.reshape(shape).to(kind)
 

@@ -223,7 +223,8 @@ class OwnTask(Measured, Partitioned):
     ) -> Examples | None:
         """Return the server's test set; None if there is none, and the clients evaluate."""
         given = self._server_test()
-        return None if given is None else self._examples(given, device, channels_last)
+        test = None if given is None else self._examples(given, device, channels_last)
+        return test if test is not None and len(test) else None
 
     def data_used(self, *, train: bool = True) -> dict[str, dict[str, object]]:
         """Return nothing: where a user's function has its examples from is not known."""

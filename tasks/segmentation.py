@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from fedhet.common.errors import ConfigError, require_range, require_types, require_whole
+from fedhet.common.errors import (
+    ConfigError,
+    DamagedFileError,
+    require_range,
+    require_types,
+    require_whole,
+)
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 Pair = tuple[Tensor, Tensor]
@@ -85,7 +91,8 @@ def load(
 
     Args:
         path: folder with train/images, train/masks and, if there are any, test/images and
-            test/masks; an image and its mask have the same name. A mask's pixel is its label.
+            test/masks; an image and its mask have the same name, whatever their endings, and the
+            same size. A mask's pixel is its label.
         image_size: images and masks are scaled to so many pixels, square.
         channels: 3: colour, 1: grey.
         test_fraction: of the training images, always the same ones, if there is no test folder.
@@ -93,7 +100,8 @@ def load(
             no image.
 
     Raises:
-        ConfigError: for a missing folder or mask.
+        ConfigError: for a missing folder or mask, or two images with one name; when it is read, for
+            a file that is damaged, and for a mask with colours or of another size than its image.
     """
     require_types(_KEY, {"path": path}, {"path": str | None})
     require_whole(f"{_KEY}.image_size", image_size, low=1)
@@ -138,12 +146,17 @@ class MaskedImages(Dataset[Pair]):
 
     def __getitem__(self, row: int) -> Pair:
         """Return an image and its mask."""
-        from PIL import Image
+        from PIL.Image import Resampling
 
         image_path, mask_path = self._paths[row]
-        with Image.open(image_path) as image, Image.open(mask_path) as mask:
-            pixels = np.asarray(image.convert(self._mode).resize(self._size), dtype=np.float32)
-            labels = np.asarray(mask.resize(self._size, Image.Resampling.NEAREST), dtype=np.int64)
+        image, mask = _upright(image_path), _upright(mask_path)
+        if image.size != mask.size:
+            raise ConfigError(
+                f"{mask_path} has {mask.width}x{mask.height} pixels and its image "
+                f"{image_path.name} {image.width}x{image.height}: both must have the same size"
+            )
+        pixels = np.asarray(image.convert(self._mode).resize(self._size), dtype=np.float32)
+        labels = np.asarray(mask.resize(self._size, Resampling.NEAREST), dtype=np.int64)
         if labels.ndim != 2:
             raise ConfigError(f"{mask_path} has colours: a mask's pixel must be its label")
         channels_last = torch.from_numpy(pixels.reshape(*labels.shape, -1) / 255)
@@ -156,10 +169,29 @@ class MaskedImages(Dataset[Pair]):
         return chosen
 
 
+def _upright(path: Path) -> Any:
+    """Return a picture, turned as its EXIF orientation says."""
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as picture:
+            return ImageOps.exif_transpose(picture)
+    except Exception as error:  # of Pillow's decoders, each has its own
+        raise DamagedFileError(f"{path} cannot be read as an image: {error}") from None
+
+
 def _pictures(folder: Path) -> dict[str, Path]:
+    """Return the pictures of a folder by name without its ending."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder: change {_KEY}.path or the data-folder")
-    return {path.stem: path for path in folder.iterdir() if path.suffix.lower() in _SUFFIXES}
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix.lower() in _SUFFIXES and found.setdefault(path.stem, path) != path:
+            raise ConfigError(
+                f"{folder} has {found[path.stem].name} and {path.name}: an image and its mask are "
+                "found by their name without its ending, so rename one of them"
+            )
+    return found
 
 
 def shapes(
@@ -179,6 +211,8 @@ def shapes(
             background.
     """
     require_whole(f"{_KEY}.examples", examples, low=1)
+    require_whole(f"{_KEY}.test_examples", test_examples)
+    require_range(f"{_KEY}.noise", noise, open_high=True)
     require_whole(f"{_KEY}.size", size, low=8)
     return _draw([seed, 1], examples, size, noise), _draw([0, 0], test_examples, size, noise)
 

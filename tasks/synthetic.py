@@ -38,8 +38,8 @@ def client_examples(
         beta: variance of the clients' mean inputs.
         most: examples of one client.
     """
-    require_range(f"{_KEY}.alpha", alpha)
-    require_range(f"{_KEY}.beta", beta)
+    require_range(f"{_KEY}.alpha", alpha, open_high=True)
+    require_range(f"{_KEY}.beta", beta, open_high=True)
     require_whole(f"{_KEY}.most", most, low=_LEAST)
     count = _LEAST + int(_rng(seed, client_id, 0).lognormal(_LOG_MEAN, _LOG_STDDEV))
     return _draw(seed, client_id, alpha, beta, min(count, most), stream=1), None

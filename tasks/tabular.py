@@ -24,8 +24,10 @@ from fedhet.common.errors import (
     ConfigError,
     DamagedFileError,
     require_choice,
+    require_finite,
     require_range,
     require_types,
+    require_whole,
 )
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.table_columns import KEY, Arrays, Columns
@@ -159,7 +161,10 @@ def mlp(
             from 0 and 1 needs no other step size.
     """
     require_types("task.model_options", {"hidden": hidden}, {"hidden": tuple[int, ...]})
-    require_range("task.model_options.std", std, open_low=True)
+    for width in hidden:
+        require_whole("task.model_options.hidden", width, low=1)
+    require_finite("task.model_options.mean", mean)
+    require_range("task.model_options.std", std, open_low=True, open_high=True)
     sizes = [*input_shape, *hidden]
     layers: list[nn.Module] = []
     for wide, narrow in itertools.pairwise(sizes):
@@ -188,7 +193,7 @@ def _check(
     numeric: object,
     categorical: object,
     fit: object,
-    public: object,
+    public: int | str,
     test_fraction: float,
 ) -> None:
     texts = {"target": target, "path": path}
@@ -196,6 +201,8 @@ def _check(
     require_types(KEY, texts, dict.fromkeys(texts, str | None))
     require_types(KEY, names, dict.fromkeys(names, tuple[str, ...] | None))
     require_types(KEY, {"fit": fit, "public": public}, {"fit": str, "public": int | str})
+    if not isinstance(public, str):
+        require_whole(f"{KEY}.public", public, low=1)
     require_choice(f"{KEY}.fit", str(fit), FITS)
     require_range(f"{KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
     if target is None:

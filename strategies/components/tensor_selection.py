@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-from torch import nn
+from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError
 
@@ -84,14 +84,26 @@ def shared_names(model: nn.Module, personal: TensorSelector) -> list[str]:
     """
     kept = set(personal_names(model, personal))
     names = [name for name, _ in model.named_parameters()]
-    return [name for name in [*names, *_float_buffers(model)] if name not in kept]
+    return [name for name in [*names, *float_buffers(model)] if name not in kept]
 
 
 def personal_names(model: nn.Module, personal: TensorSelector) -> list[str]:
     """Return the names that stay at a client: parameters, then floating-point buffers."""
     kept = personal.select(name for name, _ in model.named_parameters())
-    return kept + personal.select_buffers(_float_buffers(model))
+    return kept + personal.select_buffers(float_buffers(model))
 
 
-def _float_buffers(model: nn.Module) -> list[str]:
-    return [name for name, value in model.named_buffers() if value.is_floating_point()]
+def float_buffers(model: nn.Module) -> list[str]:
+    """Return the names of the floating-point buffers that a model's state has (persistent ones)."""
+    state = tensors_of(model)
+    buffers = [name for name, _ in model.named_buffers() if name in state]
+    return [name for name in buffers if state[name].is_floating_point()]
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and persistent buffers by name, sharing the model's memory.
+
+    A tensor that is tied to others has the name that ``named_parameters`` gives it, and no other.
+    """
+    names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
+    return {name: value for name, value in model.state_dict().items() if name in names}

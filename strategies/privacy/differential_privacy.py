@@ -46,6 +46,7 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
+from fedhet.strategies.components.tensor_selection import float_buffers
 from fedhet.strategies.privacy.clipping import (
     KEY,
     NORM_BIT,
@@ -75,13 +76,12 @@ class _ClippingSide(ClientSide):
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Reject BatchNorm's running statistics."""
-        for name, value in model.named_buffers():
-            if value.is_floating_point():
-                raise ConfigError(
-                    f"{KEY} covers trained tensors only, and the model also sends {name}: choose a "
-                    "task.model without running statistics (resnet18_gn), or set "
-                    "strategy/differential_privacy=none"
-                )
+        for name in float_buffers(model):
+            raise ConfigError(
+                f"{KEY} covers trained tensors only, and the model also sends {name}: choose a "
+                "task.model without running statistics (resnet18_gn), or set "
+                "strategy/differential_privacy=none"
+            )
 
 
 class ClippingClient(_ClippingSide):

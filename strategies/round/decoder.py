@@ -72,8 +72,8 @@ def largest_of(params: Tensors, num_clients: int) -> float:
 
 
 def widest_of(params: Tensors) -> int:
-    """Return the longest side of the tensors, each as a matrix (outputs, inputs)."""
-    sides = ((x.shape[0], math.prod(x.shape[1:])) for x in params.values() if x.dim() > 0)
+    """Return the longest side of the tensors, each as a matrix (outputs, inputs and a bias)."""
+    sides = ((x.shape[0], math.prod(x.shape[1:]) + 1) for x in params.values() if x.dim() > 0)
     return max((length for pair in sides for length in pair), default=1 << 16)
 
 

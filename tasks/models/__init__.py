@@ -194,7 +194,8 @@ def _builder(
         made_for, others = ("texts", ON_IMAGES) if name in ON_TEXT else ("images", ON_TEXT)
         raise ConfigError(
             f"task.model={name} is for {made_for} and an input of this task has the shape "
-            f"{input_shape}: choose a task.model of {', '.join(others)}, or another task"
+            f"{input_shape}: choose a task.model of {', '.join(others)}, one of your own (for "
+            "rows of numbers fedhet.tasks.tabular:mlp), or another task"
         )
     if stem is not None and name not in WITH_STEM:
         raise ConfigError(

@@ -37,8 +37,22 @@ class Model(nn.Module):
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return features (B, d) and logits (B, C)."""
-        features = self.body(inputs)
+        try:
+            features = self.body(inputs)
+        except RuntimeError as error:
+            refuse_integers(inputs, error)
+            raise
         return features, self.head(features)
+
+
+def refuse_integers(inputs: Tensor, error: RuntimeError) -> None:
+    """Refuse integers that a model could not compute with."""
+    if isinstance(inputs, Tensor) and not inputs.is_floating_point():  # torch.fx has no Tensor
+        raise ConfigError(
+            f"the model fails on inputs of whole numbers, which it gets as {inputs.dtype}, as "
+            f"tokens are: {error}. Give images and other quantities as float32, such as "
+            "images / 255"
+        ) from error
 
 
 def mapped_model(

@@ -7,8 +7,10 @@ from logging import INFO, getLogger
 from typing import Any, Self
 
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from fedhet.common.errors import ConfigError
+from fedhet.tasks.models.model import refuse_integers
 
 BODY, HEAD = "body", "head"
 _LAST = (nn.Linear, nn.modules.conv._ConvNd)  # what a classifier is, if none is named
@@ -30,7 +32,8 @@ class WrappedModel(nn.Module):
         classifies: whether the outputs are logits of classes.
 
     Raises:
-        ConfigError: if there is no such module, or it is used by several names.
+        ConfigError: if there is no such module, it is used by several names, or it shares a trained
+            tensor with the body; for a lazy layer that has no size yet.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class WrappedModel(nn.Module):
         classifies: bool = True,
     ) -> None:
         super().__init__()
+        _refuse_lazy(network)
         self.classifier = last_layer(network) if classifier is None else classifier
         self.classifies = classifies
         head = _module(network, self.classifier)
@@ -50,6 +54,7 @@ class WrappedModel(nn.Module):
         _hide_frozen(network)
         self.body = _put(network, self.classifier, _Place(self))
         self.head = head
+        _refuse_tied(self.body, head, self.classifier)
         self.classifier_tensors = len(list(head.parameters()))
         self._features: Tensor | None = None
         if not any(True for _ in self.parameters()):
@@ -57,7 +62,11 @@ class WrappedModel(nn.Module):
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return features (B, d) and the network's outputs."""
-        outputs = self.body(inputs)
+        try:
+            outputs = self.body(inputs)
+        except RuntimeError as error:
+            refuse_integers(inputs, error)
+            raise
         features, self._features = self._features, None
         if features is None:
             raise RuntimeError(
@@ -131,6 +140,34 @@ def _module(network: nn.Module, path: str) -> nn.Module:
             "one name: choose another module"
         )
     return found
+
+
+def _refuse_lazy(network: nn.Module) -> None:
+    """Refuse layers that get their sizes, and draw their weights, from a first batch."""
+    lazy = [
+        f"{path} ({type(module).__name__})"
+        for path, module in network.named_modules()
+        if any(map(is_lazy, (*module._parameters.values(), *module._buffers.values())))
+    ]
+    if lazy:
+        raise ConfigError(
+            f"the model's lazy layers have no size yet: {', '.join(lazy)}. Give them their number "
+            "of inputs, or call the model once on a batch of zeros in the model function, which "
+            "is told input_shape if it has such a parameter"
+        )
+
+
+def _refuse_tied(body: nn.Module, head: nn.Module, path: str) -> None:
+    """Refuse a head that is trained with the body, which methods could not treat apart."""
+    own = {id(tensor) for tensor in head.parameters()}
+    tied = [name for name, tensor in body.named_parameters() if id(tensor) in own]
+    if tied:
+        raise ConfigError(
+            f"the classifier {path} shares its tensors with {', '.join(tied)}, and methods treat "
+            "classifier and body apart: untie them (in a Hugging Face model "
+            "tie_word_embeddings=false), or name another module in task.classifier and set "
+            "task.num_classes"
+        )
 
 
 def _put(network: nn.Module, path: str, place: nn.Module) -> nn.Module:

@@ -23,7 +23,8 @@ class ImageEncoding:
     """Images as pixels, uint8.
 
     Attributes:
-        shape: (C, H, W); images of another size or mode are scaled and converted.
+        shape: (C, H, W); images are turned as their EXIF orientation says, and those of another
+            size or mode are scaled and converted.
     """
 
     shape: tuple[int, int, int]
@@ -34,7 +35,7 @@ class ImageEncoding:
     @property
     def identity(self) -> dict[str, object]:
         """All that the arrays depend on beside the source."""
-        return {"shape": list(self.shape)}
+        return {"shape": list(self.shape), "orientation": "EXIF"}
 
     def encode(self, value: Any) -> NDArray[np.uint8]:
         """Return the pixels of an image in a table, a struct of bytes and path."""
@@ -42,10 +43,10 @@ class ImageEncoding:
 
     def decode(self, source: bytes | Path) -> NDArray[np.uint8]:
         """Return the pixels of an encoded image."""
-        from PIL import Image
+        from PIL import Image, ImageOps
 
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            return self.fit(image)
+            return self.fit(ImageOps.exif_transpose(image))
 
     def fit(self, image: Image.Image) -> NDArray[np.uint8]:
         """Return the pixels of an open image."""

@@ -33,6 +33,38 @@ def fit(start=(0.0, 0.0), config=CONFIG, **how):
     return arrays[0][0], metrics
 
 
+class Autoencoder(torch.nn.Module):
+    """One matrix in two places, beside a buffer of its own that is not stored."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, False)
+        self.decoder.weight = self.encoder.weight
+        self.head = torch.nn.Linear(1, 1, bias=False)
+        self.register_buffer("one", torch.ones(1), persistent=False)
+        torch.nn.init.ones_(self.head.weight)
+
+    def forward(self, inputs):
+        features = self.decoder(self.encoder(self.one * inputs))
+        return features, self.head(features)
+
+
+def test_tied_tensors_travel_once_and_buffers_that_are_not_stored_stay():
+    data = TensorBatches(torch.ones(1, 1), torch.zeros(1))
+    one = client(Autoencoder(), data)
+    assert one.shared_names == ["encoder.weight", "head.weight"]
+    start = [np.full((1, 1), 2.0, np.float32), np.ones((1, 1), np.float32)]
+    loss, _, _ = one.evaluate(start, dict(CONFIG))
+    assert loss == 0.5 * 4.0**2  # w^2 = 4, and not the initial w
+    context = one._context({}, 1, torch.Generator())
+    features = context.received_features(torch.ones(1, 1))
+    assert features.item() == 4.0  # of the received model, which MOON and FedMRUR compare with
+    (tied, head), _, _ = one.fit(start, {**CONFIG, "lr": 0.01})
+    # of (h w^2)^2 / 2 the gradients are 2 h^2 w^3 and h w^4
+    assert tied.item() == pytest.approx(2.0 - 0.01 * 16)
+    assert head.item() == pytest.approx(1.0 - 0.01 * 16)
+
+
 class Shift(ClientSide):
     def correct(self, grads, context):
         grads["head.weight"].add_(torch.tensor([[-30.0, 0.0]]))

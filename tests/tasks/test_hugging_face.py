@@ -115,6 +115,7 @@ WRONG = [
     ({"test_split": "test"}, "has no split test .*test_split.*it has: train, validation"),
     ({"channels": 3}, "mean has 1 values and task.data_options.channels=3"),
     ({"std": [0.0]}, "std=0.0 is not allowed"),
+    ({"mean": [float("inf")]}, "mean=inf is not allowed"),
     ({"input_column": "kind", "label_column": "pic"}, "labels in .*label_column=pic are"),
 ]
 

@@ -241,3 +241,35 @@ def test_an_unfit_metric_is_refused(name, kind, classes, reason):
 def test_errors_are_better_when_they_are_smaller_and_the_rest_when_larger():
     smaller = {name for name, metric in METRICS.items() if not metric.larger_is_better}
     assert smaller == {"calibration_error", "mae", "mse", "rmse", "mape", "smape"}
+
+
+@pytest.mark.parametrize("name", ["auroc", "average_precision", "calibration_error"])
+def test_logits_between_0_and_1_are_logits_whatever_their_batch(name):
+    # One batch of two lies in [0, 1]; the same probabilities come from logits that do not.
+    logits = torch.tensor([[0.1, 0.9], [0.4, 0.6], [0.9, 0.2], [3.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    labels = torch.tensor([1, 0, 0, 0, 1, 1])
+    predictions = Predictions("classification", ("a", "b"))
+
+    def value(shift, size):
+        found = MetricSet([name], predictions)
+        for batch in batches(logits + shift, labels, size):
+            found.update(*batch)
+        return found.compute()[name]
+
+    shares = logits.double().softmax(1).numpy()
+    expected = {
+        "auroc": sk.roc_auc_score(labels, shares[:, 1]),
+        "average_precision": np.mean(
+            [sk.average_precision_score(labels == c, shares[:, c]) for c in (0, 1)]
+        ),
+        "calibration_error": expected_calibration_error(labels.numpy(), shares),
+    }
+    for shift in (0.0, 5.0):
+        for size in (1, 3, 6):
+            assert value(shift, size) == pytest.approx(expected[name], abs=1e-6)
+
+
+def test_a_regression_with_other_outputs_than_targets_has_no_metrics():
+    found = MetricSet(["mae"], Predictions("regression"))
+    with pytest.raises(ConfigError, match=r"shape \(4,\), and the outputs have \(4, 2\)"):
+        found.update(torch.zeros(4, 2), torch.zeros(4))

@@ -6,6 +6,8 @@ import re
 import numpy as np
 import pytest
 import torch
+from pandas import DataFrame
+from PIL import Image
 from torch import nn
 from torch.utils.data import (
     BatchSampler,
@@ -124,6 +126,22 @@ def shared_classifier():
     return model
 
 
+def tied_classifier():
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Flatten(), nn.Linear(4, 5))
+    model[2].weight = model[0].weight
+    return model
+
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.Linear(8, 3))
+
+
+def lazy_once_called(input_shape):
+    model = lazy().eval()
+    model(torch.zeros(1, *input_shape))
+    return model
+
+
 def frozen():
     return network().requires_grad_(False)
 
@@ -135,6 +153,9 @@ def frozen():
         (network, {"classifier": "fc"}, "task.classifier=fc is no module of the model; it has: 0,"),
         (network, {"classifier": "1"}, None),
         (shared_classifier, {"classifier": "2"}, "is used by the names 0, 2"),
+        (tied_classifier, {}, "the classifier 2 shares its tensors with 0.weight.*untie them"),
+        (lazy, {}, r"no size yet: 0 \(LazyLinear\), 1 \(LazyBatchNorm1d\)\. .*input_shape"),
+        (lazy_once_called, {}, None),
         (frozen, {}, "no trainable tensor"),
         (lambda: 3, {}, "returned a int: it must return an nn.Module"),
         (lambda width: network(), {}, "needs width: give them in task.model_options"),
@@ -294,6 +315,13 @@ class Endless(IterableDataset):
         yield from ()
 
 
+INPUTS, LABELS = np.ones((3, 4)), np.array([0, 1, 2])
+
+
+def arrays(inputs=INPUTS, labels=LABELS):
+    return lambda: ((inputs, labels), None)
+
+
 def rows(*examples):
     return lambda: (list(examples), None)
 
@@ -320,6 +348,24 @@ IMAGE = {"img": torch.ones(4), "label": 1}
         (lambda: (BATCHED, None), {}, "OwnBatches, and fedhet draws them itself"),
         (lambda: ((np.ones((3, 4)), np.ones(2)), None), {}, "3 inputs and 2 targets"),
         (lambda: ((np.ones((3, 4)), np.array([0, 1, 3])), None), {}, "labels run from 0 to 3, and"),
+        (arrays(labels=LABELS[:, None]), {}, r"labels have the shape \(3, 1\): it must be \(n,\)"),
+        (arrays(labels=np.eye(3)), {}, r"labels have the shape \(3, 3\): it must be \(n,\)"),
+        (
+            arrays(labels=np.array(["a", "b", "a"])),
+            {},
+            "targets are of the type ndarray with .*<U1",
+        ),
+        (arrays(labels=["a", "b", "a"]), {}, "targets are of the type list with elements .*<U1"),
+        (arrays(labels=2), {}, "targets are of the type int"),
+        (
+            arrays(DataFrame({"a": [1, 2, 3], "b": list("xyz")})),
+            {},
+            "inputs are of the .*DataFrame",
+        ),
+        (arrays(np.ones((3, 4), dtype=complex)), {}, "inputs are of .* complex128: .* be numbers"),
+        (arrays([[1.0], [2.0, 3.0], []]), {}, "inputs cannot be made an array: .* inhomogeneous"),
+        (rows((np.ones(4), 1), (np.ones(3), 2)), {}, "cannot be put into a batch: stack expects"),
+        (rows((Image.new("L", (2, 2)), 1)), {}, "cannot be put into a batch: .*ToTensor"),
         (rows({"a": torch.ones(4), "b": 1}), {}, "an example has a, b: name its input and its"),
         (rows(IMAGE), {"columns": ["img", "lbl"]}, "names lbl, and an example has img, label"),
         (rows((torch.ones(4), 1, 2)), {}, "a batch is a list: it must be .inputs, targets."),
@@ -334,6 +380,59 @@ def test_what_is_no_data_is_refused_in_one_line(data, options, message):
     with pytest.raises(ConfigError, match=message) as refused:
         task_of(data, clients=1, **options).client_data(0)[0].class_counts()
     assert "\n" not in str(refused.value)
+
+
+def test_lists_are_arrays_and_a_list_of_pairs_is_a_dataset():
+    pairs = [(np.full(4, row, dtype="float32"), row % 3) for row in range(2)]
+    lists = tuple([list(map(float, pair[0])) for pair in pairs]), [label for _, label in pairs]
+    for given in (pairs, lists, tuple(map(np.asarray, lists))):
+        task = task_of(lambda given=given: (given, None), clients=1)
+        inputs, labels = next(task.client_data(0)[0].batches(2, generator=None, train=False))
+        assert inputs.dtype == torch.float32
+        assert inputs[:, 0].tolist() == labels.tolist() == [0, 1]
+
+
+def images(dtype):
+    return torch.ones(2, 1, 8, 8).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64])
+def test_images_of_whole_numbers_are_refused_where_the_model_cannot_compute_with_them(dtype):
+    def plain():
+        return nn.Sequential(nn.Conv2d(1, 2, 8), nn.Flatten(), nn.Linear(2, 3))
+
+    class Casting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = plain()
+
+        def forward(self, inputs):
+            return self.layers(inputs.float())
+
+    for model in (
+        WrappedModel(plain()),
+        build_model("mlp", input_shape=(1, 8, 8), num_classes=3, seed=0),
+    ):
+        with pytest.raises(ConfigError, match=r"fails on inputs of whole numbers.*images / 255"):
+            model(images(dtype))
+    assert WrappedModel(Casting())(images(dtype))[1].shape == (2, 3)
+    with pytest.raises(RuntimeError, match="expected input"):  # an error of the model's own
+        WrappedModel(plain())(torch.ones(2, 3, 8, 8))
+
+
+@pytest.mark.parametrize(
+    ("logits", "labels"),
+    [
+        ((2, 3), (2, 1)),
+        ((2, 3), (2, 3)),
+        ((2, 3, 4, 4), (2, 1, 4, 4)),
+        ((2, 3, 4, 4), (2, 2, 2)),
+        ((2,), (2,)),
+    ],
+)
+def test_logits_and_labels_of_other_shapes_are_refused(logits, labels):
+    with pytest.raises(ConfigError, match=r"outputs have the shape .* must be logits \(B, C\) and"):
+        loss_of("segmentation", None)(torch.zeros(logits), torch.zeros(labels).long())
 
 
 def test_a_dicts_input_and_target_are_found():

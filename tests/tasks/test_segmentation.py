@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedhet.common.errors import ConfigError
-from fedhet.tasks.segmentation import UNet, load, shapes
+from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.tasks.segmentation import MaskedImages, UNet, load, shapes
 from tests.tasks.plain import SITE, task_of
 
 
@@ -49,6 +49,14 @@ def test_shapes_are_drawn_from_the_seed_and_the_test_is_not():
     np.testing.assert_array_equal(test, other[1][0])
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"examples": 0}, {"test_examples": -1}, {"noise": -0.1}, {"noise": float("inf")}]
+)
+def test_shapes_that_cannot_be_drawn_are_refused(wrong):
+    with pytest.raises(ConfigError, match=rf"{next(iter(wrong))}=.* is not allowed"):
+        shapes(0, **wrong)
+
+
 def test_without_noise_a_pixel_is_as_bright_as_its_shape():
     (images, masks), _ = shapes(0, examples=9, test_examples=1, size=16, noise=0.0)
     np.testing.assert_array_equal(images[:, 0], np.array([0, 0.5, 1.0])[masks])
@@ -78,6 +86,25 @@ def test_an_image_and_the_mask_of_its_name_are_a_pair(tmp_path):
     assert set(labels.unique().tolist()) <= {0, 1, 2}  # no label between two
 
 
+def turned(path, pixels):
+    """Save pixels (H, W) as they are, and say that they have to be turned by a quarter."""
+    exif = Image.Exif()
+    exif[0x0112] = 6  # orientation: row 0 is the right side
+    Image.fromarray(pixels).save(path, exif=exif)
+
+
+def test_a_photograph_is_turned_as_its_camera_says(tmp_path):
+    draw(tmp_path / "train", 1)
+    pixels = np.arange(24, dtype=np.uint8).reshape(4, 6)
+    upright = np.rot90(pixels, -1)
+    turned(tmp_path / "train" / "images" / "0.png", pixels)
+    Image.fromarray(upright).save(tmp_path / "train" / "masks" / "0.png")
+    image, mask = MaskedImages(tmp_path / "train", 12, channels=1)[0]
+    same = Image.fromarray(upright).resize((12, 12), Image.Resampling.BICUBIC)
+    torch.testing.assert_close(image[0] * 255, torch.tensor(np.asarray(same, dtype=np.float32)))
+    assert mask[::11, 0].tolist() == upright[::5, 0].tolist()  # the corners on the left
+
+
 def test_a_site_has_its_own_images(tmp_path):
     draw(tmp_path / "train", 4)
     task = task_of("segmentation", {"image_size": 8}, SITE, num_classes=3)
@@ -101,6 +128,16 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     Image.new("RGB", (6, 6)).save(tmp_path / "train" / "masks" / "1.png")
     with pytest.raises(ConfigError, match=r"1\.png has colours"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
+    Image.new("L", (6, 5)).save(tmp_path / "train" / "masks" / "1.png")
+    with pytest.raises(ConfigError, match=r"1\.png has 6x5 pixels and its image 1\.png 6x6"):
+        load(path=str(tmp_path), test_fraction=0.0)[0][1]
+    whole = (tmp_path / "train" / "masks" / "0.png").read_bytes()
+    (tmp_path / "train" / "masks" / "1.png").write_bytes(whole[:45])
+    with pytest.raises(DamagedFileError, match=r"masks/1\.png cannot be read as an image"):
+        load(path=str(tmp_path), test_fraction=0.0)[0][1]
+    Image.new("L", (6, 6)).save(tmp_path / "train" / "images" / "1.tif")
+    with pytest.raises(ConfigError, match=r"images has 1\.png and 1\.tif: .*rename one"):
+        load(path=str(tmp_path))
     task = task_of("segmentation", {}, num_classes=2)
     with pytest.raises(ConfigError, match=r"gives no training example.*path"):
         task.client_data(0)

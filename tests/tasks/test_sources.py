@@ -9,6 +9,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from fedhet.common.errors import ConfigError
+from fedhet.tasks.sources.encodings import ImageEncoding
 from fedhet.tasks.sources.source import HUB
 from tests.tasks.generated import (
     TASKS,
@@ -153,6 +154,16 @@ def test_image_folder_with_test_and_without_which_is_split_by_class(tmp_path):
     assert task.test_data().class_counts() == [2, 4, 0]
     assert np.bincount(task.train_split.labels).tolist() == [8, 16, 1]
     assert task.train_split.read().shape == (25, 3, 16, 16)
+
+
+def test_an_image_is_turned_as_its_exif_orientation_says(tmp_path):
+    pixels = np.arange(9, dtype=np.uint8).reshape(3, 3)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # row 0 is the right side
+    Image.fromarray(pixels).save(tmp_path / "a.png", exif=exif)
+    for source in (tmp_path / "a.png", (tmp_path / "a.png").read_bytes()):
+        found = ImageEncoding((1, 3, 3)).decode(source)
+        np.testing.assert_array_equal(found[0], np.rot90(pixels, -1))
 
 
 def test_broken_image_folders_are_refused_by_key(tmp_path):

@@ -96,7 +96,8 @@ WRONG = [
     ({"classes": ["low"]}, "income has high, and task.classes has low"),
     ({"classes": None}, "task.classes=null"),
     ({"target": "member", "classes": ["yes", "no"]}, "1 of the 4 rows have no member"),
-    ({"public": 0}, "there is no row to fit the columns on"),
+    ({"public": 0}, "public=0 is not allowed: it must be a whole number of at least 1"),
+    ({"public": -1}, "public=-1 is not allowed: it must be a whole number of at least 1"),
     ({"public": True}, "public=True must be a whole number or text"),
     ({"public": "none.csv"}, "none.csv does not exist"),
     ({"test_fraction": 1.0}, "test_fraction=1.0 is not allowed"),
@@ -244,6 +245,17 @@ def test_the_mlp_has_the_widths_it_is_given(table):
     task = task_of("tabular", options, classes=CLASSES, model_options={"hidden": [7, 3]})
     shapes = [tuple(tensor.shape) for tensor in task.build_model(0).parameters()]
     assert shapes == [(7, 5), (7,), (3, 7), (3,), (2, 3), (2,)]
+
+
+@pytest.mark.parametrize("wrong", [{"hidden": [0]}, {"mean": float("nan")}, {"std": float("inf")}])
+def test_an_mlp_of_no_layer_or_no_scale_is_refused(wrong):
+    with pytest.raises(ConfigError, match=rf"model_options\.{next(iter(wrong))}=.* is not allowed"):
+        tabular.mlp([2], 1, **wrong)
+
+
+def test_a_test_part_without_a_row_is_none(table):
+    options = {"path": str(table), "target": "income", "public": 2, "test_fraction": 0.01}
+    assert task_of("tabular", options, classes=CLASSES).test_data() is None
 
 
 def test_the_mlp_answers_in_the_unit_of_the_targets():

@@ -90,6 +90,7 @@ def test_nobody_trains_on_what_another_client_holds_out():
         ("digits", {"channels": 2}, r"task\.channels=2 must be 1 \(grey\) or 3 \(RGB\)"),
         ("digits", {"mean": [0.1, 0.2]}, r"task\.mean has 2 values and task\.channels=1"),
         ("digits", {"std": [0.0]}, r"task\.std=0\.0 is not allowed"),
+        ("digits", {"mean": [float("nan")]}, r"task\.mean=nan is not allowed"),
         ("digits", {"test_fraction": 1.0}, r"task\.test_fraction=1\.0 .* in \(0\.0, 1\.0\)"),
         ("digits", {"crop_probability": 2}, r"task\.crop_probability=2 .* in \[0\.0, 1\.0\]"),
         ("digits", {"train_size": 0}, r"task\.train_size=0 .* whole number of at least 1"),
@@ -99,6 +100,11 @@ def test_nobody_trains_on_what_another_client_holds_out():
         ("digits", {"path": 2024}, r"task\.path=2024 must be text .* or null"),
         ("digits", {"path": "x"}, r"task\.path=x: task\.source=embedded .* task\.path=null"),
         ("digits", {"classes": ["a"]}, r"task\.classes names 1 classes and task\.num_classes=10"),
+        (
+            "image_folder",
+            {"num_classes": None, "classes": ["a", "b", "a"]},
+            r"task\.classes names a more than once",
+        ),
         ("digits", {"model": "cvae"}, r"model=cvae takes pixels in \[0, 1\].*task\.mean"),
         (
             "imdb",
