@@ -14,6 +14,8 @@ from unittest.mock import Mock
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from fedhet.common.errors import ConfigError
+from fedhet.common.files import writable_folder
 from fedhet.common.results import Row, write_rows
 from fedhet.common.run_events import ROW, START, Event, decode, encode, new_key
 from fedhet.conf import compose_overrides, resume_fingerprint
@@ -278,15 +280,44 @@ def test_a_new_run_resumes_one_that_broke_off(tmp_path, known):
     assert "resume=false" not in words
 
 
-def test_a_run_without_a_round_begins_anew_and_a_completed_one_goes_on_to_a_later_round(tmp_path):
-    control, _ = resume(tmp_path, RunStatus("finished:failed"))
-    assert control.start.call_args.args[0][-1] == "resume=false"
-    write_rows(tmp_path / "metrics.jsonl", ROWS[:1])  # of round 0: the ServerApp begins again
-    control, _ = resume(tmp_path, RunStatus("finished:failed"))
-    assert "resume=false" not in control.start.call_args.args[0]
-    write_rows(tmp_path / "metrics.jsonl", ROWS)
+def test_the_server_app_finds_out_whether_a_run_had_begun(tmp_path):
+    """The launcher may have left before the first row came, or the run ended without one."""
+    for rows in ([], ROWS[:1]):
+        write_rows(tmp_path / "metrics.jsonl", rows)
+        control, _ = resume(tmp_path, RunStatus("finished:stopped"))
+        words = control.start.call_args.args[0]
+        assert words[0] == "resume=true"
+        assert "runtime.server_results='/srv'" in words
+        assert "resume=false" not in words
+
+
+def test_a_completed_run_goes_on_to_a_later_round(tmp_path):
     control, _ = resume(tmp_path, RunStatus("finished:completed"), rounds=5)
-    assert "resume=false" not in control.start.call_args.args[0]
+    assert control.start.called
+
+
+def test_the_reason_of_a_failure_is_flowers_or_else_the_end_of_the_log(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("INFO: [round 1/3]\nERROR: Exit Code: 201\n")
+    run: Any = DeploymentRun(recipe().runtime, log)
+    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0), Mock()
+    run._status = RunStatus("finished:failed", "ServerApp failed with exception: no")
+    assert run.failure() == "run 7: ServerApp failed with exception: no"
+    run._status = RunStatus("finished:stopped")
+    assert run.failure() == "run 7: finished:stopped: INFO: [round 1/3]\nERROR: Exit Code: 201"
+
+
+@pytest.mark.parametrize("there", [None, "/results"])
+def test_a_server_that_cannot_write_to_the_launchers_path_needs_server_results(tmp_path, there):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "run"
+    with pytest.raises(ConfigError) as refused:
+        writable_folder(folder)
+    runtime = recipe(**{"runtime.server_results": there}).runtime
+    run: Any = DeploymentRun(runtime, folder / "log.txt")
+    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0), Mock()
+    run._status = RunStatus("finished:failed", str(refused.value))
+    assert ("runtime.server_results is not set" in run.failure()) == (there is None)
 
 
 @pytest.mark.parametrize(
