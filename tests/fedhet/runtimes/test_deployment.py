@@ -45,9 +45,8 @@ def recipe(**values: object) -> DictConfig:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"address": "server"}, r"runtime\.address=server must be host:port"),
-        ({"address": "server:port"}, r"must be host:port"),
         ({"root_certificates": "/no/ca.crt"}, r"root_certificates=/no/ca\.crt is not a file"),
+        ({"root_certificates": "~nobody-of-us/ca.crt"}, r"/~nobody-of-us/ca\.crt is not a file"),
         ({"insecure": True, "root_certificates": "/x"}, r"insecure=true.*one of them"),
         ({"connection": "prod"}, r"connection=prod is not in .*; allowed: lab"),
     ],
@@ -55,6 +54,24 @@ def recipe(**values: object) -> DictConfig:
 def test_an_invalid_connection_is_refused(values, message, flower_config):
     with pytest.raises(LaunchError, match=message):
         connection_of(OmegaConf.merge(recipe().runtime, values))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b"\xff", r"config\.toml cannot be read \('utf-8'.*: set runtime\.address"),
+        (b"[superlink", r"config\.toml cannot be read \(Expected"),
+        (b"superlink = 3", r"is not in .*it names no SuperLink: set runtime\.address"),
+        (b"[superlink.lab]\naddress = 'https://x:1'", r"address=https://x:1 .*must be host:port"),
+        (b"[superlink.lab]\noptions.num-supernodes = 2", r"address= is not allowed"),
+        (b"[superlink.lab]\naddress = 'x:1'\nroot-certificates = 'ca.crt'", r"an absolute path"),
+        (b"[superlink.lab]\naddress = 'x:1'\ninsecure = 'no'", r"insecure=no .*true or false"),
+    ],
+)
+def test_what_flowers_config_says_is_checked(config, message, flower_config):
+    (flower_config.parent / "config.toml").write_bytes(config)
+    with pytest.raises(LaunchError, match=message):
+        connection_of(recipe(**{"runtime.connection": "lab"}).runtime)
 
 
 @pytest.fixture
@@ -141,6 +158,19 @@ def test_a_port_where_nothing_listens_is_reported():
         port = free.getsockname()[1]
     with pytest.raises(LaunchError, match=r"no SuperLink answers at runtime\.address=127.*refused"):
         check_reachable(Connection(f"127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize("content", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAA"])
+def test_a_file_without_a_certificate_is_refused(content, tmp_path):
+    (tmp_path / "ca.crt").write_text(content)
+    with pytest.raises(LaunchError, match=r"ca\.crt cannot be read .*: name the certificate"):
+        check_reachable(Connection("127.0.0.1:1", str(tmp_path / "ca.crt")))
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_host_of_no_valid_name_is_reported(host):
+    with pytest.raises(LaunchError, match=rf"no SuperLink answers at runtime\.address={host}:1 "):
+        check_reachable(Connection(f"{host}:1"))
 
 
 @pytest.mark.parametrize("lacking", ["{server}", "{here}"])
