@@ -162,7 +162,7 @@ def _texts(figure: Figure, cells: Sequence[Cell], least: int = 2) -> list[str]:
 
 
 def _with_count(found: Estimate | None, runs: int, digits: int) -> str:
-    """Return an estimate as text, with the number of runs that it is of where some have no value."""
+    """Return an estimate as text, and of how many runs it is where some have no value."""
     if found is None:
         return "-"
     return found.text(digits) + (f" (n = {found.count})" if found.count < runs else "")
