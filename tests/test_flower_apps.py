@@ -182,9 +182,7 @@ def test_what_cannot_be_is_refused_when_the_app_is_made(method, named, message):
 def test_both_apps_must_be_made_of_the_same(tmp_path):
     client_app = fedhet.make_client_app(Net, load_data, "fedavg")
     server_app = fedhet.make_server_app(Net, load_data, "scaffold")
-    said = (
-        r"only 0 simulated clients .*; refused were: node \d+ \(partition \d\) runs another recipe"
-    )
+    said = r"only 0 SuperNodes .*; refused were: node \d+ \(partition \d\) runs another recipe"
     with pytest.raises(TimeoutError, match=said):
         serve(
             (client_app, server_app),

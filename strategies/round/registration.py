@@ -380,16 +380,15 @@ def _too_few(
     why = f"; refused were: {'; '.join(list(refused.values())[:5])}" if refused else ""
     if federation.nodes_may_join:
         found = f"{there} SuperNodes are registered after {seconds}"
-        advice = (
-            f"start the others, set clients={there or 1}, or, if they may join later, "
-            f"runtime.min_clients={there or 1}"
-        )
+        advice = "start the others"
+        if there:
+            advice += f", set clients={there}, or, if they join later, runtime.min_clients={there}"
     elif refused:  # the reasons name the keys
         return f"clients={size}{least}, but only {there} simulated clients can take part{why}"
     else:
         found = f"{there} simulated clients are there after {seconds}"
         advice = (
-            f"set clients={there or 1}, or flwr run . --federation-config "
+            "set clients to their number, or flwr run . --federation-config "
             f"'num-supernodes={size} client-resources-num-cpus=1'"
         )
     return f"clients={size}{least}, but only {found}{why}; {advice}"

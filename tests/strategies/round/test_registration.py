@@ -78,7 +78,7 @@ def silence(grid: InProcessGrid) -> None:
         (
             lambda grid: grid.handlers.pop(102),
             {"nodes_may_join": False},
-            "only 2 simulated clients are there after .*set clients=2, or .*num-supernodes=3",
+            "only 2 simulated clients are there after .*set clients to their .*num-supernodes=3",
         ),
         (
             lambda grid: grid.handlers.update({101: failing}),
