@@ -156,8 +156,8 @@ class DeploymentRun:
         if longer and not status.is_over:
             raise LaunchError(
                 f"rounds={recipe.rounds}, but run {before.run_id} still runs with rounds="
-                f"{before.rounds}: follow it with that, or stop it first (flwr stop "
-                f"{before.run_id})"
+                f"{before.rounds}: follow it with that, or stop it first: "
+                f"{self._how_to_stop(before.run_id)}"
             )
         return not status.is_over or (status.is_completed and not longer)
 
@@ -227,8 +227,13 @@ class DeploymentRun:
         run_id = self._followed()[0].run_id
         return (
             f"run {run_id} continues. Follow it again: the same command with resume=true "
-            f"results_dir={self._folder}. Stop it: flwr stop {run_id}"
+            f"results_dir={self._folder}. Stop it: {self._how_to_stop(run_id)}"
         )
+
+    def _how_to_stop(self, run_id: int) -> str:
+        if name := self._runtime.connection:  # without its name, flwr asks another SuperLink
+            return f"flwr stop {run_id} {name}"
+        return "follow it with runtime.stop_on_interrupt=true, and press Ctrl-C"
 
     # ---- on the way ------------------------------------------------------------------------------
 
