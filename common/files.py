@@ -7,6 +7,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import dropwhile
 from pathlib import Path
 
 from fedhet.common.errors import ConfigError
@@ -80,6 +81,20 @@ def last_lines(path: Path, count: int) -> str:
     """Return the last ``count`` lines of a log that are not blank."""
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
     return "\n".join(lines[-count:]) or "(the log is empty)"
+
+
+def last_error(path: Path) -> str:
+    """Return the message of the traceback that a log ends with, without the lines of the stack.
+
+    An error of fedhet's own speaks for itself: its class is left out. A log without a traceback
+    has its last lines.
+    """
+    text = path.read_text(errors="replace")
+    _, found, after = text.rpartition("Traceback (most recent call last):\n")
+    if not found:
+        return last_lines(path, 3)
+    message = "\n".join(dropwhile(lambda line: line.startswith(" "), after.splitlines()))
+    return re.sub(r"^fedhet\.[\w.]+: ", "", message).strip()
 
 
 def writable_folder(folder: Path, key: str = "results_dir") -> Path:

@@ -10,7 +10,7 @@ is a mean over clients: ``client_`` (evaluation.clients), ``received_`` (evaluat
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -83,9 +83,13 @@ def metric_of(name: str) -> Metric | None:
     Prefixes and a class are left out: ``client_f1/cat`` and ``received-f1`` are f1.
     """
     base = name.partition("/")[0].replace("-", "_")
-    prefix = next((one for one in _PREFIXES if base.startswith(one)), "")
-    base = base.removeprefix(prefix)
+    base = base.removeprefix(evaluation_of(base))
     return _LOSS if base == "loss" else METRICS.get(base)
+
+
+def evaluation_of(name: str) -> str:
+    """Return the prefix in a name of metrics.jsonl, which says what evaluation the value is of."""
+    return next((prefix for prefix in _PREFIXES if name.startswith(prefix)), "")
 
 
 def larger_is_better(figure: str) -> bool:
@@ -179,24 +183,24 @@ def is_of_new_model(name: str) -> bool:
 def metric_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return each metric's last value, and its best one as ``best_<name>``; of classes, the last.
 
-    Of the server's evaluation and of the clients' (``client_``), without accuracy and loss.
+    Of the server's evaluation and of the clients' (``client_``), without accuracy and loss. A
+    metric that the last evaluation has no value of has no last one.
     """
-    found: dict[str, float] = {}
-    for name, value in _values(rows):
-        found[name] = value
-        if "/" in name:
-            continue
-        best = f"best_{name}"
-        choose = max if larger_is_better(name) else min
-        found[best] = choose(found.get(best, value), value)
-    return found
-
-
-def _values(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
+    last: dict[str, float] = {}
+    best: dict[str, float] = {}
     for row in rows:
+        evaluated = [prefix for prefix in ("", CLIENT) if f"{prefix}loss" in row]
+        last = {name: v for name, v in last.items() if evaluation_of(name) not in evaluated}
         for name, value in row.items():
             if is_of_new_model(name) and value is not None:
-                yield name, float(value)
+                last[name] = float(value)
+                choose = max if larger_is_better(name) else min
+                best[name] = choose(best.get(name, last[name]), last[name])
+    found: dict[str, float] = {}
+    for name, value in best.items():
+        found |= {name: last[name]} if name in last else {}
+        found |= {f"best_{name}": value} if "/" not in name else {}
+    return found
 
 
 def figures_of(metrics: Collection[str]) -> list[str]:

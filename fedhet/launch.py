@@ -82,6 +82,8 @@ _STARTS = {  # what a runtime does first; the others import PyTorch before
     "flower": "starting Flower's SuperLink",
     "deployment": "connecting to the SuperLink",
 }
+_LOADS = "loading data, starting workers"  # the run, when it has begun
+_FOLLOWS = "submitted; waiting for the server's rounds"  # a launcher of runtime=deployment
 _WITH_CODE = ("local", "ray")  # runtimes that import torch in this process
 _OF_CODE = (
     *("strategy.", "strategy/", "strategy=[", "schedule.", "logger.", "local.optimizers."),
@@ -163,7 +165,7 @@ def _run_in(
                 display.stage(_STARTS[recipe.runtime.name])
             with runtime:
                 runtime.submit(recipe, overrides)
-                display.stage("loading data, starting workers")
+                display.stage(_FOLLOWS if recipe.runtime.name == "deployment" else _LOADS)
                 if early is None:
                     warm_up()  # one core is idle meanwhile
                 summary = _watch(runtime, results, display, end)

@@ -78,7 +78,8 @@ def results_folder(recipe: DictConfig) -> Path:
 def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
     """Return the checkpoint to resume from, None for a run from the beginning.
 
-    A run that was killed before its first checkpoint begins again; no other is overwritten.
+    A run that was killed before its first checkpoint begins again; no other is overwritten. So does
+    one whose launcher has named a folder of its own for it (runtime.server_results).
 
     Raises:
         ConfigError: if the folder has no run to resume, or has one and ``resume`` is false.
@@ -97,6 +98,9 @@ def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
     if found := last_whole_checkpoint(folder):
         return found
     if not has_run:
+        if recipe.runtime.get("server_results"):
+            log(WARNING, "%s holds no run yet: it begins with round 1", folder)
+            return None
         raise ConfigError(
             f"resume=true, but results_dir={folder} holds no checkpoint and no run that was cut "
             "short; set resume=false to start afresh"

@@ -116,7 +116,7 @@ TABLE = """
  | runtime.connect_timeout_seconds | 1 0.5 | 0 -1 abc null .inf
  | runtime.min_clients | null 1 10 | 0 11 1.5 abc
  runtime=ray | runtime.address | null auto | 3 true
- runtime=deployment | runtime.address | 127.0.0.1:8000 server:1 | x x: :80 x:0 x:99999 3 null
+ runtime=deployment | runtime.address | x:8 '[::1]:1' | x :80 x:0 x:99999 'https://x:1' ::1:1 3 null
  runtime=deployment | runtime.root_certificates | null a.crt | 3
  runtime=deployment | runtime.insecure | true false | maybe null
  runtime=deployment | runtime.connection | null mine | 3

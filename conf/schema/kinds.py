@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -45,9 +46,14 @@ def _selector(text: str) -> str:
     return text
 
 
+def is_address(text: str) -> bool:
+    """Return whether a text is host:port; an IPv6 host stands in brackets."""
+    found = re.fullmatch(r"(?:[^][:/@\s]+|\[[0-9A-Fa-f:.]+\]):([0-9]+)", text, re.ASCII)
+    return found is not None and 0 < int(found[1]) < 2**16
+
+
 def _address(text: str) -> str:
-    host, _, port = text.rpartition(":")
-    if not host or not (port.isdigit() and 0 < int(port) < 2**16):
+    if not is_address(text):
         raise ValueError
     return text
 
@@ -83,7 +89,7 @@ Selector = Annotated[
 Device = Annotated[
     str, Field(pattern=r"^(auto|cpu|cuda(:\d{1,3})?)$"), Says("auto, cpu, cuda or cuda:N")
 ]
-Address = Annotated[str, AfterValidator(_address), Says("host:port")]
+Address = Annotated[str, AfterValidator(_address), Says("host:port, without https://")]
 Fetch = Annotated[
     str, AfterValidator(_format_error), Says("a command with {server} and {here} and no other {}")
 ]

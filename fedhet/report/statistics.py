@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fedhet.common.metrics import is_of_new_model, larger_is_better, metric_of
+from fedhet.common.metrics import evaluation_of, is_of_new_model, larger_is_better, metric_of
 from fedhet.report.names import column_title
 from fedhet.report.run_data import Run
 
@@ -86,7 +86,16 @@ class Figure:
         if self.name == "late_accuracy":
             trained = [value for round, value in points if round > 0] or values
             return Value(statistics.fmean(trained[-self.evaluations :]) * scale)
+        if points[-1][0] < _last_evaluation(run, column, last):
+            return None  # the last model has no value, as the R2 of a constant
         return Value(values[-1] * scale)
+
+
+def _last_evaluation(run: Run, column: str, last: float) -> int:
+    """Return the last round with the evaluation that a column's values come from; -1 for none."""
+    names = [f"{evaluation_of(column)}{name}" for name in ("accuracy", "loss")]
+    rounds = (round for name in names for round, _ in run.points(name) if round <= last)
+    return max(rounds, default=-1)
 
 
 def _spent(name: str, run: Run, last: int) -> float | None:

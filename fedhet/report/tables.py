@@ -101,7 +101,7 @@ def _main_entry(cell: Cell, figure: Figure, digits: int, *, with_count: bool) ->
     if ours is None:
         return Entry(_missing(cell, figure, digits), f"paper {paper}" if paper else "")
     text = ours.text(digits)
-    if with_count:
+    if with_count or ours.count < len(cell.runs):
         text += f" (n = {ours.count})"
     under = f"paper {paper}{_difference(ours, cell.published, digits)}" if paper else ""
     return Entry(text, under)
@@ -158,8 +158,14 @@ def _figures(layout: Layout, figures: Mapping[str, Figure], least: int) -> pd.Da
 
 def _texts(figure: Figure, cells: Sequence[Cell], least: int = 2) -> list[str]:
     digits = _digits(figure, cells, least)
-    found = [estimate(figure, cell.runs) for cell in cells]
-    return ["-" if one is None else one.text(digits) for one in found]
+    return [_with_count(estimate(figure, cell.runs), len(cell.runs), digits) for cell in cells]
+
+
+def _with_count(found: Estimate | None, runs: int, digits: int) -> str:
+    """Return an estimate as text, and of how many runs it is where some have no value."""
+    if found is None:
+        return "-"
+    return found.text(digits) + (f" (n = {found.count})" if found.count < runs else "")
 
 
 def accuracies_table(layout: Layout, figure: Figure) -> Table:

@@ -31,10 +31,6 @@ _POLL_SECONDS = 0.2
 _WAIT_POLL_SECONDS = 1.0  # for clients to come back before a round
 _REPORT_SECONDS = 10.0
 _MOST_ASKED = 1000  # of a larger simulation, each client is asked when it is first drawn
-_SIZE_HINT = (
-    "set clients to the number of SuperNodes, or start as many: flwr run . --federation-config "
-    "'num-supernodes=N client-resources-num-cpus=1' (clients=0: as many as there are)"
-)
 
 
 @dataclass(frozen=True)
@@ -379,10 +375,20 @@ def _registry_of(
 def _too_few(
     size: int, enough: int, there: int, federation: FederationConfig, refused: Mapping[int, str]
 ) -> str:
-    least = "" if enough == size else f" (min_clients={enough})"
+    least = "" if enough == size else f" (runtime.min_clients={enough})"
+    seconds = f"{federation.connect_timeout_seconds:.0f} s (runtime.connect_timeout_seconds)"
     why = f"; refused were: {'; '.join(list(refused.values())[:5])}" if refused else ""
-    return (
-        f"clients={size}{least}, but only {there} SuperNodes are registered "
-        f"after {federation.connect_timeout_seconds:.0f} s (runtime.connect_timeout_seconds){why}; "
-        f"{_SIZE_HINT}"
-    )
+    if federation.nodes_may_join:
+        found = f"{there} SuperNodes are registered after {seconds}"
+        advice = "start the others"
+        if there:
+            advice += f", set clients={there}, or, if they join later, runtime.min_clients={there}"
+    elif refused:  # the reasons name the keys
+        return f"clients={size}{least}, but only {there} simulated clients can take part{why}"
+    else:
+        found = f"{there} simulated clients are there after {seconds}"
+        advice = (
+            "set clients to their number, or flwr run . --federation-config "
+            f"'num-supernodes={size} client-resources-num-cpus=1'"
+        )
+    return f"clients={size}{least}, but only {found}{why}; {advice}"

@@ -74,6 +74,14 @@ def test_the_last_and_the_best_value_of_each_metric():
     }
 
 
+def test_a_metric_that_the_last_evaluation_lacks_has_a_best_value_alone():
+    every = [
+        {"round": 0, "loss": 1.0, "r2": 0.2, "client_loss": 1.0, "client_r2": 0.3},
+        {"round": 1, "loss": 1.0},  # as the R2 of a constant; the clients have not evaluated
+    ]
+    assert metric_totals(every) == {"best_r2": 0.2, "client_r2": 0.3, "best_client_r2": 0.3}
+
+
 def test_what_is_better_in_a_search():
     larger = ["accuracy", "best_accuracy", "client_accuracy", "f1", "best_client_f1", "r2"]
     smaller = ["loss", "client_loss", "best_mae", "calibration_error", "seconds", "bytes_up"]

@@ -13,10 +13,13 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from fedhet.conf.schema.kinds import is_address
 from fedhet.runtimes.flower_install import FLOWER, LaunchError
 
 _SECONDS = 30.0
 _TITLE = "SuperLink API"
+_WHICH_FILE = "name the certificate (PEM) of the CA that signed the server's certificate"
+_INSTEAD = "set runtime.address and runtime.root_certificates instead"
 
 
 @dataclass(frozen=True)
@@ -47,12 +50,10 @@ def connection_of(runtime: DictConfig) -> Connection:
         if runtime.connection
         else Connection(
             str(runtime.address),
-            str(Path(str(ca)).expanduser().absolute()) if ca else "",
+            os.path.abspath(os.path.expanduser(str(ca))) if ca else "",
             bool(runtime.insecure),
         )
     )
-    if not (found.host and found.address.rpartition(":")[2].isdigit()):
-        raise LaunchError(f"runtime.address={found.address} must be host:port of a SuperLink")
     if found.insecure and found.root_certificates:
         raise LaunchError(
             f"runtime.insecure=true excludes runtime.root_certificates={found.root_certificates}: "
@@ -60,8 +61,7 @@ def connection_of(runtime: DictConfig) -> Connection:
         )
     if found.root_certificates and not Path(found.root_certificates).is_file():
         raise LaunchError(
-            f"runtime.root_certificates={found.root_certificates} is not a file: name the "
-            "certificate of the CA that signed the server's certificate"
+            f"runtime.root_certificates={found.root_certificates} is not a file: {_WHICH_FILE}"
         )
     return found
 
@@ -69,24 +69,32 @@ def connection_of(runtime: DictConfig) -> Connection:
 def _from_flower_config(name: str) -> Connection:
     path = Path(os.environ.get("FLWR_HOME") or "~/.flwr").expanduser() / "config.toml"
     try:
-        tables: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))["superlink"]
-    except (OSError, KeyError, tomllib.TOMLDecodeError) as error:
+        tables = tomllib.loads(path.read_text(encoding="utf-8")).get("superlink")
+    except (OSError, ValueError) as error:  # ValueError: no text, or no TOML
         raise LaunchError(
-            f"runtime.connection={name}, but {path} names no SuperLink ({error}): set "
-            "runtime.address and runtime.root_certificates instead"
+            f"runtime.connection={name}, but {path} cannot be read ({error}): {_INSTEAD}"
         ) from error
-    names = sorted(key for key, value in tables.items() if isinstance(value, dict))
+    named = tables if isinstance(tables, dict) else {}
+    names = sorted(key for key, value in named.items() if isinstance(value, dict))
     if name not in names:
         raise LaunchError(
-            f"runtime.connection={name} is not in {path}; allowed: {', '.join(names)}"
+            f"runtime.connection={name} is not in {path}; "
+            + (f"allowed: {', '.join(names)}" if names else f"it names no SuperLink: {_INSTEAD}")
         )
-    found = tables[name]
-    return Connection(
-        str(found.get("address", "")),
-        str(found.get("root-certificates", "")),
-        bool(found.get("insecure", False)),
-        str(found.get("federation", "")),
-    )
+    found: dict[str, Any] = named[name]
+    address, ca = str(found.get("address", "")), str(found.get("root-certificates", ""))
+    insecure = found.get("insecure", False)
+    for key, value, is_valid, allowed in (
+        ("address", address, is_address(address), "host:port, without https://"),
+        ("root-certificates", ca, not ca or Path(ca).is_absolute(), "an absolute path"),
+        ("insecure", insecure, isinstance(insecure, bool), "true or false"),
+    ):
+        if not is_valid:
+            raise LaunchError(
+                f"runtime.connection={name}: in {path} its {key}={value} is not allowed: it must "
+                f"be {allowed}"
+            )
+    return Connection(address, ca, insecure, str(found.get("federation", "")))
 
 
 def check_reachable(connection: Connection) -> None:
@@ -95,7 +103,7 @@ def check_reachable(connection: Connection) -> None:
     with_tls = not connection.insecure
     client = http.client.HTTPConnection(connection.host, connection.port, timeout=_SECONDS)
     if with_tls:
-        context = ssl.create_default_context(cafile=connection.root_certificates or None)
+        context = _tls_context(connection.root_certificates)
         client = http.client.HTTPSConnection(
             connection.host, connection.port, timeout=_SECONDS, context=context
         )
@@ -111,9 +119,10 @@ def check_reachable(connection: Connection) -> None:
         raise LaunchError(
             f"{where} does not speak TLS ({error}): set runtime.insecure=true if that is intended"
         ) from error
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for what can be no host's name
+        why = getattr(error, "strerror", None) or error
         raise LaunchError(
-            f"no SuperLink answers at {where} ({error.strerror or error}); Control listens on the "
+            f"no SuperLink answers at {where} ({why}); Control listens on the "
             "server's loopback: start fedhet there, or open a tunnel"
         ) from error
     try:
@@ -137,3 +146,13 @@ def check_reachable(connection: Connection) -> None:
             f"the SuperLink at {where} runs flwr {release}, but this launcher needs {FLOWER}: all "
             "parties must run the same line"
         )
+
+
+def _tls_context(root_certificates: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=root_certificates or None)
+    except OSError as error:  # it cannot be opened, or has no certificate
+        raise LaunchError(
+            f"runtime.root_certificates={root_certificates} cannot be read "
+            f"({error.strerror or error}): {_WHICH_FILE}"
+        ) from error

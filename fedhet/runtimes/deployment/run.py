@@ -9,6 +9,7 @@ brings the model and the checkpoints.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import DamagedFileError
 from fedhet.common.files import last_lines, save_text
-from fedhet.common.results import CONFIG, METRICS, SUMMARY, read_rows, write_summary
+from fedhet.common.results import CONFIG, METRICS, SUMMARY, write_summary
 from fedhet.common.run_events import RECORD_FILE
 from fedhet.conf import quoted, resume_fingerprint
 from fedhet.conf.project import travelling_code
@@ -113,14 +114,15 @@ class DeploymentRun:
 
     def failure(self) -> str:
         """Return why the run ended, in Flower's words."""
-        words = f"{self._status.status} {self._status.details}".strip()
-        tail = last_lines(self._log_path, 3)
-        if "[Errno" in tail and str(self._folder) in tail and not self._runtime.server_results:
-            tail += (
+        status = self._status
+        said = status.details or f"{status.status}: {last_lines(self._log_path, 3)}"
+        unwritable = rf"results_dir={re.escape(str(self._folder))} (cannot be made|is not writable)"
+        if re.search(unwritable, said) and not self._runtime.server_results:
+            said += (
                 "\nruntime.server_results is not set, so the server tried to write to the path of "
                 "results_dir: set it to a folder of the server"
             )
-        return f"run {self._followed()[0].run_id}: {words}: {tail}"
+        return f"run {self._followed()[0].run_id}: {said}"
 
     def continues(self) -> bool:
         """Return whether the run goes on after the launcher was stopped."""
@@ -154,8 +156,8 @@ class DeploymentRun:
         if longer and not status.is_over:
             raise LaunchError(
                 f"rounds={recipe.rounds}, but run {before.run_id} still runs with rounds="
-                f"{before.rounds}: follow it with that, or stop it first (flwr stop "
-                f"{before.run_id})"
+                f"{before.rounds}: follow it with that, or stop it first: "
+                f"{self._how_to_stop(before.run_id)}"
             )
         return not status.is_over or (status.is_completed and not longer)
 
@@ -186,9 +188,9 @@ class DeploymentRun:
         )
         record.write(self._folder)  # before the ServerApp looks for it
         words = [*overrides, f"results_dir={quoted(record.server_folder)}", _LOGGER]
-        rows = self._folder / METRICS
-        if before and not (rows.exists() and read_rows(rows)):
-            words.append("resume=false")  # the run failed before it wrote anything
+        if before:  # its last run may have ended before it wrote anything: the ServerApp looks
+            below = str(PurePosixPath(record.server_folder).parent)
+            words.append(f"runtime.server_results={quoted(below)}")
         try:
             record = replace(record, run_id=self._control.start(words, travelling_code(recipe)))
         except BaseException:
@@ -225,8 +227,13 @@ class DeploymentRun:
         run_id = self._followed()[0].run_id
         return (
             f"run {run_id} continues. Follow it again: the same command with resume=true "
-            f"results_dir={self._folder}. Stop it: flwr stop {run_id}"
+            f"results_dir={self._folder}. Stop it: {self._how_to_stop(run_id)}"
         )
+
+    def _how_to_stop(self, run_id: int) -> str:
+        if name := self._runtime.connection:  # without its name, flwr asks another SuperLink
+            return f"flwr stop {run_id} {name}"
+        return "follow it with runtime.stop_on_interrupt=true, and press Ctrl-C"
 
     # ---- on the way ------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from omegaconf import DictConfig
 
-from fedhet.common.files import last_lines
+from fedhet.common.files import last_error, last_lines
 from fedhet.common.imports import quick_imports
 from fedhet.conf import compose_overrides
 from fedhet.runtimes.local.memory_folder import memory_folder
@@ -53,6 +53,7 @@ _HEAVY = (
     "fedhet.runtimes.local.forked_workers",
 )
 _GRACE_SECONDS, _END_SECONDS = 0.3, 5.0
+_ERROR = 1  # exit code of a server whose log ends with a traceback
 _CLEANUP_SECONDS = 10  # for a server that was told to stop
 _launchers_streams: list[object] = []
 
@@ -108,9 +109,11 @@ class LocalRun:
         return self._server.is_alive()
 
     def failure(self) -> str:
-        """Return the server's exit code and its last words."""
+        """Return the server's error; the end of its log and its exit code if it was killed."""
         assert self._server is not None
-        code, said = self._server.exitcode, last_lines(self.log_path, 3)
+        if (code := self._server.exitcode) == _ERROR:
+            return last_error(self.log_path)
+        said = last_lines(self.log_path, 3)
         return f"its server process ended with exit code {code}: {said}"
 
     def continues(self) -> bool:
@@ -142,7 +145,7 @@ def serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
         _run_server_app(overrides, folder)
     except Exception:
         traceback.print_exc()
-        sys.exit(1)
+        sys.exit(_ERROR)
     finally:
         shutil.rmtree(folder, ignore_errors=True)  # the launcher may have been killed
 

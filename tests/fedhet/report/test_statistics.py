@@ -2,7 +2,9 @@
 
 import pytest
 
+from fedhet.report.layout import automatic_layout
 from fedhet.report.statistics import Figure, estimate, measured_metrics, sensible_targets
+from fedhet.report.tables import metrics_tables
 
 
 @pytest.fixture
@@ -49,6 +51,28 @@ def test_metrics_are_best_where_they_are_largest_or_for_errors_smallest(finished
     found = {name: Figure(name).of(run).number for name in ("f1", "best_f1", "best_client_mae")}
     assert found == {"f1": 0.4, "best_f1": 0.7, "best_client_mae": 1.0}
     assert Figure("best_client_mae").title == "best client mae"
+
+
+def test_a_run_whose_last_model_has_no_value_of_a_metric_does_not_count(finished_run):
+    """As the R2 of a constant; the other runs' number is of them alone, and says so."""
+    values = {"r2": 0.5, "client_r2": 0.25, "client_loss": 1.0}
+    run, other = (finished_run(seed=seed, columns=values) for seed in (0, 1))
+    for name in ("r2", "client_r2"):
+        run.columns[name][-1] = None
+        assert Figure(name).of(run) is None
+        assert Figure(name, last_round=2).of(run).number == values[name]
+        assert Figure(f"best_{name}").of(run).number == values[name]
+    assert estimate(Figure("r2"), [run, other]).count == 1
+    [table, *_] = metrics_tables(automatic_layout([run, other]), ["r2"], None)
+    [row] = table.rows
+    assert [cell.text for cell in row] == ["FedAvg", "2", "0.5000 (n = 1)", "0.5000 ± 0.0000"]
+
+
+def test_metrics_of_evaluations_that_are_not_of_every_round_keep_their_last_value(finished_run):
+    run = finished_run(columns={"r2": 0.5, "client_r2": 0.25, "client_loss": 1.0})
+    for name in ("client_r2", "client_loss"):
+        run.columns[name][-1] = None
+    assert Figure("client_r2").of(run).number == 0.25
 
 
 def test_a_target_that_no_run_reaches_is_the_bound_of_the_run_that_gave_up_first(finished_run):

@@ -14,6 +14,8 @@ from unittest.mock import Mock
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
+from fedhet.common.errors import ConfigError
+from fedhet.common.files import writable_folder
 from fedhet.common.results import Row, write_rows
 from fedhet.common.run_events import ROW, START, Event, decode, encode, new_key
 from fedhet.conf import compose_overrides, resume_fingerprint
@@ -43,9 +45,8 @@ def recipe(**values: object) -> DictConfig:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"address": "server"}, r"runtime\.address=server must be host:port"),
-        ({"address": "server:port"}, r"must be host:port"),
         ({"root_certificates": "/no/ca.crt"}, r"root_certificates=/no/ca\.crt is not a file"),
+        ({"root_certificates": "~nobody-of-us/ca.crt"}, r"/~nobody-of-us/ca\.crt is not a file"),
         ({"insecure": True, "root_certificates": "/x"}, r"insecure=true.*one of them"),
         ({"connection": "prod"}, r"connection=prod is not in .*; allowed: lab"),
     ],
@@ -53,6 +54,24 @@ def recipe(**values: object) -> DictConfig:
 def test_an_invalid_connection_is_refused(values, message, flower_config):
     with pytest.raises(LaunchError, match=message):
         connection_of(OmegaConf.merge(recipe().runtime, values))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b"\xff", r"config\.toml cannot be read \('utf-8'.*: set runtime\.address"),
+        (b"[superlink", r"config\.toml cannot be read \(Expected"),
+        (b"superlink = 3", r"is not in .*it names no SuperLink: set runtime\.address"),
+        (b"[superlink.lab]\naddress = 'https://x:1'", r"address=https://x:1 .*must be host:port"),
+        (b"[superlink.lab]\noptions.num-supernodes = 2", r"address= is not allowed"),
+        (b"[superlink.lab]\naddress = 'x:1'\nroot-certificates = 'ca.crt'", r"an absolute path"),
+        (b"[superlink.lab]\naddress = 'x:1'\ninsecure = 'no'", r"insecure=no .*true or false"),
+    ],
+)
+def test_what_flowers_config_says_is_checked(config, message, flower_config):
+    (flower_config.parent / "config.toml").write_bytes(config)
+    with pytest.raises(LaunchError, match=message):
+        connection_of(recipe(**{"runtime.connection": "lab"}).runtime)
 
 
 @pytest.fixture
@@ -139,6 +158,19 @@ def test_a_port_where_nothing_listens_is_reported():
         port = free.getsockname()[1]
     with pytest.raises(LaunchError, match=r"no SuperLink answers at runtime\.address=127.*refused"):
         check_reachable(Connection(f"127.0.0.1:{port}"))
+
+
+@pytest.mark.parametrize("content", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAA"])
+def test_a_file_without_a_certificate_is_refused(content, tmp_path):
+    (tmp_path / "ca.crt").write_text(content)
+    with pytest.raises(LaunchError, match=r"ca\.crt cannot be read .*: name the certificate"):
+        check_reachable(Connection("127.0.0.1:1", str(tmp_path / "ca.crt")))
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_host_of_no_valid_name_is_reported(host):
+    with pytest.raises(LaunchError, match=rf"no SuperLink answers at runtime\.address={host}:1 "):
+        check_reachable(Connection(f"{host}:1"))
 
 
 @pytest.mark.parametrize("lacking", ["{server}", "{here}"])
@@ -278,15 +310,44 @@ def test_a_new_run_resumes_one_that_broke_off(tmp_path, known):
     assert "resume=false" not in words
 
 
-def test_a_run_without_a_round_begins_anew_and_a_completed_one_goes_on_to_a_later_round(tmp_path):
-    control, _ = resume(tmp_path, RunStatus("finished:failed"))
-    assert control.start.call_args.args[0][-1] == "resume=false"
-    write_rows(tmp_path / "metrics.jsonl", ROWS[:1])  # of round 0: the ServerApp begins again
-    control, _ = resume(tmp_path, RunStatus("finished:failed"))
-    assert "resume=false" not in control.start.call_args.args[0]
-    write_rows(tmp_path / "metrics.jsonl", ROWS)
+def test_the_server_app_finds_out_whether_a_run_had_begun(tmp_path):
+    """The launcher may have left before the first row came, or the run ended without one."""
+    for rows in ([], ROWS[:1]):
+        write_rows(tmp_path / "metrics.jsonl", rows)
+        control, _ = resume(tmp_path, RunStatus("finished:stopped"))
+        words = control.start.call_args.args[0]
+        assert words[0] == "resume=true"
+        assert "runtime.server_results='/srv'" in words
+        assert "resume=false" not in words
+
+
+def test_a_completed_run_goes_on_to_a_later_round(tmp_path):
     control, _ = resume(tmp_path, RunStatus("finished:completed"), rounds=5)
-    assert "resume=false" not in control.start.call_args.args[0]
+    assert control.start.called
+
+
+def test_the_reason_of_a_failure_is_flowers_or_else_the_end_of_the_log(tmp_path):
+    log = tmp_path / "log.txt"
+    log.write_text("INFO: [round 1/3]\nERROR: Exit Code: 201\n")
+    run: Any = DeploymentRun(recipe().runtime, log)
+    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0), Mock()
+    run._status = RunStatus("finished:failed", "ServerApp failed with exception: no")
+    assert run.failure() == "run 7: ServerApp failed with exception: no"
+    run._status = RunStatus("finished:stopped")
+    assert run.failure() == "run 7: finished:stopped: INFO: [round 1/3]\nERROR: Exit Code: 201"
+
+
+@pytest.mark.parametrize("there", [None, "/results"])
+def test_a_server_that_cannot_write_to_the_launchers_path_needs_server_results(tmp_path, there):
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "run"
+    with pytest.raises(ConfigError) as refused:
+        writable_folder(folder)
+    runtime = recipe(**{"runtime.server_results": there}).runtime
+    run: Any = DeploymentRun(runtime, folder / "log.txt")
+    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0), Mock()
+    run._status = RunStatus("finished:failed", str(refused.value))
+    assert ("runtime.server_results is not set" in run.failure()) == (there is None)
 
 
 @pytest.mark.parametrize(
