@@ -140,8 +140,8 @@ class Examples:
         if not 0 <= low <= high < self.num_classes:
             raise ConfigError(
                 f"labels run from {low} to {high}, and the model has {self.num_classes} outputs: "
-                f"labels must be 0 to {self.num_classes - 1}. Change the data, or task.num_classes; "
-                "null takes the outputs of the module task.classifier"
+                f"labels must be 0 to {self.num_classes - 1}. Change the data, the model or "
+                "task.num_classes; null takes the outputs of the module task.classifier"
             )
 
     def _typed(self, targets: Tensor) -> Tensor:

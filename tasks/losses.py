@@ -36,8 +36,8 @@ def require_logits(outputs: Tensor, num_classes: int) -> None:
     if len(shape) < 2 or shape[1] != num_classes:
         raise ConfigError(
             f"the model's outputs have the shape {shape}, and the task has {num_classes} classes: "
-            f"they must be logits (B, {num_classes}), of a segmentation (B, {num_classes}, H, W), "
-            "and so two of a binary classifier. Change the model, or task.num_classes; null takes "
+            f"they must be logits (B, {num_classes}), of a segmentation (B, {num_classes}, H, W). "
+            "Change the model (a binary classifier has two logits) or task.num_classes; null takes "
             "the outputs of the module task.classifier"
         )
 

@@ -189,6 +189,7 @@ class OwnTask(Measured, Partitioned):
     def build_model(self, seed: int) -> AnyModel:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
         config, known = self.config, self._known_to_models()
+        classifies = config.kind == "classification"
         how: dict[str, Any] = {
             "classifier": config.classifier,
             "head_bias": config.head_bias,
@@ -198,14 +199,15 @@ class OwnTask(Measured, Partitioned):
         }
         if self.functions.model is None:
             shape = self.input_shape
-            return build_model(
+            model = build_model(
                 config.model,
                 input_shape=shape,
                 num_classes=config.outputs,
                 options=config.model_options,
                 **how,
             )
-        classifies = config.kind == "classification"
+            model.classifies = model.classifies and classifies
+            return model
         return build_own_model(
             self.functions.model, known, config.model_options or {}, classifies=classifies, **how
         )

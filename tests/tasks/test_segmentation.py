@@ -98,9 +98,16 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
         load(path=str(tmp_path))
     with pytest.raises(ConfigError, match="channels=2 must be 1"):
         load(path=str(tmp_path), channels=2)
+    Image.fromarray(np.full((6, 6), 0.5, "float32")).save(tmp_path / "train" / "masks" / "1.tif")
+    with pytest.raises(ConfigError, match=r"1\.tif has colours or fractions"):
+        load(path=str(tmp_path), test_fraction=0.0)[0][1]
+    (tmp_path / "train" / "masks" / "1.tif").unlink()
     Image.new("RGB", (6, 6)).save(tmp_path / "train" / "masks" / "1.png")
     with pytest.raises(ConfigError, match=r"1\.png has colours"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
+    Image.fromarray(np.zeros((6, 6), "uint16")).save(tmp_path / "train" / "images" / "0.png")
+    with pytest.raises(ConfigError, match=r"0\.png: a pixel has more than 8 bits"):
+        load(path=str(tmp_path), test_fraction=0.0)[0][0]
     task = task_of("segmentation", {}, num_classes=2)
     with pytest.raises(ConfigError, match=r"gives no training example.*path"):
         task.client_data(0)
