@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -123,10 +124,16 @@ def _examples(
     kind = kind_of(task.config)
     if kind is None:
         raise ConfigError(f"{KEY} FLTrust needs inputs and targets, and task={task.name} has none")
-    classes = task.num_classes or 0
+    examples = partial(
+        Examples,
+        kind=kind,
+        num_classes=task.num_classes,
+        any_label=task.any_label,
+        device=device,
+    )
     if aggregator.data is not None:
         given = load_reference(f"{KEY}.data", aggregator.data)()
-        return Examples(given, kind=kind, num_classes=classes, device=device), test
+        return examples(given), test
     if test is None:
         raise ConfigError(
             f"{KEY} FLTrust takes its root set from the server's test examples, and there are "
@@ -144,5 +151,4 @@ def _examples(
     kept[torch.from_numpy(chosen)] = False
     batches = list(MaskedData(test, ~kept).batches(_BATCH, generator=None, train=False))
     inputs, labels = (torch.cat(parts).cpu().numpy() for parts in zip(*batches, strict=True))
-    root = Examples((inputs, labels), kind=kind, num_classes=classes, device=device)
-    return root, MaskedData(test, kept)
+    return examples((inputs, labels)), MaskedData(test, kept)

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedhet.common.errors import ConfigError
 from fedhet.tasks.metrics import MetricSet
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -105,10 +106,11 @@ def _scored(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield each batch's mean loss, which examples are right (B,), and the labels (B, ...).
 
-    No example is right for a model that does not classify.
+    No example is right for a model that does not classify. Of an example with several labels, such
+    as tokens, a share is right.
     """
     model.eval()
-    decides = classifies(model)
+    decide = _right if classifies(model) else _none_right
     if metrics is not None:
         metrics.reset()
     train = generator is not None
@@ -116,5 +118,21 @@ def _scored(
         _, logits = model(inputs)
         if metrics is not None:
             metrics.update(logits, labels)
-        right = logits.argmax(dim=1) == labels if decides else torch.zeros(len(labels))
-        yield loss(logits, labels), right, labels
+        yield loss(logits, labels), decide(logits, labels), labels
+
+
+def _right(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return which labels (B,) have the largest logit, or of labels (B, ...) the share (B,)."""
+    guesses = logits.argmax(dim=1)
+    if guesses.shape != labels.shape:
+        raise ConfigError(
+            f"the logits have the shape {tuple(logits.shape)} and the labels "
+            f"{tuple(labels.shape)}: of a task.kind=classification they must be (B, C) and (B,). "
+            "Several classes of one example are targets of a task.kind=regression, with a task.loss"
+        )
+    right = guesses == labels
+    return right if right.dim() == 1 else right.flatten(1).float().mean(dim=1)
+
+
+def _none_right(logits: Tensor, labels: Tensor) -> Tensor:
+    return torch.zeros(len(labels))

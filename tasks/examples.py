@@ -26,6 +26,7 @@ from torch.utils.data import Dataset as TorchDataset
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.tensor_data import order_of
 
+IGNORED = -100  # PyTorch's: a pixel of this label counts in no loss and no metric
 TARGETS = ("label", "labels", "target", "targets", "y", "fine_label", "mask")  # in a dict of two
 
 
@@ -36,12 +37,14 @@ class Examples:
         given: ``(inputs, targets)``, a Dataset or a DataLoader.
         kind: classification, regression or segmentation.
         num_classes: C; 0 for regression.
+        any_label: False: labels are 0 to C - 1, of a segmentation also IGNORED.
         columns: names of input and target, where an example is a dict.
         device: of the batches.
         channels_last: yield batches of images in that memory format.
 
     Raises:
-        ConfigError: for anything else, or where lengths or targets do not fit.
+        ConfigError: for anything else, or where lengths or targets do not fit. A Dataset's targets
+            are checked when they are read.
     """
 
     def __init__(
@@ -50,13 +53,14 @@ class Examples:
         *,
         kind: str,
         num_classes: int,
+        any_label: bool = False,
         columns: Sequence[str] | None = None,
         device: torch.device | str = "cpu",
         channels_last: bool = False,
     ) -> None:
-        self.kind, self._num_classes = kind, num_classes
+        self.kind, self._num_classes, self._any_label = kind, num_classes, any_label
         self.device, self._channels_last = torch.device(device), channels_last
-        self._read = _reader(given, columns)
+        self._read = _reader(given, columns, self._check)
         if isinstance(self._read, _Arrays):
             self._read = self._read.to(self.device)
         self._targets: NDArray[Any] | None = None
@@ -95,11 +99,6 @@ class Examples:
             raise ConfigError(
                 f"the labels have the shape {labels.shape}: it must be (n,), one label an example"
             )
-        if len(labels) and not (0 <= labels.min() and labels.max() < self.num_classes):
-            raise ConfigError(
-                f"labels run from {labels.min()} to {labels.max()}, and the model has "
-                f"{self.num_classes} outputs: labels must be 0 to {self.num_classes - 1}"
-            )
         counts = np.bincount(labels.astype(np.int64), minlength=self.num_classes)
         return [int(count) for count in counts]
 
@@ -124,6 +123,28 @@ class Examples:
             if self._channels_last and inputs.dim() == 4:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             yield inputs, self._typed(targets)
+
+    def _check(self, targets: Tensor) -> None:
+        """Refuse labels that are no whole numbers, or none of the classes'."""
+        if self.kind == "regression" or targets.numel() == 0:
+            return
+        labels = targets.long()
+        if targets.is_floating_point() and bool((cut := labels != targets).any()):
+            raise ConfigError(
+                f"there is the label {targets[cut][0].item():g}: labels of a task.kind={self.kind} "
+                "are whole numbers; change the data, or set task.kind=regression"
+            )
+        if self.kind == "segmentation":
+            labels = labels[labels != IGNORED]
+        if self._any_label or labels.numel() == 0:
+            return
+        low, high = (int(end) for end in labels.aminmax())
+        if not 0 <= low <= high < self.num_classes:
+            raise ConfigError(
+                f"labels run from {low} to {high}, and the model has {self.num_classes} outputs: "
+                f"labels must be 0 to {self.num_classes - 1}. Change the data, the model or "
+                "task.num_classes; null takes the outputs of the module task.classifier"
+            )
 
     def _typed(self, targets: Tensor) -> Tensor:
         return targets.float() if self.kind == "regression" else targets.long()
@@ -172,9 +193,10 @@ class _Dataset:
         dataset: TorchDataset[Any],
         collate: Callable[[list[Any]], Any],
         columns: Sequence[str] | None,
+        check: Callable[[Tensor], None],
     ) -> None:
         self._dataset: Any = dataset
-        self._collate, self._columns = collate, columns
+        self._collate, self._columns, self._check = collate, columns, check
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -205,15 +227,21 @@ class _Dataset:
                 "shape (of images by transforms, such as Resize and ToTensor), or a DataLoader "
                 "with a collate_fn"
             ) from None
-        return _pair(batch, self._columns)
+        inputs, targets = _pair(batch, self._columns)
+        self._check(targets)
+        return inputs, targets
 
 
-def _reader(given: Any, columns: Sequence[str] | None) -> _Arrays | _Dataset:
+def _reader(
+    given: Any, columns: Sequence[str] | None, check: Callable[[Tensor], None]
+) -> _Arrays | _Dataset:
     if isinstance(given, DataLoader):
         _check_loader(given)
-        return _Dataset(given.dataset, given.collate_fn, columns)
+        return _Dataset(given.dataset, given.collate_fn, columns, check)
     if is_pair(given):
-        return _Arrays(_numbers("inputs", given[0]), _numbers("targets", given[1]))
+        inputs, targets = _numbers("inputs", given[0]), _numbers("targets", given[1])
+        check(targets)
+        return _Arrays(inputs, targets)
     if isinstance(given, IterableDataset) or not (
         hasattr(given, "__getitem__") and hasattr(given, "__len__")
     ):
@@ -221,7 +249,7 @@ def _reader(given: Any, columns: Sequence[str] | None) -> _Arrays | _Dataset:
             f"the data function gave a {type(given).__name__}: it must give arrays (inputs, "
             "targets), a torch Dataset with a length, or a DataLoader of one"
         )
-    return _Dataset(given, default_collate, columns)
+    return _Dataset(given, default_collate, columns, check)
 
 
 def is_pair(given: Any) -> bool:

@@ -25,6 +25,7 @@ from fedhet.common.errors import (
     require_types,
     require_whole,
 )
+from fedhet.tasks.sources.encodings import in_bytes
 
 _KEY = "task.data_options"
 _SPLIT_SEED = 0  # the same test examples whatever the run's seed
@@ -57,7 +58,10 @@ def load(
             ``save_to_disk`` wrote, or a folder that ``load_dataset`` reads.
         subset: of a data set on the hub that has several.
         input_column: images, texts, or lists of numbers.
-        label_column: numbers from 0, texts that ``classes`` lists, or a regression's targets.
+        label_column: classes, or a regression's targets. Texts, the names of a ``ClassLabel``, and
+            True and False are found in ``classes`` by name, and so are numbers where ``classes``
+            are numbers. Numbers without names are else places in ``classes``, from 0; so are all
+            where ``classes`` are 0, 1, ... or None.
         train_split: name of the training split.
         test_split: name of the test split; None: ``test_fraction`` of the training split.
         test_fraction: always the same examples.
@@ -68,7 +72,7 @@ def load(
         tokenizer: of texts: folder or name of a Hugging Face tokenizer.
         length: tokens of a text: longer ones are cut, shorter ones padded.
         kind: classification or regression.
-        classes: the classes in the order of their labels.
+        classes: the classes in the order of the model's outputs.
         data_folder: of a site (``partition=site``), as ``path``; the server, which has none, gets
             no example.
 
@@ -159,7 +163,7 @@ class Reader:
                     f"{place} has no column {name} ({_KEY}.{key}); it has: "
                     f"{', '.join(table.column_names)}"
                 )
-        targets = self._targets(table[self.label_column], place)
+        targets = self._targets(table, place)
         feature, values = table.features[self.input_column], table[self.input_column]
         if isinstance(feature, datasets.Image):
             return Images(self._pixels(values), torch.from_numpy(targets), self.mean, self.std)
@@ -173,8 +177,8 @@ class Reader:
                 "texts and lists of numbers, all of the same length"
             ) from None
 
-    def _targets(self, values: Any, place: str) -> NDArray[Any]:
-        given = list(values)
+    def _targets(self, table: Any, place: str) -> NDArray[Any]:
+        given = list(table[self.label_column])
         if self.kind == "regression":
             numbers = [value for value in given if isinstance(value, (int, float))]
             if len(numbers) < len(given):
@@ -183,26 +187,55 @@ class Reader:
                     "numbers, and task.kind=regression"
                 )
             return np.asarray(numbers, dtype=np.float32)
-        if all(isinstance(value, int) for value in given):
+        names = self._names(given, table.features[self.label_column], place)
+        if names is None:
             return np.asarray(given, dtype=np.int64)
-        names = set(map(str, given))
-        if self.labels is None or not names <= self.labels.keys():
-            known = "null" if self.labels is None else f"[{','.join(self.labels)}]"
+        labels = self.labels or {}
+        if unknown := sorted(set(names) - labels.keys()):
+            known = "null" if self.labels is None else f"[{','.join(labels)}]"
             raise ConfigError(
                 f"{place}: the labels in {_KEY}.label_column={self.label_column} are "
-                f"{', '.join(sorted(names)[:5])}, and task.classes={known}"
+                f"{', '.join(unknown[:5])}, and task.classes={known}"
             )
-        return np.asarray([self.labels[str(value)] for value in given], dtype=np.int64)
+        return np.asarray([labels[name] for name in names], dtype=np.int64)
+
+    def _names(self, given: Sequence[Any], feature: Any, place: str) -> list[str] | None:
+        """Return each label as ``task.classes`` names it; None: labels are places in that list."""
+        import datasets
+
+        column, classes = f"{_KEY}.label_column={self.label_column}", list(self.labels or ())
+        numbered = classes == list(map(str, range(len(classes))))  # or there are none
+        if isinstance(feature, datasets.ClassLabel):
+            if any(value is None or value < 0 for value in given):
+                raise ConfigError(f"{place}: {column} has rows without a label: remove them")
+            # One rule for all sites and splits, whichever of the names occur there.
+            if numbered and not set(feature.names) <= set(classes):
+                return None
+            return [feature.names[value] for value in given]
+        if numbered and all(isinstance(value, int) for value in given):
+            return None
+        texts = list(map(str, given))
+        if not all(type(value) is int for value in given):  # but texts, or True and False
+            return texts
+        digits = [name.removeprefix("-").isdecimal() for name in classes]
+        if any(digits) and not all(digits):
+            raise ConfigError(
+                f"{place}: {column} has numbers, and task.classes=[{','.join(classes)}] numbers "
+                "and words: name all classes by numbers, or all by words, those of 0, 1, ..."
+            )
+        return texts if any(digits) else None
 
     def _pixels(self, images: Any) -> Tensor:
         """Return images (n, C, H, W) as bytes."""
-        size, mode = (self.image_size, self.image_size), "RGB" if self.channels == 3 else "L"
+        size = (self.image_size, self.image_size)
         shape = (*size, self.channels)
         pixels = np.empty((len(images), *shape), dtype=np.uint8)
         for row, image in enumerate(images):
+            place = f"{_KEY}.input_column={self.input_column}: row {row}"
             if image is None:
-                raise ConfigError(f"{_KEY}.input_column={self.input_column}: row {row} is empty")
-            pixels[row] = np.asarray(image.convert(mode).resize(size)).reshape(shape)
+                raise ConfigError(f"{place} is empty")
+            converted = in_bytes(image, self.channels, place)
+            pixels[row] = np.asarray(converted.resize(size)).reshape(shape)
         return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
     def _tokens(self, texts: list[str | None]) -> NDArray[np.int32]:

@@ -26,6 +26,22 @@ def same_shape(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs
 
 
+def require_logits(outputs: Tensor, num_classes: int) -> None:
+    """Require one logit of each class: outputs (B, C), or (B, C, ...) of pixels or tokens.
+
+    Raises:
+        ConfigError: for another number, by which the largest logit would be no class.
+    """
+    shape = tuple(outputs.shape)
+    if len(shape) < 2 or shape[1] != num_classes:
+        raise ConfigError(
+            f"the model's outputs have the shape {shape}, and the task has {num_classes} classes: "
+            f"they must be logits (B, {num_classes}), of a segmentation (B, {num_classes}, H, W). "
+            "Change the model (a binary classifier has two logits) or task.num_classes; null takes "
+            "the outputs of the module task.classifier"
+        )
+
+
 def _on_equal_shapes(function: Callable[..., Tensor]) -> Loss:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return function(same_shape(outputs, targets), targets.to(outputs.dtype))

@@ -34,6 +34,7 @@ from fedhet.common.metrics import (
     measured_names,
     require_metrics,
 )
+from fedhet.tasks.losses import require_logits
 
 _BINS = 15  # of the calibration error
 _COUNTS = "_counts"  # tp, fp, tn, fn and labels of each class
@@ -101,13 +102,19 @@ class MetricSet:
             self._collection.reset()
 
     def update(self, outputs: Tensor, labels: Tensor) -> None:
-        """Add a batch; shapes as in :class:`Predictions`."""
+        """Add a batch; shapes as in :class:`Predictions`.
+
+        Raises:
+            ConfigError: for another number of logits than of classes.
+        """
         if self._collection is None:
             return
         self._count += len(labels)
         outputs = outputs.detach()
         if self._predictions.kind == "regression":
             outputs, labels = _aligned(outputs, labels, self._predictions.num_outputs)
+        else:
+            require_logits(outputs, self._predictions.num_classes)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._collection.update(outputs, labels)
@@ -258,6 +265,11 @@ class Measured(ABC):
     """A task whose predictions are measured."""
 
     name: str
+
+    @property
+    def any_label(self) -> bool:
+        """Whether labels need not be 0 to C - 1, and outputs no logits of C classes."""
+        return False
 
     @property
     @abstractmethod

@@ -12,14 +12,15 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.utils.data import Subset
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks import tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.config import OwnConfig
-from fedhet.tasks.examples import Examples, is_pair
-from fedhet.tasks.losses import Loss, loss_of
+from fedhet.tasks.examples import IGNORED, Examples, is_pair
+from fedhet.tasks.losses import LOSSES, Loss, loss_of, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
 from fedhet.tasks.partitioned import Partitioned
@@ -93,10 +94,27 @@ class OwnTask(Measured, Partitioned):
         # ... and with partition=site one that takes a folder, which the server calls without.
         self.by_folder = partition.name == "site" and "data_folder" in names
 
-    @property
-    def loss(self) -> Loss:
-        """(outputs, targets) -> mean loss, a scalar."""
-        return self.functions.loss
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean loss, a scalar.
+
+        Raises:
+            ConfigError: for another number of logits than of classes.
+        """
+        if not self.any_label:
+            require_logits(outputs, self.num_classes)
+        return self.functions.loss(outputs, targets)
+
+    @cached_property
+    def any_label(self) -> bool:
+        """Whether labels need not be 0 to C - 1, and outputs no logits of C classes.
+
+        Those of a regression are numbers, and a segmentation's are what a loss of the user's takes
+        them for, such as the one logit of a foreground. A classification's accuracy is always that
+        of the largest logit.
+        """
+        kind, loss = self.config.kind, self.functions.loss
+        own = loss not in LOSSES[kind].values()
+        return kind == "regression" or (kind == "segmentation" and own)
 
     @cached_property
     def num_classes(self) -> int:
@@ -131,12 +149,15 @@ class OwnTask(Measured, Partitioned):
             )
         # The number of classes may be the model's, and the model's the shape: without it here.
         kind, columns = self.config.kind, self.config.columns
-        return Examples(given, kind=kind, num_classes=0, columns=columns).input_shape
+        examples = Examples(given, kind=kind, num_classes=0, any_label=True, columns=columns)
+        return examples.input_shape
 
     @property
     def predictions(self) -> Predictions:
         """What outputs and targets are."""
-        return Predictions(self.config.kind, self.class_names, self._outputs)
+        kind = self.config.kind
+        ignored = IGNORED if kind == "segmentation" else None
+        return Predictions(kind, self.class_names, self._outputs, ignored)
 
     @property
     def _outputs(self) -> int:
@@ -168,6 +189,7 @@ class OwnTask(Measured, Partitioned):
     def build_model(self, seed: int) -> AnyModel:
         """Return a freshly initialised model on the CPU; the same seed, the same parameters."""
         config, known = self.config, self._known_to_models()
+        classifies = config.kind == "classification"
         how: dict[str, Any] = {
             "classifier": config.classifier,
             "head_bias": config.head_bias,
@@ -177,14 +199,15 @@ class OwnTask(Measured, Partitioned):
         }
         if self.functions.model is None:
             shape = self.input_shape
-            return build_model(
+            model = build_model(
                 config.model,
                 input_shape=shape,
                 num_classes=config.outputs,
                 options=config.model_options,
                 **how,
             )
-        classifies = config.kind == "classification"
+            model.classifies = model.classifies and classifies
+            return model
         return build_own_model(
             self.functions.model, known, config.model_options or {}, classifies=classifies, **how
         )
@@ -339,17 +362,17 @@ class OwnTask(Measured, Partitioned):
                 f"task.data={self.config.data} gives no training example: change "
                 f"task.data_options={dict(self.config.data_options or {})}"
             )
-        if self.config.kind == "classification":
-            examples.class_counts()  # checks the labels
+        kind = self.config.kind
+        if kind == "classification" and examples.targets().ndim == 1:
             return examples.targets().astype(np.int64)
-        if self.config.kind == "regression":
+        if kind == "regression":
             targets = examples.targets().reshape(len(examples), -1)[:, 0]
             borders = np.quantile(targets, np.arange(1, _BINS) / _BINS)
             return np.searchsorted(borders, targets).astype(np.int64)
         if self.partition.name != "iid":
             raise ConfigError(
-                f"partition={self.partition.name} goes by labels, and a task.kind="
-                f"{self.config.kind} has one a pixel: set partition=iid"
+                f"partition={self.partition.name} goes by labels, and this task.kind={kind} has "
+                "several an example: set partition=iid"
             )
         return np.zeros(len(examples), dtype=np.int64)
 
@@ -360,6 +383,7 @@ class OwnTask(Measured, Partitioned):
             given,
             kind=self.config.kind,
             num_classes=self.num_classes,
+            any_label=self.any_label,
             columns=self.config.columns,
             device=device,
             channels_last=channels_last,

@@ -20,6 +20,7 @@ from fedhet.common.errors import (
     require_types,
     require_whole,
 )
+from fedhet.tasks.sources.encodings import in_bytes
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 Pair = tuple[Tensor, Tensor]
@@ -138,7 +139,7 @@ class MaskedImages(Dataset[Pair]):
         if without := sorted(images.keys() - masks.keys()):
             raise ConfigError(f"{folder / 'masks'} has no mask of {', '.join(without[:3])}")
         self._paths = [(images[name], masks[name]) for name in sorted(images)]
-        self._size, self._mode = (image_size, image_size), "RGB" if channels == 3 else "L"
+        self._size, self._channels = (image_size, image_size), channels
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -155,10 +156,12 @@ class MaskedImages(Dataset[Pair]):
                 f"{mask_path} has {mask.width}x{mask.height} pixels and its image "
                 f"{image_path.name} {image.width}x{image.height}: both must have the same size"
             )
-        pixels = np.asarray(image.convert(self._mode).resize(self._size), dtype=np.float32)
-        labels = np.asarray(mask.resize(self._size, Resampling.NEAREST), dtype=np.int64)
-        if labels.ndim != 2:
-            raise ConfigError(f"{mask_path} has colours: a mask's pixel must be its label")
+        converted = in_bytes(image, self._channels, image_path)
+        pixels = np.asarray(converted.resize(self._size), dtype=np.float32)
+        labels = np.asarray(mask.resize(self._size, Resampling.NEAREST))
+        if labels.ndim != 2 or (labels % 1).any():
+            raise ConfigError(f"{mask_path} has colours or fractions: a pixel must be its label")
+        labels = labels.astype(np.int64)
         channels_last = torch.from_numpy(pixels.reshape(*labels.shape, -1) / 255)
         return channels_last.permute(2, 0, 1), torch.from_numpy(labels)
 

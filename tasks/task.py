@@ -16,7 +16,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import Kind
 from fedhet.tasks.config import AnyConfig, ImageConfig, OwnConfig, TextConfig, read_config
 from fedhet.tasks.examples import Examples
-from fedhet.tasks.losses import loss_of
+from fedhet.tasks.losses import loss_of, require_logits
 from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import CONDITIONAL, AnyModel, build_model
 from fedhet.tasks.own_task import Functions, OwnTask
@@ -138,9 +138,13 @@ class Task(Measured, Partitioned):
         """Return the mean loss of logits (B, C), by default the cross-entropy.
 
         The outputs of a conditional model are parts of each example's loss: the mean of their sum.
+
+        Raises:
+            ConfigError: for another number of logits than of classes.
         """
         if self.config.model in CONDITIONAL:
             return outputs.sum(dim=1).mean()
+        require_logits(outputs, self.num_classes)
         return self._loss(outputs, labels)
 
     @property

@@ -21,6 +21,8 @@ class Model(nn.Module):
         classifier_tensors: how many of the body's last tensors are the classifier's, too.
     """
 
+    classifies = True  # False: the outputs are numbers of a regression
+
     def __init__(
         self,
         body: nn.Module,

@@ -10,12 +10,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhet.common.errors import ConfigError
 from fedhet.tasks.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # imported only to decode: it is slow
     from PIL import Image
 
 MODES = {1: "L", 3: "RGB"}
+
+
+def in_bytes(image: Image.Image, channels: int, place: object) -> Image.Image:
+    """Return an image as grey (1 channel) or colour (3), a byte a channel.
+
+    Args:
+        image: open.
+        channels: 1 or 3.
+        place: where it is, for the error.
+
+    Raises:
+        ConfigError: for pixels of more than a byte, such as 16-bit grey: Pillow would cut them off
+            at 255, and which value is white is not known.
+    """
+    if image.mode in ("I", "F") or image.mode.startswith("I;"):
+        raise ConfigError(
+            f"{place}: a pixel has more than 8 bits (Pillow's mode {image.mode}), and fedhet reads "
+            "0 to 255: scale the image to that, or read it by a function of your own (task=own)"
+        )
+    return image.convert(MODES[channels])
 
 
 @dataclass(frozen=True)
@@ -46,12 +67,13 @@ class ImageEncoding:
         from PIL import Image, ImageOps
 
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
-            return self.fit(ImageOps.exif_transpose(image))
+            ImageOps.exif_transpose(image, in_place=True)  # a copy would not know its file
+            return self.fit(image)
 
     def fit(self, image: Image.Image) -> NDArray[np.uint8]:
         """Return the pixels of an open image."""
         channels, height, width = self.shape
-        converted = image.convert(MODES[channels])
+        converted = in_bytes(image, channels, getattr(image, "filename", "") or "an image")
         if converted.size != (width, height):
             from PIL.Image import Resampling
 

@@ -192,6 +192,8 @@ class FolderDecoder:
         for path, label in self._files:
             try:
                 value = self.encoding.decode(path)
+            except ConfigError:
+                raise
             except Exception as error:  # of Pillow's decoders, each has its own
                 raise DamagedFileError(f"{path} cannot be read as an image: {error}") from None
             yield Record(value, label)

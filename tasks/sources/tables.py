@@ -178,8 +178,8 @@ class TableDecoder:
         for number, row in enumerate(self.table.rows()):
             try:
                 value = self.encoding.encode(row.value)
-            except ConfigError:
-                raise
+            except ConfigError as error:
+                raise ConfigError(f"{self.table.origin}, example {number}: {error}") from None
             except Exception as error:  # of Pillow's decoders, each has its own
                 raise DamagedFileError(
                     f"{self.table.origin} cannot be read: example {number} is damaged, or not what "
@@ -193,9 +193,9 @@ def _rows(chunk: Any, columns: Columns, num_classes: int, where: object) -> Iter
     labels = chunk.column(columns.label).to_pylist()
     groups = chunk.column(columns.group).to_pylist() if columns.group else [None] * len(labels)
     for value, label, group in zip(values, labels, groups, strict=True):
-        if label is None or not 0 <= label < num_classes:
+        if label is None or not 0 <= label < num_classes or label % 1:
             raise ConfigError(
                 f"{where} has the label {label} and task.num_classes={num_classes} allows "
-                f"0..{num_classes - 1}: change task.num_classes or task.label_column"
+                f"0..{num_classes - 1}, whole numbers: change task.num_classes or task.label_column"
             )
         yield Record(value, int(label), None if group is None else str(group))

@@ -109,6 +109,72 @@ def test_texts_become_tokens_cut_and_padded(tmp_path, tokenizer):
     assert labels.tolist() == [1, 0, 0]
 
 
+POLARITY = datasets.ClassLabel(names=["neg", "pos"])
+DIGITS = datasets.ClassLabel(names=["1", "0"])
+STARS = datasets.ClassLabel(names=["1", "2", "3"])
+BOOL, WHOLE = datasets.Value("bool"), datasets.Value("int64")
+
+
+def labels_of(tmp_path, feature, given, classes):
+    features = {"x": datasets.Sequence(datasets.Value("float32")), "label": feature}
+    folder = saved(tmp_path / "set", {"x": [[0.0]] * len(given), "label": given}, features)
+    how = {"input_column": "x", "test_split": None, "test_fraction": 0.0, "classes": classes}
+    return load(path=folder, **how)[0][1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("feature", "given", "classes", "labels"),
+    [
+        (POLARITY, [0, 1, 1], ["neg", "pos"], [0, 1, 1]),
+        (POLARITY, [0, 1, 1], ["pos", "neg"], [1, 0, 0]),
+        (POLARITY, [0, 1, 1], ["none", "pos", "neg"], [2, 1, 1]),
+        (POLARITY, [1, 1], ["pos"], [0, 0]),  # neg does not occur
+        (POLARITY, [0, 1, 1], ["0", "1"], [0, 1, 1]),  # task.num_classes=2
+        (POLARITY, [0, 1, 1], None, [0, 1, 1]),
+        (DIGITS, [0, 1], ["0", "1"], [1, 0]),
+        (STARS, [0, 1], ["0", "1", "2"], [0, 1]),  # the name 3 is no class: all are numbers
+        (WHOLE, [0, 1, 1], ["neg", "pos"], [0, 1, 1]),
+        (WHOLE, [0, 1, 1], ["1", "0"], [1, 0, 0]),
+        (WHOLE, [1, 3, 2], ["1", "2", "3"], [0, 2, 1]),
+        (WHOLE, [0, 1, 7], ["0", "1"], [0, 1, 7]),  # refused with the model's outputs
+        (BOOL, [False, True], ["True", "False"], [1, 0]),
+        (BOOL, [False, True], ["0", "1"], [0, 1]),
+    ],
+)
+def test_labels_are_found_by_name_and_numbers_without_names_by_place(
+    tmp_path, feature, given, classes, labels
+):
+    assert labels_of(tmp_path, feature, given, classes) == labels
+
+
+@pytest.mark.parametrize(
+    ("feature", "given", "classes", "said"),
+    [
+        (POLARITY, [0, 1], ["neg", "positive"], r"are pos, and task\.classes=\[neg,positive\]"),
+        (POLARITY, [-1, 1], ["neg", "pos"], "label_column=label has rows without a label"),
+        (
+            WHOLE,
+            [0, 1],
+            ["3", "other"],
+            r"numbers, and task\.classes=\[3,other\] numbers and words",
+        ),
+        (WHOLE, [0, 2], ["2", "1"], r"are 0, and task\.classes=\[2,1\]"),
+        (BOOL, [False, True], ["no", "yes"], "are False, True, and task.classes"),
+    ],
+)
+def test_labels_that_fit_no_class_or_two_are_refused(tmp_path, feature, given, classes, said):
+    with pytest.raises(ConfigError, match=said):
+        labels_of(tmp_path, feature, given, classes)
+
+
+def test_images_of_16_bits_are_refused(tmp_path):
+    deep = [Image.fromarray(np.full((4, 4), value, np.uint16)) for value in (255, 60000)]
+    features = {"pic": datasets.Image(), "kind": WHOLE}
+    folder = saved(tmp_path / "set", {"pic": deep, "kind": [0, 1]}, features)
+    with pytest.raises(ConfigError, match=r"pic: row 0: a pixel has more than 8 bits .*I;16"):
+        load(path=folder, **IMAGES)
+
+
 WRONG = [
     ({"path": "/nowhere/at/all"}, "cannot be loaded"),
     ({"input_column": "pix"}, "has no column pix .*input_column.*it has: pic, kind"),

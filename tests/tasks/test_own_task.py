@@ -19,7 +19,8 @@ from torch.utils.data import (
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks import Functions, build_task
-from fedhet.tasks.examples import Examples
+from fedhet.tasks.evaluation import evaluate_model
+from fedhet.tasks.examples import IGNORED, Examples
 from fedhet.tasks.losses import loss_of
 from fedhet.tasks.models import build_model
 from fedhet.tasks.models.wrapped import WrappedModel
@@ -41,9 +42,9 @@ def everything():
     return (inputs[:60], labels[:60]), (inputs[60:], labels[60:])
 
 
-def task_of(data, model=network, partition=IID, clients=3, test_data=None, **changes):
+def task_of(data, model=network, partition=IID, clients=3, test_data=None, loss=None, **changes):
     config = OWN | changes
-    loss = loss_of(config.get("kind", "classification"), None)
+    loss = loss or loss_of(config.get("kind", "classification"), None)
     functions = Functions(data, model, test_data, loss)
     return build_task(config, partition, seed=0, num_clients=clients, functions=functions)
 
@@ -433,6 +434,153 @@ def test_images_of_whole_numbers_are_refused_where_the_model_cannot_compute_with
 def test_logits_and_labels_of_other_shapes_are_refused(logits, labels):
     with pytest.raises(ConfigError, match=r"outputs have the shape .* must be logits \(B, C\) and"):
         loss_of("segmentation", None)(torch.zeros(logits), torch.zeros(labels).long())
+
+
+SEVEN_OF_TEN = np.array([0] * 7 + [1] * 3)
+
+
+def of_foreground(outputs, targets):
+    return nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(1), targets.float())
+
+
+def by_client(inputs, labels, model=network, **changes):
+    return task_of(lambda client_id: ((inputs, labels), None), model, clients=1, **changes)
+
+
+def evaluated(task, *metrics):
+    model, (data, _) = task.build_model(0), task.client_data(0)
+    found = task.metric_set(metrics, per_class=False, device="cpu")
+    return *evaluate_model(model, data, task.loss, metrics=found), found and found.compute()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "options", "message"),
+    [
+        (1, {"num_classes": 2, "loss": of_foreground}, r"shape \(10, 1\), and the task has 2 clas"),
+        (
+            5,
+            {"num_classes": 3},
+            r"\(10, 5\), and the task has 3 .*task\.num_classes; null.*classifier",
+        ),
+        (1, {"loss": of_foreground}, r"labels run from 0 to 1, and the model has 1 outputs"),
+    ],
+)
+def test_a_classifier_without_one_output_a_class_has_no_accuracy(outputs, options, message):
+    """The largest of a single logit is class 0: of these, 7 of 10."""
+    task = by_client(np.ones((10, 4)), SEVEN_OF_TEN, lambda: nn.Linear(4, outputs), **options)
+    with pytest.raises(ConfigError, match=message) as refused:
+        evaluated(task)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow  # torchmetrics takes seconds to import
+def test_a_loss_of_the_users_may_take_one_logit_of_a_segmentation_but_metrics_do_not():
+    images, masks = np.ones((2, 1, 2, 2)), np.array([[[0, 1], [1, 255]]] * 2)
+    task = by_client(
+        images, masks, lambda: nn.Conv2d(1, 1, 1), kind="segmentation", loss=of_foreground
+    )
+    assert evaluated(task)[1] is None
+    named = by_client(
+        images,
+        masks,
+        lambda: nn.Conv2d(1, 1, 1),
+        kind="segmentation",
+        loss=of_foreground,
+        classes=["back", "front"],
+    )
+    with pytest.raises(ConfigError, match=r"shape \(2, 1, 2, 2\), and the task has 2 classes"):
+        evaluated(named, "iou")
+
+
+def first_is_largest(classes):
+    model = nn.Conv2d(1, classes, 1)
+    nn.init.zeros_(model.weight)
+    model.bias.data = -torch.arange(float(classes))
+    return model
+
+
+@pytest.mark.slow  # torchmetrics takes seconds to import
+def test_an_ignored_pixel_counts_in_no_loss_and_no_metric():
+    masks = np.array([[[0, IGNORED], [0, 1]]])
+    task = by_client(np.ones((1, 1, 2, 2)), masks, lambda: first_is_largest(2), kind="segmentation")
+    loss, accuracy, found = evaluated(task, "accuracy", "iou")
+    right, wrong = np.log1p(np.exp(-1)), np.log1p(np.exp(1))  # logits 0 and -1
+    assert loss == pytest.approx((2 * right + wrong) / 3)
+    assert accuracy is None
+    assert found == pytest.approx({"accuracy": 2 / 3, "iou": (2 / 3 + 0) / 2})
+
+
+class OfTokens(nn.Module):
+    """Token t's largest logit is t's."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(3, 3, bias=False)
+        nn.init.eye_(self.out.weight)
+
+    def forward(self, tokens):
+        return self.out(nn.functional.one_hot(tokens, 3).float()).transpose(1, 2)
+
+
+def test_the_accuracy_of_several_labels_an_example_is_the_share_that_is_right():
+    tokens = np.array([[0, 1, 2, 2], [1, 1, 1, 1]])
+    following = np.array([[0, 1, 0, 0], [1, 1, 1, 0]])
+    assert evaluated(by_client(tokens, following, OfTokens))[1] == (2 + 3) / 8
+    everybodys = task_of(lambda: ((tokens, following), None), OfTokens, clients=1)
+    assert len(everybodys.client_data(0)[0]) == 2
+    column = by_client(np.ones((3, 4)), np.zeros((3, 1)), loss=zero)
+    with pytest.raises(ConfigError, match=r"logits .* \(3, 3\) and the labels \(3, 1\)"):
+        evaluated(column)  # not 3 x 3 comparisons
+
+
+def test_a_regression_with_a_model_of_fedhets_has_no_accuracy():
+    given = (np.ones((3, 1, 8, 8)), np.zeros(3))
+    functions = Functions(lambda client_id: (given, None), None, None, loss_of("regression", None))
+    config = OWN | {"model": "mlp", "kind": "regression", "input_shape": [1, 8, 8]}
+    task = build_task(config, IID, seed=0, num_clients=1, functions=functions)
+    assert evaluated(task)[1] is None
+
+
+def pairs(inputs, labels):
+    return [(torch.as_tensor(x), torch.as_tensor(y)) for x, y in zip(inputs, labels, strict=True)]
+
+
+@pytest.mark.parametrize("as_dataset", [False, True])
+@pytest.mark.parametrize(
+    ("labels", "kind", "message"),
+    [
+        ([0.0, 1.7], "classification", "there is the label 1.7: .*classification are whole num"),
+        ([0.0, float("nan")], "classification", "there is the label nan"),
+        ([0, 3], "classification", "labels run from 0 to 3, and the model has 3 outputs"),
+        ([-1, 2], "classification", "labels run from -1 to 2, and"),
+        ([[0.0, 0.9]] * 2, "classification", "there is the label 0.9"),  # soft labels
+        ([[[0.5]], [[1.0]]], "segmentation", "there is the label 0.5"),
+        ([[[IGNORED]], [[255]]], "segmentation", "labels run from 255 to 255, and the model has 3"),
+    ],
+)
+def test_labels_are_whole_numbers_of_classes_for_clients_and_tests(
+    labels, kind, message, as_dataset
+):
+    inputs, labels = np.ones((2, 3, 1, 1), "float32"), np.array(labels)
+    given = pairs(inputs, labels) if as_dataset else (inputs, labels)
+    good = (inputs, np.zeros((2, 1, 1) if kind == "segmentation" else 2))
+    task = task_of(
+        lambda client_id: (good, given),
+        clients=1,
+        kind=kind,
+        num_classes=3,
+        test_data=lambda: given,
+    )
+    for read in (lambda: task.client_data(0)[1], task.test_data):
+        with pytest.raises(ConfigError, match=message):
+            next(read().batches(2, generator=None, train=False))
+
+
+@pytest.mark.parametrize("kind", [bool, np.uint8, np.uint16, np.int64, np.float64])
+def test_whole_labels_of_any_type_are_numbers_of_classes(kind):
+    labels = np.array([0, 1, 1]).astype(kind)
+    examples = Examples((np.ones((3, 1)), labels), kind="classification", num_classes=2)
+    assert next(examples.batches(3, generator=None, train=True))[1].tolist() == [0, 1, 1]
 
 
 def test_a_dicts_input_and_target_are_found():

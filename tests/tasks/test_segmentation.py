@@ -125,6 +125,10 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
         load(path=str(tmp_path))
     with pytest.raises(ConfigError, match="channels=2 must be 1"):
         load(path=str(tmp_path), channels=2)
+    Image.fromarray(np.full((6, 6), 0.5, "float32")).save(tmp_path / "train" / "masks" / "1.tif")
+    with pytest.raises(ConfigError, match=r"1\.tif has colours or fractions"):
+        load(path=str(tmp_path), test_fraction=0.0)[0][1]
+    (tmp_path / "train" / "masks" / "1.tif").unlink()
     Image.new("RGB", (6, 6)).save(tmp_path / "train" / "masks" / "1.png")
     with pytest.raises(ConfigError, match=r"1\.png has colours"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
@@ -135,6 +139,9 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     (tmp_path / "train" / "masks" / "1.png").write_bytes(whole[:45])
     with pytest.raises(DamagedFileError, match=r"masks/1\.png cannot be read as an image"):
         load(path=str(tmp_path), test_fraction=0.0)[0][1]
+    Image.fromarray(np.zeros((6, 6), "uint16")).save(tmp_path / "train" / "images" / "0.png")
+    with pytest.raises(ConfigError, match=r"0\.png: a pixel has more than 8 bits"):
+        load(path=str(tmp_path), test_fraction=0.0)[0][0]
     Image.new("L", (6, 6)).save(tmp_path / "train" / "images" / "1.tif")
     with pytest.raises(ConfigError, match=r"images has 1\.png and 1\.tif: .*rename one"):
         load(path=str(tmp_path))

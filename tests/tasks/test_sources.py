@@ -180,6 +180,32 @@ def test_broken_image_folders_are_refused_by_key(tmp_path):
     refused(r"broken\.png cannot be read as an image", **here)
 
 
+@pytest.mark.parametrize(
+    ("kind", "suffix", "mode"),
+    [("uint16", "png", "I;16"), ("int32", "tif", "I"), ("float32", "tif", "F")],
+)
+def test_images_of_more_than_8_bits_are_refused_and_not_cut_off(tmp_path, kind, suffix, mode):
+    write_image_folder(tmp_path / "train", {"cat": 2, "dog": 2})
+    deep = tmp_path / "train" / "cat" / f"deep.{suffix}"
+    Image.fromarray(np.full((8, 8), 300).astype(kind)).save(deep)
+    message = rf"deep\.{suffix}: a pixel has more than 8 bits \(Pillow's mode {mode}\)"
+    refused(message, "image_folder", path=str(tmp_path))
+
+
+def test_an_image_of_16_bits_in_a_table_is_refused_with_its_row(tmp_path):
+    deep = np.stack([np.zeros((8, 8), "uint16"), np.full((8, 8), 300, "uint16")])
+    write_parquet(tmp_path / "mnist" / "train.parquet", deep, {"label": np.arange(2)})
+    alone = {"path": str(tmp_path), "test_split": None}
+    refused(r"train\.parquet.*, example 0: .*more than 8 bits", "mnist", **alone)
+
+
+def test_labels_with_fractions_are_refused_in_tables(tmp_path):
+    given = {"label": np.array([0.0, 1.5, 2.0])}
+    write_parquet(tmp_path / "mnist" / "train.parquet", random_images(3, 28, 1), given)
+    alone = {"path": str(tmp_path), "test_split": None}
+    refused(r"label 1\.5 and task\.num_classes=10 allows 0\.\.9, whole num", "mnist", **alone)
+
+
 def test_site_reads_its_own_image_folder(tmp_path):
     write_image_folder(tmp_path / "a" / "train", {"cat": 3})
     write_image_folder(tmp_path / "b" / "train", {"cat": 1, "dog": 4}, seed=1)
