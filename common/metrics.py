@@ -198,8 +198,10 @@ def metric_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
                 best[name] = choose(best.get(name, last[name]), last[name])
     found: dict[str, float] = {}
     for name, value in best.items():
-        found |= {name: last[name]} if name in last else {}
-        found |= {f"best_{name}": value} if "/" not in name else {}
+        if name in last:
+            found[name] = last[name]
+        if "/" not in name:
+            found[f"best_{name}"] = value
     return found
 
 

@@ -187,7 +187,8 @@ class SimulatedClients:
         self, version: int, params: Tensors, exchange: Exchange, present: Sequence[int]
     ) -> None:
         """Keep what clients get that start now; forget what nobody needs any more."""
-        payloads, step = exchange.step.broadcast(present[0]), exchange.step
+        step = exchange.step
+        payloads = step.broadcast(present[0])
         for client in present[1:2]:
             own = [n for n, one in step.broadcast(client).items() if one is not payloads[n]]
             if own:

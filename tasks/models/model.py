@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
+from torch import OutOfMemoryError, Tensor, nn
 
 from fedhet.common.errors import ConfigError
 
@@ -48,8 +48,10 @@ class Model(nn.Module):
 
 
 def refuse_integers(inputs: Tensor, error: RuntimeError) -> None:
-    """Refuse integers that a model could not compute with."""
-    if isinstance(inputs, Tensor) and not inputs.is_floating_point():  # torch.fx has no Tensor
+    """Refuse integers that a model could not compute with; full memory is no fault of theirs."""
+    if isinstance(error, OutOfMemoryError) or not isinstance(inputs, Tensor):  # as in torch.fx
+        return
+    if not inputs.is_floating_point():
         raise ConfigError(
             f"the model fails on inputs of whole numbers, which it gets as {inputs.dtype}, as "
             f"tokens are: {error}. Give images and other quantities as float32, such as "

@@ -56,7 +56,7 @@ class ImageEncoding:
     @property
     def identity(self) -> dict[str, object]:
         """All that the arrays depend on beside the source."""
-        return {"shape": list(self.shape), "orientation": "EXIF"}
+        return {"shape": list(self.shape)}
 
     def encode(self, value: Any) -> NDArray[np.uint8]:
         """Return the pixels of an image in a table, a struct of bytes and path."""

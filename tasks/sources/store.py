@@ -20,7 +20,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.tasks.sources.arrays import Record, Split
 from fedhet.tasks.sources.encodings import Encoding
 
-FORMAT = 2  # of the cache's files; in 1, pixels of 16 bits may be cut off
+FORMAT = 2  # of the cache's files; in 1, pixels of 16 bits are cut off, and images lie as stored
 IDENTITY, MANIFEST = "identity.json", "checksums.json"
 logger = logging.getLogger(__name__)
 

@@ -421,6 +421,19 @@ def test_images_of_whole_numbers_are_refused_where_the_model_cannot_compute_with
         WrappedModel(plain())(torch.ones(2, 3, 8, 8))
 
 
+def test_full_memory_is_no_fault_of_tokens():
+    class Large(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(2, 3)
+
+        def forward(self, tokens):
+            raise torch.OutOfMemoryError("no memory is left")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        WrappedModel(Large())(torch.ones(2, 4, dtype=torch.int64))
+
+
 @pytest.mark.parametrize(
     ("logits", "labels"),
     [
