@@ -29,11 +29,12 @@ _MOST_CHECKED = 30  # jobs: composing one takes a third of a second
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """The size of a sweep."""
+    """The jobs of a sweep."""
 
     total: int | None  # how many jobs there are; None if only the sweeper knows
     batch_size: int | None  # how many of them the sweeper hands to the launcher at once, at most
     varied: Sequence[str]  # the keys that have more than one value
+    jobs: Sequence[Sequence[str]] = ()  # the words of each; empty if only the sweeper knows them
 
 
 def plan_sweep(
@@ -67,7 +68,8 @@ def plan_sweep(
     total = len(jobs)
     if loader is not None and total <= _MOST_CHECKED:
         _check_jobs(loader, recipe, jobs)
-    return SweepPlan(total, min(total, int(sweeper.get("max_batch_size") or total)), varied)
+    batch_size = min(total, int(sweeper.get("max_batch_size") or total))
+    return SweepPlan(total, batch_size, varied, [list(words) for words in jobs])
 
 
 def _check_jobs(loader: ConfigLoader, recipe: DictConfig, jobs: Sequence[Sequence[str]]) -> None:

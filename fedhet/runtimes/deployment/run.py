@@ -194,7 +194,9 @@ class DeploymentRun:
         try:
             record = replace(record, run_id=self._control.start(words, travelling_code(recipe)))
         except BaseException:
-            if before is None:  # leave the folder as it was
+            if before:  # leave the folder as it was
+                before.write(self._folder)
+            else:
                 (self._folder / RECORD_FILE).unlink()
             raise
         record.write(self._folder)

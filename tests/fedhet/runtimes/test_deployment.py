@@ -373,6 +373,12 @@ def test_a_run_that_is_not_accepted_leaves_the_folder_unchanged(tmp_path):
     with pytest.raises(LaunchError, match="no"):
         submit(recipe(results_dir=str(tmp_path)), tmp_path, control)
     assert not list(tmp_path.iterdir())
+    before = RunRecord("t", 7, "/srv/x", "127.0.0.1:8000", resume_fingerprint(recipe()), 3, 0)
+    before.write(tmp_path)
+    control.status.return_value = RunStatus("finished:completed")
+    with pytest.raises(LaunchError, match="no"):
+        submit(recipe(results_dir=str(tmp_path), rounds=5), tmp_path, control)
+    assert read_record(tmp_path) == before
 
 
 def test_a_sweep_resumes_a_job_whose_checkpoints_are_elsewhere(tmp_path):

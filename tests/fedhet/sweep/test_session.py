@@ -30,12 +30,15 @@ def plan(words, objective, sweeper):
 
 def test_a_grid_has_the_product_of_its_values_and_a_search_its_trials():
     words = ["task=digits", "strategy=fedavg,scaffold", "seed=range(3)", "local.lr=0.1"]
-    assert plan(words, "accuracy", BASIC) == SweepPlan(6, 6, ["strategy", "seed"])
+    grid = plan(words, "accuracy", BASIC)
+    assert (grid.total, grid.batch_size, grid.varied) == (6, 6, ["strategy", "seed"])
+    assert grid.jobs[4] == ["task=digits", "strategy=scaffold", "seed=1", "local.lr=0.1"]
     batches = {**BASIC, "max_batch_size": 2}
     assert plan(["seed=0,1,2"], "accuracy", batches).batch_size == 2
     # a typed word replaces that of the experiment file
     sweeper = {**BASIC, "params": {"strategy": "fedavg,scaffold", "seed": "0,1,2"}}
-    assert plan(["seed=0"], "accuracy", sweeper) == SweepPlan(2, 2, ["strategy"])
+    jobs = [["strategy=fedavg", "seed=0"], ["strategy=scaffold", "seed=0"]]
+    assert plan(["seed=0"], "accuracy", sweeper) == SweepPlan(2, 2, ["strategy"], jobs)
     found = plan(["seed=1", "local.lr=interval(0.01,1)"], "accuracy", SEARCH)
     assert found == SweepPlan(20, 2, ["local.lr"])
     assert plan([], "loss", {**SEARCH, "direction": "minimize"}).total == 20
@@ -95,6 +98,7 @@ def pretend(recipe):
         raise LaunchError("the run diverged: its loss is nan", DIVERGED)
     if recipe.seed == 99:
         time.sleep(60)
+    (folder / "seen.txt").write_text(f"{next(iter(recipe.strategy.methods))} {recipe.seed}")
     figures = {"accuracy": recipe.local.lr, "rounds": 1, "fingerprint": fingerprint(recipe)}
     (folder / "summary.json").write_text(json.dumps({"status": "completed", **figures}))
 
@@ -138,6 +142,28 @@ def test_failed_jobs_say_why_the_others_are_kept_and_resuming_runs_what_is_left(
     assert len(resumed["resumed"]) == 1
     assert resumed["jobs"][0]["began"] == index["jobs"][0]["began"]
     assert statuses(tmp_path) == ended
+
+
+@pytest.mark.slow
+def test_a_sweep_resumed_with_other_values_keeps_what_is_done(tmp_path):
+    methods = "strategy=fedavg,fedprox"
+    assert fedhet(tmp_path, "-m", methods, "seed=1,2").returncode == 0
+    path = sweep_folder(tmp_path)
+
+    def resumed(*words):
+        done = fedhet(tmp_path, "-m", f"--resume={path}", *words)
+        assert done.returncode == 0, done.stderr
+        jobs = index_of(tmp_path)["jobs"]
+        for job in jobs:
+            has = dict(word.split("=") for word in job["overrides"])
+            name = f"{job['number']}_{has['strategy']}_digits_seed{has['seed']}"
+            assert job["folder"] == name
+            assert (path / name / "seen.txt").read_text() == f"{has['strategy']} {has['seed']}"
+        return len(jobs), len(re.findall(r"^\[.*earlier$", done.stdout, re.MULTILINE))
+
+    assert resumed("seed=1,2,3") == (6, 4)
+    assert resumed("seed=3,2,4") == (6, 4)  # some get the numbers of others, some are no more
+    assert not (path / "replaced").exists()
 
 
 @pytest.mark.slow
