@@ -67,7 +67,7 @@ def build_page(data: ReportData, partitions: Partitions, folder: Path, name: str
     """
     sections = sections_of(data)
     check_baseline([section.layout for section in sections], data.baseline)
-    keys = keys_of([(line.label, line.method) for s in sections for line in s.layout.lines])
+    keys = legend_keys([section.layout for section in sections])
     compared = [comparisons(s.layout, _compared(s.figure), data.baseline) for s in sections]
     blocks: list[Block] = [Heading(1, data.title or compared_title(data.runs))]
     blocks += [Paragraph(_overview(data))]
@@ -81,6 +81,13 @@ def build_page(data: ReportData, partitions: Partitions, folder: Path, name: str
         blocks += _section(section, found, data, keys, partitions, folder / stem)
     blocks += figures.partitions(partitions(), folder / name)
     return blocks + provenance(data)
+
+
+def legend_keys(layouts: Sequence[Layout]) -> dict[str, Key]:
+    """Return the colour and style of each row; rows that have runs choose first."""
+    lines = [line for layout in layouts for line in layout.lines]
+    lines.sort(key=lambda line: not any(cell.runs for cell in line.cells))
+    return keys_of([(line.label, line.method) for line in lines])
 
 
 def _compared(figure: Figure) -> Figure:

@@ -3,6 +3,7 @@
 import pytest
 
 from fedhet.common.errors import ConfigError
+from fedhet.report.page import legend_keys
 from fedhet.report.published_tables import paper_layout, read_paper
 from fedhet.report.statistics import Figure
 from fedhet.report.tables import main_table, target_tables
@@ -50,6 +51,18 @@ def texts(table):
 def table_of(runs, node):
     paper = read_paper(node)
     return main_table(paper_layout(runs, paper), paper.figure)
+
+
+def test_rows_that_were_not_run_take_no_colour_from_those_that_were(finished_run):
+    names = ["FedAvg", *[f"Fed{letter}" for letter in "ABCDEFG"], "FedDW"]
+    runs = [finished_run(name.lower(), 0, (0.1, 0.5)) for name in (names[0], names[-1])]
+    paper = read_paper(node(rows=rows_of(**{name: [1, 2] for name in names})))
+    layout = paper_layout(runs, paper)
+    assert [line.label for line in layout.lines] == names
+    keys = legend_keys([layout])
+    drawn = [(keys[name].color, keys[name].style) for name in (names[0], names[-1])]
+    assert drawn == [(0, 0), (1, 1)]  # not sky blue beside blue, both solid
+    assert keys.keys() == set(names)
 
 
 def test_ours_beside_the_papers_and_the_difference(runs):
