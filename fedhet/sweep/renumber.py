@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fedhet.common.run_events import RECORD_FILE
 from fedhet.sweep.resume import Plan, key_of, make_ready
 from fedhet.sweep.sweep_folder import SweepFolder
 
@@ -17,8 +18,8 @@ def renumber(
     """Return the entries of an earlier call under the numbers that their jobs have now.
 
     ``jobs`` holds the words of each job in order, ``varied`` the keys that tell them apart. The
-    folders, whose names begin with the number, are renamed. A job that has no match keeps its
-    number, unless another needs it.
+    folders, whose names begin with the number, are renamed, but not that of a deployment: its
+    server may still write to it. A job without a match keeps its number, unless another needs it.
     """
     told_by = {key.lstrip("+") for key in varied} | _varied_keys(entries)
     earlier = {_those_of(entry["overrides"], told_by): n for n, entry in entries.items()}
@@ -28,11 +29,13 @@ def renumber(
         for words, number in now.items()
         if words in earlier and earlier[words] != number
     }
+    deployed = {n for n in moves if (folder.path / entries[n]["folder"] / RECORD_FILE).exists()}
+    moves = {old: new for old, new in moves.items() if old not in deployed}
     if not moves:
         return entries
     names = {old: _renamed(entries[old]["folder"], old, new) for old, new in moves.items()}
     _rename(folder, {entries[old]["folder"]: name for old, name in names.items()})
-    taken = {old for old in entries if old in moves.values()} | set(moves)
+    taken = {*moves, *moves.values()}
     kept = {number: entry for number, entry in entries.items() if number not in taken}
     moved = {
         new: {**entries[old], "number": new, "folder": names[old]} for old, new in moves.items()
@@ -52,8 +55,8 @@ def _those_of(words: Sequence[str], keys: Collection[str]) -> frozenset[str]:
 
 
 def _renamed(name: str, old: int, new: int) -> str:
-    rest = name.removeprefix(f"{old}_")
-    return name if rest == name else f"{new}_{rest}"
+    number, line, rest = name.partition("_")
+    return f"{new}{line}{rest}" if number == str(old) else name
 
 
 def _rename(folder: SweepFolder, names: Mapping[str, str]) -> None:

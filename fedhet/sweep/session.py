@@ -25,7 +25,7 @@ from fedhet.sweep.display import closing_summary, display_for
 from fedhet.sweep.optuna_search import direction_of, is_search
 from fedhet.sweep.plan import SweepPlan
 from fedhet.sweep.progress import Snapshot, SweepFollower
-from fedhet.sweep.renumber import Entries, renumber
+from fedhet.sweep.renumber import renumber
 from fedhet.sweep.shutdown import MARK, cancel_slurm_jobs, end_jobs, mark
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder, timestamp
 
@@ -59,10 +59,8 @@ class Session:
         self._folder = SweepFolder(folder)
         self._sweeper, self._launcher = sweeper, launcher
         self._lock = _lock(self._folder, resuming=resuming)
-        self._entries: Entries = {}
-        if resuming:
-            entries = self._folder.entries()
-            self._entries = renumber(self._folder, entries, plan.jobs, plan.varied)
+        entries = self._folder.entries() if resuming else {}
+        self._entries = renumber(self._folder, entries, plan.jobs, plan.varied)
         before = self._folder.read() if resuming else None
         self._sweep = Sweep(
             overrides=tuple(overrides),
