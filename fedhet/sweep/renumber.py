@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+from fedhet.common.errors import ConfigError
 from fedhet.common.run_events import RECORD_FILE
 from fedhet.sweep.resume import Plan, key_of, make_ready
 from fedhet.sweep.sweep_folder import SweepFolder
@@ -21,6 +22,11 @@ def renumber(
     folders, whose names begin with the number, are renamed, but not that of a deployment: its
     server may still write to it. A job without a match keeps its number, unless another needs it.
     """
+    if not all(_is_entry(entry) for entry in entries.values()):
+        raise ConfigError(
+            f"{folder.index_path} is not the index of a sweep: each of its jobs must have "
+            "overrides that are words, and a folder that is a name"
+        )
     told_by = {key.lstrip("+") for key in varied} | _varied_keys(entries)
     earlier = {_those_of(entry["overrides"], told_by): n for n, entry in entries.items()}
     now = {_those_of(words, told_by): number for number, words in enumerate(jobs)}
@@ -41,6 +47,13 @@ def renumber(
         new: {**entries[old], "number": new, "folder": names[old]} for old, new in moves.items()
     }
     return dict(sorted((kept | moved).items()))
+
+
+def _is_entry(job: Mapping[str, Any]) -> bool:
+    words, folder = job.get("overrides"), job.get("folder")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return False
+    return isinstance(folder, str) and folder not in ("", ".", "..") and "/" not in folder
 
 
 def _varied_keys(entries: Mapping[int, Mapping[str, Any]]) -> set[str]:

@@ -1,7 +1,5 @@
 """What becomes of the folders of a sweep's jobs when it is resumed with other values."""
 
-import json
-
 import pytest
 
 from fedhet.common.errors import ConfigError
@@ -62,12 +60,10 @@ def test_a_deployment_keeps_its_folder_which_its_server_may_write_to(tmp_path):
 @pytest.mark.parametrize(
     "job",
     [
-        *("a job", {}, {"number": "0", "folder": "x", "overrides": []}),
-        *({"number": 0, "folder": "../x", "overrides": []}, {"number": 0, "folder": "x"}),
-        {"number": 0, "folder": "x", "overrides": [1]},
+        *({}, {"folder": "x"}, {"folder": "x", "overrides": [1]}),
+        *({"folder": "../x", "overrides": []}, {"folder": "", "overrides": []}),
     ],
 )
 def test_an_index_with_a_job_that_is_none_is_refused(job, tmp_path):
-    (tmp_path / "sweep.json").write_text(json.dumps({"jobs": [job]}))
     with pytest.raises(ConfigError, match=r"sweep\.json is not the index of a sweep: each of its"):
-        SweepFolder(tmp_path).entries()
+        again(tmp_path, {0: job}, 1, 2)
