@@ -1,15 +1,16 @@
-"""Fixtures of all tests: Flower's task identity, one thread, a cache folder of their own."""
+"""Fixtures of all tests: Flower's task identity, one thread, a cache folder of their own.
 
+What takes seconds to import is imported in the fixtures: xdist's first process, which the workers
+wait for, needs none of it.
+"""
+
+import gc
 import logging
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from flwr.supercore.task_identity import TaskIdentity
-
-from fedhet.tools.new import write_project
 
 # The files that take longest, first: a worker left with one of them at the end works alone.
 LONG = "containers_readme containers deployment runtimes tutorial project".split()
@@ -17,8 +18,8 @@ LONG += "every_strategy runs golden generator experiment_files flower_apps damag
 
 PROJECT_MODULES = ("my_project", "mine", "other")
 
-TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-torch.set_num_threads(1)
+# What is imported stays: looking through it for garbage takes a third of the time of importing.
+gc.disable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
@@ -34,6 +35,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.xdist_group(item.path.name))
 
 
+def pytest_collection_finish() -> None:
+    """Collect garbage of the tests alone, from here on."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread_and_a_task() -> None:
+    """Take the place of Flower, which starts an app as a task; leave the other CPUs to workers."""
+    import torch
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep decoded data and partitions of the tests out of the user's cache."""
@@ -45,6 +62,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture
 def own_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A project on Python's path, with modules of its own that have the names of others'."""
+    from fedhet.tools.new import write_project
+
     found = tmp_path / "my_project"
     write_project(found)
     for name in ("strategies/__init__.py", "client_app.py", "datasets.py", "queue.py"):

@@ -316,6 +316,7 @@ def test_the_order_of_methods_does_not_matter(run):
     torch.testing.assert_close(found, run.first, rtol=0, atol=0)
 
 
+@pytest.mark.slow
 def test_a_secure_round_equals_the_plain_one_or_is_refused(run):
     """Equal up to quantisation. What the parts declare decides; REFUSED says it from outside."""
     text, plain, expected = " ".join(run.words), run.first, run.rows[1]

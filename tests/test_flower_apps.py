@@ -121,6 +121,7 @@ def load_data(partition_id, num_partitions, batch_size=16):
 CONFIG = {"num-server-rounds": 3, "learning-rate": 0.1, "local-epochs": 2, "my-own-key": "x"}
 
 
+@pytest.mark.slow
 def test_an_app_of_loaders_learns_and_its_weights_load_into_the_users_model(tmp_path):
     apps = apps_of(Net, load_data, fedhet.FedPVR(option="II"))
     serve(apps, [f"results_dir={tmp_path}"], CONFIG)
@@ -179,6 +180,7 @@ def test_what_cannot_be_is_refused_when_the_app_is_made(method, named, message):
         fedhet.make_server_app(Net, load_data, method, **named)
 
 
+@pytest.mark.slow
 def test_both_apps_must_be_made_of_the_same(tmp_path):
     client_app = fedhet.make_client_app(Net, load_data, "fedavg")
     server_app = fedhet.make_server_app(Net, load_data, "scaffold")

@@ -129,6 +129,7 @@ def test_the_code_that_a_recipe_names_is_the_users_and_no_installed_one(folder):
     assert project.own_code(recipe_of(*missing)) == ()
 
 
+@pytest.mark.slow
 def test_the_same_bytes_have_the_same_hash_in_the_folder_and_in_the_bundle(
     folder, tmp_path, monkeypatch
 ):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import stdev
 
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
 from fedhet.common.errors import ConfigError
 from fedhet.report.blocks import Entry, Table
@@ -41,10 +42,11 @@ class Interval:
         mean, count = math.fsum(values) / len(values), len(values)
         if count < 2 or max(values) - min(values) < 1e-9:
             return cls(mean, None, None, count)
-        low, high = stats.t.interval(LEVEL, count - 1, loc=mean, scale=stats.sem(values))
+        half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * stdev(values) / math.sqrt(count)
+        low, high = mean - half, mean + half
         if most < math.inf:
             low, high = max(0.0, low), min(most, high)
-        return cls(mean, float(low), float(high), count)
+        return cls(mean, low, high, count)
 
     @property
     def sign(self) -> int:

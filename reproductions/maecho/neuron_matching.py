@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from sklearn.manifold import TSNE
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError
@@ -142,6 +141,8 @@ def _stage(task: Task, title: str, layer: str, models: Models, own: Sequence[Bat
 def embedded(rows: Tensor) -> list[list[float]]:
     """Return (x, y) of rows (n, d) by t-SNE, the same for the same rows."""
     perplexity = min(30.0, (len(rows) - 1) / 3)
+    from sklearn.manifold import TSNE  # takes a second to import
+
     found = TSNE(perplexity=perplexity, init="pca", random_state=0).fit_transform(rows.numpy())
     return [[float(x), float(y)] for x, y in found]
 

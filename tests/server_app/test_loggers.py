@@ -162,6 +162,7 @@ def test_a_missing_package_is_an_error_that_names_the_extra(extra, package, tmp_
         run_recipe(tmp_path / "run", *SHORT, f"logger={extra}")
 
 
+@pytest.mark.slow
 def test_what_nodes_and_resumed_runs_do_not_compare():
     words = [
         "logger=[csv,tensorboard]",

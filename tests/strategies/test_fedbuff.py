@@ -136,6 +136,7 @@ def test_late_replies_may_have_the_step_sizes_of_the_rounds_that_they_were_told(
     assert not any(report.failures for report in reports)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [None, Asynchronous(buffer=2)])
 def test_epsilon_counts_the_messages_to_a_client_and_no_sized_one(settings):
     """The system asks how long a message is, which is none to client 0."""
@@ -166,6 +167,7 @@ def normed(scales: list[float]) -> list[TensorBatches]:
     return [TensorBatches(rows, torch.zeros(40, dtype=kind)) for rows in drawn]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [partial(FedBuff, 3), FedAsync])
 def test_variances_of_sites_of_other_scales_stay_between_theirs(method):
     """Added up, changes from stale variances made -2.4 of them, and the next losses NaN."""
@@ -206,6 +208,7 @@ def test_buffers_are_a_mean_of_the_clients_and_the_servers_by_hand(towards_model
     assert float(found.update["w"]) == (0.25 * -9 + 0.5 * 2 if towards_model else 0.25 + 1.0)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
     def strategy():
         system = LogNormal(sigma=1.5, dropout=0.1, seed=2)

@@ -59,6 +59,7 @@ def page(write_run, tmp_path, monkeypatch):
     return Page((tmp_path / "sweep" / "report" / "report.html").read_text())
 
 
+@pytest.mark.slow
 def test_the_page_answers_and_its_charts_have_every_axis(page):
     (_, title), *_ = page.all("h1")
     assert title == "FedAvg, FedPVR and MOON on digits, dirichlet partition with alpha 0.1"
@@ -84,6 +85,7 @@ def test_the_page_answers_and_its_charts_have_every_axis(page):
     assert all(a["type"] == "button" and a["aria-pressed"] == "true" for a, _ in page.all("button"))
 
 
+@pytest.mark.slow
 def test_texts_of_runs_are_no_markup_and_only_the_pages_own_scripts_may_run(page):
     assert any(EVIL in text for _, text in page.all("td"))
     run = [(a, text) for a, text in page.all("script") if a.get("type") != "application/json"]
@@ -100,6 +102,7 @@ def test_texts_of_runs_are_no_markup_and_only_the_pages_own_scripts_may_run(page
     assert "<script" not in to_markdown(blocks).replace("\\<script", "")
 
 
+@pytest.mark.slow
 def test_contents_lead_to_every_part_and_every_cell_has_a_named_column(page):
     ids = [a["id"] for _, a, _ in page.found if "id" in a]
     assert len(ids) == len(set(ids))

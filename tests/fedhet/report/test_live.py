@@ -44,6 +44,7 @@ def serve():
         server.server_close()
 
 
+@pytest.mark.slow
 def test_only_the_page_is_served_to_a_browser_of_this_machine(write_run, tmp_path, serve):
     write_run()
     (tmp_path / "sweep" / "secret").write_text("it is a secret")
@@ -58,6 +59,7 @@ def test_only_the_page_is_served_to_a_browser_of_this_machine(write_run, tmp_pat
     assert {ask(method=method)[0] for method in ("POST", "PUT", "DELETE", "HEAD")} == {501}
 
 
+@pytest.mark.slow
 def test_a_run_is_running_while_it_writes_if_half_a_line_and_if_it_was_resumed(
     write_run, tmp_path, serve, monkeypatch
 ):

@@ -73,6 +73,7 @@ def test_the_figures_to_optimise_are_those_of_a_summary():
     assert set(FIGURES) == {*totals([row]), "wall_seconds"}
 
 
+@pytest.mark.slow
 def test_a_job_that_a_cluster_starts_again_restarts(sweep):
     def die(recipe):
         (Path(recipe.results_dir) / "metrics.jsonl").write_text("round 0")

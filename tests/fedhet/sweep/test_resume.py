@@ -31,6 +31,7 @@ def write_checkpoint(folder, round):
     save_checkpoint(folder / "checkpoints", checkpoint)
 
 
+@pytest.mark.slow
 def test_a_completed_job_of_the_same_recipe_is_skipped(tmp_path):
     write_summary(tmp_path, "completed")
     assert plan_for(tmp_path, recipe_of()) is Plan.SKIP

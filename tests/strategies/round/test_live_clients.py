@@ -170,6 +170,7 @@ def test_late_and_foreign_replies_are_refused_and_named():
     assert max(max(report.staleness) for report in reports[1:]) <= 1
 
 
+@pytest.mark.slow
 def test_a_resumed_run_asks_everybody_anew_and_late_replies_leave_no_trace(tmp_path):
     def seconds(client: int) -> float:
         return 1.0 + client
