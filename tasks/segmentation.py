@@ -20,13 +20,15 @@ from fedhet.common.errors import (
     require_types,
     require_whole,
 )
+from fedhet.tasks.examples import IGNORED
 from fedhet.tasks.sources.encodings import in_bytes
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 Pair = tuple[Tensor, Tensor]
 
 _KEY = "task.data_options"
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+_LOSSY = (".jpg", ".jpeg")
+_SUFFIXES = (".png", *_LOSSY, ".bmp", ".tif", ".tiff")
 _SPLIT_SEED = 0  # the same test images whatever the run's seed
 
 
@@ -86,6 +88,7 @@ def load(
     image_size: int = 64,
     channels: int = 3,
     test_fraction: float = 0.2,
+    ignore_index: int | None = None,
     data_folder: Path | None = None,
 ) -> tuple[MaskedImages | Arrays, MaskedImages | None]:
     """Return training and test images of a folder, and their masks.
@@ -93,10 +96,11 @@ def load(
     Args:
         path: folder with train/images, train/masks and, if there are any, test/images and
             test/masks; an image and its mask have the same name, whatever their endings, and the
-            same size. A mask's pixel is its label.
+            same size. A mask's pixel is its label; no mask is a JPEG, which changes pixels.
         image_size: images and masks are scaled to so many pixels, square.
         channels: 3: colour, 1: grey.
         test_fraction: of the training images, always the same ones, if there is no test folder.
+        ignore_index: pixels of this label, often 255, count in no loss and no metric.
         data_folder: of a site (``partition=site``), as ``path``; the server, which has none, gets
             no image.
 
@@ -107,6 +111,8 @@ def load(
     require_types(_KEY, {"path": path}, {"path": str | None})
     require_whole(f"{_KEY}.image_size", image_size, low=1)
     require_range(f"{_KEY}.test_fraction", test_fraction, high=1.0, open_high=True)
+    if ignore_index is not None:
+        require_whole(f"{_KEY}.ignore_index", ignore_index, low=0)
     if channels not in (1, 3):
         raise ConfigError(f"{_KEY}.channels={channels} must be 1 (grey) or 3 (colour)")
     if path is None and data_folder is None:
@@ -114,9 +120,9 @@ def load(
         none = np.zeros((0, channels, *shape[1:]), dtype=np.float32)
         return (none, np.zeros(shape, dtype=np.int64)), None
     folder = data_folder or Path(str(path)).expanduser()
-    train = MaskedImages(folder / "train", image_size, channels)
+    train = MaskedImages(folder / "train", image_size, channels, ignore_index)
     if (folder / "test").is_dir():
-        return train, MaskedImages(folder / "test", image_size, channels)
+        return train, MaskedImages(folder / "test", image_size, channels, ignore_index)
     if data_folder is not None:
         return train, None  # partition.holdout holds out some
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(train))
@@ -131,15 +137,24 @@ class MaskedImages(Dataset[Pair]):
         folder: with images/ and masks/.
         image_size: H = W.
         channels: 3 or 1.
+        ignore_index: the label that becomes ``IGNORED``; None: none does.
     """
 
-    def __init__(self, folder: Path, image_size: int, channels: int) -> None:
+    def __init__(
+        self, folder: Path, image_size: int, channels: int, ignore_index: int | None = None
+    ) -> None:
         masks = _pictures(folder / "masks")
+        if lossy := [path for path in masks.values() if path.suffix.lower() in _LOSSY]:
+            raise ConfigError(
+                f"{lossy[0]} is a JPEG, whose pixels are not quite what was saved, so that labels "
+                "change: save masks as PNG"
+            )
         images = _pictures(folder / "images")
         if without := sorted(images.keys() - masks.keys()):
             raise ConfigError(f"{folder / 'masks'} has no mask of {', '.join(without[:3])}")
         self._paths = [(images[name], masks[name]) for name in sorted(images)]
         self._size, self._channels = (image_size, image_size), channels
+        self._ignore_index = ignore_index
 
     def __len__(self) -> int:
         """Return the number of images."""
@@ -161,7 +176,7 @@ class MaskedImages(Dataset[Pair]):
         labels = np.asarray(mask.resize(self._size, Resampling.NEAREST))
         if labels.ndim != 2 or (labels % 1).any():
             raise ConfigError(f"{mask_path} has colours or fractions: a pixel must be its label")
-        labels = labels.astype(np.int64)
+        labels = np.where(labels == self._ignore_index, IGNORED, labels.astype(np.int64))
         channels_last = torch.from_numpy(pixels.reshape(*labels.shape, -1) / 255)
         return channels_last.permute(2, 0, 1), torch.from_numpy(labels)
 

@@ -116,6 +116,28 @@ def test_a_site_has_its_own_images(tmp_path):
     assert (masks.shape, masks.dtype) == ((3, 8, 8), torch.int64)
 
 
+def test_pixels_of_the_ignored_label_count_nowhere(tmp_path):
+    draw(tmp_path / "train", 3)
+    for mask in (tmp_path / "train" / "masks").iterdir():
+        pixels = np.array(Image.open(mask))
+        pixels[pixels == 2] = 255
+        Image.fromarray(pixels).save(mask)
+    options = {"path": str(tmp_path), "image_size": 6, "test_fraction": 0.0}
+    task = task_of("segmentation", options | {"ignore_index": 255}, num_classes=2)
+    inputs, masks = next(task.client_data(0)[0].batches(3, generator=None, train=False))
+    assert set(masks.unique().tolist()) == {-100, 0, 1}
+    logits = task.build_model(0)(inputs)[1]
+    of_labels = torch.nn.functional.cross_entropy(
+        logits.movedim(1, -1)[masks >= 0], masks[masks >= 0]
+    )
+    torch.testing.assert_close(task.loss(logits, masks), of_labels)
+    without = task_of("segmentation", options, num_classes=2).client_data(0)[0]
+    with pytest.raises(ConfigError, match=r"255"):
+        next(without.batches(3, generator=None, train=False))
+    with pytest.raises(ConfigError, match=r"ignore_index=-1 is not allowed"):
+        load(path=str(tmp_path), ignore_index=-1)
+
+
 def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"is not a folder: change task\.data_options\.path"):
         load(path=str(tmp_path))
@@ -142,6 +164,10 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     Image.fromarray(np.zeros((6, 6), "uint16")).save(tmp_path / "train" / "images" / "0.png")
     with pytest.raises(ConfigError, match=r"0\.png: a pixel has more than 8 bits"):
         load(path=str(tmp_path), test_fraction=0.0)[0][0]
+    (tmp_path / "train" / "masks" / "0.png").rename(tmp_path / "train" / "masks" / "0.jpg")
+    with pytest.raises(ConfigError, match=r"0\.jpg is a JPEG.*: save masks as PNG"):
+        load(path=str(tmp_path))
+    (tmp_path / "train" / "masks" / "0.jpg").rename(tmp_path / "train" / "masks" / "0.png")
     Image.new("L", (6, 6)).save(tmp_path / "train" / "images" / "1.tif")
     with pytest.raises(ConfigError, match=r"images has 1\.png and 1\.tif: .*rename one"):
         load(path=str(tmp_path))
