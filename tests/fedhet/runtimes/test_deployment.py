@@ -112,6 +112,7 @@ def listening(answer: bytes, context: ssl.SSLContext | None = None) -> Iterator[
     try:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
+        listener.shutdown(socket.SHUT_RDWR)  # close() alone does not end the thread's accept()
         listener.close()
 
 
