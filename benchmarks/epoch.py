@@ -79,12 +79,12 @@ class Client:
             loss=self.task.loss,
             round=2,
             batch_size=config.batch_size,
+            lr=float(self.recipe.local.lr),
         )
         sides, order = copy.deepcopy(self.sides), torch.Generator().manual_seed(SEED)
         begin, _ = seconds(lambda: [side.begin(context) for side in sides])
-        lr = float(self.recipe.local.lr)
         taken, (summary, _) = seconds(
-            lambda: train_locally(context, sides, self.optimizer, config, lr, order)
+            lambda: train_locally(context, sides, self.optimizer, config, order)
         )
         end, _ = seconds(lambda: [side.end(context, summary) for side in sides])
         self.around.append((begin + end) / (EPOCHS_OF_A_ROUND * taken))

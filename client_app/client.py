@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from pathlib import Path
@@ -167,18 +168,18 @@ class FederatedClient(NumPyClient):
             metrics |= {"received-loss": loss, **_accuracy("received-accuracy", accuracy)}
             metrics |= self._measured("received-")
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
-            context = self._context(state, round, for_sides)
+            context = self._context(state, round, float(config["lr"]), for_sides)
             if round == 1 and self.options.initial == "own":
                 self._start_from_own()
                 context.start_here()
             for side in self.sides.values():
                 side.begin(context)
-            sides, lr = list(self.sides.values()), float(config["lr"])
+            sides = list(self.sides.values())
             if self.options.reuse_training:
                 summary, train_loss = self._take_trained(Path(self.options.reuse_training))
             else:
                 summary, train_loss = train_locally(
-                    context, sides, self.optimizer, self.options, lr, generator
+                    context, sides, self.optimizer, self.options, generator
                 )
             self.sent = {
                 name: tensors
@@ -197,7 +198,8 @@ class FederatedClient(NumPyClient):
         metrics |= {"num-steps": summary.num_steps, "lr-sum": lr_sum, "train-loss": train_loss}
         metrics |= _penalty_share(context.measurements())
         if config.get("evaluate-trained", False):
-            metrics |= self._evaluate_own()
+            with self._own_model(context):
+                metrics |= self._evaluate_own()
         return self.get_parameters(config), summary.num_examples, metrics
 
     def save_state(self, config: Mapping[str, Scalar]) -> None:
@@ -247,10 +249,9 @@ class FederatedClient(NumPyClient):
 
     @torch.no_grad()
     def _load(self, parameters: NDArrays, state: ClientState) -> None:
-        for name, value in zip(self.shared_names, parameters, strict=True):
-            self._tensors[name].copy_(torch.from_numpy(value))
-        for name, kept in {**self._initial, **state.get(PERSONAL, {})}.items():
-            self._tensors[name].copy_(kept)
+        arrays = zip(self.shared_names, parameters, strict=True)
+        self._put({name: torch.from_numpy(value) for name, value in arrays})
+        self._put({**self._initial, **state.get(PERSONAL, {})})
 
     def _load_known(self, parameters: NDArrays, config: dict[str, Scalar]) -> ClientState:
         """Load ``parameters`` and the committed client state; return the state."""
@@ -264,18 +265,18 @@ class FederatedClient(NumPyClient):
         if self.build is None:
             raise ValueError("local.initial=own needs `build`, which builds a client's own model")
         seed = np.random.SeedSequence([self.seed, self.client_id]).generate_state(1)[0]
-        for name, value in tensors_of(self.build(int(seed))).items():
-            self._tensors[name].copy_(value)
+        self._put(tensors_of(self.build(int(seed))))
 
     @torch.no_grad()
     def _take_trained(self, run: Path) -> tuple[LocalSummary, float]:
         """Load this client's trained model of another run."""
         model, summary, loss = load_trained(run / FILE, self.client_id, self._tensors)
-        for name, value in model.items():
-            self._tensors[name].copy_(value)
+        self._put(model)
         return summary, loss
 
-    def _context(self, state: ClientState, round: int, generator: torch.Generator) -> LocalContext:
+    def _context(
+        self, state: ClientState, round: int, lr: float, generator: torch.Generator
+    ) -> LocalContext:
         received_state = {n: v.clone() for n, v in self._tensors.items()}
 
         def on_device(payloads: Payloads) -> dict[str, Tensors]:
@@ -294,6 +295,7 @@ class FederatedClient(NumPyClient):
             loss=self.loss,
             round=round,
             batch_size=self.options.batch_size,
+            lr=lr,
             generator=generator,
             params=self._params,
         )
@@ -307,8 +309,24 @@ class FederatedClient(NumPyClient):
         found = {} if self.metrics is None else self.metrics.compute()
         return {f"{prefix}{name}": value for name, value in found.items() if name != "accuracy"}
 
+    @contextmanager
+    def _own_model(self, context: LocalContext) -> Iterator[None]:
+        """Put the client's own model in the place of y_i inside the block."""
+        own: dict[str, Tensor] = {}
+        for side in self.sides.values():
+            own |= side.own_model(context)
+        trained = {name: self._tensors[name].clone() for name in own}
+        self._put(own)
+        yield
+        self._put(trained)
+
+    @torch.no_grad()
+    def _put(self, values: Tensors) -> None:
+        for name, value in values.items():
+            self._tensors[name].copy_(value)
+
     def _evaluate_own(self) -> dict[str, Scalar]:
-        """Return the scores of the client's own model y_i.
+        """Return the scores of the client's own model, y_i if no side has another.
 
         "personal-test-loss" and "personal-test-accuracy" are on the global test set, if there is
         one; "personal-accuracy" is on the held-out examples, or else on the global test set with
@@ -342,8 +360,8 @@ class FederatedClient(NumPyClient):
     def _finetune(self, state: ClientState, round: int, lr: float, epochs: int) -> None:
         options = replace(self.options, epochs=epochs, steps=None, phases=())
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
-            context = self._context(dict(state), round, for_sides)
-            train_locally(context, [], self.optimizer, options, lr, generator)
+            context = self._context(dict(state), round, lr, for_sides)
+            train_locally(context, [], self.optimizer, options, generator)
 
 
 def _accuracy(name: str, accuracy: float | None) -> dict[str, Scalar]:

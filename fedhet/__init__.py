@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from fedhet.runs import RunResult as RunResult
     from fedhet.runs import partition as partition
     from fedhet.runs import run as run
+    from fedhet.strategies.apfl import APFL as APFL
     from fedhet.strategies.average import Average as Average
     from fedhet.strategies.dense import DENSE as DENSE
+    from fedhet.strategies.ditto import Ditto as Ditto
     from fedhet.strategies.ensemble import Ensemble as Ensemble
     from fedhet.strategies.fedala import FedALA as FedALA
     from fedhet.strategies.fedavg import Centralised as Centralised
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from fedhet.strategies.fedsam import FedSAM as FedSAM
     from fedhet.strategies.fedsam import MoFedSAM as MoFedSAM
     from fedhet.strategies.feduv import FedUV as FedUV
+    from fedhet.strategies.lg_fedavg import LGFedAvg as LGFedAvg
     from fedhet.strategies.maecho import MAEcho as MAEcho
     from fedhet.strategies.moon import MOON as MOON
     from fedhet.strategies.otfusion import OTFusion as OTFusion
@@ -71,8 +74,10 @@ _PUBLIC = {
     "RunResult": "runs",
     "partition": "runs",
     "run": "runs",
+    "APFL": "strategies.apfl",
     "Average": "strategies.average",
     "DENSE": "strategies.dense",
+    "Ditto": "strategies.ditto",
     "Ensemble": "strategies.ensemble",
     "FedALA": "strategies.fedala",
     "FedAvg": "strategies.fedavg",
@@ -101,6 +106,7 @@ _PUBLIC = {
     "FedSAM": "strategies.fedsam",
     "MoFedSAM": "strategies.fedsam",
     "FedUV": "strategies.feduv",
+    "LGFedAvg": "strategies.lg_fedavg",
     "MAEcho": "strategies.maecho",
     "MOON": "strategies.moon",
     "OTFusion": "strategies.otfusion",
@@ -110,6 +116,7 @@ _PUBLIC = {
     "SCAFFOLD": "strategies.scaffold",
 }
 __all__ = [
+    "APFL",
     "DENSE",
     "MOON",
     "PFNM",
@@ -117,6 +124,7 @@ __all__ = [
     "Average",
     "Centralised",
     "ConfigError",
+    "Ditto",
     "Ensemble",
     "FedALA",
     "FedAdagrad",
@@ -142,6 +150,7 @@ __all__ = [
     "FedSAM",
     "FedUV",
     "FedYogi",
+    "LGFedAvg",
     "Local",
     "MAEcho",
     "MoFedSAM",

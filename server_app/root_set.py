@@ -76,10 +76,11 @@ class RootSet:
                 loss=self.loss,
                 round=round,
                 batch_size=self.options.batch_size,
+                lr=self.lr(round),
                 generator=sides,
             )
             optimizer = copy.deepcopy(self.optimizer)
-            train_locally(context, [], optimizer, self.options, self.lr(round), draw)
+            train_locally(context, [], optimizer, self.options, draw)
         trained = {name: context.params[name].detach() for name in self.shared}
         return {name: value.cpu() for name, value in subtract(trained, anchor).items()}
 

@@ -136,6 +136,7 @@ class LocalContext:
     loss: Callable[[Tensor, Tensor], Tensor]  # mean task loss of (logits, labels), a scalar
     round: int  # t, from 1
     batch_size: int
+    lr: float  # eta_l of this round
     # for random draws of a side; independent of the order of the batches
     generator: torch.Generator = field(default_factory=torch.Generator)
     params: Tensors = field(default_factory=dict)  # the model's trainable tensors by name, live
@@ -275,6 +276,10 @@ class ClientSide:
 
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Write the client state and return the payloads named in ``sends``."""
+        return {}
+
+    def own_model(self, context: LocalContext) -> Tensors:
+        """Return the tensors in which the client's own model is not y_i; called after ``end``."""
         return {}
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:

@@ -1,6 +1,7 @@
 """What the methods reached on one common task: docs/results/methods.json, as pages show it.
 
-``python -m docs.generator.measured SWEEP ...`` writes the file from the runs of these sweeps:
+``python -m docs.generator.measured SWEEP ...`` writes the runs of these sweeps into the file, which
+keeps the other methods:
 
     fedhet -m partition.alpha=0.1 rounds=20 seed=0,1,2 strategy=fedavg,fedprox,...
     fedhet -m partition.alpha=0.1 seed=0,1,2 strategy=average,ensemble,maecho,...    one round
@@ -25,7 +26,16 @@ _HOW = (
     "digits, a perceptron, 10 clients, `partition.alpha=0.1`, 20 rounds (one-shot methods: 1), "
     "otherwise each recipe's defaults"
 )
-_OWN_MODELS = ("fedala", "fedper", "fedproto", "fedrep", "local")
+_OWN_MODELS = (
+    "apfl",
+    "ditto",
+    "fedala",
+    "fedper",
+    "fedproto",
+    "fedrep",
+    "lg_fedavg",
+    "local",
+)
 _PAPERS = {  # results of whole tables, by method
     "feddw": ["feddw"],
     "fedmrur": ["fedmrur"],
@@ -83,7 +93,8 @@ def _accuracy(scores: list[float]) -> str:
 
 
 def main(sweeps: Sequence[str]) -> None:
-    """Write the file from the completed runs of sweeps."""
+    """Write the completed runs of sweeps into the file."""
+    before = results()
     accuracy: dict[str, dict[int, float]] = {}
     rounds: dict[str, int] = {}
     for path in sorted(path for sweep in sweeps for path in Path(sweep).glob(f"*/{SUMMARY}")):
@@ -92,11 +103,13 @@ def main(sweeps: Sequence[str]) -> None:
             scores = accuracy.setdefault(summary["strategy"], {})
             scores[summary["seed"]] = round(summary["accuracy"], 4)
             rounds[summary["strategy"]] = summary["rounds"]
+    measured = {name: [by[seed] for seed in sorted(by)] for name, by in accuracy.items()}
+    scores = before["accuracy"] | measured
     found = {
         "how": _HOW,
-        "accuracy": {name: [by[seed] for seed in sorted(by)] for name, by in accuracy.items()},
-        "rounds": rounds,
-        "clients_own": [name for name in _OWN_MODELS if name in accuracy],
+        "accuracy": scores,
+        "rounds": before["rounds"] | rounds,
+        "clients_own": [name for name in _OWN_MODELS if name in scores],
     }
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 

@@ -30,19 +30,18 @@ def train_locally(
     sides: Sequence[ClientSide],
     optimizer: LocalOptimizer,
     options: LocalTrainingConfig,
-    lr: float,
     generator: torch.Generator,
 ) -> tuple[LocalSummary, float]:
     """Train ``context.model`` in place on the client's data, after the sides' ``begin``.
 
-    ``lr`` is eta_l of this round; ``generator`` draws the order of the examples and their
-    augmentation.
+    ``generator`` draws the order of the examples and their augmentation.
 
     Returns:
         what was done, and the mean local objective over the steps (penalties included).
     """
     if not all(module.training for module in context.model.modules()):
         context.model.train()  # sets every module's mode, which takes longer than to look
+    lr = context.lr
     optimizer.start(context.params, lr)
     backward = partial(_backward, context, sides, options.autocast)
     correct = partial(_correct, context, sides, options.clip)

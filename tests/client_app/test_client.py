@@ -56,7 +56,7 @@ def test_tied_tensors_travel_once_and_buffers_that_are_not_stored_stay():
     start = [np.full((1, 1), 2.0, np.float32), np.ones((1, 1), np.float32)]
     loss, _, _ = one.evaluate(start, dict(CONFIG))
     assert loss == 0.5 * 4.0**2  # w^2 = 4, and not the initial w
-    context = one._context({}, 1, torch.Generator())
+    context = one._context({}, 1, 0.1, torch.Generator())
     features = context.received_features(torch.ones(1, 1))
     assert features.item() == 4.0  # of the received model, which MOON and FedMRUR compare with
     (tied, head), _, _ = one.fit(start, {**CONFIG, "lr": 0.01})

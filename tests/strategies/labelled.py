@@ -76,7 +76,7 @@ def context_of(
         data=data,
         round=1,
         generator=torch.Generator().manual_seed(seed),
-        **{"state": {}, "loss": F.cross_entropy, "batch_size": 8, **how},
+        **{"state": {}, "loss": F.cross_entropy, "batch_size": 8, "lr": 0.1, **how},
     )
 
 

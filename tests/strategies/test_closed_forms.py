@@ -145,7 +145,7 @@ def test_a_control_variate_is_the_gradient_along_the_steps_that_its_tensor_took(
     model = Shifted(2)
     received = {"control_variate": {"head.weight": torch.tensor([[5.0, -7.0]]).double()}}
     own = {"control_variate": {"head.weight": torch.tensor([[1.0, -2.0]]).double()}}
-    context = LocalContext(model, {}, {}, received, own, data, half_squared_error, 1, 100)
+    context = LocalContext(model, {}, {}, received, own, data, half_squared_error, 1, 100, 1e-9)
     side = ControlVariateClient()
     side.begin(context)
     with torch.no_grad():
@@ -154,7 +154,7 @@ def test_a_control_variate_is_the_gradient_along_the_steps_that_its_tensor_took(
     expected = gradient(data, model.head.weight[0]).detach()
     if phases == {"shift": 5}:
         expected = own["control_variate"]["head.weight"][0]
-    summary, _ = train_locally(context, [side], SGD(), options, 1e-9, torch.Generator())
+    summary, _ = train_locally(context, [side], SGD(), options, torch.Generator())
     side.end(context, summary)
     found = context.state["control_variate"]["head.weight"][0]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -212,6 +212,6 @@ def test_fednova_counts_each_tensors_own_steps_and_leaves_untrained_ones():
     assert delta["a"].item() == pytest.approx(2.0 * (0.5 * 4 / 1 + 0.5 * 6 / 3))
     assert delta["b"].item() == pytest.approx(1.0 * 0.5 * 8 / 2)
     summary = LocalSummary(1, 3, 0.3, reaches={"a": 0.7})
-    context = LocalContext(nn.Module(), {}, dict.fromkeys("ba"), {}, {}, None, None, 1, 1)
+    context = LocalContext(nn.Module(), {}, dict.fromkeys("ba"), {}, {}, None, None, 1, 1, 0.1)
     sent = FedNovaClient().end(context, summary)[REACH]["reach"]
     assert sent.tolist() == pytest.approx([0.7, 0.3])

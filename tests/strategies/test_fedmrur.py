@@ -100,7 +100,7 @@ def test_the_second_pass_of_sam_is_not_measured():
 
     context = context_of(WithoutDropout(), TensorBatches(inputs, torch.tensor([0, 1, 0, 1])))
     options = LocalTrainingConfig(batch_size=4, epochs=2)
-    train_locally(context, [Watching(gamma=0.1)], SAM(rho=0.5), options, 0.1, torch.Generator())
+    train_locally(context, [Watching(gamma=0.1)], SAM(rho=0.5), options, torch.Generator())
     assert len(seen) == 4
     assert seen[1] > 0.0  # where e is
     measured = context.measurements()["lorentz-distance"]

@@ -5,12 +5,14 @@ from functools import cache
 import pytest
 import torch
 
+from fedhet.strategies.apfl import APFL
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.ditto import Ditto
 from fedhet.strategies.fedala import FedALA
 from fedhet.strategies.fedavg import FedAvg, FedAvgM
 from fedhet.strategies.fedcm import FedCM
@@ -70,6 +72,8 @@ SAME = {
     "fedproto, round 1": (FedProto(1.0, **LR), FIRST, first_round),
     "fedala eta=0": (FedALA(eta=0.0, **LR), {}, fedavg),
     "fedala, round 1": (FedALA(**LR), FIRST, first_round),
+    "ditto": (Ditto(1.0, **LR), {}, fedavg),
+    "apfl": (APFL(**LR), {}, fedavg),
     "feduv both 0": (FedUV(0.0, 0.0, **LR), {}, fedavg),
     "moon mu=0": (MOON(0.0, **LR), {}, fedavg),
     "moon, round 1": (MOON(**LR), FIRST, first_round),

@@ -6,11 +6,13 @@ import pytest
 from torch import nn
 
 from fedhet.common.errors import ConfigError
+from fedhet.strategies.apfl import APFLClient
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from fedhet.strategies.components.schedules import MultiStep
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.dense import DENSE, Distilled
+from fedhet.strategies.ditto import DittoClient
 from fedhet.strategies.ensemble import Ensemble
 from fedhet.strategies.fedala import FedALAClient
 from fedhet.strategies.fedcm import ClientMomentum
@@ -40,6 +42,8 @@ WRONG = [
     (Generation, "strategy.dense", {"images": [0], "bn": [-1.0]}),
     (lambda generator_lr: Generation(lr=generator_lr), "strategy.dense", {"generator_lr": [0.0]}),
     (Distillation, "strategy.dense", {"batch_size": [1], "temperature": [0.0]}),
+    (APFLClient, "strategy.apfl", {"alpha": [-0.1, 1.1], "alpha_lr": [-1.0]}),
+    (DittoClient, "strategy.ditto", {"coefficient": [-1.0]}),
     (FedALAClient, "strategy.fedala", {"eta": [-1.0], "data_share": [0.0, 1.5]}),
     (FedALAClient, "strategy.fedala", {"until_std": [0.0]}),
     (ClientMomentum, "strategy.client_momentum", {"alpha": [0.0, -0.1, 1.1]}),

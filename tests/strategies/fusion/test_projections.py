@@ -38,7 +38,7 @@ def sent_by(side: ProjectionClient, model: nn.Module, inputs: torch.Tensor):
     state = {name: value.clone() for name, value in model.state_dict().items()}
     labels = torch.arange(len(inputs)) % 3
     data = TensorBatches(inputs, labels, num_classes=3)
-    context = LocalContext(model, state, state, {}, {}, data, F.cross_entropy, 1, 4)
+    context = LocalContext(model, state, state, {}, {}, data, F.cross_entropy, 1, 4, 0.1)
     context.generator.manual_seed(0)
     return side.end(context, SUMMARY)
 

@@ -1,0 +1,104 @@
+"""APFL: adaptive personalized federated learning.
+
+Deng, Kamani, Mahdavi. 2020. https://arxiv.org/abs/2003.13461
+
+FedAvg, and beside it at every client a model v_i of its own. What the client uses, and what is
+evaluated (``evaluation.model=clients``; ``both`` adds the global model), is their mixture
+(Algorithm 1):
+
+    m_i = alpha_i v_i + (1 - alpha_i) y_i
+    v_i     <- v_i - eta_l alpha_i grad f(m_i)            with every step of y_i, same mini-batch
+    alpha_i <- clip(alpha_i - eta_a <v_i - y_i, grad f(m_i)>, 0, 1)     at a round's first step
+
+v_i and alpha_i begin as the first x that the client receives and as ``alpha``, and never leave it;
+the federation is FedAvg's to the bit. f is the task's loss, eta_l is ``local.lr`` of the round, and
+v_i takes plain SGD steps, whatever y_i's are. alpha = 0 with eta_a = 0 evaluates y_i, FedAvg's
+trained models; alpha = 1 with eta_a = 0 is a model that each client trains alone.
+
+The paper writes eta for both step sizes, and does not say how alpha_i is kept within [0, 1]. m_i
+has the BatchNorm statistics of its own passes.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+from torch import Tensor
+
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import (
+    ClientSide,
+    LocalContext,
+    LocalSummary,
+    Payloads,
+    Step,
+    Tensors,
+)
+from fedhet.strategies.components.second_model import second_model, slopes_at
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
+
+OWN, ALPHA = "apfl_own", "apfl_alpha"  # v_i and alpha_i, in the client state
+
+
+class APFLClient(ClientSide):
+    """Trains a second model on its mixture with y_i, and how much of it the mixture has.
+
+    Args:
+        alpha: the first alpha_i, in [0, 1].
+        alpha_lr: eta_a, the step size of alpha_i; None: eta_l.
+    """
+
+    def __init__(self, alpha: float = 0.5, alpha_lr: float | None = None) -> None:
+        self.first_alpha = require_range("strategy.apfl.alpha", alpha, high=1.0)
+        if alpha_lr is not None:
+            require_range("strategy.apfl.alpha_lr", alpha_lr)
+        self.alpha_lr = alpha_lr
+
+    def begin(self, context: LocalContext) -> None:
+        """Take up v_i and alpha_i."""
+        self.own = second_model(context, OWN)
+        like = next(iter(context.params.values()))
+        first = torch.full((), self.first_alpha, dtype=like.dtype, device=like.device)
+        self.alpha = context.state.get(ALPHA, {ALPHA: first})[ALPHA]
+
+    def penalty(self, step: Step) -> None:
+        """Move v_i, and at a round's first step alpha_i, on the step's mini-batch."""
+        context = step.context
+        if not context.first_pass:
+            return
+        slopes = slopes_at(self._mixed(step.params), step)
+        with torch.no_grad():
+            moved = {n: self.own[n] - context.lr * self.alpha * g for n, g in slopes.items()}
+            if context.num_steps == 0:
+                along = [((self.own[n] - step.params[n]) * g).sum() for n, g in slopes.items()]
+                alpha_lr = context.lr if self.alpha_lr is None else self.alpha_lr
+                self.alpha = (self.alpha - alpha_lr * sum(along)).clamp(0.0, 1.0)
+            self.own |= moved
+
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Keep v_i and alpha_i."""
+        context.state.update({OWN: self.own, ALPHA: {ALPHA: self.alpha}})
+        return {}
+
+    def own_model(self, context: LocalContext) -> Tensors:
+        """Return m_i."""
+        return self._mixed(context.params)
+
+    @torch.no_grad()
+    def _mixed(self, params: Tensors) -> dict[str, Tensor]:
+        """Return m_i: exactly y_i where alpha_i is 0, and v_i where it is 1; with v_i's buffers."""
+        return {
+            name: torch.lerp(params[name], value, self.alpha) if name in params else value
+            for name, value in self.own.items()
+        }
+
+
+class APFL(FederatedStrategy):
+    """FedAvg's server with :class:`APFLClient` at the clients."""
+
+    def __init__(
+        self, alpha: float = 0.5, alpha_lr: float | None = None, **slots: Unpack[Slots]
+    ) -> None:
+        super().__init__(client_sides={"apfl": APFLClient(alpha, alpha_lr)}, **slots)

@@ -1,0 +1,80 @@
+"""Ditto: fair and robust federated learning through personalization.
+
+Li, Hu, Beirami, Smith. ICML 2021. https://arxiv.org/abs/2012.04221
+
+FedAvg, and beside it at every client a model v_i of its own, which is drawn to the x that the
+client has received (Algorithm 1). With every step of y_i, on the same mini-batch:
+
+    v_i <- v_i - eta_l (grad f_i(v_i) + lambda (v_i - x))
+
+f_i is the task's loss, eta_l is ``local.lr`` of the round; the steps are plain SGD, whatever y_i's
+are. v_i begins as the first x that the client receives and never leaves it: the federation is
+FedAvg's to the bit. The clients' own models are evaluated (``evaluation.model=clients``; ``both``
+adds the global one): v_i, with BatchNorm statistics of its own. lambda = 0 is a model that each
+client trains alone; from eta_l lambda = 2 on, v_i cannot settle.
+
+The paper's v_i takes mini-batches of its own, s of them.
+"""
+
+from __future__ import annotations
+
+from typing import Unpack
+
+import torch
+
+from fedhet.common.errors import require_range
+from fedhet.strategies.base import (
+    ClientSide,
+    LocalContext,
+    LocalSummary,
+    Payloads,
+    Step,
+    Tensors,
+)
+from fedhet.strategies.components.second_model import second_model, slopes_at
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
+
+OWN = "ditto"  # v_i, in the client state
+
+
+class DittoClient(ClientSide):
+    """Trains a second model, which stays at the client.
+
+    Args:
+        coefficient: lambda, how strongly v_i is drawn to x.
+    """
+
+    def __init__(self, coefficient: float = 0.1) -> None:
+        self.coefficient = require_range("strategy.ditto.coefficient", coefficient)
+
+    def begin(self, context: LocalContext) -> None:
+        """Take up v_i."""
+        self.own = second_model(context, OWN)
+
+    def penalty(self, step: Step) -> None:
+        """Move v_i on the step's mini-batch."""
+        context, x = step.context, step.context.received_state
+        if not context.first_pass:
+            return
+        slopes = slopes_at(self.own, step)
+        with torch.no_grad():
+            for name, slope in slopes.items():
+                value = self.own[name]
+                value -= context.lr * (slope + self.coefficient * (value - x[name]))
+
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Keep v_i."""
+        context.state[OWN] = self.own
+        return {}
+
+    def own_model(self, context: LocalContext) -> Tensors:
+        """Return v_i."""
+        return self.own
+
+
+class Ditto(FederatedStrategy):
+    """FedAvg's server with :class:`DittoClient` at the clients."""
+
+    def __init__(self, coefficient: float = 0.1, **slots: Unpack[Slots]) -> None:
+        super().__init__(client_sides={"ditto": DittoClient(coefficient)}, **slots)

@@ -1,0 +1,178 @@
+"""Ditto and APFL: the client's own model against plain loops; it is evaluated, and never sent."""
+
+import copy
+
+import pytest
+import torch
+from flwr.app import RecordDict
+from torch import nn
+from torch.nn import functional as F
+
+from fedhet.client_app.client import FederatedClient
+from fedhet.client_app.state import ContextStateStore
+from fedhet.strategies.apfl import ALPHA, APFL, APFLClient
+from fedhet.strategies.apfl import OWN as APFL_OWN
+from fedhet.strategies.components.local_optimizers import SGD
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.ditto import OWN, Ditto, DittoClient
+from fedhet.tasks.evaluation import evaluate_model
+from tests.federation import Regression, TensorBatches, half_squared_error
+from tests.strategies.labelled import Classifier, WithoutDropout, blobs, train
+from tests.strategies.test_closed_forms import stores
+
+WHOLE = 1000  # a batch size: one step an epoch
+LR = 0.1
+
+
+def exact() -> nn.Module:
+    return WithoutDropout().double()
+
+
+def exact_blobs(num_clients: int) -> list[TensorBatches]:
+    return [TensorBatches(d.inputs.double(), d.labels, 3) for d in blobs(num_clients)]
+
+
+def slopes(model: nn.Module, data: TensorBatches) -> list[torch.Tensor]:
+    loss = F.cross_entropy(model(data.inputs)[1], data.labels)
+    return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+def federation(strategy) -> tuple[list[dict], list[dict]]:
+    """Return the rounds' states of two clients, and x before each of three rounds."""
+    kept, received = stores(2), []
+
+    def note(report, arrays):
+        received.append({name: torch.from_numpy(arrays[name].numpy()) for name in arrays})
+        return False
+
+    data = exact_blobs(2)
+    train(
+        strategy, 3, exact, data, WHOLE, 2, stores=kept, optimizer=lambda: SGD(0.9), on_round=note
+    )
+    return [store.load(strategy.state.experiment, 3) for store in kept.values()], received[:3]
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 0.5])
+def test_dittos_own_model_by_hand(coefficient):
+    """Two steps a round from where it was; y_i has momentum, v_i has none."""
+    states, received = federation(Ditto(coefficient, local_lr=LR))
+    for state, data in zip(states, exact_blobs(2), strict=True):
+        own = exact()
+        for x in received:
+            for _ in range(2):
+                moves = slopes(own, data)
+                with torch.no_grad():
+                    for (name, value), move in zip(own.named_parameters(), moves, strict=True):
+                        value -= LR * (move + coefficient * (value - x[name]))
+        assert state[OWN].keys() == dict(own.named_parameters()).keys()
+        for name, value in own.named_parameters():
+            torch.testing.assert_close(state[OWN][name], value.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("alpha", "alpha_lr"), [(0.3, None), (0.6, 0.02), (1.0, 0.0), (0.0, 0.0)])
+def test_apfls_own_model_and_its_share_by_hand(alpha, alpha_lr):
+    states, received = federation(APFL(alpha, alpha_lr, local_lr=LR))
+    for state, data in zip(states, exact_blobs(2), strict=True):
+        own, share = exact(), alpha
+        for x in received:
+            local = exact()
+            local.load_state_dict(x)
+            optimizer = torch.optim.SGD(local.parameters(), LR, momentum=0.9)
+            for step in range(2):
+                mixture = mixed(own, local, share)
+                moves = slopes(mixture, data)
+                along = sum(
+                    float(((v - y).detach() * g).sum())
+                    for v, y, g in zip(own.parameters(), local.parameters(), moves, strict=True)
+                )
+                with torch.no_grad():
+                    for value, move in zip(own.parameters(), moves, strict=True):
+                        value -= LR * share * move
+                if step == 0:
+                    share -= (LR if alpha_lr is None else alpha_lr) * along
+                    share = min(1.0, max(0.0, share))
+                optimizer.zero_grad()
+                F.cross_entropy(local(data.inputs)[1], data.labels).backward()
+                optimizer.step()
+        assert float(state[ALPHA][ALPHA]) == pytest.approx(share, abs=1e-12)
+        assert (share == alpha) == (alpha_lr == 0.0)
+        for name, value in own.named_parameters():
+            found = state[APFL_OWN][name]
+            torch.testing.assert_close(found, value.detach(), rtol=1e-12, atol=1e-12)
+
+
+def mixed(own: nn.Module, local: nn.Module, share: float) -> nn.Module:
+    found = copy.deepcopy(own)
+    with torch.no_grad():
+        for m, v, y in zip(found.parameters(), own.parameters(), local.parameters(), strict=True):
+            m.copy_(share * v + (1 - share) * y)
+    return found
+
+
+def test_a_share_stays_within_0_and_1():
+    """One step from v = 0, y = 1 on a target far beyond: the slope points out of [0, 1]."""
+    for target, share in ((-100.0, 1.0), (100.0, 0.0)):
+        data = TensorBatches(torch.ones(1, 1).double(), torch.tensor([target]).double())
+        store = ContextStateStore(RecordDict())
+        store.save("e", 1, {APFL_OWN: {"head.weight": torch.zeros(1, 1).double()}}, set())
+        client = FederatedClient(
+            0,
+            Regression(1),
+            data,
+            half_squared_error,
+            SGD(),
+            LocalTrainingConfig(),
+            store,
+            {"apfl": APFLClient()},
+        )
+        ones = [torch.ones(1, 1).double().numpy()]
+        client.train(ones, {"round": 2, "lr": LR, "experiment": "e", "state-round": 1})
+        assert float(client.state[ALPHA][ALPHA]) == share
+
+
+class Normed(Classifier):
+    """Has statistics of its own, and dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(*self.body, nn.BatchNorm1d(8))
+
+
+@pytest.mark.parametrize(
+    ("side", "own"), [(DittoClient(0.0), OWN), (APFLClient(1.0, 0.0), APFL_OWN)]
+)
+def test_the_own_model_is_scored_and_the_trained_one_sent(side, own):
+    """With a mixture of v_i alone, both score v_i, with its BatchNorm statistics."""
+    train_data, held_out = blobs(2)
+    ask = {"round": 1, "lr": LR, "evaluate-trained": True}
+
+    def client(**sides) -> FederatedClient:
+        options = LocalTrainingConfig(batch_size=8, epochs=3, drop_last=True)
+        store = ContextStateStore(RecordDict())
+        return FederatedClient(
+            0,
+            Normed(),
+            train_data,
+            F.cross_entropy,
+            SGD(),
+            options,
+            store,
+            sides,
+            held_out=held_out,
+            test_data=held_out,
+        )
+
+    plain, personal = client(), client(side=side)
+    start = plain.get_parameters({})
+    arrays, _, _ = plain.train(start, ask)
+    sent, _, scores = personal.train(start, ask)
+    for one, other in zip(arrays, sent, strict=True):
+        assert (one == other).all()  # what it sends, to the bit
+    model = Normed()
+    model.load_state_dict(personal.state[own], strict=True)
+    loss, accuracy = evaluate_model(model, held_out, F.cross_entropy)
+    assert scores["personal-test-loss"] == pytest.approx(loss, rel=1e-6)
+    assert scores["personal-accuracy"] == accuracy
+    trained = personal.model.state_dict()
+    moved = personal.state[own]["body.3.running_mean"] - trained["body.3.running_mean"]
+    assert moved.abs().max() > 1e-6
