@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from fedhet.strategies.fedprox import FedProx as FedProx
     from fedhet.strategies.fedpvr import FedPVR as FedPVR
     from fedhet.strategies.fedrep import FedRep as FedRep
+    from fedhet.strategies.fedrod import FedRoD as FedRoD
     from fedhet.strategies.fedsam import FedSAM as FedSAM
     from fedhet.strategies.fedsam import MoFedSAM as MoFedSAM
     from fedhet.strategies.feduv import FedUV as FedUV
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from fedhet.strategies.moon import MOON as MOON
     from fedhet.strategies.otfusion import OTFusion as OTFusion
     from fedhet.strategies.per_fedavg import PerFedAvg as PerFedAvg
+    from fedhet.strategies.pfedme import PFedMe as PFedMe
     from fedhet.strategies.pfnm import PFNM as PFNM
     from fedhet.strategies.regmean import RegMean as RegMean
     from fedhet.strategies.scaffold import SCAFFOLD as SCAFFOLD
@@ -103,6 +105,7 @@ _PUBLIC = {
     "FedProx": "strategies.fedprox",
     "FedPVR": "strategies.fedpvr",
     "FedRep": "strategies.fedrep",
+    "FedRoD": "strategies.fedrod",
     "FedSAM": "strategies.fedsam",
     "MoFedSAM": "strategies.fedsam",
     "FedUV": "strategies.feduv",
@@ -111,6 +114,7 @@ _PUBLIC = {
     "MOON": "strategies.moon",
     "OTFusion": "strategies.otfusion",
     "PerFedAvg": "strategies.per_fedavg",
+    "PFedMe": "strategies.pfedme",
     "PFNM": "strategies.pfnm",
     "RegMean": "strategies.regmean",
     "SCAFFOLD": "strategies.scaffold",
@@ -147,6 +151,7 @@ __all__ = [
     "FedProto",
     "FedProx",
     "FedRep",
+    "FedRoD",
     "FedSAM",
     "FedUV",
     "FedYogi",
@@ -155,6 +160,7 @@ __all__ = [
     "MAEcho",
     "MoFedSAM",
     "OTFusion",
+    "PFedMe",
     "PerFedAvg",
     "RegMean",
     "RunResult",

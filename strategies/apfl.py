@@ -15,8 +15,9 @@ the federation is FedAvg's to the bit. f is the task's loss, eta_l is ``local.lr
 v_i takes plain SGD steps, whatever y_i's are. alpha = 0 with eta_a = 0 evaluates y_i, FedAvg's
 trained models; alpha = 1 with eta_a = 0 is a model that each client trains alone.
 
-The paper writes eta for both step sizes, and does not say how alpha_i is kept within [0, 1]. m_i
-has the BatchNorm statistics of its own passes.
+The paper writes eta for both step sizes. m_i has the BatchNorm statistics of its own passes. The
+code of Ditto's authors, who compare with APFL, keeps alpha fixed, takes a round's first gradient at
+the last round's m_i, and evaluates alpha v_i + (1 - alpha) x.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Li, Hu, Beirami, Smith. ICML 2021. https://arxiv.org/abs/2012.04221
 
 FedAvg, and beside it at every client a model v_i of its own, which is drawn to the x that the
-client has received (Algorithm 1). With every step of y_i, on the same mini-batch:
+client has received (Algorithm 1). With every step of y_i, on the same mini-batch as in the
+authors' code:
 
     v_i <- v_i - eta_l (grad f_i(v_i) + lambda (v_i - x))
 
@@ -11,9 +12,11 @@ f_i is the task's loss, eta_l is ``local.lr`` of the round; the steps are plain 
 are. v_i begins as the first x that the client receives and never leaves it: the federation is
 FedAvg's to the bit. The clients' own models are evaluated (``evaluation.model=clients``; ``both``
 adds the global one): v_i, with BatchNorm statistics of its own. lambda = 0 is a model that each
-client trains alone; from eta_l lambda = 2 on, v_i cannot settle.
+client trains alone; from eta_l lambda = 2 on, v_i cannot settle. lambda is 1 in most of the
+authors' scripts; with ``dynamic_lam``, which is not here, each client takes the best of .1, 1 and 2
+on validation examples at every step.
 
-The paper's v_i takes mini-batches of its own, s of them.
+In the authors' code v_i begins as the run's initial model, also where a client comes later.
 """
 
 from __future__ import annotations
@@ -45,7 +48,7 @@ class DittoClient(ClientSide):
         coefficient: lambda, how strongly v_i is drawn to x.
     """
 
-    def __init__(self, coefficient: float = 0.1) -> None:
+    def __init__(self, coefficient: float = 1.0) -> None:
         self.coefficient = require_range("strategy.ditto.coefficient", coefficient)
 
     def begin(self, context: LocalContext) -> None:
@@ -76,5 +79,5 @@ class DittoClient(ClientSide):
 class Ditto(FederatedStrategy):
     """FedAvg's server with :class:`DittoClient` at the clients."""
 
-    def __init__(self, coefficient: float = 0.1, **slots: Unpack[Slots]) -> None:
+    def __init__(self, coefficient: float = 1.0, **slots: Unpack[Slots]) -> None:
         super().__init__(client_sides={"ditto": DittoClient(coefficient)}, **slots)

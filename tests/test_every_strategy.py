@@ -100,6 +100,8 @@ RECIPES = [
     (["strategy=lg_fedavg", "partition=iid"], 2.0),
     (["strategy=ditto", "partition=iid"], 2.0),
     (["strategy=apfl", "partition=iid"], 2.0),
+    (["strategy=pfedme", "partition=iid"], 2.0),
+    (["strategy=fedrod", "partition=iid"], 2.0),
     (["strategy=fedala"], 2.0),
     (["strategy=fedala", "strategy.fedala.until_std=0.1"], 2.0),
     (["strategy=fedproto", "partition=iid"], None),

@@ -33,8 +33,10 @@ _OWN_MODELS = (
     "fedper",
     "fedproto",
     "fedrep",
+    "fedrod",
     "lg_fedavg",
     "local",
+    "pfedme",
 )
 _PAPERS = {  # results of whole tables, by method
     "feddw": ["feddw"],

@@ -1,4 +1,4 @@
-"""Ditto and APFL: the client's own model against plain loops; it is evaluated, and never sent."""
+"""Ditto, APFL, pFedMe and FedRoD: the client's own model by hand; it is scored, and never sent."""
 
 import copy
 
@@ -10,11 +10,14 @@ from torch.nn import functional as F
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.state import ContextStateStore
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.apfl import ALPHA, APFL, APFLClient
 from fedhet.strategies.apfl import OWN as APFL_OWN
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.ditto import OWN, Ditto, DittoClient
+from fedhet.strategies.fedrod import HEAD, FedRoD, FedRoDClient
+from fedhet.strategies.pfedme import PFedMe, PFedMeClient
 from fedhet.tasks.evaluation import evaluate_model
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.strategies.labelled import Classifier, WithoutDropout, blobs, train
@@ -37,15 +40,21 @@ def slopes(model: nn.Module, data: TensorBatches) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters())))
 
 
-def federation(strategy) -> tuple[list[dict], list[dict]]:
-    """Return the rounds' states of two clients, and x before each of three rounds."""
+def client_of(model, data, loss, sides, store=None, **more) -> FederatedClient:
+    options = more.pop("options", LocalTrainingConfig(batch_size=WHOLE, epochs=2))
+    store = store or ContextStateStore(RecordDict())
+    return FederatedClient(0, model, data, loss, SGD(), options, store, sides, **more)
+
+
+def federation(strategy, data=None) -> tuple[list[dict], list[dict]]:
+    """Return the last states of two clients, and x before each of three rounds."""
     kept, received = stores(2), []
 
     def note(report, arrays):
         received.append({name: torch.from_numpy(arrays[name].numpy()) for name in arrays})
         return False
 
-    data = exact_blobs(2)
+    data = data or exact_blobs(2)
     train(
         strategy, 3, exact, data, WHOLE, 2, stores=kept, optimizer=lambda: SGD(0.9), on_round=note
     )
@@ -109,22 +118,90 @@ def mixed(own: nn.Module, local: nn.Module, share: float) -> nn.Module:
     return found
 
 
+def test_pfedmes_step_is_down_the_moreau_envelope():
+    """Of f = (3 w - 6)^2 / 2: theta = (18 + lambda w) / (9 + lambda), F' = lambda (w - theta)."""
+    data = TensorBatches(torch.full((1, 1), 3.0).double(), torch.full((1,), 6.0).double())
+    side = PFedMeClient(coefficient=4.0, steps=200, lr=0.05)
+    start = [torch.full((1, 1), 1.0).double().numpy()]
+    client = client_of(Regression(1), data, half_squared_error, {"pfedme": side})
+    arrays, _, _ = client.train(start, {"round": 1, "lr": LR})
+    w = 1.0
+    for _ in range(2):
+        theta = (18 + 4 * w) / 13
+        w -= LR * 4 * (w - theta)
+    assert float(arrays[0].item()) == pytest.approx(w, abs=1e-12)
+    assert float(side.theta["head.weight"]) == pytest.approx(theta, abs=1e-12)
+    assert client.state == {}
+
+
+def test_pfedme_by_hand():
+    """Theta goes on within a round from where it was; it starts as x."""
+    side = PFedMeClient(coefficient=2.0, steps=3, lr=0.2)
+    data, theta, w = exact_blobs(1)[0], exact(), exact()
+    for _ in range(2):
+        for _ in range(3):
+            moves = slopes(theta, data)
+            with torch.no_grad():
+                for t, move, at in zip(theta.parameters(), moves, w.parameters(), strict=True):
+                    t -= 0.2 * (move + 2.0 * (t - at))
+        with torch.no_grad():
+            for at, t in zip(w.parameters(), theta.parameters(), strict=True):
+                at -= LR * 2.0 * (at - t)
+    client = client_of(exact(), data, F.cross_entropy, {"pfedme": side})
+    client.train(client.get_parameters({}), {"round": 1, "lr": LR})
+    for name, value in w.named_parameters():
+        found = client.model.get_parameter(name)
+        torch.testing.assert_close(found, value, rtol=1e-12, atol=1e-12)
+    for name, value in theta.named_parameters():
+        torch.testing.assert_close(side.theta[name], value.detach(), rtol=1e-12, atol=1e-12)
+    assert isinstance(PFedMe().client_sides["pfedme"], PFedMeClient)
+
+
+def test_fedrods_heads_by_hand():
+    """Three classes, of which client 0 is given two: the third gets no gradient in its G."""
+    states, received = federation(FedRoD(local_lr=LR), few_classes())
+    for state, data in zip(states, few_classes(), strict=True):
+        counts = torch.tensor(data.class_counts(), dtype=torch.float64)
+        personal = nn.Linear(8, 3, dtype=torch.float64)
+        for param in personal.parameters():
+            nn.init.zeros_(param)
+        for x in received:
+            local = exact()
+            local.load_state_dict(x)
+            both = [
+                torch.optim.SGD(local.parameters(), LR, momentum=0.9),
+                torch.optim.SGD(personal.parameters(), LR),
+            ]
+            for _ in range(2):
+                features, logits = local(data.inputs)
+                added = logits.detach() + personal(features.detach())
+                balanced = logits.exp() * counts  # its softmax, by hand
+                chosen = balanced[torch.arange(len(data)), data.labels] / balanced.sum(1)
+                for one in both:
+                    one.zero_grad()
+                (-chosen.log().mean() + F.cross_entropy(added, data.labels)).backward()
+                for one in both:
+                    one.step()
+        for name, value in personal.named_parameters():
+            found = state[HEAD][f"head.{name}"]
+            torch.testing.assert_close(found, value.detach(), rtol=1e-10, atol=1e-10)
+    with pytest.raises(ConfigError, match=r"FedRoD adds .* Identity: name a linear layer"):
+        FedRoDClient().check(nn.ModuleDict({"head": nn.Identity()}), SGD(), [])
+
+
+def few_classes() -> list[TensorBatches]:
+    first, second = exact_blobs(2)
+    kept = first.labels < 2
+    return [TensorBatches(first.inputs[kept], first.labels[kept], 3), second]
+
+
 def test_a_share_stays_within_0_and_1():
     """One step from v = 0, y = 1 on a target far beyond: the slope points out of [0, 1]."""
     for target, share in ((-100.0, 1.0), (100.0, 0.0)):
         data = TensorBatches(torch.ones(1, 1).double(), torch.tensor([target]).double())
         store = ContextStateStore(RecordDict())
         store.save("e", 1, {APFL_OWN: {"head.weight": torch.zeros(1, 1).double()}}, set())
-        client = FederatedClient(
-            0,
-            Regression(1),
-            data,
-            half_squared_error,
-            SGD(),
-            LocalTrainingConfig(),
-            store,
-            {"apfl": APFLClient()},
-        )
+        client = client_of(Regression(1), data, half_squared_error, {"apfl": APFLClient()}, store)
         ones = [torch.ones(1, 1).double().numpy()]
         client.train(ones, {"round": 2, "lr": LR, "experiment": "e", "state-round": 1})
         assert float(client.state[ALPHA][ALPHA]) == share
@@ -148,19 +225,8 @@ def test_the_own_model_is_scored_and_the_trained_one_sent(side, own):
 
     def client(**sides) -> FederatedClient:
         options = LocalTrainingConfig(batch_size=8, epochs=3, drop_last=True)
-        store = ContextStateStore(RecordDict())
-        return FederatedClient(
-            0,
-            Normed(),
-            train_data,
-            F.cross_entropy,
-            SGD(),
-            options,
-            store,
-            sides,
-            held_out=held_out,
-            test_data=held_out,
-        )
+        scored = {"held_out": held_out, "test_data": held_out, "options": options}
+        return client_of(Normed(), train_data, F.cross_entropy, sides, **scored)
 
     plain, personal = client(), client(side=side)
     start = plain.get_parameters({})

@@ -30,6 +30,7 @@ from fedhet.strategies.fusion.distillation import Distillation, Generation
 from fedhet.strategies.maecho import Algorithm1, Equation11, HarmonizedOptima, Released
 from fedhet.strategies.moon import MOONClient
 from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
+from fedhet.strategies.pfedme import PFedMeClient
 from fedhet.strategies.pfnm import PFNM, NeuralMatching
 from fedhet.strategies.scaffold import ControlVariateClient
 from fedhet.strategies.statistics.soft_labels import SoftLabelServer
@@ -44,6 +45,7 @@ WRONG = [
     (Distillation, "strategy.dense", {"batch_size": [1], "temperature": [0.0]}),
     (APFLClient, "strategy.apfl", {"alpha": [-0.1, 1.1], "alpha_lr": [-1.0]}),
     (DittoClient, "strategy.ditto", {"coefficient": [-1.0]}),
+    (PFedMeClient, "strategy.pfedme", {"coefficient": [-1.0], "steps": [0], "lr": [0.0]}),
     (FedALAClient, "strategy.fedala", {"eta": [-1.0], "data_share": [0.0, 1.5]}),
     (FedALAClient, "strategy.fedala", {"until_std": [0.0]}),
     (ClientMomentum, "strategy.client_momentum", {"alpha": [0.0, -0.1, 1.1]}),

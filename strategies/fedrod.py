@@ -1,0 +1,100 @@
+"""FedRoD: bridging generic and personalized federated learning for image classification.
+
+Chen, Chao. ICLR 2022. https://arxiv.org/abs/2107.00778
+
+One body, two heads. The generic head G is trained with the body and averaged, as in FedAvg, but on
+the balanced softmax loss, in which a client's many examples of a class count for less; the
+personalised head P stays at the client and learns what G leaves (eq. 5 to 7). With z (B, d) the
+features, n_i[c] client i's examples of class c, and ``local.lr`` for eta_l:
+
+    body, G: E epochs of the local optimizer on f(G z + log n_i, labels)
+    P <- P - eta_l grad f(G z + P z, labels)          with every step, z and G z held; from P = 0
+
+The client's own model is body and G + P, which is evaluated (``evaluation.model=clients``; ``both``
+adds the generic one). f is the task's loss; where that is not the cross-entropy, log n_i shifts its
+logits all the same. A class that a client lacks gets no gradient in G there.
+
+The authors have published no code. PFLlib and fluke begin P as a copy of G. The paper's second
+form, in which a hypernetwork makes P, is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import (
+    ClientSide,
+    LocalContext,
+    LocalOptimizer,
+    LocalSummary,
+    Payloads,
+    Step,
+    Tensors,
+)
+from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.federated import FederatedStrategy
+
+HEAD = "fedrod_head"  # P, in the client state
+_WEIGHT, _BIAS = "head.weight", "head.bias"
+
+
+class FedRoDClient(ClientSide):
+    """Trains the shared head on a balanced loss, and beside it a head that stays."""
+
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
+        """Refuse a classifier that is not linear: two of them would not add up."""
+        head = dict(model.named_modules()).get("head")
+        if not isinstance(head, nn.Linear):
+            raise ConfigError(
+                "FedRoD adds a second head to the model's linear classifier, and the classifier is "
+                f"a {type(head).__name__}: name a linear layer (task.classifier)"
+            )
+
+    def begin(self, context: LocalContext) -> None:
+        """Take up P; count the classes."""
+        names = [name for name in (_WEIGHT, _BIAS) if name in context.params]
+        zero = {name: torch.zeros_like(context.params[name]) for name in names}
+        self.head = dict(context.state.get(HEAD, zero))
+        like = context.params[_WEIGHT]
+        counts = torch.tensor(context.data.class_counts(), dtype=like.dtype, device=like.device)
+        self.shift = counts.log()  # -inf for a class without examples
+
+    def penalty(self, step: Step) -> Tensor:
+        """Move P; return what turns the loss of G into the balanced one."""
+        loss, labels = step.context.loss, step.labels
+        if step.context.first_pass:
+            self._move_head(step)
+        return loss(step.logits + self.shift, labels) - loss(step.logits, labels)
+
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Keep P."""
+        context.state[HEAD] = self.head
+        return {}
+
+    def own_model(self, context: LocalContext) -> Tensors:
+        """Return G + P."""
+        return {name: context.params[name].detach() + p for name, p in self.head.items()}
+
+    @torch.enable_grad()
+    def _move_head(self, step: Step) -> None:
+        at = {name: value.detach().requires_grad_() for name, value in self.head.items()}
+        added = F.linear(step.features.detach(), at[_WEIGHT], at.get(_BIAS))
+        loss = step.context.loss(step.logits.detach() + added, step.labels)
+        slopes = torch.autograd.grad(loss, list(at.values()))
+        self.head = {
+            name: value.detach() - step.context.lr * slope
+            for (name, value), slope in zip(at.items(), slopes, strict=True)
+        }
+
+
+class FedRoD(FederatedStrategy):
+    """FedAvg's server with :class:`FedRoDClient` at the clients."""
+
+    def __init__(self, **slots: Unpack[Slots]) -> None:
+        super().__init__(client_sides={"fedrod": FedRoDClient()}, **slots)
