@@ -24,8 +24,6 @@ from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.samplers import most_clients
 from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
-from fedhet.strategies.fedproto import PROTOTYPE_SUMS
-from fedhet.strategies.feduv import FedUVClient
 from fedhet.strategies.robust.aggregator import RobustAggregator
 from fedhet.strategies.robust.fltrust import FLTrust, RootTraining
 from fedhet.strategies.round.client_metrics import ClientMetrics
@@ -34,8 +32,6 @@ from fedhet.strategies.round.records import COLUMNS
 from fedhet.strategies.round.registration import FROZEN_MODEL, FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
 from fedhet.strategies.slots import Observer, Output, ReplyTransform
-from fedhet.strategies.statistics.class_counts import CLASS_COUNTS
-from fedhet.strategies.statistics.soft_labels import SOFT_LABEL_SUMS
 from fedhet.tasks import AnyTask, OwnTask, Task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
@@ -59,9 +55,6 @@ _PARTS = (
     "attack",
     "system",
 )
-
-
-_BY_CLASS = {CLASS_COUNTS, SOFT_LABEL_SUMS, PROTOTYPE_SUMS}  # payloads
 
 
 def check_parts(recipe: DictConfig) -> None:
@@ -131,7 +124,7 @@ def _check_kind(recipe: DictConfig, task: AnyTask, sides: Mapping[str, ClientSid
     kind = task.config.kind if isinstance(task.config, OwnConfig) else "classification"
     if kind == "classification":
         return
-    if any(isinstance(side, FedUVClient) or side.sends & _BY_CLASS for side in sides.values()):
+    if any(side.by_class for side in sides.values()):
         raise ConfigError(
             f"strategy={method_name(recipe)} works by class, and task.kind={kind} has no classes: "
             "choose another strategy"

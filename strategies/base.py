@@ -247,6 +247,7 @@ class ClientSide:
         compressible: payloads, sent or needed, that strategy/compression may change as it does
             updates and models: floats by parameter name, of the parameters' shapes; a sent one is
             added up by the server from round to round, and ``expected`` there. Statistics are not.
+        by_class: whether it works by class, and so on classification alone.
     """
 
     needs: frozenset[str] = frozenset()
@@ -257,6 +258,7 @@ class ClientSide:
     measures: frozenset[str] = frozenset()
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
     compressible: frozenset[str] = frozenset()
+    by_class: bool = False
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse, before round 1, a model or optimizer that this side cannot work with.

@@ -60,6 +60,7 @@ PROTOTYPE_SUMS = "prototype_sums"
 class PrototypeClient(ClientSide):
     """Draws features to the global prototype of their class; ``coefficient`` is lambda."""
 
+    by_class = True
     needs, sends = frozenset({PROTOTYPES}), frozenset({PROTOTYPE_SUMS})
     per_example = frozenset({PROTOTYPE_SUMS})
 

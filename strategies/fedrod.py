@@ -47,6 +47,8 @@ _WEIGHT, _BIAS = "head.weight", "head.bias"
 class FedRoDClient(ClientSide):
     """Trains the shared head on a balanced loss, and beside it a head that stays."""
 
+    by_class = True
+
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse a classifier that is not linear: two of them would not add up."""
         head = dict(model.named_modules()).get("head")

@@ -36,6 +36,8 @@ from fedhet.strategies.round.federated import FederatedStrategy
 class FedUVClient(ClientSide):
     """Adds lambda_V V (``variance``) and lambda_U U (``uniformity``) to the local objective."""
 
+    by_class = True
+
     def __init__(self, variance: float = 2.5, uniformity: float = 0.5) -> None:
         self.variance = require_range("strategy.feduv.variance", variance)
         self.uniformity = require_range("strategy.feduv.uniformity", uniformity)

@@ -177,6 +177,14 @@ def test_refused_before_round_1_with_the_key(words, message, tmp_path):
     assert summary["error"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["ensemble", "feddistill", "fedproto", "fedrod", "feduv"])
+def test_methods_that_work_by_class_are_refused_where_there_are_none(method, tmp_path):
+    words = ["task=shapes", f"strategy={method}", "device=cpu"]
+    with pytest.raises(ConfigError, match=f"strategy={method} works by class.*segmentation"):
+        run_recipe(tmp_path / "run", *words)
+
+
 def test_a_relative_results_dir_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must be absolute"):
         results_folder(compose(overrides("results_dir=results/x")))

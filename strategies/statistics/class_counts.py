@@ -31,6 +31,8 @@ HEAD = "head"
 class ClassCountsClient(ClientSide):
     """Sends the class counts; nothing where ``sent`` is False."""
 
+    by_class = True
+
     def __init__(self, sent: bool = True) -> None:
         self.sends = frozenset({CLASS_COUNTS} if sent else ())
 

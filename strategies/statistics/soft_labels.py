@@ -59,6 +59,7 @@ _SURE = 4.0  # standard deviations of noise that a count must exceed
 class SoftLabelClient(ClientSide):
     """Sends the sums of the soft labels and the counts of its examples, by class."""
 
+    by_class = True
     sends = frozenset({SOFT_LABEL_SUMS})
     per_example = frozenset({SOFT_LABEL_SUMS})
 
