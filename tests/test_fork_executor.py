@@ -99,8 +99,12 @@ def until(done: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-def without_ptrace() -> None:
-    """Be as an ordinary user, as in a container: root may look into all processes."""
+def as_a_users() -> None:
+    """Be as an ordinary user, as in a container: root may look into all processes.
+
+    SIGINT ends it, also where these tests run in a shell's background, which ignores it.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0)
 
 
@@ -134,7 +138,7 @@ class Executor:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                preexec_fn=without_ptrace,
+                preexec_fn=as_a_users,
             )
 
     def launch(self, token: str, *, quiet: bool = False) -> None:
