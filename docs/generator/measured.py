@@ -61,6 +61,8 @@ def measured(method: str) -> str:
     if own is None:
         return ""
     lines = [f"{_accuracy(own)} on {found['how']}."]
+    if method in found["clients_own"]:
+        lines.append("That is the mean of the clients' own models on the test set of all classes.")
     if method != _BASELINE and found["rounds"][method] > 1:
         lines.append(f"FedAvg has {_accuracy(found['accuracy'][_BASELINE])} there.")
     lines.append("See [all methods beside each other](../choosing.md#measured-on-one-task).")

@@ -26,7 +26,7 @@ _NOTES = Path(__file__).parent / "notes"
 _HEAD = re.compile(r"(?P<name>[^(]+?) \((?P<paper>[^)]+)\): (?P<summary>.+)")
 _LINE = re.compile(r"(?P<indent> *)(?P<key>[\w.-]+):(?P<rest>.*)")
 _HOOKS: Mapping[type, tuple[str, Sequence[str]]] = {
-    ClientSide: ("client half", ("begin", "penalty", "correct", "end", "upload")),
+    ClientSide: ("client half", ("begin", "penalty", "correct", "end", "own_model", "upload")),
     ServerSide: ("server half", ("broadcast", "reduce")),
 }
 _SLOTS = ("aggregator", "server_optimizer", "sampler", "output")
