@@ -317,8 +317,10 @@ class FederatedClient(NumPyClient):
             own |= side.own_model(context)
         trained = {name: self._tensors[name].clone() for name in own}
         self._put(own)
-        yield
-        self._put(trained)
+        try:
+            yield
+        finally:
+            self._put(trained)
 
     @torch.no_grad()
     def _put(self, values: Tensors) -> None:

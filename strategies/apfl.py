@@ -4,7 +4,7 @@ Deng, Kamani, Mahdavi. 2020. https://arxiv.org/abs/2003.13461
 
 FedAvg, and beside it at every client a model v_i of its own. What the client uses, and what is
 evaluated (``evaluation.model=clients``; ``both`` adds the global model), is their mixture
-(Algorithm 1):
+(Algorithm 1, with the adaptive alpha_i):
 
     m_i = alpha_i v_i + (1 - alpha_i) y_i
     v_i     <- v_i - eta_l alpha_i grad f(m_i)            with every step of y_i, same mini-batch
@@ -15,9 +15,13 @@ the federation is FedAvg's to the bit. f is the task's loss, eta_l is ``local.lr
 v_i takes plain SGD steps, whatever y_i's are. alpha = 0 with eta_a = 0 evaluates y_i, FedAvg's
 trained models; alpha = 1 with eta_a = 0 is a model that each client trains alone.
 
-The paper writes eta for both step sizes. m_i has the BatchNorm statistics of its own passes. The
-code of Ditto's authors, who compare with APFL, keeps alpha fixed, takes a round's first gradient at
-the last round's m_i, and evaluates alpha v_i + (1 - alpha) x.
+The paper writes eta for both step sizes. m_i has the BatchNorm statistics of its own passes.
+
+The authors' code (FedTorch, centered/apfl.py) differs: it mixes the two models' outputs, not their
+tensors; y_i takes its step before v_i's gradient is taken; the slope of alpha_i is
+<v_i - y_i, alpha grad_v + (1 - alpha) grad_y> of that pass, and .02 alpha more. The code of Ditto's
+authors, who compare with APFL, mixes tensors as here, keeps alpha fixed, takes a round's first
+gradient at the last round's m_i, and evaluates alpha v_i + (1 - alpha) x.
 """
 
 from __future__ import annotations

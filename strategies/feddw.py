@@ -39,6 +39,7 @@ from torch.nn.functional import mse_loss, softmax
 
 from fedhet.common.errors import ConfigError, require_range, require_whole
 from fedhet.strategies.base import ClientSide, LocalOptimizer, Step
+from fedhet.strategies.components.tensor_selection import linear_classifier
 from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism
 from fedhet.strategies.round.arguments import Slots
 from fedhet.strategies.round.federated import FederatedStrategy
@@ -73,13 +74,7 @@ class FedDWClient(ClientSide):
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse a classifier that is not linear, or has a bias."""
-        head = dict(model.named_modules()).get("head")
-        if not isinstance(head, nn.Linear):
-            raise ConfigError(
-                "FedDW ties the weight of the model's linear classifier, and the classifier is a "
-                f"{type(head).__name__}: name a linear layer (task.classifier)"
-            )
-        if head.bias is not None:
+        if linear_classifier(model, "FedDW ties the weight of").bias is not None:
             raise ConfigError(
                 "FedDW needs a classifier without bias (paper, section V-A), and `head` has one: "
                 "set task.head_bias=false"

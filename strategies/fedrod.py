@@ -27,7 +27,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     ClientSide,
     LocalContext,
@@ -37,6 +36,7 @@ from fedhet.strategies.base import (
     Step,
     Tensors,
 )
+from fedhet.strategies.components.tensor_selection import linear_classifier
 from fedhet.strategies.round.arguments import Slots
 from fedhet.strategies.round.federated import FederatedStrategy
 
@@ -51,12 +51,7 @@ class FedRoDClient(ClientSide):
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse a classifier that is not linear: two of them would not add up."""
-        head = dict(model.named_modules()).get("head")
-        if not isinstance(head, nn.Linear):
-            raise ConfigError(
-                "FedRoD adds a second head to the model's linear classifier, and the classifier is "
-                f"a {type(head).__name__}: name a linear layer (task.classifier)"
-            )
+        linear_classifier(model, "FedRoD adds a second head to")
 
     def begin(self, context: LocalContext) -> None:
         """Take up P; count the classes."""

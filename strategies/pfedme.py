@@ -14,9 +14,10 @@ and goes on from step to step, as in the authors' code; that of a round's last s
 own model, which is evaluated (``evaluation.model=clients``; ``both`` adds the global one), with
 y_i's BatchNorm statistics. Nothing is kept from round to round. lambda = 0 does not move w.
 
-The gradient of w's step goes through the local optimizer, so that its momentum, weight decay and
-clipping act on w alone. A step costs K + 1 gradients. The authors' code adds .001 theta to the
-inner gradient, and lets all clients train, those too that are not asked.
+lambda (w - theta) takes the place of grad f(w): it goes through the local optimizer, so that
+momentum, weight decay, clipping and other methods' penalties act on w alone. A step costs K + 1
+gradients. The authors' code adds .001 theta to the inner gradient, and lets all clients train,
+those too that are not asked.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from __future__ import annotations
 from typing import Unpack
 
 import torch
+from torch import Tensor
 
 from fedhet.common.errors import require_range, require_whole
 from fedhet.strategies.base import ClientSide, LocalContext, Step, Tensors
@@ -54,16 +56,18 @@ class PFedMeClient(ClientSide):
             if param.requires_grad
         }
 
-    def penalty(self, step: Step) -> None:
-        """Note the mini-batch of the step."""
+    def penalty(self, step: Step) -> Tensor:
+        """Note the mini-batch; return 0, with the slope that takes f out of w's gradient."""
         if step.context.first_pass:
             self.step = step
+        loss = step.context.loss(step.logits, step.labels)
+        return loss.detach() - loss
 
     def correct(self, grads: Tensors, context: LocalContext) -> None:
-        """Move theta, and put lambda (w - theta) in the place of w's gradient."""
+        """Move theta, and add lambda (w - theta) to w's gradient."""
         w = context.params
+        buffers = {name: value.clone() for name, value in context.model.named_buffers()}
         for _ in range(self.steps):
-            buffers = {name: value.clone() for name, value in context.model.named_buffers()}
             slopes = slopes_at({**buffers, **self.theta}, self.step)
             with torch.no_grad():
                 self.theta = {
@@ -72,7 +76,7 @@ class PFedMeClient(ClientSide):
                 }
         with torch.no_grad():
             for name, value in self.theta.items():
-                grads[name].copy_(self.coefficient * (w[name] - value))
+                grads[name].add_(self.coefficient * (w[name] - value))
 
     def own_model(self, context: LocalContext) -> Tensors:
         """Return theta after the last step."""

@@ -176,7 +176,9 @@ class MaskedImages(Dataset[Pair]):
         labels = np.asarray(mask.resize(self._size, Resampling.NEAREST))
         if labels.ndim != 2 or (labels % 1).any():
             raise ConfigError(f"{mask_path} has colours or fractions: a pixel must be its label")
-        labels = np.where(labels == self._ignore_index, IGNORED, labels.astype(np.int64))
+        labels = labels.astype(np.int64)
+        if self._ignore_index is not None:
+            labels[labels == self._ignore_index] = IGNORED
         channels_last = torch.from_numpy(pixels.reshape(*labels.shape, -1) / 255)
         return channels_last.permute(2, 0, 1), torch.from_numpy(labels)
 

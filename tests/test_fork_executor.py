@@ -99,8 +99,8 @@ def until(done: Callable[[], object], what: str) -> None:
         time.sleep(0.02)
 
 
-def as_a_users() -> None:
-    """Be as an ordinary user, as in a container: root may look into all processes.
+def as_an_ordinary_user() -> None:
+    """Be as in a container, or in a terminal: root may look into all processes.
 
     SIGINT ends it, also where these tests run in a shell's background, which ignores it.
     """
@@ -138,7 +138,7 @@ class Executor:
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                preexec_fn=as_a_users,
+                preexec_fn=as_an_ordinary_user,
             )
 
     def launch(self, token: str, *, quiet: bool = False) -> None:

@@ -19,24 +19,13 @@ from typing import Any
 from docs.generator.markdown import table
 from docs.generator.recipes import ROOT
 from fedhet.common.results import COMPLETED, SUMMARY, read_summary
+from fedhet.load_run import recipe_of
 
 FILE = ROOT / "docs" / "results" / "methods.json"
 _BASELINE = "fedavg"
 _HOW = (
     "digits, a perceptron, 10 clients, `partition.alpha=0.1`, 20 rounds (one-shot methods: 1), "
     "otherwise each recipe's defaults"
-)
-_OWN_MODELS = (
-    "apfl",
-    "ditto",
-    "fedala",
-    "fedper",
-    "fedproto",
-    "fedrep",
-    "fedrod",
-    "lg_fedavg",
-    "local",
-    "pfedme",
 )
 _PAPERS = {  # results of whole tables, by method
     "feddw": ["feddw"],
@@ -98,23 +87,20 @@ def _accuracy(scores: list[float]) -> str:
 
 def main(sweeps: Sequence[str]) -> None:
     """Write the completed runs of sweeps into the file."""
-    before = results()
+    found = results()
     accuracy: dict[str, dict[int, float]] = {}
-    rounds: dict[str, int] = {}
+    own = set(found["clients_own"])
     for path in sorted(path for sweep in sweeps for path in Path(sweep).glob(f"*/{SUMMARY}")):
         summary = read_summary(path.parent)
         if summary["status"] == COMPLETED:
             scores = accuracy.setdefault(summary["strategy"], {})
             scores[summary["seed"]] = round(summary["accuracy"], 4)
-            rounds[summary["strategy"]] = summary["rounds"]
-    measured = {name: [by[seed] for seed in sorted(by)] for name, by in accuracy.items()}
-    scores = before["accuracy"] | measured
-    found = {
-        "how": _HOW,
-        "accuracy": scores,
-        "rounds": before["rounds"] | rounds,
-        "clients_own": [name for name in _OWN_MODELS if name in scores],
-    }
+            found["rounds"][summary["strategy"]] = summary["rounds"]
+            scores_own = recipe_of(path.parent).evaluation.model == "clients"
+            (own.add if scores_own else own.discard)(summary["strategy"])
+    for name, by in accuracy.items():
+        found["accuracy"][name] = [by[seed] for seed in sorted(by)]
+    found |= {"how": _HOW, "clients_own": sorted(own)}
     FILE.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

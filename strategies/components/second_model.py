@@ -9,12 +9,12 @@ from torch.func import functional_call
 from fedhet.strategies.base import LocalContext, Step, Tensors
 
 
-def second_model(context: LocalContext, name: str) -> dict[str, Tensor]:
-    """Return a copy of the model that the client state has under a name; at first, of x.
+def second_model(context: LocalContext, key: str) -> dict[str, Tensor]:
+    """Return a copy of the model that the client state has under a key; at first, of x.
 
     It has the trained params, personal ones included, and all buffers.
     """
-    kept = context.state.get(name)
+    kept = context.state.get(key)
     if kept is None:
         frozen = {name for name, param in context.params.items() if not param.requires_grad}
         kept = {name: v for name, v in context.received_state.items() if name not in frozen}

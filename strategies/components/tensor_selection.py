@@ -13,6 +13,20 @@ from fedhet.common.errors import ConfigError
 _SYNTAX = "'all', 'none', 'last:N', 'first:N', or name patterns such as 'head.*,body.fc*'"
 
 
+def linear_classifier(model: nn.Module, method_does: str) -> nn.Linear:
+    """Return the model's classifier; refuse one that is not linear.
+
+    ``method_does`` begins the error, such as "FedDW ties the weight of".
+    """
+    head = dict(model.named_modules()).get("head")
+    if not isinstance(head, nn.Linear):
+        raise ConfigError(
+            f"{method_does} the model's linear classifier, and the classifier is a "
+            f"{type(head).__name__}: name a linear layer (task.classifier)"
+        )
+    return head
+
+
 @dataclass(frozen=True)
 class TensorSelector:
     """Selects tensors out of the model's ``named_parameters()`` order.

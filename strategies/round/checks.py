@@ -18,16 +18,20 @@ def check_sides(
     *,
     allow_stacked: bool = False,
 ) -> None:
-    """Refuse sides whose payloads do not match, or whose corrections depend on their order."""
+    """Refuse sides whose payloads do not match, or whose order would matter."""
     broadcast = _all_payloads("server", server_sides)
     sent = _all_payloads("client", client_sides)
     for name, client_side in client_sides.items():
         _require_payloads(f"strategy.client_sides.{name}", client_side.needs, broadcast, "server")
     for name, server_side in server_sides.items():
         _require_payloads(f"strategy.server_sides.{name}", server_side.needs, sent, "client")
-    correcting = sorted(
-        name for name, side in client_sides.items() if type(side).correct is not ClientSide.correct
-    )
+    own = _with_hook("own_model", client_sides)
+    if len(own) > 1:
+        raise ConfigError(
+            f"client sides {own} all have a model of the client's own to score, and there is one; "
+            "drop one from strategy=[...]"
+        )
+    correcting = _with_hook("correct", client_sides)
     if len(correcting) > 1 and not allow_stacked:
         raise ConfigError(
             f"client sides {correcting} all correct the gradient, so their order matters; allowed "
@@ -42,6 +46,12 @@ def check_output(output: Output) -> None:
             f"evaluation.clients=true, but the output {type(output).__name__} builds another "
             "model than the clients have: set it to false"
         )
+
+
+def _with_hook(hook: str, sides: Mapping[str, ClientSide]) -> list[str]:
+    """Return the names of the sides that have a hook of their own."""
+    default = getattr(ClientSide, hook)
+    return sorted(name for name, side in sides.items() if getattr(type(side), hook) is not default)
 
 
 def _all_payloads(

@@ -16,8 +16,9 @@ from fedhet.strategies.apfl import OWN as APFL_OWN
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.ditto import OWN, Ditto, DittoClient
+from fedhet.strategies.fedprox import FedProxClient
 from fedhet.strategies.fedrod import HEAD, FedRoD, FedRoDClient
-from fedhet.strategies.pfedme import PFedMe, PFedMeClient
+from fedhet.strategies.pfedme import PFedMeClient
 from fedhet.tasks.evaluation import evaluate_model
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.strategies.labelled import Classifier, WithoutDropout, blobs, train
@@ -134,10 +135,11 @@ def test_pfedmes_step_is_down_the_moreau_envelope():
     assert client.state == {}
 
 
-def test_pfedme_by_hand():
-    """Theta goes on within a round from where it was; it starts as x."""
+@pytest.mark.parametrize("mu", [0.0, 0.3])
+def test_pfedme_by_hand(mu):
+    """Theta goes on within a round from where it was; it starts as x. FedProx draws w to x."""
     side = PFedMeClient(coefficient=2.0, steps=3, lr=0.2)
-    data, theta, w = exact_blobs(1)[0], exact(), exact()
+    data, theta, w, x = exact_blobs(1)[0], exact(), exact(), exact()
     for _ in range(2):
         for _ in range(3):
             moves = slopes(theta, data)
@@ -145,16 +147,22 @@ def test_pfedme_by_hand():
                 for t, move, at in zip(theta.parameters(), moves, w.parameters(), strict=True):
                     t -= 0.2 * (move + 2.0 * (t - at))
         with torch.no_grad():
-            for at, t in zip(w.parameters(), theta.parameters(), strict=True):
-                at -= LR * 2.0 * (at - t)
-    client = client_of(exact(), data, F.cross_entropy, {"pfedme": side})
-    client.train(client.get_parameters({}), {"round": 1, "lr": LR})
+            for at, t, start in zip(
+                w.parameters(), theta.parameters(), x.parameters(), strict=True
+            ):
+                at -= LR * (2.0 * (at - t) + mu * (at - start))
+    sides = {"fedprox": FedProxClient(mu), "pfedme": side}
+    client = client_of(exact(), data, F.cross_entropy, sides, test_data=data)
+    ask = {"round": 1, "lr": LR, "evaluate-trained": True}
+    _, _, scores = client.train(client.get_parameters({}), ask)
+    loss, accuracy = evaluate_model(theta, data, F.cross_entropy)
+    assert scores["personal-test-loss"] == pytest.approx(loss, rel=1e-9)
+    assert scores["personal-test-accuracy"] == accuracy
     for name, value in w.named_parameters():
         found = client.model.get_parameter(name)
         torch.testing.assert_close(found, value, rtol=1e-12, atol=1e-12)
     for name, value in theta.named_parameters():
         torch.testing.assert_close(side.theta[name], value.detach(), rtol=1e-12, atol=1e-12)
-    assert isinstance(PFedMe().client_sides["pfedme"], PFedMeClient)
 
 
 def test_fedrods_heads_by_hand():
@@ -187,6 +195,19 @@ def test_fedrods_heads_by_hand():
             torch.testing.assert_close(found, value.detach(), rtol=1e-10, atol=1e-10)
     with pytest.raises(ConfigError, match=r"FedRoD adds .* Identity: name a linear layer"):
         FedRoDClient().check(nn.ModuleDict({"head": nn.Identity()}), SGD(), [])
+
+
+def test_fedrod_scores_both_heads_together():
+    data, ask = few_classes()[0], {"round": 1, "lr": LR, "evaluate-trained": True}
+    client = client_of(exact(), data, F.cross_entropy, {"fedrod": FedRoDClient()}, test_data=data)
+    _, _, scores = client.train(client.get_parameters({}), ask)
+    with torch.no_grad():
+        features, logits = client.model(data.inputs)  # with G alone again
+        weight, bias = (client.state[HEAD][f"head.{name}"] for name in ("weight", "bias"))
+        loss = F.cross_entropy(logits + features @ weight.T + bias, data.labels)
+        alone = F.cross_entropy(logits, data.labels)
+    assert scores["personal-test-loss"] == pytest.approx(float(loss), rel=1e-9)
+    assert float(loss) != pytest.approx(float(alone), rel=1e-3)
 
 
 def few_classes() -> list[TensorBatches]:

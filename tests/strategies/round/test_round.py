@@ -210,9 +210,16 @@ class Corrector(ClientSide):
         """Edit nothing, but say that it would."""
 
 
+class Owner(ClientSide):
+    def own_model(self, context) -> dict[str, torch.Tensor]:
+        """Return nothing, but say that it would."""
+        return {}
+
+
 @pytest.mark.parametrize(
     ("clients", "servers", "message"),
     [
+        ([Owner, Owner], [], r"\['0', '1'\] all have a model of the client's own to score"),
         ([Needy], [], r"client_sides\.0 needs the payloads \['soft_labels'\]"),
         ([], [Giver], r"server_sides\.0 needs the payloads \['sums'\]"),
         ([Needy], [Giver, Giver], r"\['soft_labels'\] are sent by two of the server sides"),
