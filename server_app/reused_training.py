@@ -12,6 +12,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf import build_part, config_yaml
 from fedhet.strategies.base import ClientSide
+from fedhet.strategies.round.checks import sides_with
 from fedhet.strategies.round.client_snapshots import FILE
 
 KEY = "local.reuse_training"
@@ -40,6 +41,11 @@ def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: 
             )
     resolved = OmegaConf.create(config_yaml(recipe, classifier_tensors))
     assert isinstance(resolved, DictConfig)
+    if own := sides_with("own_model", _client_sides(resolved)):
+        raise ConfigError(
+            f"{KEY}={folder} has the shared models alone, and client sides {own} train a model of "
+            f"the client's own beside them; set {KEY}=null, or drop them from strategy=[...]"
+        )
     here, there = _training(resolved), _training(theirs)
     differing = [
         f"{key}={there.get(key)} there and {here.get(key)} here"
@@ -52,18 +58,19 @@ def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: 
 
 def _training(recipe: DictConfig) -> dict[str, Any]:
     """Return the values of a resolved recipe that local training depends on, by key."""
-    sides: dict[str, ClientSide] = build_part(recipe, "strategy.client_sides", classifier_tensors=0)
-    acting = [
-        f"strategy.client_sides.{name}"
-        for name, side in sides.items()
-        if any(getattr(type(side), hook) is not getattr(ClientSide, hook) for hook in _HOOKS)
-    ]
+    sides = _client_sides(recipe)
+    acting = sorted({name for hook in _HOOKS for name in sides_with(hook, sides)})
     found: dict[str, Any] = {}
-    for key in (*_TRAINING, *acting):
+    for key in (*_TRAINING, *(f"strategy.client_sides.{name}" for name in acting)):
         value = OmegaConf.select(recipe, key)
         plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         found |= _flat(key, plain)
     return {key: value for key, value in found.items() if key not in _ASIDE}
+
+
+def _client_sides(recipe: DictConfig) -> dict[str, ClientSide]:
+    sides: dict[str, ClientSide] = build_part(recipe, "strategy.client_sides", classifier_tensors=0)
+    return sides
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:

@@ -25,13 +25,13 @@ def check_sides(
         _require_payloads(f"strategy.client_sides.{name}", client_side.needs, broadcast, "server")
     for name, server_side in server_sides.items():
         _require_payloads(f"strategy.server_sides.{name}", server_side.needs, sent, "client")
-    own = _with_hook("own_model", client_sides)
+    own = sides_with("own_model", client_sides)
     if len(own) > 1:
         raise ConfigError(
             f"client sides {own} all have a model of the client's own to score, and there is one; "
             "drop one from strategy=[...]"
         )
-    correcting = _with_hook("correct", client_sides)
+    correcting = sides_with("correct", client_sides)
     if len(correcting) > 1 and not allow_stacked:
         raise ConfigError(
             f"client sides {correcting} all correct the gradient, so their order matters; allowed "
@@ -48,7 +48,7 @@ def check_output(output: Output) -> None:
         )
 
 
-def _with_hook(hook: str, sides: Mapping[str, ClientSide]) -> list[str]:
+def sides_with(hook: str, sides: Mapping[str, ClientSide]) -> list[str]:
     """Return the names of the sides that have a hook of their own."""
     default = getattr(ClientSide, hook)
     return sorted(name for name, side in sides.items() if getattr(type(side), hook) is not default)

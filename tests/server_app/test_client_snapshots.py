@@ -96,6 +96,7 @@ def test_nothing_is_trained_and_the_result_is_the_same(trained, tmp_path, monkey
         (["local.epochs=2"], "local.epochs=1 there and 2 here"),
         (["partition.alpha=3.0"], "3.0 here"),
         (["strategy=[ensemble,fedprox]"], "strategy.client_sides.fedprox"),
+        (["strategy=[ensemble,ditto]"], "client sides ['ditto'] train a model of the client's own"),
         (["rounds=2"], "set rounds=1"),
         (["local.reuse_training=/no/run"], "checkpoint.client_models=true"),
     ],
