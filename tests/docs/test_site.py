@@ -119,6 +119,9 @@ def test_every_method_has_equations_its_use_and_what_it_sends():
         assert notes.startswith("```math\n"), method
         assert "\n## When to use it\n" in notes, method
         assert stored(method).down or method in ("local", "fedproto"), method
+    others = f", and {len(options_of('strategy')) - 4} others"  # than the four papers' own
+    for page in ("README.md", "docs/index.md", "CITATION.cff"):
+        assert others in (ROOT / page).read_text(encoding="utf-8"), page
 
 
 @pytest.mark.slow
