@@ -105,6 +105,9 @@ def _train(
         seed = upload_seed(client.seed, client.client_id, message)
         for side in sides:
             reply = side.upload(reply, client.received, seed)
+    if any(side.clips for side in sides):
+        for side in client.sides.values():
+            side.after_clipping(reply, client.state)
     return reply
 
 

@@ -291,6 +291,12 @@ class ClientSide:
         """
         return reply
 
+    def after_clipping(self, reply: Reply, state: dict[str, Tensors]) -> None:
+        """Bring the client state to what is sent; called after ``upload`` if a side ``clips``.
+
+        ``reply`` is what leaves the client, ``state`` what it keeps of this round.
+        """
+
 
 class ServerSide:
     """A method's server half; every hook does nothing by default.

@@ -39,6 +39,7 @@ from fedhet.strategies.base import (
     LocalContext,
     LocalSummary,
     Payloads,
+    Reply,
     Step,
     Tensors,
     zeros_like,
@@ -75,12 +76,18 @@ class FedDynClient(ClientSide):
     def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
         """Add y_i - x to h_i; nothing is sent."""
         if self.alpha > 0.0:
-            drift_sum = context.state[DRIFT_SUM]
+            self.drift_sum = drift_sum = context.state[DRIFT_SUM]
             context.state[DRIFT_SUM] = {
                 name: drift_sum[name] + (context.params[name] - received)
                 for name, received in context.anchor.items()
             }
         return {}
+
+    def after_clipping(self, reply: Reply, state: dict[str, Tensors]) -> None:
+        """Add to h_i what was sent of y_i - x, so that H stays the mean of all h_i."""
+        if self.alpha > 0.0:
+            h = self.drift_sum
+            state[DRIFT_SUM] = {n: h[n] + sent.to(h[n]) for n, sent in reply.update.items()}
 
 
 class FedDynServer:

@@ -37,6 +37,7 @@ from fedhet.strategies.base import (
     LocalOptimizer,
     LocalSummary,
     Payloads,
+    Reply,
     ReplySum,
     ServerSide,
     Shapes,
@@ -111,6 +112,11 @@ class ControlVariateClient(ClientSide):
         if new:  # of no tensor, there is nothing to lose
             context.state[CONTROL_VARIATE] = new
         return {DELTA: subtract(new, self.local)}
+
+    def after_clipping(self, reply: Reply, state: dict[str, Tensors]) -> None:
+        """Keep c_i plus what was sent of c_i+ - c_i, so that c stays the mean of all c_i."""
+        if sent := reply.payloads[DELTA]:
+            state[CONTROL_VARIATE] = {n: c + sent[n].to(c) for n, c in self.local.items()}
 
     def _from_drift(self, context: LocalContext, summary: LocalSummary) -> dict[str, Tensor]:
         return {

@@ -54,12 +54,25 @@ def check_privacy(
             f"{type(step.aggregator).__name__} weighs them by their {weighting}: set "
             "strategy/aggregator=uniform_mean"
         )
+    if any(side.averages and side.keeps_replies for side in step.sides.values()):
+        _require_uncoupled(step)
     step.diagnose = step_norm
     if evaluate_on_clients and summed:
         raise ConfigError(
             f"evaluation.clients=true asks each client for its loss and accuracy, and {KEY} hides "
             f"values of single clients from the server: set evaluation.clients=false or {KEY}=none"
         )
+
+
+def _require_uncoupled(step: ServerStep) -> None:
+    """Refuse to clip at the server what clients have added to their own state as they sent it."""
+    for part in (*step.sides.values(), step.optimizer):
+        if getattr(part, "coupled_state", ()):
+            raise ConfigError(
+                "strategy.differential_privacy.clipping=server changes what clients have sent, and "
+                f"{type(part).__name__} must add up what they have kept: set "
+                "strategy.differential_privacy.clipping=client"
+            )
 
 
 def _check_compression(codec: Codec, step: ServerStep, *, summed: bool) -> None:

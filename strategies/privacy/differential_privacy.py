@@ -35,6 +35,7 @@ from torch import nn
 
 from fedhet.common.errors import ConfigError, require_choice, require_range
 from fedhet.strategies.base import (
+    STATE_LOST,
     ClientSide,
     LocalOptimizer,
     Payloads,
@@ -66,7 +67,7 @@ UNCLIPPED = "unclipped"
 _STREAM = 0xD9  # keeps noise independent of every other use of the run's seed
 _ROUNDED = 1e-3  # by how much rounding may move the mean of the clients' bits
 # The metrics that a client still sends under local privacy.
-_NEEDED = ("partition-id", "num-examples", "num-steps", "lr-sum")
+_NEEDED = ("partition-id", "num-examples", "num-steps", "lr-sum", STATE_LOST)
 
 
 class _ClippingSide(ClientSide):

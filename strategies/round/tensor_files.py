@@ -41,7 +41,7 @@ def prepare_tensors(
 
     The tensors may change before it is called.
     """
-    plain = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+    plain = _apart({name: value.detach().cpu().contiguous() for name, value in tensors.items()})
 
     def write(beside: Path) -> None:
         try:
@@ -51,6 +51,17 @@ def prepare_tensors(
         add_checksum(beside)
 
     return prepare_file(path, write)
+
+
+def _apart(tensors: Tensors) -> dict[str, Tensor]:
+    """Return the tensors with copies of those in another's memory, which safetensors refuses."""
+    seen: set[int] = set()
+    found: dict[str, Tensor] = {}
+    for name, value in tensors.items():
+        place = value.untyped_storage().data_ptr()
+        found[name] = value.clone() if place in seen else value
+        seen.add(place)
+    return found
 
 
 def load_tensors(

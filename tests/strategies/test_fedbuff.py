@@ -27,7 +27,7 @@ from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.privacy.differential_privacy import LocalPrivacyClient, LocalPrivacyServer
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.asynchronous import SimulatedClients, Started
-from fedhet.strategies.round.records import to_tensors
+from fedhet.strategies.round.records import METRICS, to_tensors
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import SumRule, sum_of
 from fedhet.strategies.scaffold import SCAFFOLD
@@ -243,6 +243,25 @@ def test_a_resumed_run_ends_alike_with_clients_in_flight(tmp_path):
     resumed, later = run(second, 14, stores=store, initial=loaded.params)
     assert torch.equal(resumed, whole)
     assert later[-1].simulated_seconds == reports[-1].simulated_seconds
+
+
+def test_a_step_without_a_valid_reply_is_saved_like_any_other(tmp_path):
+    """What the server sent is then what it still has: one tensor by two names."""
+    strategy = SCAFFOLD(asynchronous=Asynchronous(buffer=1), **slots(Constant()))
+    trained, saved = iter(range(100)), []
+
+    def lose(reply):
+        lost = METRICS in reply.content and next(trained) in (1, 2)
+        return None if lost else reply
+
+    def save(report, arrays):
+        checkpoint = Checkpoint(to_tensors(arrays), strategy.snapshot(), "recipe")
+        saved.append(load_checkpoint(save_checkpoint(tmp_path, checkpoint), ["head.weight"]))
+
+    _, reports = run(strategy, 5, tamper=lose, on_round=save)
+    assert [len(report.clients) for report in reports[1:]] == [1, 0, 0, 1, 1]
+    found = saved[-1].state.tensors["scaffold/control_variate"]["head.weight"]
+    assert torch.equal(found, strategy.server_sides["scaffold"].control_variate["head.weight"])
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from flwr.app import RecordDict
 from torch import nn
 
+from fedhet.client_app.state import ContextStateStore
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides
-from fedhet.strategies.base import RefusedReplyError, Reply
+from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide
 from fedhet.strategies.components.aggregators import NormMean, UniformMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.feddyn import DRIFT_SUM, FedDynClient, FedDynServer
 from fedhet.strategies.privacy.clipping import NORM_BIT, AdaptiveNorm, FixedNorm, clip
 from fedhet.strategies.privacy.differential_privacy import (
     UNCLIPPED,
@@ -27,10 +30,16 @@ from fedhet.strategies.privacy.differential_privacy import (
 from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.scaffold import (
+    CONTROL_VARIATE,
+    ControlVariateClient,
+    ControlVariateServer,
+)
 from fedhet.strategies.statistics.soft_labels import SoftLabelClient, SoftLabelServer
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.labelled import train
 from tests.strategies.privacy.test_gaussian_mechanism import exact_epsilon
+from tests.strategies.round.test_round import Forgetful
 from tests.strategies.sides import check_side, released
 
 SEED = np.random.SeedSequence(0)
@@ -267,6 +276,41 @@ def test_no_norm_of_a_single_upload_raises_an_alarm(clipping):
     assert alarms == [[3], []]
 
 
+COUPLED = {
+    "scaffold": (CONTROL_VARIATE, ControlVariateClient(), ControlVariateServer(), None),
+    "feddyn": (DRIFT_SUM, FedDynClient(0.1), ServerSide(), FedDynServer(0.1)),
+}
+
+
+@pytest.mark.parametrize("method", COUPLED)
+@pytest.mark.parametrize("where", ["central", "local"])
+def test_what_the_server_adds_up_is_what_the_clients_keep(where, method):
+    """Every upload is clipped, and client 1 loses its state once: both sums start again."""
+    key, client, server, optimizer = COUPLED[method]
+    mechanism = LocalMechanism(0.05, 500.0, reproducible_noise=True)
+    parts = {
+        "central": (ClippingClient(), CentralPrivacy(4, 0.0, FixedNorm(0.05), **REPEATABLE)),
+        "local": (LocalPrivacyClient(mechanism), LocalPrivacyServer(mechanism)),
+    }
+    strategy = FederatedStrategy(
+        client_sides={method: client, "differential_privacy": parts[where][0]},
+        server_sides={method: server, "differential_privacy": parts[where][1]},
+        aggregator=UniformMean(),
+        server_optimizer=optimizer,
+        local_lr=0.1,
+    )
+    rows = torch.randn(4, 8, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    data = [TensorBatches(part[:, :3], part[:, 3]) for part in rows]
+    stores = {i: ContextStateStore(RecordDict()) for i in range(4)} | {1: Forgetful()}
+    federate(strategy, data, model=lambda: Regression(3), rounds=6, stores=stores)
+    run = strategy.state
+    assert run.restarted[key] == 4
+    kept = [stores[i].load(run.experiment, run.committed[i])[key]["head.weight"] for i in range(4)]
+    summed = {CONTROL_VARIATE: server, DRIFT_SUM: optimizer}[key].state_dict()[key]["head.weight"]
+    assert min(float(value.norm()) for value in kept) > 0.01
+    torch.testing.assert_close(summed, torch.stack(kept).mean(0), rtol=0, atol=1e-12)
+
+
 def soft_labels(z: float) -> dict:
     client, server = SoftLabelClient(GaussianMechanism(z)), SoftLabelServer()
     return {"clients": {"soft_labels": client}, "servers": {"soft_labels": server}}
@@ -283,6 +327,9 @@ def test_what_it_cannot_cover_is_refused():
         with pytest.raises(ConfigError, match=why):
             central(**how)
     central(clipping="server")
+    *_, optimizer = COUPLED["feddyn"]
+    with pytest.raises(ConfigError, match="FedDynServer must add up what they have kept"):
+        central(clipping="server", server_optimizer=optimizer)
     central(**soft_labels(2.0))
     with pytest.raises(ConfigError, match="running_mean"):
         check_side(ClippingClient(), nn.Sequential(nn.BatchNorm1d(3)), None)
