@@ -23,7 +23,7 @@ from torch import Tensor
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.fusion.grown_network import GrownNetwork, spread
 from fedhet.strategies.fusion.layer_chain import Link
-from fedhet.strategies.fusion.projected_layers import bias_of
+from fedhet.strategies.fusion.projections import bias_of
 from fedhet.strategies.pfnm import PFNM
 from fedhet.strategies.round.arguments import Slots
 

@@ -47,14 +47,13 @@ from fedhet.strategies.fusion.maecho_iterates import Cumulative, FromLocal, Iter
 from fedhet.strategies.fusion.projected_layers import (
     Layer,
     ProjectionServer,
-    bias_of,
     local_models,
     masked_classifier,
     projected_layers,
     read_layer,
     unflattened,
 )
-from fedhet.strategies.fusion.projections import ProjectionClient
+from fedhet.strategies.fusion.projections import ProjectionClient, bias_of
 from fedhet.strategies.regmean import regression_mean
 from fedhet.strategies.round.arguments import Slots
 from fedhet.strategies.round.federated import FederatedStrategy

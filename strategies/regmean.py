@@ -58,6 +58,8 @@ def regression_mean(layer: Layer, shrinkage: float = 0.9) -> Tensor:
         moment = shrinkage * moment + (1.0 - shrinkage) * torch.diag(moment.diagonal())
         total += moment
         aims += local.double() @ moment
+    if not total.any():  # no client's model calls this layer
+        return layer.local.mean(0)
     # Weight 0 for directions that no client's inputs have, up to the float32 that A_i travelled in:
     # what lies below is rounding, and its inverse would be larger than all else.
     tolerance = torch.finfo(torch.float32).eps

@@ -178,7 +178,7 @@ def test_refused_before_round_1_with_the_key(words, message, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["ensemble", "feddistill", "fedproto", "fedrod", "feduv"])
+@pytest.mark.parametrize("method", "ensemble feddistill fedproto fedrod feduv maecho".split())
 def test_methods_that_work_by_class_are_refused_where_there_are_none(method, tmp_path):
     words = ["task=shapes", f"strategy={method}", "device=cpu"]
     with pytest.raises(ConfigError, match=f"strategy={method} works by class.*segmentation"):

@@ -47,22 +47,31 @@ def rows_of(module: nn.Module, inputs: Tensor) -> Tensor:
 def mean_rows(module: nn.Module, inputs: Tensor) -> Tensor:
     """Return the rows (m, d) of the mini-batch's mean input, as in MA-Echo's released code.
 
-    A convolution has the patches of the mean image at stride 2, unpadded, whatever its settings.
+    A convolution has the patches of the mean image at stride 2, unpadded, whatever its settings;
+    padded only where the image is smaller than the kernel, which that code cannot have.
     """
     mean = inputs.mean(dim=0, keepdim=True)
     if isinstance(module, nn.Conv2d):
-        rows = F.unfold(mean, module.kernel_size, stride=2).transpose(1, 2).flatten(0, 1)
+        fits = all(side >= k for side, k in zip(mean.shape[2:], module.kernel_size, strict=True))
+        padding = 0 if fits else numeric_padding(module)
+        patches = F.unfold(mean, module.kernel_size, padding=padding, stride=2)
+        rows = patches.transpose(1, 2).flatten(0, 1)
     else:
         rows = mean.flatten(0, -2)
     return rows if module.bias is None else F.pad(rows, (0, 1), value=1.0)
 
 
 def numeric_padding(module: nn.Conv2d) -> tuple[int, ...]:
-    """Return a convolution's padding; raise ConfigError where it is given by name ("same")."""
+    """Return a convolution's padding with zeros, in numbers; raise ConfigError for another."""
     if isinstance(module.padding, str):
         raise ConfigError(
             f"a convolution has padding={module.padding!r}, and projections need it in numbers: "
             "choose another task.model"
+        )
+    if module.padding_mode != "zeros":
+        raise ConfigError(
+            f"a convolution has padding_mode={module.padding_mode!r}, and projections need "
+            "'zeros': choose another task.model"
         )
     return module.padding
 
@@ -105,12 +114,12 @@ class SecondMoment:
         self.count += len(rows)
 
     def mean_eigenvalue(self) -> Tensor:
-        """Return the trace over d."""
-        return self.sum.diagonal().mean() / self.count
+        """Return the trace over d; 0 of a layer that is never called."""
+        return self.sum.diagonal().mean() / max(self.count, 1)
 
     def spectrum(self) -> Spectrum:
         """Return the eigendecomposition of A."""
-        return eigendecomposition(self.sum / self.count)
+        return eigendecomposition(self.sum / max(self.count, 1))
 
 
 class SketchedMoment:
@@ -137,7 +146,7 @@ class SketchedMoment:
 
     def mean_eigenvalue(self) -> Tensor:
         """Return the trace over d, which is exact."""
-        return self.trace / (self.count * len(self.test))
+        return self.trace / (max(self.count, 1) * len(self.test))
 
     def spectrum(self) -> Spectrum:
         """Return the eigendecomposition of the Nystrom approximation (Algorithm 3)."""
@@ -148,7 +157,7 @@ class SketchedMoment:
         root = torch.linalg.cholesky((core + core.T) / 2)
         half = torch.linalg.solve_triangular(root.T, shifted, upper=True, left=False)
         vectors, values, _ = torch.linalg.svd(half, full_matrices=False)
-        return Spectrum(vectors, (values.square() - shift).clamp_min(0.0) / self.count)
+        return Spectrum(vectors, (values.square() - shift).clamp_min(0.0) / max(self.count, 1))
 
 
 class DampedProjector:

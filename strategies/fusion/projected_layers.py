@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from fedhet.common.errors import ConfigError, require_choice
 from fedhet.strategies.base import RefusedReplyError, Reply, ServerSide, Shapes, Tensors
 from fedhet.strategies.fusion.input_statistics import Spectrum
-from fedhet.strategies.fusion.projections import PROJECTIONS, SCALES, is_layer
+from fedhet.strategies.fusion.projections import PROJECTIONS, SCALES, bias_of, is_layer
 from fedhet.strategies.statistics.class_counts import (
     CLASS_COUNTS,
     COUNTS,
@@ -44,11 +44,14 @@ def read_layer(name: str, local: Tensors, replies: Sequence[Reply], device: torc
     """Return the layer of that weight, of :func:`local_models` and the replies' projections."""
     spectra = [spectrum_of(reply.payloads[PROJECTIONS][name].to(device)) for reply in replies]
     bases = pad_sequence([spectrum.vectors.T for spectrum in spectra], batch_first=True)
+    weights = flattened(name, local, batch=1).to(device)
+    dtype = torch.promote_types(weights.dtype, bases.dtype)  # float32 of a model in float16
+    bases = bases.to(dtype)
     return Layer(
         name,
-        flattened(name, local, batch=1).to(device),
+        weights.to(dtype),
         bases.mT.contiguous(),
-        pad_sequence([spectrum.values for spectrum in spectra], batch_first=True),
+        pad_sequence([spectrum.values for spectrum in spectra], batch_first=True).to(dtype),
         torch.stack([reply.payloads[SCALES][name] for reply in replies]).to(device),
         torch.tensor([float(reply.num_examples) for reply in replies], device=device),
     )
@@ -97,12 +100,8 @@ def unflattened(name: str, matrix: Tensor, like: Tensors) -> dict[str, Tensor]:
     if bias_of(name) in like:
         matrix, found[bias_of(name)] = matrix[:, :-1], matrix[:, -1]
     found[name] = matrix.reshape(like[name].shape)
+    found = {name: value.to(like[name].dtype) for name, value in found.items()}
     return found
-
-
-def bias_of(name: str) -> str:
-    """Return the name of the bias that belongs to a weight."""
-    return f"{name.removesuffix('weight')}bias"
 
 
 def masked_classifier(

@@ -44,6 +44,11 @@ PROJECTIONS, SCALES = "projections", "projection_scales"
 Statistic = SecondMoment | SketchedMoment | DampedProjector
 
 
+def bias_of(name: str) -> str:
+    """Return the name of the bias that belongs to a weight."""
+    return f"{name.removesuffix('weight')}bias"
+
+
 def is_layer(name: str, param: Tensor) -> bool:
     """Return whether a tensor looks like a layer's weight, by its name and shape alone."""
     return name.endswith("weight") and param.dim() in (2, 4)
@@ -63,6 +68,7 @@ class ProjectionClient(ClientSide):
     """
 
     sends = frozenset({PROJECTIONS, SCALES, CLASS_COUNTS})
+    by_class = True
 
     def __init__(
         self,
@@ -95,6 +101,11 @@ class ProjectionClient(ClientSide):
                 )
         ranks = self.ranks(list(layers))
         for name, module in layers.items():
+            if name in shared and module.bias is not None and bias_of(name) not in shared:
+                raise ConfigError(
+                    f"projections are of {name} together with its bias, and {bias_of(name)} is not "
+                    "trained, or stays at the client: train and share both, or neither"
+                )
             if isinstance(module, nn.Conv2d):
                 numeric_padding(module)
                 if module.groups > 1:

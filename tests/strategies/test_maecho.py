@@ -108,6 +108,16 @@ def test_float32_is_within_a_hundred_thousandth():
     torch.testing.assert_close(narrow.double(), wide, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("dtype", "within"), [(torch.float16, 2e-3), (torch.float64, 1e-5)])
+def test_a_model_of_another_type_is_fused_in_the_projections_type_at_least(dtype, within):
+    """Clients send float32 projections whatever their model is."""
+    local, factors = problem()
+    expected = fuse(HarmonizedOptima(), local, factors)
+    found = fuse(HarmonizedOptima(), local.to(dtype), factors.float())
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.double(), expected, atol=within, rtol=0)
+
+
 def test_a_layer_that_has_settled_stops():
     early, later, whole = (
         fuse(HarmonizedOptima(iterations=count, tolerance=tolerance), *problem())

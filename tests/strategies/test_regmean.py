@@ -39,6 +39,12 @@ def test_regmean_is_least_squares_on_all_inputs():
     torch.testing.assert_close(found, expected.float().double(), atol=1e-5, rtol=0)
 
 
+def test_a_layer_that_no_client_s_model_calls_is_the_mean():
+    local, one = draw(2, 2, 6), torch.ones(2)
+    layer = Layer("body.weight", local, torch.zeros(2, 6, 1), torch.zeros(2, 1), one, one)
+    assert torch.equal(regression_mean(layer), local.mean(0))
+
+
 def test_inputs_that_hardly_vary_do_not_blow_the_layer_up():
     """Of variances from 1 down to 2^-48, float32 tells apart those above its resolution."""
     scales = 0.5 ** torch.arange(25)

@@ -67,6 +67,9 @@ def test_mean_rows_are_patches_of_the_mean_image_at_stride_2_without_padding():
     mean, starts = inputs.mean(0), (0, 2)
     expected = [mean[:, i : i + 3, j : j + 3].flatten() for i in starts for j in starts]
     torch.testing.assert_close(statistics.mean_rows(layer, inputs), torch.stack(expected))
+    small = draw(4, 2, 2, 2)  # one patch, of all that there is in a border of zeros
+    expected = nn.functional.pad(small.mean(0), [1, 0, 1, 0]).flatten()[None]
+    torch.testing.assert_close(statistics.mean_rows(layer, small), expected)
 
 
 @pytest.mark.parametrize(("bias", "z"), [(True, 0.1), (False, 1.0), (True, 10.0)])
@@ -177,6 +180,13 @@ def test_what_cannot_be_projected_is_refused_before_round_1(side, why):
         check_side(side, Small(), SGD())
     with pytest.raises(ConfigError, match=r"0\.weight has 2 groups"):
         check_side(ProjectionClient(), nn.Sequential(nn.Conv2d(4, 4, 3, groups=2)), SGD())
+    reflecting = nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")
+    with pytest.raises(ConfigError, match="padding_mode='reflect'"):
+        check_side(ProjectionClient(), nn.Sequential(reflecting), SGD())
+    half = nn.Sequential(nn.Linear(4, 4))
+    half[0].bias.requires_grad_(False)
+    with pytest.raises(ConfigError, match=r"0\.bias is not trained"):
+        ProjectionClient().check(half, SGD(), ["0.weight"])
 
 
 @pytest.mark.parametrize(
@@ -242,10 +252,14 @@ def test_scales_that_no_client_of_the_form_has_are_refused(form, scale, valid):
 
 
 @pytest.mark.parametrize("z", [1e-9, 1.0])
-def test_a_layer_without_inputs_has_a_scale_above_zero(z):
-    statistic = statistics.SecondMoment(3, torch.device("cpu"))
-    statistic.add(torch.zeros(2, 3))
-    assert ProjectionClient(z=z)._projection(statistic, None)[1] > 0.0
+@pytest.mark.parametrize("inputs", [torch.zeros(2, 3), torch.zeros(0, 3)])
+def test_a_layer_without_inputs_or_calls_has_a_scale_above_zero_and_no_projection(inputs, z):
+    sketch = statistics.SketchedMoment(3, 2, torch.Generator(), torch.device("cpu"))
+    for statistic in (statistics.SecondMoment(3, torch.device("cpu")), sketch):
+        statistic.add(inputs)
+        factor, scale = ProjectionClient(z=z)._projection(statistic, 2)
+        assert scale > 0.0
+        assert not factor.any()
 
 
 def test_the_spectrum_of_a_factor_is_that_of_its_product():
