@@ -30,6 +30,7 @@ def check_relations(values: Mapping[str, Any], recipe: DictConfig) -> None:
     check_requirements(recipe)
     _check_length(values["local"])
     _check_optimizer(values["local"])
+    _check_precision(values)
     _check_clients(values)
     _check_evaluation(values)
     check_metrics(values)
@@ -104,6 +105,17 @@ def _check_optimizer(local: Mapping[str, Any]) -> None:
                 f"local.{setting}=0, or one of local.optimizers.{name} "
                 f"({', '.join(sorted(str(key) for key in own if key != '_target_'))})"
             )
+
+
+def _check_precision(values: Mapping[str, Any]) -> None:
+    """Refuse to take a difference of gradients in bfloat16."""
+    order = values["strategy"].get("per_fedavg", {}).get("order")
+    if values["local"]["autocast"] and order == "hessian_free":
+        raise ConfigError(
+            "local.autocast=true: bfloat16 has too few digits for the difference of two gradients "
+            "that strategy.per_fedavg.order=hessian_free takes: set local.autocast=false, or "
+            "strategy.per_fedavg.order=first"
+        )
 
 
 def _check_clients(values: Mapping[str, Any]) -> None:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     ClientSide,
     LocalContext,
@@ -61,6 +62,13 @@ class FedRoDClient(ClientSide):
         like = context.params[_WEIGHT]
         counts = torch.tensor(context.data.class_counts(), dtype=like.dtype, device=like.device)
         self.shift = counts.log()  # -inf for a class without examples
+        held = counts.nonzero().flatten()
+        if not context.loss(self.shift.expand(len(held), -1), held).isfinite():
+            raise ConfigError(
+                "strategy=fedrod: the balanced loss gives a class that a client lacks the logit "
+                "-inf, and task.loss is then not finite (does it smooth labels?): choose another "
+                "task.loss"
+            )
 
     def penalty(self, step: Step) -> Tensor:
         """Move P; return what turns the loss of G into the balanced one."""

@@ -22,14 +22,17 @@ those too that are not asked.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Unpack
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedhet.common.errors import require_range, require_whole
-from fedhet.strategies.base import ClientSide, LocalContext, Step, Tensors
+from fedhet.common.errors import ConfigError, require_range, require_whole
+from fedhet.strategies.base import ClientSide, LocalContext, LocalOptimizer, Step, Tensors
 from fedhet.strategies.components.second_model import slopes_at
+from fedhet.strategies.fedsam import SAM
+from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
 from fedhet.strategies.round.arguments import Slots
 from fedhet.strategies.round.federated import FederatedStrategy
 
@@ -47,6 +50,15 @@ class PFedMeClient(ClientSide):
         self.coefficient = require_range("strategy.pfedme.coefficient", coefficient)
         self.steps = require_whole("strategy.pfedme.steps", steps, low=1)
         self.lr = require_range("strategy.pfedme.lr", lr, open_low=True)
+
+    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
+        """Refuse optimizers that look ahead along f's gradient, which w does not have here."""
+        sam = isinstance(optimizer, SAM) and optimizer.rho > 0.0
+        if sam or isinstance(optimizer, PerFedAvgOptimizer):
+            raise ConfigError(
+                f"strategy=pfedme: w has no gradient of the task's loss (theta has), and "
+                f"{type(optimizer).__name__} looks ahead along it first: set local.optimizer=sgd"
+            )
 
     def begin(self, context: LocalContext) -> None:
         """Start theta where w starts."""

@@ -111,6 +111,10 @@ TOGETHER = [
     (["local.optimizer=adam", "local.momentum=0.9"], r"local\.momentum=0\.9"),
     (["strategy=per_fedavg", "local.optimizer=adam"], r"needs local\.optimizer=per_fedavg"),
     (
+        ["strategy=per_fedavg", "strategy.per_fedavg.order=hessian_free", "local.autocast=true"],
+        r"local\.autocast=true: .* set local\.autocast=false",
+    ),
+    (
         ["strategy=fedmrur", "local.optimizer=sgd"],
         r"local\.optimizer=sgd.*needs local\.optimizer=sam",
     ),
@@ -149,6 +153,8 @@ def test_flwr_run_refuses_before_it_makes_a_folder(word, tmp_path):
 BEFORE_ROUND_1 = [
     (["strategy=scaffold", "local.momentum=0.9"], r"local\.momentum=0"),
     (["strategy=scaffold", "local.optimizer=adam"], r"local\.optimizer=sgd"),
+    (["strategy=[pfedme,fedsam]"], r"SAM looks ahead .* set local\.optimizer=sgd"),
+    (["strategy=[pfedme,per_fedavg]"], r"PerFedAvgOptimizer looks ahead"),
     (
         ["strategy=fedpvr", "strategy.fedpvr.layers=fc9*"],
         r"none of .*head\.weight.*strategy\.fedpvr\.layers",

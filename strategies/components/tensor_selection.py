@@ -6,10 +6,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError
 
+_TRAVELLING = (torch.float16, torch.float32, torch.float64)
 _SYNTAX = "'all', 'none', 'last:N', 'first:N', or name patterns such as 'head.*,body.fc*'"
 
 
@@ -95,10 +97,22 @@ def shared_names(model: nn.Module, personal: TensorSelector) -> list[str]:
     """Return the names that travel: parameters, then floating-point buffers, less personal ones.
 
     Integer buffers (BatchNorm's batch counters) stay: their mean means nothing.
+
+    Raises:
+        ConfigError: if one has a type that numpy lacks, such as bfloat16.
     """
     kept = set(personal_names(model, personal))
     names = [name for name, _ in model.named_parameters()]
-    return [name for name in [*names, *float_buffers(model)] if name not in kept]
+    shared = [name for name in [*names, *float_buffers(model)] if name not in kept]
+    tensors = tensors_of(model)
+    for name in shared:
+        if tensors[name].dtype not in _TRAVELLING:
+            raise ConfigError(
+                f"{name} of the model is {tensors[name].dtype}, and what travels is float16, "
+                "float32 or float64: load the model in float32 (local.autocast=true then computes "
+                "in bfloat16)"
+            )
+    return shared
 
 
 def personal_names(model: nn.Module, personal: TensorSelector) -> list[str]:

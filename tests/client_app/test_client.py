@@ -8,10 +8,11 @@ from torch.nn import functional as F
 
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.state import ContextStateStore
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
-from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.strategies.labelled import Classifier, blobs
 from tests.strategies.test_closed_forms import Shifted
@@ -63,6 +64,15 @@ def test_tied_tensors_travel_once_and_buffers_that_are_not_stored_stay():
     # of (h w^2)^2 / 2 the gradients are 2 h^2 w^3 and h w^4
     assert tied.item() == pytest.approx(2.0 - 0.01 * 16)
     assert head.item() == pytest.approx(1.0 - 0.01 * 16)
+
+
+def test_a_model_in_bfloat16_is_refused_by_the_tensor_that_would_travel():
+    model = Autoencoder()
+    model.head.bfloat16()
+    with pytest.raises(ConfigError, match=r"head\.weight of the model is torch\.bfloat16"):
+        client(model, TensorBatches(torch.ones(1, 1), torch.zeros(1)))
+    own = TensorSelector("head.*")  # what stays may have any type
+    assert shared_names(model, own) == ["encoder.weight"]
 
 
 class Shift(ClientSide):

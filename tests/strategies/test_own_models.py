@@ -1,6 +1,8 @@
 """Ditto, APFL, pFedMe and FedRoD: the client's own model by hand; it is scored, and never sent."""
 
 import copy
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
@@ -195,6 +197,18 @@ def test_fedrods_heads_by_hand():
             torch.testing.assert_close(found, value.detach(), rtol=1e-10, atol=1e-10)
     with pytest.raises(ConfigError, match=r"FedRoD adds .* Identity: name a linear layer"):
         FedRoDClient().check(nn.ModuleDict({"head": nn.Identity()}), SGD(), [])
+
+
+@pytest.mark.parametrize("held", [3, 2])
+def test_fedrod_refuses_a_loss_that_a_logit_of_minus_infinity_breaks(held):
+    """Cross-entropy reads a class only where its probability is above 0; smoothing reads all."""
+    data = TensorBatches(exact_blobs(1)[0].inputs[:6], torch.arange(6) % held, 3)
+    smooth = partial(F.cross_entropy, label_smoothing=0.1)
+    for loss in (F.cross_entropy, smooth):
+        client = client_of(exact(), data, loss, {"fedrod": FedRoDClient()})
+        refused = loss is smooth and held == 2
+        with pytest.raises(ConfigError, match="smooth labels") if refused else nullcontext():
+            client.train(client.get_parameters({}), {"round": 1, "lr": LR})
 
 
 def test_fedrod_scores_both_heads_together():
