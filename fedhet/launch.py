@@ -345,7 +345,10 @@ def _draw(results: ResultsFollower, title: str) -> str:
     if not results.metrics_path.exists():
         return "not drawn: no round has ended"
     path = results.folder / "plot.png"
-    plot_run(read_rows(results.metrics_path), title, path)
+    try:
+        plot_run(read_rows(results.metrics_path), title, path)
+    except (OSError, RuntimeError, ValueError) as error:  # the run is done all the same
+        return f"not drawn: {error}"
     return str(path)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,18 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
+@contextmanager
+def plain_text() -> Iterator[None]:
+    """Draw ``$`` as it is, not as the border of a formula: a class may be called $50k-$100k."""
+    if not can_plot():
+        yield
+        return
+    import matplotlib
+
+    with matplotlib.rc_context({"text.parse_math": False}):
+        yield
+
+
 def warm_up() -> None:
     """Import Matplotlib and load its fonts, which takes half a second, before a plot is needed."""
     if not can_plot():
@@ -43,6 +55,7 @@ def warm_up() -> None:
     canvas.draw()  # type: ignore[no-untyped-call]
 
 
+@plain_text()
 def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw the rows of metrics.jsonl into a PNG file.
 

@@ -95,7 +95,7 @@ def time_left(done: int, seconds: float, to_do: int) -> str:
     return f"{left} s left" if not minutes else f"{text} left"
 
 
-_SHOWN = ("accuracy", "client_accuracy")
+_SHOWN = ("accuracy", "client_accuracy", "loss", "client_loss")
 
 
 def figures(row: Row) -> str:
@@ -129,11 +129,15 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    at_clients = summary.get("accuracy") is None and summary.get("client_accuracy") is not None
-    where = "client_" if at_clients else ""
-    accuracy = Text(percent(summary.get(f"{where}accuracy")), style=f"bold {color}")
-    table.add_row(f"{_spoken(where)}accuracy", accuracy)
-    if not at_clients:
+    at_server = any(summary.get(name) is not None for name in ("accuracy", "loss"))
+    at_clients = any(summary.get(f"client_{name}") is not None for name in ("accuracy", "loss"))
+    where = "client_" if at_clients and not at_server else ""
+    accuracy, loss = summary.get(f"{where}accuracy"), summary.get(f"{where}loss")
+    if accuracy is None and loss is not None:  # not of classes
+        table.add_row(f"{_spoken(where)}loss", Text(f"{loss:.4f}", style=f"bold {color}"))
+    else:
+        table.add_row(f"{_spoken(where)}accuracy", Text(percent(accuracy), style=f"bold {color}"))
+    if accuracy is not None and not where:
         table.add_row("best accuracy", percent(summary.get("best_accuracy")))
     for name, value in list(shown_metrics(summary).items())[:SHOWN_METRICS]:
         best = summary.get(f"best_{name}", value)

@@ -77,5 +77,5 @@ def partition(*overrides: str) -> pd.DataFrame:
         raise ConfigError("clients=0 takes the number from the connected SuperNodes: set clients")
     parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
     task = build_task(*parts, seed=int(recipe.seed), num_clients=int(recipe.clients))
-    counts = pd.DataFrame(task.class_counts(), columns=list(task.class_names or ()) or None)
+    counts = pd.DataFrame(task.class_counts(), columns=list(task.count_names))
     return counts.rename_axis(index="client", columns="class")

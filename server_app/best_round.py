@@ -131,17 +131,21 @@ def check_measured(
         else {}
     )
     named |= {"checkpoint.best": best.metric} if best else {}
+    if recipe.target_accuracy is not None:
+        named["target_accuracy"] = "accuracy"
     for key, metric in named.items():
-        without = predictions is None or predictions.kind == "regression"
-        if without and metric.endswith("accuracy"):
+        without = predictions is None or predictions.kind != "classification"
+        measured = metric.removeprefix("client_") in recipe.evaluation.metrics
+        if without and not measured and metric.endswith("accuracy"):
+            other = (
+                "target_accuracy=null" if key == "target_accuracy" else "early_stopping.metric=loss"
+            )
             raise ConfigError(
                 f"{key} goes by {metric}, which task={recipe.task.name} does not measure: set "
-                "early_stopping.metric=loss, or another metric of its kind"
+                f"{other}, or name a metric of its kind (evaluation.metrics)"
             )
     if at_server:
         return
-    if recipe.target_accuracy is not None:
-        named["target_accuracy"] = "accuracy"
     for key, metric in named.items():
         if metric in ("accuracy", "loss", *recipe.evaluation.metrics):
             raise ConfigError(

@@ -25,7 +25,6 @@ def store_class_counts(recipe: DictConfig, folder: Path, task: AnyTask) -> None:
         return
     counts = task.class_counts()
     clients, classes = counts.shape
-    names = list(task.class_names) or [f"tenth {number + 1}" for number in range(classes)]
     shown = counts[: max(1, MOST_COUNTS // max(1, classes))].tolist()
-    content = {"clients": clients, "class_names": names, "counts": shown}
+    content = {"clients": clients, "class_names": list(task.count_names), "counts": shown}
     save_text(folder / CLASS_COUNTS, json.dumps(content) + "\n")

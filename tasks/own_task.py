@@ -265,12 +265,25 @@ class OwnTask(Measured, Partitioned):
             self.partition, self._strata, None, num_clients=self.num_clients, seed=self.seed
         )
 
+    @property
+    def count_names(self) -> tuple[str, ...]:
+        """What the columns of :meth:`class_counts` count: classes, tenths, or all examples."""
+        if self.config.kind == "regression":
+            return tuple(f"tenth {number + 1}" for number in range(_BINS))
+        whole = not (self.by_client or self.by_folder)
+        several = self.config.kind != "classification" or (whole and not self._has_one_label)
+        return ("examples",) if several else self.class_names
+
     def class_counts(self) -> Indices:
-        """Return how many examples of each class each client holds, (N, C)."""
+        """Return how many examples of each class each client holds, (N, C).
+
+        In a regression they are of each tenth of the targets; where an example has several labels,
+        of all (N, 1).
+        """
         if self.by_client or self.by_folder:
             clients = (self.client_data(number)[0] for number in range(self.num_clients))
             return np.array([client.class_counts() for client in clients])
-        size, labels = self.num_classes or _BINS, self._strata
+        size, labels = len(self.count_names), self._strata
         return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
 
     # ---- pieces ------------------------------------------------------------------------------
@@ -354,6 +367,12 @@ class OwnTask(Measured, Partitioned):
         return _select(self._all[0], kept), _select(self._all[0], held_out)
 
     @cached_property
+    def _has_one_label(self) -> bool:
+        """Whether an example has one class."""
+        examples = self._examples(self._all[0], "cpu")
+        return self.config.kind == "classification" and examples.targets().ndim == 1
+
+    @cached_property
     def _strata(self) -> Indices:
         """What a partition by label goes by: labels, or tenths of a regression's targets."""
         examples = self._examples(self._all[0], "cpu")
@@ -363,7 +382,7 @@ class OwnTask(Measured, Partitioned):
                 f"task.data_options={dict(self.config.data_options or {})}"
             )
         kind = self.config.kind
-        if kind == "classification" and examples.targets().ndim == 1:
+        if self._has_one_label:
             return examples.targets().astype(np.int64)
         if kind == "regression":
             targets = examples.targets().reshape(len(examples), -1)[:, 0]

@@ -237,7 +237,7 @@ def _numbers(table: DataFrame, name: str) -> NDArray[np.float64]:
     from pandas import to_numeric
 
     column = table[name]
-    numbers = to_numeric(column, errors="coerce").astype("Float64")
+    numbers = to_numeric(column, errors="coerce").astype("Float64").mask(column.isna())  # NaT
     found: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     other = np.isinf(found) | (np.isnan(found) & column.notna().to_numpy())
     if other.any():

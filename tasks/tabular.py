@@ -274,6 +274,11 @@ def _files(path: Path) -> dict[str, Path]:
     """Return the file of each split, by its name."""
     if path.is_file():
         return {"train": path}
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist (from {Path.cwd()}): change {KEY}.path, or with partition=site "
+            "the node config's data-folder"
+        )
     files = {
         split: path / f"{split}{suffix}"
         for split in ("train", "test")

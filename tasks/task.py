@@ -90,6 +90,11 @@ class Task(Measured, Partitioned):
         return self._source.class_names()
 
     @property
+    def count_names(self) -> tuple[str, ...]:
+        """What the columns of ``class_counts`` count: the classes."""
+        return self.class_names
+
+    @property
     def num_classes(self) -> int:
         """C, the number of classes."""
         return len(self.class_names)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedhet.plot import can_plot
+from fedhet.plot import can_plot, plain_text
 from fedhet.report.blocks import Chart, Key, Picture
 from fedhet.report.colors import AXIS, GRID, INK, PALETTE, style_of
 from fedhet.report.legend import legend_of
@@ -244,6 +244,7 @@ def _short(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
+@plain_text()
 def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, path: Path) -> None:
     import matplotlib
 

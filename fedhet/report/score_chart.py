@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedhet.plot import can_plot
+from fedhet.plot import can_plot, plain_text
 from fedhet.report.blocks import Block, Heading, Key
 from fedhet.report.colors import GRID, PALETTE
 from fedhet.report.curves import new_figure, save, style_axes
@@ -50,6 +50,7 @@ def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) 
     return [Heading(3, f"{figure.title[0].upper()}{figure.title[1:]}"), picture]
 
 
+@plain_text()
 def _draw(
     columns: Sequence[str], lines: Sequence[Line], legend: Sequence[Key], figure: Figure
 ) -> MatplotlibFigure:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedhet.plot import plain_text
 from fedhet.report.blocks import Picture
 from fedhet.report.colors import INK
 from fedhet.report.curves import new_figure, save
@@ -38,6 +39,7 @@ class Spot:
 Draw = Callable[[Spot], None]
 
 
+@plain_text()
 def picture_grid(draws: Sequence[Draw], caption: str, path: Path, height: float) -> Picture:
     """Save pictures of this height in inches as one, two abreast; ``path`` has no ending."""
     rows = -(-len(draws) // 2)

@@ -13,6 +13,8 @@ from fedhet.conf import FOLDER_KEYS, quoted
 from fedhet.runtimes.resources import cpus_for, gpu_share
 
 _PATH_KEYS = (*FOLDER_KEYS, "task.vocabulary_file")
+# Arguments of a data function and the like: a name of something else, unless there is such a file.
+_MAYBE_PATHS = ("task.data_options.path", "task.data_options.public", "system.path")
 
 
 def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -> list[str]:
@@ -23,9 +25,11 @@ def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -
     typed_keys = [word.split("=", 1)[0].lstrip("+~").split("@", 1)[0] for word in typed]
     overrides = [w for w, key in zip(typed, typed_keys, strict=True) if key != "results_dir"]
     overrides.append(f"results_dir={quoted(str(results_dir))}")
-    for key in _PATH_KEYS:
+    for key in (*_PATH_KEYS, *_MAYBE_PATHS):
         value = OmegaConf.select(recipe, key)
-        if isinstance(value, str) and value:
+        if not isinstance(value, str) or not value:
+            continue
+        if key in _PATH_KEYS or Path(value).expanduser().exists():
             overrides.append(f"{key}={quoted(str(Path(value).expanduser().absolute()))}")
     return overrides
 

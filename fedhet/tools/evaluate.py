@@ -175,7 +175,21 @@ def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
         raise ConfigError(f"--task {' '.join(words)} cannot be read: {error}") from None
     changed = OmegaConf.merge(recipe, {"task": changes})
     assert isinstance(changed, DictConfig)
+    _require_fitted(recipe, changed)
     return changed
+
+
+def _require_fitted(recipe: DictConfig, changed: DictConfig) -> None:
+    """Refuse another table whose own first rows would say what the model's inputs mean."""
+    key = "task.data_options"
+    old, new = (OmegaConf.select(one, f"{key}.path") for one in (recipe, changed))
+    public, fit = (OmegaConf.select(changed, f"{key}.{name}") for name in ("public", "fit"))
+    if fit == "public" and isinstance(public, int) and new != old:
+        raise ConfigError(
+            f"--task data_options.path={new}: the model's inputs were scaled by the first {public} "
+            f"rows of {old}; write these into a file and add --task data_options.public=THAT_FILE "
+            f"({key}.fit=federated stores them with the model)"
+        )
 
 
 def _table(found: Sequence[tuple[Run, Evaluation]], passes: int, *, best: bool) -> Table:

@@ -19,6 +19,7 @@ from rich.table import Table
 from fedhet.commands import reported_errors, table_console
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, plain_part
+from fedhet.plot import plain_text
 from fedhet.report.partition_plot import (
     Counts,
     chosen_values,
@@ -42,7 +43,7 @@ def main() -> None:
     with reported_errors("fedhet-partition"):
         task, title, name = _build(words)
         counts = task.class_counts()
-        names = task.class_names or tuple(f"tenth {number + 1}" for number in range(len(counts[0])))
+        names = task.count_names
         console.print(_table(counts, names, title, console.width))
         for line in _summary(task, counts):
             console.print(line, highlight=False, markup=False)
@@ -91,10 +92,10 @@ def _largest(row: Counts, names: tuple[str, ...]) -> list[str]:
 
 def _summary(task: AnyTask, counts: Counts) -> list[str]:
     sizes, held = counts.sum(axis=1), np.count_nonzero(counts, axis=1)
-    lines = [
-        f"examples a client: {sizes.min()} to {sizes.max()}, median {np.median(sizes):.0f}; "
-        f"classes a client: {held.min()} to {held.max()}, median {np.median(held):.0f}"
-    ]
+    lines = [f"examples a client: {sizes.min()} to {sizes.max()}, median {np.median(sizes):.0f}"]
+    if counts.shape[1] > 1:
+        classes = f"classes a client: {held.min()} to {held.max()}, median {np.median(held):.0f}"
+        lines = [f"{lines[0]}; {classes}"]
     if isinstance(task, OwnTask) and task.by_client:
         return [*lines, f"task.data={task.config.data} gives each client its own"]
     used, total = np.unique(np.concatenate(task.client_rows)), task.num_train
@@ -105,6 +106,7 @@ def _summary(task: AnyTask, counts: Counts) -> list[str]:
     return lines
 
 
+@plain_text()
 def draw(counts: Counts, names: tuple[str, ...], title: str, path: Path) -> None:
     """Save the plot."""
     try:

@@ -88,6 +88,12 @@ def check(cell: Sequence[str], point: Sequence[str]) -> None:
             f"partition.holdout={recipe.partition.holdout}: the choice is by the score on what "
             "clients hold out; set it to a share in (0, 1), such as 0.1 (FedPVR: 0.01)"
         )
+    kind = recipe.task.get("kind", "classification")
+    if kind != "classification":
+        raise ConfigError(
+            f"task.kind={kind}: the choice is by the accuracy on what clients hold out, which this "
+            "task has none of; sweep with fedhet -m, and compare client_loss in fedhet-report"
+        )
 
 
 def cell_name(number: int, cell: Sequence[str], cells: Sequence[Sequence[str]]) -> str:

@@ -137,3 +137,23 @@ def test_without_test_examples_at_the_server_a_run_cannot_go_by_what_it_measures
         return check_measured(recipe, rule, classes, at_server=False)
     with pytest.raises(ConfigError, match=rf"{key} goes by .* it has no test examples"):
         check_measured(recipe, rule, classes, at_server=False)
+
+
+@pytest.mark.parametrize("kind", ["regression", "segmentation"])
+def test_a_run_cannot_go_by_an_accuracy_that_its_task_has_not(kind):
+    predictions = Predictions(kind, ("a", "b") if kind == "segmentation" else ())
+    for words, key in (
+        (["early_stopping.patience=1"], "early_stopping.metric goes by accuracy"),
+        (["checkpoint.best=true"], "checkpoint.best goes by accuracy"),
+        (["target_accuracy=0.5"], "target_accuracy goes by accuracy.*set target_accuracy=null"),
+        (["early_stopping.patience=1", CLIENT, "evaluation.clients=true"], "client_accuracy"),
+    ):
+        recipe = compose_overrides(tuple(words))
+        rule = best_model_rule(recipe, EarlyStopping())
+        with pytest.raises(ConfigError, match=f"{key}.*does not measure|{key}"):
+            check_measured(recipe, rule, predictions, at_server=True)
+    words = ("early_stopping.patience=1", "early_stopping.metric=loss", "checkpoint.best=loss")
+    check_measured(compose_overrides(words), EarlyStopping("loss"), predictions, at_server=True)
+    if kind == "segmentation":  # of pixels, if it is asked for
+        asked = compose_overrides(("checkpoint.best=true", "evaluation.metrics=[accuracy]"))
+        check_measured(asked, EarlyStopping(), predictions, at_server=True)

@@ -1,11 +1,17 @@
 """The U-Net, the toy shapes, and folders of images and masks."""
 
+from inspect import signature
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 from PIL import Image
 
+import fedhet.conf
 from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.tasks import hugging_face, tabular
 from fedhet.tasks.segmentation import MaskedImages, UNet, load, shapes
 from tests.tasks.plain import SITE, task_of
 
@@ -174,3 +180,13 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     task = task_of("segmentation", {}, num_classes=2)
     with pytest.raises(ConfigError, match=r"gives no training example.*path"):
         task.client_data(0)
+
+
+def test_what_a_shipped_data_function_takes_is_in_a_task_s_file():
+    """Another key would be refused as unknown."""
+    given = {"client_id", "num_clients", "seed", "kind", "classes", "data_folder", "fitted"}
+    files = [OmegaConf.load(path) for path in Path(fedhet.conf.__file__).parent.glob("task/*.yaml")]
+    for function in (tabular.load, hugging_face.load, load, shapes):
+        name = f"{function.__module__}:{function.__name__}"
+        keys = [set(file.data_options) for file in files if file.get("data") == name]
+        assert set(signature(function).parameters) - given == set().union(*keys), name

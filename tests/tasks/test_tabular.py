@@ -64,6 +64,16 @@ def test_a_missing_category_of_the_public_part_is_a_category(table):
     assert inputs.tolist() == [[0, 1, 0], [1, 0, 0], [0, 0, 1], [0, 1, 0]]  # no, yes, nothing
 
 
+def test_a_missing_date_is_a_missing_number(tmp_path):
+    """In nanoseconds since 1970 "not a time" is the lowest number that there is."""
+    path = tmp_path / "rows.parquet"
+    days = [pandas.NaT, *pandas.to_datetime(["2020-01-01", "2020-01-03"])]
+    pandas.DataFrame({"seen": days, "income": ["low", "low", "high"]}).to_parquet(path)
+    inputs, _ = all_rows(path, public=3)
+    scale = np.sqrt(2 / 3)  # of -1, 0 and 1
+    np.testing.assert_allclose(inputs[:, 0], np.array([0, -1, 1]) / scale, rtol=1e-5)
+
+
 def test_numbers_can_be_categories(table):
     inputs, _ = all_rows(table, public=4, categorical=["age"], numeric=[])
     assert inputs.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 0]]

@@ -52,6 +52,11 @@ def test_the_apps_compose_the_users_recipe_with_absolute_paths(tmp_path, monkeyp
     words = app_overrides([], relative, folder)
     assert f"task.path='{tmp_path}/my data'" in words
     assert f"local.reuse_training='{tmp_path}/a run'" in words
+    (tmp_path / "rows.csv").touch()
+    for path, expected in (("rows.csv", f"{tmp_path}/rows.csv"), ("me/a-hub-set", None)):
+        own = recipe(task={"data_options": {"path": path, "public": 100}})
+        found = [word for word in app_overrides([], own, folder) if "data_options" in word]
+        assert found == ([f"task.data_options.path='{expected}'"] if expected else [])
 
 
 @pytest.mark.parametrize(

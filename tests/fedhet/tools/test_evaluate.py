@@ -149,6 +149,22 @@ def test_bad_words_are_refused(words, message, fedavg_run, refused):
     assert message in refused(main, fedavg_run, *words)
 
 
+def test_another_table_may_not_say_what_the_model_s_inputs_mean(tmp_path, refused, capsys):
+    """By itself it would be scaled by its own first rows, and its towns be counted anew."""
+    rows = [(n, "ABC"[n % 3], "no" if n % 3 else "yes") for n in range(60)]
+    old, new = tmp_path / "old.csv", tmp_path / "new.csv"
+    for path, towns, shift in ((old, "ABC", 0), (new, "CAB", 1000)):
+        lines = [f"{n + shift},{towns['ABC'.index(town)]},{y}" for n, town, y in rows]
+        path.write_text("\n".join(["age,town,y", *lines]) + "\n")
+    table = ["task=tabular", f"task.data_options.path={old}", "task.data_options.target=y"]
+    words = [*table, "task.classes=[no,yes]", "partition=iid", "clients=2", "rounds=1"]
+    run_recipe(tmp_path / "run", *words, clients=2)
+    other = ["--task", f"data_options.path={new}"]
+    assert f"the first 100 rows of {old}" in refused(main, tmp_path / "run", *other)
+    main([str(tmp_path / "run"), *other, "--task", f"data_options.public={old}"])
+    assert " 12 " in capsys.readouterr().out  # a fifth of its rows
+
+
 def test_a_clients_own_tensors_complete_the_model(fedper_run, tmp_path, refused):
     """The shared body and the client's head, each from its file, give the same by hand."""
     [state] = fedper_run.glob("client_state/*/client-00001/round-000001.safetensors")

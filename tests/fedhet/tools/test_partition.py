@@ -3,6 +3,7 @@
 import re
 import sys
 
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -63,6 +64,17 @@ def test_own_data_are_shown_too_by_class_by_tenths_or_as_each_client_has_them(
     own = run([*words, "task.data=own_rows:of_one", "task.num_classes=2"])
     assert "examples a client: 1 to 2" in own
     assert "own_rows:of_one gives each client its own" in own
+    masks = run(["task=shapes", "clients=2", "partition=iid"])  # an image has no class
+    assert re.search(r"client +total +examples *\n", masks)
+    assert "classes a client" not in masks
+
+
+def test_a_dollar_in_a_class_s_name_is_a_dollar(tmp_path):
+    """Matplotlib takes what is between two for a formula, which "50k_" is not."""
+    names = ("$50k_$100k", "$0-$50k")
+    path = tmp_path / "it.png"
+    partition.draw(np.array([[3, 4]]), names, "of $x^$", path)
+    assert len(Image.open(path).convert("RGB").getcolors(1 << 20)) > 50
 
 
 @pytest.mark.parametrize(
