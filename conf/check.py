@@ -173,7 +173,7 @@ def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
     if kind == "missing":
         group = key.path[0]
         chosen = value_at(values, (group, "name"))
-        if variants_of(fields_of(Recipe)[group]) and chosen is not None:
+        if len(key.path) == 2 and variants_of(fields_of(Recipe)[group]) and chosen is not None:
             return f"{group}.name={shown(chosen)} lacks {key.name}: choose {group}={shown(chosen)}"
         return f"{key.name} is missing: it must be {key.allowed}"
     choices = _choices(key)

@@ -131,7 +131,16 @@ class Columns:
             return self.no_rows()
         prepared, targets = self.prepared(table), self.targets(table)
         self._tell_unknown(prepared)
-        return np.asarray(self.transformer.transform(prepared), dtype=np.float32), targets
+        with np.errstate(over="ignore", invalid="ignore"):
+            inputs = np.asarray(self.transformer.transform(prepared), dtype=np.float32)
+        if not np.isfinite(inputs).all():
+            row, place = np.argwhere(~np.isfinite(inputs))[0]
+            name = self.transformer.get_feature_names_out()[place].partition("__")[2]
+            raise ConfigError(
+                f"{_where(table)}: scaled, the column {name} has no float32 in row "
+                f"{table.index[row] + 1}: too large a number, there or among those fitted"
+            )
+        return inputs, targets
 
     def no_rows(self) -> Arrays:
         """Return inputs (0, d) and targets (0,)."""

@@ -279,12 +279,13 @@ def _files(path: Path) -> dict[str, Path]:
             f"{path} does not exist (from {Path.cwd()}): change {KEY}.path, or with partition=site "
             "the node config's data-folder"
         )
-    files = {
-        split: path / f"{split}{suffix}"
-        for split in ("train", "test")
-        for suffix in _SUFFIXES
-        if (path / f"{split}{suffix}").is_file()
-    }
+    files: dict[str, Path] = {}
+    for split in ("train", "test"):
+        found = [one for suffix in _SUFFIXES if (one := path / f"{split}{suffix}").is_file()]
+        if len(found) > 1:
+            raise ConfigError(f"{found[0]} and {found[1].name} are both there: keep one of them")
+        if found:
+            files[split] = found[0]
     if "train" not in files:
         raise ConfigError(
             f"{path} is neither a table nor a folder with train.csv or train.parquet: change "

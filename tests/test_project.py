@@ -35,6 +35,7 @@ def folder(own_project):
         ("numpy", "numpy is the name of an installed package"),
         ("json", "json is the name of an installed package"),
         ("sys", "sys is the name of an installed package"),
+        ("tabular", "tabular is the name of a task of fedhet's"),
         ("fedhet", "fedhet is the name of an installed package"),
         ("taken", "taken exists"),
     ],

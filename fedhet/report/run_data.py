@@ -104,6 +104,7 @@ def find_runs(folder: Path) -> Iterator[Path]:
         run
         for child in sorted(folder.iterdir(), key=_job_number)
         if child.is_dir() and child.name not in NOT_SEARCHED and not child.name.startswith(".")
+        if not (child.is_symlink() and folder.resolve().is_relative_to(child.resolve()))  # a loop
         for run in find_runs(child)
     ]
     yield from found

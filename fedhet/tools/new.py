@@ -42,6 +42,8 @@ def check_name(name: str) -> None:
         )
     if name in sys.builtin_module_names or _is_installed(name):
         raise ConfigError(f"{name} is the name of an installed package: choose another")
+    if (Path(fedhet.conf.__path__[0]) / "task" / f"{name}.yaml").is_file():
+        raise ConfigError(f"{name} is the name of a task of fedhet's: choose another")
 
 
 def _is_installed(name: str) -> bool:

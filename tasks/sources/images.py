@@ -103,6 +103,17 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
+def files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder and those below it, linked ones too, each folder once."""
+    seen = set()
+    for place, below, names in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(place)) in seen:
+            below.clear()
+            continue
+        seen.add(real)
+        yield from (Path(place) / name for name in names)
+
+
 @dataclass(frozen=True)
 class DigitsDecoder:
     """scikit-learn's handwritten digits: 1,797 images of 8x8 pixels that need no download."""
@@ -159,7 +170,7 @@ class FolderDecoder:
                     f"{self.folder} has a subfolder {name!r} and the classes are: "
                     f"{', '.join(self.classes)}; rename it or set task.classes"
                 )
-            images = (self.folder / name).rglob("*")
+            images = files_below(self.folder / name)
             chosen = sorted(path for path in images if path.suffix.lower() in SUFFIXES)
             files += [(path, labels[name]) for path in chosen]
         return files
@@ -169,8 +180,12 @@ class FolderDecoder:
         """The current files, and how they are read."""
         digest = hashlib.sha256()
         for path, label in self._files:
-            stat = path.stat()
-            digest.update(f"{path} {label} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            try:
+                stat = path.stat()
+            except FileNotFoundError:
+                raise ConfigError(f"{path} links to a file that is not there: remove it") from None
+            line = f"{path} {label} {stat.st_size} {stat.st_mtime_ns}\n"
+            digest.update(os.fsencode(line))  # a file's name need not be UTF-8
         return {
             "folder": str(self.folder.resolve()),
             "files": digest.hexdigest(),

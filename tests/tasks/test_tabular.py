@@ -127,6 +127,21 @@ def test_a_table_that_is_none_is_said(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"abc")
     with pytest.raises(ConfigError, match="cannot be read as a table"):
         all_rows(tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="no_such does not exist"):
+        all_rows(tmp_path / "no_such")
+    for name in ("train.csv", "train.parquet"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"train\.csv and train\.parquet are both there"):
+        all_rows(tmp_path)
+
+
+@pytest.mark.parametrize(("public", "row"), [(2, 3), (3, 1)])
+def test_a_number_that_float32_has_not_is_said_with_its_row(tmp_path, public, row):
+    """It is too large by itself, or it makes the standard deviation too large."""
+    path = tmp_path / "rows.csv"
+    path.write_text("age,income\n1,low\n2,high\n1e300,low\n")
+    with pytest.raises(ConfigError, match=f"the column age has no float32 in row {row}"):
+        all_rows(path, public=public)
 
 
 FILES = [

@@ -76,6 +76,9 @@ def test_runs_are_found_in_the_order_of_their_numbers(write_run, tmp_path):
     (sweep / "log.txt").touch()
     (sweep / "3_fedavg").mkdir()  # it failed before it wrote results
     (sweep / "3_fedavg" / "log.txt").touch()
+    (sweep / "2_fedavg" / "up").symlink_to(sweep)  # a loop
+    (sweep / "linked").mkdir()
+    (sweep / "linked" / "again").symlink_to(sweep)
     found = [folder.name for folder in find_runs(sweep)]
     assert found == ["0_fedavg", "2_fedavg", "3_fedavg", "9_fedavg", "10_fedavg"]
     assert list(find_runs(sweep / "2_fedavg")) == [sweep / "2_fedavg"]
