@@ -100,7 +100,9 @@ class Constant:
 
     def asked(self, chosen: Sequence[int], present: Sequence[int], round: int) -> list[int]:
         """Return the sampled clients and, with over-selection, some more of those present."""
-        more = math.ceil(len(chosen) * self.over_selection) - len(chosen)
+        # 50 * 1.1 is 55, up to rounding
+        wanted = math.ceil(len(chosen) * self.over_selection - 1e-9)
+        more = wanted - len(chosen)
         rest = np.setdiff1d(np.asarray(present), np.asarray(chosen), assume_unique=True)
         rng = np.random.default_rng([_MORE, self.seed, round])
         drawn = rng.choice(rest, size=min(more, len(rest)), replace=False)

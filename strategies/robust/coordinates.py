@@ -45,7 +45,7 @@ class TrimmedMean(RobustAggregator):
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
         """Return it."""
         count = len(vectors)
-        cut = int(self.trim * count)
+        cut = int(self.trim * count + 1e-9)  # .29 * 100 is 29, up to rounding
         return mean_of_ranks(vectors, cut, count - cut)
 
 

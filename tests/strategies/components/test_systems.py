@@ -39,6 +39,8 @@ def test_over_selection_asks_others_of_those_present():
         assert len(asked) == 5
         assert {2, 8, 30} < set(asked) <= set(present)
     assert system.asked([0, 2], [0, 2], 1) == [0, 2]  # nobody else is there
+    tenth_more = Constant(over_selection=1.1).asked(range(50), range(100), 1)
+    assert len(tenth_more) == 55  # 50 * 1.1 is 55.00000000000001
     drawn = [tuple(system.asked([2, 8, 30], present, round)) for round in range(50)]
     assert len(set(drawn)) > 30
     assert drawn == [tuple(system.asked([2, 8, 30], present, round)) for round in range(50)]

@@ -62,6 +62,15 @@ def by_flower(strategy, vectors) -> np.ndarray:
     return arrays["x"].numpy()
 
 
+def test_a_trimmed_mean_cuts_the_stated_share():
+    """.29 * 100 is 28.999999999999996: of 29 zeros and 29 ones at the ends, none is left."""
+    values = [0.0] * 29 + [0.5] * 42 + [1.0] * 29
+    vectors = [{"x": torch.tensor([value])} for value in values]
+    vectors[71] = {"x": torch.tensor([100.0])}
+    found, *_ = TrimmedMean(0.29).mean("update", vectors)
+    assert torch.equal(found["x"], torch.tensor([0.5]))
+
+
 FLOWER = {
     "median of an odd number": (Median(), flower.FedMedian(), drawn(7)),
     "median of an even number": (Median(), flower.FedMedian(), drawn(8)),
