@@ -46,7 +46,7 @@ from fedhet.tasks.sources.encodings import ImageEncoding
 from fedhet.tasks.sources.store import decode_once
 from fedhet.tasks.sources.tables import Columns, ParquetTable, TableDecoder
 
-METHODS = ("Fedavg", "FedDW", "Per-Fedavg")
+METHODS = {"Fedavg": "FedAvg", "FedDW": "FedDW", "Per-Fedavg": "Per-FedAvg"}  # titles here
 SIZE, BORDER = 32, 4  # pixels; this, and the following, of the clone's dataset.py
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 CLASSES = 10
@@ -192,7 +192,7 @@ def main() -> None:
     options = parser.parse_args()
     config = {
         "task": {"name": "cifar10"},
-        "strategy": {"title": f"{options.method} (released)"},
+        "strategy": {"title": f"{METHODS[options.method]} (released)"},
         "partition": {"name": "dirichlet", "alpha": options.alpha},
         "participation": options.part,
         "seed": options.seed,
