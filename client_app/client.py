@@ -92,6 +92,12 @@ class FederatedClient(NumPyClient):
         self._trained = {name: param.requires_grad for name, param in self._params.items()}
         own = self._tensors.keys() - set(self.shared_names)
         self._initial = {name: self._tensors[name].clone() for name in own}
+        # What no state holds begins each message anew: the next may be another client's.
+        self._passing = {
+            name: value.clone()
+            for name, value in self.model.named_buffers()
+            if name not in self._tensors
+        }
 
     def rebind(
         self,
@@ -252,6 +258,9 @@ class FederatedClient(NumPyClient):
         arrays = zip(self.shared_names, parameters, strict=True)
         self._put({name: torch.from_numpy(value) for name, value in arrays})
         self._put({**self._initial, **state.get(PERSONAL, {})})
+        for name, value in self._passing.items():
+            owner, _, leaf = name.rpartition(".")
+            setattr(self.model.get_submodule(owner), leaf, value.clone())
 
     def _load_known(self, parameters: NDArrays, config: dict[str, Scalar]) -> ClientState:
         """Load ``parameters`` and the committed client state; return the state."""
@@ -305,9 +314,10 @@ class FederatedClient(NumPyClient):
         return evaluate_model(self.model, self._evaluation_data, self.loss, metrics=self.metrics)
 
     def _measured(self, prefix: str = "") -> dict[str, Scalar]:
-        """Return the metrics of the last evaluation, without the accuracy, which it has itself."""
+        """Return the metrics of the last evaluation, without an accuracy that it has itself."""
         found = {} if self.metrics is None else self.metrics.compute()
-        return {f"{prefix}{name}": value for name, value in found.items() if name != "accuracy"}
+        own = {"accuracy"} if classifies(self.model) else set()
+        return {f"{prefix}{name}": value for name, value in found.items() if name not in own}
 
     @contextmanager
     def _own_model(self, context: LocalContext) -> Iterator[None]:

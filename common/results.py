@@ -330,14 +330,16 @@ def totals(rows: list[Row]) -> dict[str, Any]:
     rounds = [row for row in rows if row["round"] > 0]
     evaluated = [row for row in rows if row.get("accuracy") is not None]
     losses = [row["loss"] for row in rows if "loss" in row]
-    at_clients = [row for row in rows if row.get("client_accuracy") is not None]
+    at_clients = {
+        name: row[name] for row in rows for name in AT_CLIENTS if row.get(name) is not None
+    }  # the last ones
     seconds = [row["seconds"] for row in rounds]
     return {
         "rounds": len(rounds),
         "accuracy": evaluated[-1]["accuracy"] if evaluated else None,
         "best_accuracy": max((row["accuracy"] for row in evaluated), default=None),
         "loss": losses[-1] if losses else None,
-        **({name: at_clients[-1][name] for name in AT_CLIENTS} if at_clients else {}),
+        **at_clients,
         **metric_totals(rows),
         "seconds": sum(seconds),
         "seconds_per_round": statistics.median(seconds[1:] or seconds) if seconds else None,

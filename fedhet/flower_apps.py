@@ -123,7 +123,9 @@ def make_server_app(
     return app
 
 
-def load_weights(model: nn.Module, folder: str | Path, *, best: bool = False) -> None:
+def load_weights(
+    model: nn.Module, folder: str | Path, *, best: bool = False, partial: bool = False
+) -> None:
     """Load a finished run's tensors into your own model, by the model's own names.
 
     Adapters of LoRA (``task.lora``) are added to the model's weights, so it stays a plain model. A
@@ -133,14 +135,16 @@ def load_weights(model: nn.Module, folder: str | Path, *, best: bool = False) ->
         model: as the model function returns it.
         folder: the run's results directory.
         best: the model of the best round (``checkpoint.best=true``) in place of the last one.
+        partial: leave what the run does not have as it is: of FedPer and the like, the clients keep
+            the rest of the model.
 
     Raises:
-        ConfigError: if the folder has no such tensors, they do not fit the model, or the model's
-            frozen weights are not those of the run.
+        ConfigError: if the folder has no such tensors, they do not fit the model or are only a part
+            of it, or the model's frozen weights are not those of the run.
     """
     path = Path(folder) / (BEST if best else MODEL_FILE)
     tensors, metadata, _ = load_tensors(path, kind=MODEL)
-    load_own_weights(model, tensors, metadata, path)
+    load_own_weights(model, tensors, metadata, path, partial=partial)
 
 
 @dataclass(frozen=True)

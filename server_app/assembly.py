@@ -176,7 +176,8 @@ def build_strategy(
     if (attack := build_part(recipe, "attack", tensors)) is not None:
         attack.white = server_model.white
         sent = {name for side in client_sides.values() for name in side.sends}
-        attack.check_method(sent, classifies=kind_of(task.config) == "classification")
+        classifies = kind_of(task.config) == "classification"
+        attack.check_method(sent, num_classes=task.num_classes if classifies else 0)
     federation, frozen = federation_of(recipe), frozen_sha256(model)
     node_settings = {COLUMNS: task.columns} if isinstance(task, OwnTask) and task.columns else {}
     return FederatedStrategy(

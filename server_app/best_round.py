@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 
 from fedhet.common.checksums import MODEL, read_header
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.metrics import larger_is_better
+from fedhet.common.metrics import evaluation_of, larger_is_better
 from fedhet.common.results import Row
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
@@ -135,7 +135,7 @@ def check_measured(
         named["target_accuracy"] = "accuracy"
     for key, metric in named.items():
         without = predictions is None or predictions.kind != "classification"
-        measured = metric.removeprefix("client_") in recipe.evaluation.metrics
+        measured = metric.removeprefix(evaluation_of(metric)) in recipe.evaluation.metrics
         if without and not measured and metric.endswith("accuracy"):
             other = (
                 "target_accuracy=null" if key == "target_accuracy" else "early_stopping.metric=loss"

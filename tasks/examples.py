@@ -156,8 +156,7 @@ class _Arrays:
     def __init__(self, inputs: Tensor, targets: Tensor) -> None:
         if len(inputs) != len(targets):
             raise ConfigError(f"there are {len(inputs)} inputs and {len(targets)} targets")
-        integers = not inputs.is_floating_point()
-        self.inputs = inputs if integers or inputs.dtype == torch.float32 else inputs.float()
+        self.inputs = _single(inputs)
         self._targets = targets
 
     def __len__(self) -> int:
@@ -229,7 +228,12 @@ class _Dataset:
             ) from None
         inputs, targets = _pair(batch, self._columns)
         self._check(targets)
-        return inputs, targets
+        return _single(inputs), targets
+
+
+def _single(inputs: Tensor) -> Tensor:
+    """Return floating-point inputs in float32; a model of another type casts them."""
+    return inputs.float() if inputs.is_floating_point() else inputs
 
 
 def _reader(
@@ -275,6 +279,9 @@ def _numbers(what: str, given: Any) -> Tensor:
             f"{values.dtype}: they must be numbers in an array or list of n examples (labels of C "
             "classes: 0 to C - 1)"
         )
+    backwards = any(stride < 0 for stride in values.strides)  # torch has neither
+    if backwards or not values.dtype.isnative:
+        values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     # pandas locks its arrays, which torch warns of
     return torch.as_tensor(values if values.flags.writeable else values.copy())
 

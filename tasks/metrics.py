@@ -172,7 +172,7 @@ _SOURCES = {"accuracy": "recall", "balanced_accuracy": "recall", "f1_weighted": 
 
 
 def _collection(names: Sequence[str], predictions: Predictions, device: torch.device | str) -> Any:
-    """Return the torchmetrics of these names; those of the same counts are counted once."""
+    """Return the torchmetrics of these names."""
     # seconds to import, and needed only where a recipe names metrics
     from torchmetrics import MetricCollection
 
@@ -183,7 +183,9 @@ def _collection(names: Sequence[str], predictions: Predictions, device: torch.de
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about memory
         chosen = {name: build[name]() for name in dict.fromkeys(needed)}
-    return MetricCollection(chosen).to(device)
+    # Groups of equal states are found in the first batch, and kept: if that was all right, the
+    # share of the first five would be that of the first for ever.
+    return MetricCollection(chosen, compute_groups=False).to(device)
 
 
 Builders = Mapping[str, Callable[[], Any]]
@@ -209,11 +211,35 @@ def _class_metrics(predictions: Predictions) -> Builders:
         "average_precision": lambda: _of_probabilities(tm.MulticlassAveragePrecision)(**each),
         "top5_accuracy": lambda: tm.MulticlassAccuracy(**size, average="micro", top_k=5),
         "cohen_kappa": lambda: tm.MulticlassCohenKappa(**size),
-        "mcc": lambda: tm.MulticlassMatthewsCorrCoef(**size),
+        "mcc": lambda: _with_result(tm.MulticlassConfusionMatrix, matthews)(**size),
         "calibration_error": lambda: _of_probabilities(tm.MulticlassCalibrationError)(
             **size, n_bins=_BINS
         ),
     }
+
+
+def _with_result(metric: type, result: Callable[[Tensor], Tensor]) -> Any:
+    """Return a metric whose value is a function of another one's."""
+
+    def compute(self: Any) -> Tensor:
+        return result(metric.compute(self))  # type: ignore[attr-defined]
+
+    return type(metric.__name__, (metric,), {"compute": compute})
+
+
+def matthews(counts: Tensor) -> Tensor:
+    """Return Matthews' correlation of labels and predictions; NaN where one of them is constant.
+
+    torchmetrics has a number there, for two classes, which says how many are right.
+
+    Args:
+        counts: of examples (C, C), by label and prediction.
+    """
+    counts = counts.double()
+    labels, predicted, total = counts.sum(1), counts.sum(0), counts.sum()
+    covariance = counts.trace() * total - labels @ predicted
+    spread = (total**2 - labels @ labels) * (total**2 - predicted @ predicted)
+    return covariance / spread.sqrt()
 
 
 def _of_probabilities(metric: type) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Subset
+from torch.utils.data import DataLoader, Subset
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks import tabular
@@ -424,11 +424,10 @@ def _select(given: Any, rows: Indices) -> Any:
     """Return some rows of what a data function gave."""
     if is_pair(given):
         return tuple(_rows(one, rows) for one in given)
-    dataset = getattr(given, "dataset", given)  # of a DataLoader
-    subset: Any = Subset(dataset, rows.tolist())
-    if dataset is given:
-        return subset
-    return torch.utils.data.DataLoader(subset, given.batch_size, collate_fn=given.collate_fn)
+    if not isinstance(given, DataLoader):
+        return Subset(given, rows.tolist())
+    subset: Any = Subset(given.dataset, rows.tolist())
+    return DataLoader(subset, given.batch_size, collate_fn=given.collate_fn)
 
 
 def _rows(values: Any, rows: Indices) -> NDArray[Any] | torch.Tensor:

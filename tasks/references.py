@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from fedhet.common.errors import ConfigError
@@ -62,10 +65,27 @@ def _where_looked(module: str) -> str:
 def name_of(function: Function) -> str:
     """Return how a recipe names a function, ``package.module:function``.
 
-    A function inside another one (``<locals>``), or a lambda, has a name that cannot be loaded.
+    A function inside another one (``<locals>``), or a lambda, has a name that cannot be loaded. So
+    has a ``functools.partial``: its function's, and a hash of what is given to it.
     """
+    if isinstance(function, partial):
+        given = [*map(_said, function.args)]
+        given += [f"{name}={_said(value)}" for name, value in sorted(function.keywords.items())]
+        digest = hashlib.sha256(", ".join(given).encode()).hexdigest()[:8]
+        return f"{name_of(function.func)}.partial_{digest}"
     owner = function if hasattr(function, "__qualname__") else type(function)
     return f"{owner.__module__}:{owner.__qualname__}".translate(_BRACKETS)
+
+
+def _said(value: Any) -> str:
+    """Return an argument as text that is the same in every process."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(_said, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_said(one)}' for key, one in sorted(value.items()))}}}"
+    if value is None or isinstance(value, (bool, int, float, str, bytes, Path)):
+        return repr(value)
+    return name_of(value) if callable(value) else type(value).__qualname__
 
 
 def call_with_known(

@@ -55,14 +55,14 @@ class Attack(ClientSide):
         self.benign: Callable[[], list[Reply]] = list
         self.white: Tensor | None = None
 
-    def check_method(self, payloads: Collection[str], *, classifies: bool) -> None:
+    def check_method(self, payloads: Collection[str], *, num_classes: int) -> None:
         """Refuse, before round 1, a method or task that the attack cannot act on.
 
         Args:
             payloads: that the method's clients send.
-            classifies: whether the task has classes.
+            num_classes: of the task; 0 if it has none.
         """
-        if self.needs_classes and not classifies:
+        if self.needs_classes and not num_classes:
             raise ConfigError(
                 f"attack {type(self).__name__} changes classes, and the task has none: choose "
                 "another attack"

@@ -104,9 +104,14 @@ class Backdoor(Attack):
             self.boost = self.num_clients / len(self.hostile)
         require_range("attack.boost", self.boost, open_low=True)
 
-    def check_method(self, payloads: Collection[str], *, classifies: bool) -> None:
-        """Refuse inputs that are no images."""
-        super().check_method(payloads, classifies=classifies)
+    def check_method(self, payloads: Collection[str], *, num_classes: int) -> None:
+        """Refuse inputs that are no images, and a target that is no class."""
+        super().check_method(payloads, num_classes=num_classes)
+        if self.target >= num_classes:
+            raise ConfigError(
+                f"attack.target={self.target} is none of the {num_classes} classes: it must be "
+                f"from 0 to {num_classes - 1}"
+            )
         self.trigger  # noqa: B018
 
     @property

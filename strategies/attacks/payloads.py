@@ -40,9 +40,9 @@ class PayloadLie(Attack):
         require_range("attack.factor", self.factor, low=float("-inf"))
         require_whole("attack.roll", self.roll)
 
-    def check_method(self, payloads: Collection[str], *, classifies: bool) -> None:
+    def check_method(self, payloads: Collection[str], *, num_classes: int) -> None:
         """Refuse a method that does not have the payload."""
-        super().check_method(payloads, classifies=classifies)
+        super().check_method(payloads, num_classes=num_classes)
         if self.payload not in payloads:
             raise ConfigError(
                 f"attack.payload={self.payload} is none that the clients of this method send; "

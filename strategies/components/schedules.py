@@ -53,5 +53,5 @@ class MultiStep:
 
     def __call__(self, round: int, num_rounds: int) -> float:
         """Return the factor."""
-        passed = sum(round - 1 >= milestone * num_rounds for milestone in self.milestones)
+        passed = sum(round - 1 >= milestone * num_rounds - 1e-9 for milestone in self.milestones)
         return self.decay**passed

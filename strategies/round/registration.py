@@ -119,6 +119,11 @@ class ClientRegistry:
                 f"node {node} has partition-id={client}: clients={self.size} needs the partition "
                 f"ids 0..{self.size - 1}"
             )
+        if info.num_partitions != self.size:
+            raise RefusedReplyError(
+                f"node {node} (partition {client}) has num-partitions={info.num_partitions}, and "
+                f"there are {self.size} clients: give every SuperNode the same in --node-config"
+            )
         other = self.nodes.get(client)
         if other is not None and not replaceable(other):
             raise RefusedReplyError(

@@ -43,7 +43,12 @@ def model_metadata(model: nn.Module, lora: Mapping[str, Any] | None) -> dict[str
 
 
 def load_own_weights(
-    network: nn.Module, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], path: Path
+    network: nn.Module,
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+    path: Path,
+    *,
+    partial: bool = False,
 ) -> None:
     """Load a run's tensors into the user's network, by the network's own names.
 
@@ -55,9 +60,11 @@ def load_own_weights(
         tensors: of the run's model, by name.
         metadata: of their file, :func:`model_metadata`.
         path: of their file, for errors.
+        partial: leave what the file lacks as it is.
 
     Raises:
-        ConfigError: if tensors do not fit, or what the run kept frozen has other values here.
+        ConfigError: if tensors do not fit or are missing, or what the run kept frozen has other
+            values here.
     """
     classifier = metadata.get("classifier", last_layer(network))
     named = {own_name(name, classifier): value for name, value in tensors.items()}
@@ -69,16 +76,31 @@ def load_own_weights(
     if unknown := sorted(named.keys() - target.state_dict().keys()):
         raise ConfigError(f"{path} has tensors that the model lacks: {', '.join(unknown)}")
     _check_frozen(target, metadata, path)
+    without_bias = metadata.get("head_bias") == "false"
+    bias_name = {f"{classifier}.bias"} if without_bias else set()
+    if not partial and (missing := sorted(_travelling(target) - named.keys() - bias_name)):
+        raise ConfigError(
+            f"{path} lacks tensors of the model: {', '.join(missing)}. Clients keep their own of "
+            "personalised methods; partial=True loads what is shared, and leaves these as they are"
+        )
     try:
         target.load_state_dict(named, strict=False)
     except RuntimeError as error:
         raise ConfigError(f"{path} does not fit the model: {error}") from None
     bias = getattr(target.get_submodule(classifier), "bias", None)
-    if metadata.get("head_bias") == "false" and bias is not None:
+    if without_bias and bias is not None:
         nn.init.zeros_(bias)
     if lora:
         merge_adapters(target)
         network.load_state_dict(target.state_dict())
+
+
+def _travelling(network: nn.Module) -> set[str]:
+    """Return the names of what a run trains, and of its floating-point buffers."""
+    trained = {name for name, value in network.named_parameters() if value.requires_grad}
+    stored = network.state_dict()
+    buffers = {name for name, _ in network.named_buffers() if name in stored}
+    return trained | {name for name in buffers if stored[name].is_floating_point()}
 
 
 def _check_frozen(network: nn.Module, metadata: Mapping[str, str], path: Path) -> None:

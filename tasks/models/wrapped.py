@@ -59,6 +59,7 @@ class WrappedModel(nn.Module):
         self._features: Tensor | None = None
         if not any(True for _ in self.parameters()):
             raise ConfigError("the model has no trainable tensor (requires_grad is false for all)")
+        self.register_forward_pre_hook(_cast)  # not in forward, which torch.fx traces
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return features (B, d) and the network's outputs."""
@@ -92,6 +93,13 @@ class WrappedModel(nn.Module):
                 setattr(module, name, fn(getattr(module, name)))
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         return self
+
+
+def _cast(model: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+    """Return floating-point inputs in the type of the model's first tensor."""
+    (inputs,) = given
+    kind = next(model.parameters()).dtype
+    return (inputs.to(kind) if inputs.is_floating_point() else inputs,)
 
 
 def own_name(name: str, classifier: str) -> str:

@@ -75,6 +75,31 @@ def test_a_model_in_bfloat16_is_refused_by_the_tensor_that_would_travel():
     assert shared_names(model, own) == ["encoder.weight"]
 
 
+class Counting(torch.nn.Module):
+    """Has buffers of its own that no state holds: one changed in place, one replaced."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(1, 1, bias=False)
+        self.register_buffer("seen", torch.zeros(1), persistent=False)
+        self.register_buffer("mean", torch.zeros(1), persistent=False)
+
+    def forward(self, inputs):
+        self.seen += 1
+        self.mean = 0.5 * self.mean + inputs.mean()
+        return inputs, self.head(inputs) + self.seen + self.mean
+
+
+def test_what_no_state_holds_does_not_pass_from_one_message_to_the_next():
+    data = TensorBatches(torch.ones(1, 1), torch.zeros(1))
+    one = client(Counting(), data)
+    start, config = [np.ones((1, 1), np.float32)], {**CONFIG, "lr": 0.1}
+    first, _, _ = one.fit(start, config)
+    again = one.rebind(1, data, None, SGD(), {}, ContextStateStore(RecordDict()))
+    second, _, _ = again.fit(start, config)
+    assert np.array_equal(first[0], second[0])
+
+
 class Shift(ClientSide):
     def correct(self, grads, context):
         grads["head.weight"].add_(torch.tensor([[-30.0, 0.0]]))

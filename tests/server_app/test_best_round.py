@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import larger_is_better, metric_totals
+from fedhet.common.results import totals
 from fedhet.conf import compose_overrides
 from fedhet.server_app.best_round import (
     BEST,
@@ -114,6 +115,7 @@ def test_the_best_model_is_that_of_the_rounds_that_are_done(tmp_path):
     assert BestModel(tmp_path, EarlyStopping(), None).summary() == {}  # begun afresh
 
 
+AT_CLIENTS = ("evaluation.clients=true", "partition.holdout=0.1")
 CLIENT = "early_stopping.metric=client_accuracy"
 
 
@@ -139,6 +141,13 @@ def test_without_test_examples_at_the_server_a_run_cannot_go_by_what_it_measures
         check_measured(recipe, rule, classes, at_server=False)
 
 
+def test_the_clients_loss_is_in_the_summary_where_there_is_no_accuracy():
+    row = {"seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "failures": []}
+    rows = [{"round": n, "client_loss": 1.0 / n, **row} for n in (1, 2)] + [{"round": 3, **row}]
+    assert totals(rows)["client_loss"] == 0.5
+    assert "client_accuracy" not in totals(rows)
+
+
 @pytest.mark.parametrize("kind", ["regression", "segmentation"])
 def test_a_run_cannot_go_by_an_accuracy_that_its_task_has_not(kind):
     predictions = Predictions(kind, ("a", "b") if kind == "segmentation" else ())
@@ -155,5 +164,7 @@ def test_a_run_cannot_go_by_an_accuracy_that_its_task_has_not(kind):
     words = ("early_stopping.patience=1", "early_stopping.metric=loss", "checkpoint.best=loss")
     check_measured(compose_overrides(words), EarlyStopping("loss"), predictions, at_server=True)
     if kind == "segmentation":  # of pixels, if it is asked for
-        asked = compose_overrides(("checkpoint.best=true", "evaluation.metrics=[accuracy]"))
-        check_measured(asked, EarlyStopping(), predictions, at_server=True)
+        for metric in ("accuracy", "client_accuracy", "received_accuracy"):
+            words = (f"checkpoint.best={metric}", "evaluation.metrics=[accuracy]", *AT_CLIENTS)
+            rule = EarlyStopping(metric)
+            check_measured(compose_overrides(words), rule, predictions, at_server=True)

@@ -213,6 +213,37 @@ def test_a_segmentation_counts_pixels_without_the_ignored_ones():
         assert found[name] == pytest.approx(value, abs=1e-6), name
 
 
+def test_the_first_batch_does_not_decide_what_is_counted_together():
+    """Where all is right, the first and the first five are equal; so are the errors of a fit."""
+    logits, labels, *_ = classified()
+    right = torch.eye(C)[:3], torch.arange(3)
+    collected = MetricSet(["top5_accuracy"], Predictions("classification", CLASSES))
+    collected.update(*right)
+    collected.reset()
+    collected.update(logits, labels)
+    among = (logits.topk(5, 1).indices == labels[:, None]).any(1).double().mean()
+    assert collected.compute()["top5_accuracy"] == pytest.approx(float(among))
+    fit = MetricSet(["mape", "smape"], Predictions("regression", ()))
+    fit.update(torch.ones(3, 1), torch.ones(3))
+    fit.reset()
+    fit.update(torch.full((3, 1), 2.0), torch.ones(3))
+    assert fit.compute() == pytest.approx({"mape": 1.0, "smape": 2 / 3})
+
+
+@pytest.mark.parametrize(("right", "labels"), [(20, 1), (27, 0)])
+def test_mcc_is_left_out_where_labels_or_predictions_are_constant(right, labels):
+    two = Predictions("classification", ("no", "yes"))
+    same, some = (
+        torch.full((30,), labels),
+        torch.tensor([labels] * right + [1 - labels] * (30 - right)),
+    )
+    for truth, guess in ((same, some), (some, same)):
+        assert measured(["mcc"], two, 5.0 * torch.eye(2)[guess], truth) == {}
+    drawn = torch.tensor([0, 1, 1, 0, 1, 0, 0, 1, 1, 1] * 3)
+    found = measured(["mcc"], two, torch.eye(2)[drawn], some)
+    assert found["mcc"] == pytest.approx(sk.matthews_corrcoef(some, drawn), abs=1e-12)
+
+
 def test_a_second_pass_does_not_remember_the_first():
     logits, labels, true, guess, _ = classified()
     collected = MetricSet(["f1"], Predictions("classification", CLASSES))

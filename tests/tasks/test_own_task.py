@@ -2,6 +2,7 @@
 
 import copy
 import re
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from fedhet.tasks.examples import IGNORED, Examples
 from fedhet.tasks.losses import loss_of
 from fedhet.tasks.models import build_model
 from fedhet.tasks.models.wrapped import WrappedModel
-from fedhet.tasks.references import call_with_known, load_reference
+from fedhet.tasks.references import call_with_known, load_reference, name_of
 
 OWN = {"name": "own", "inputs": "own", "data": "a:b", "model": "a:b"}
 IID = {"name": "iid"}
@@ -229,6 +230,34 @@ def test_everybodys_data_is_divided_by_the_partition_and_each_row_once():
 IN_ORDER = {"generator": None, "train": False}
 
 
+class Wrapping(torch.utils.data.Dataset):
+    """As a user's transforms are put around another Dataset."""
+
+    def __init__(self, dataset):
+        self.dataset, self.batch_size, self.collate_fn = dataset, 1, list
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitem__(self, row):
+        inputs, label = self.dataset[row]
+        return -inputs, label
+
+
+def test_a_subset_and_a_dataset_around_another_are_divided_as_they_are():
+    rows = torch.arange(20.0)[:, None]
+    whole = torch.utils.data.TensorDataset(rows.double(), torch.arange(20) % 2)
+    subset = torch.utils.data.Subset(whole, range(5, 20))
+    for given, sign, first in ((subset, 1, 5), (Wrapping(whole), -1, 0)):
+        task = task_of(lambda given=given: (given, None), clients=2, partition=IID)
+        parts = [task.client_data(client)[0] for client in range(2)]
+        batches = [next(part.batches(20, **IN_ORDER))[0] for part in parts]
+        assert all(inputs.dtype == torch.float32 for inputs in batches)
+        found = sorted(abs(value) for inputs in batches for value in inputs.flatten().tolist())
+        assert found == list(range(first, 20))
+        assert all((sign * inputs >= 0).all() for inputs in batches)
+
+
 def test_nobody_trains_on_a_row_that_another_client_holds_out():
     """Some partitions give a row to several clients."""
     task = task_of(everything, partition=IID | {"holdout": 0.3})
@@ -391,6 +420,28 @@ def test_lists_are_arrays_and_a_list_of_pairs_is_a_dataset():
         inputs, labels = next(task.client_data(0)[0].batches(2, generator=None, train=False))
         assert inputs.dtype == torch.float32
         assert inputs[:, 0].tolist() == labels.tolist() == [0, 1]
+
+
+def test_arrays_that_torch_cannot_share_are_copied():
+    inputs, labels = np.arange(8.0).reshape(2, 4), np.array([0, 1])
+    flipped, foreign = inputs[:, ::-1], inputs.astype(">f4")
+    for given, expected in ((flipped, [3.0, 2.0, 1.0, 0.0]), (foreign, [0.0, 1.0, 2.0, 3.0])):
+        task = task_of(lambda given=given: ((given, labels), None), clients=1)
+        found, _ = next(task.client_data(0)[0].batches(2, **IN_ORDER))
+        assert found[0].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_inputs_take_the_type_of_the_users_model(dtype):
+    model = WrappedModel(nn.Sequential(nn.Linear(4, 2, dtype=dtype)))
+    assert model(torch.ones(3, 4))[1].dtype == dtype
+
+
+def test_a_partial_is_named_by_its_function_and_what_it_is_given():
+    names = [name_of(partial(sized, width=width)) for width in (7, 7, 8)]
+    assert names[0] == names[1] != names[2]
+    assert names[0].startswith(f"{sized.__module__}:sized.partial_")
+    assert name_of(partial(partial(sized, 3), (1, 2))) != name_of(partial(sized, 3))
 
 
 def images(dtype):

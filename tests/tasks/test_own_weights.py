@@ -91,3 +91,16 @@ def test_the_hash_of_frozen_weights_tells_values_types_and_names_apart():
     assert build(7) == build(7)
     assert len({build(7), build(8), build(7, torch.bfloat16)}) == 3
     assert frozen_sha256(build_own_model(Net, {}, {}, seed=7)) == ""
+
+
+def test_a_part_of_a_model_is_loaded_if_it_is_asked_for_and_else_refused():
+    """Of FedPer and the like, the server has what is shared."""
+    _, tensors, metadata = trained()
+    shared = {name: value for name, value in tensors.items() if not name.startswith("head.")}
+    network = Net()
+    before = network.out.weight.clone()
+    with pytest.raises(ConfigError, match=r"lacks tensors of the model: out\.bias, out\.weight"):
+        load_own_weights(network, shared, metadata, PATH)
+    load_own_weights(network, shared, metadata, PATH, partial=True)
+    assert torch.equal(network.out.weight, before)
+    assert torch.equal(network.first.weight, tensors["body.first.weight"])

@@ -69,8 +69,11 @@ def test_examples_are_changed():
     assert (flipped.class_counts(), len(flipped)) == ([2, 1, 2], 5)
     attack = Backdoor(target=1, share=0.4, size=2, **WHO)
     with pytest.raises(ConfigError, match="white square"):
-        attack.check_method((), classifies=True)
+        attack.check_method((), num_classes=10)
     attack.white = torch.tensor([7.0])
+    attack.check_method((), num_classes=2)
+    with pytest.raises(ConfigError, match=r"attack\.target=1 is none of the 1 classes"):
+        attack.check_method((), num_classes=1)
     ((inputs, labels),) = attack.data(data).batches(5, generator=None, train=True)
     assert labels.tolist() == [1, 1, 1, 2, 2]
     assert inputs.sum((1, 2, 3)).tolist() == [28.0, 28.0, 0.0, 0.0, 0.0]

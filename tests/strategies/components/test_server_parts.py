@@ -93,6 +93,8 @@ def test_schedules_by_hand():
     assert ExponentialDecay(0.5)(3, 10) == 0.25
     assert [Cosine()(t, 4) for t in (1, 3)] == pytest.approx([1.0, 0.5])
     assert Cosine(floor=0.2)(5, 4) == pytest.approx(0.2)
+    # .55 * 100 is 55.00000000000001
+    assert [MultiStep((0.55,), 0.1)(t, 100) for t in (55, 56)] == [1.0, 0.1]
     stepped = [MultiStep((0.5, 0.75), 0.1)(t, 8) for t in (4, 5, 6, 7)]
     assert stepped == pytest.approx([1.0, 0.1, 0.1, 0.01])
 

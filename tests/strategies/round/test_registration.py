@@ -43,8 +43,8 @@ def failing(message: Message) -> Message:
 
 
 def test_registration_maps_clients_to_nodes_and_min_clients_are_enough_after_the_timeout():
-    grid = grid_of(1)
-    join(grid, 108, 0)
+    grid = grid_of(1, size=2)
+    join(grid, 108, 0, size=2)
     registry = register(grid, 2)
     assert (registry.nodes, registry.num_examples) == ({0: 108, 1: 101}, {0: 10, 1: 11})
     registry = register(grid_of(0, 2), min_clients=2)
@@ -150,9 +150,9 @@ def test_a_node_that_does_not_fit_keeps_itself_out_at_the_start_and_later(answer
 def test_a_site_with_other_frozen_weights_keeps_itself_out(caplog):
     logging.getLogger("flwr").propagate = True
     hashes = {"fingerprint": {FROZEN_MODEL: "aa"}}
-    grid = grid_of(0, 1)
+    grid = grid_of(0, 1, size=2)
     for node, own in ((100, "aa"), (101, "bb")):
-        join(grid, node, node - 100, **{FROZEN_MODEL: own})
+        join(grid, node, node - 100, 2, **{FROZEN_MODEL: own})
     with caplog.at_level(logging.WARNING):
         assert register(grid, size=2, min_clients=1, **hashes).nodes == {0: 100}
     assert "(partition 1) runs another frozen-model: 'bb', the server has 'aa'" in caplog.text
@@ -163,6 +163,15 @@ def test_a_strange_count_of_partitions_does_not_change_that_of_the_others():
     grid = grid_of(0, 1, 2)
     join(grid, 109, 7, size=1000)
     assert register(grid, size=0).nodes == {0: 100, 1: 101, 2: 102}
+
+
+def test_a_site_that_counts_other_clients_keeps_itself_out(caplog):
+    """It would take its part of another division: rows held twice, and rows of nobody."""
+    grid = grid_of(0, 1, 2)
+    join(grid, 102, 2, size=4)
+    with caplog.at_level(logging.WARNING):
+        assert register(grid, size=0, min_clients=2).nodes == {0: 100, 1: 101}
+    assert "node 102 (partition 2) has num-partitions=4, and there are 3 clients" in caplog.text
 
 
 def test_registration_waits_for_all_clients_until_the_timeout(monkeypatch):
