@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from flwr.app import Context
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -220,9 +221,9 @@ def _value(value: Any) -> str:
         return f"{{{','.join(f'{key}:{_value(one)}' for key, one in value.items())}}}"
     if isinstance(value, (list, tuple)):
         return f"[{','.join(map(_value, value))}]"
-    if isinstance(value, str):
-        return quote(value) if value else "''"
-    return json.dumps(value)
+    if isinstance(value, str | Path):
+        return quote(str(value)) if str(value) else "''"
+    return json.dumps(value.item() if isinstance(value, np.generic) else value)
 
 
 def _recipe_of(method: Method) -> str:

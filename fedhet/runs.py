@@ -49,6 +49,8 @@ def run(*overrides: str, results_dir: str | Path | None = None) -> RunResult:
             printed.
     """
     compose_overrides(tuple(overrides))
+    if any(word.partition("=")[0] == "results_dir" for word in overrides):
+        raise ConfigError("results_dir is an argument: run(..., results_dir=FOLDER)")
     folder = Path(results_dir or tempfile.mkdtemp(prefix="fedhet-run-")).absolute()
     words = [*overrides, f"results_dir={quoted(str(folder))}"]
     command = [sys.executable, "-m", "fedhet", *words]

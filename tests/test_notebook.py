@@ -38,3 +38,5 @@ def test_a_partition_without_clients_and_an_unknown_key_are_refused():
             fedhet.partition(*words)
     with pytest.raises(ConfigError, match="did you mean rounds"):
         fedhet.run("roundz=3")
+    with pytest.raises(ConfigError, match="results_dir is an argument"):
+        fedhet.run("results_dir=/x")
