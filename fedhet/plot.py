@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,16 +27,9 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-@contextmanager
-def plain_text() -> Iterator[None]:
-    """Draw ``$`` as it is, not as the border of a formula: a class may be called $50k-$100k."""
-    if not can_plot():
-        yield
-        return
-    import matplotlib
-
-    with matplotlib.rc_context({"text.parse_math": False}):
-        yield
+def plain(text: str) -> str:
+    """Return a text for Matplotlib in which what is between two $ is no formula."""
+    return text.replace("$", r"\$")
 
 
 def warm_up() -> None:
@@ -55,7 +48,6 @@ def warm_up() -> None:
     canvas.draw()  # type: ignore[no-untyped-call]
 
 
-@plain_text()
 def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     """Draw the rows of metrics.jsonl into a PNG file.
 
@@ -92,7 +84,7 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
         _partition_panel(others[-1], **counted)
     fits = 72 * figure.get_figwidth() / (0.62 * max(1, len(title)))
     style: Any = {"color": _INK, "fontsize": min(12, fits), "fontweight": "bold"}
-    figure.suptitle(title, x=0.012, ha="left", **style)
+    figure.suptitle(plain(title), x=0.012, ha="left", **style)
     # savefig would draw twice, once for the layout
     canvas.print_png(path)  # type: ignore[no-untyped-call]
 
@@ -118,11 +110,11 @@ def _curves(axes: Axes, rows: Sequence[Row], names: dict[str, str], colors: Sequ
     found = {label: points for name, label in names.items() if (points := _series(rows, name))}
     for number, (label, points) in enumerate(found.items()):
         style = _STYLES[number % len(_STYLES)]
-        _line(axes, points, colors[number % len(colors)], ls=style, label=label)
+        _line(axes, points, colors[number % len(colors)], ls=style, label=plain(label))
     if len(found) > 1:
         axes.legend(frameon=False, labelcolor=_INK, fontsize=9)
     elif found:
-        axes.set_title(next(iter(found)), loc="left", color=_INK, fontsize=9.5)
+        axes.set_title(plain(next(iter(found))), loc="left", color=_INK, fontsize=9.5)
 
 
 def _partition_panel(
@@ -139,7 +131,7 @@ def _partition_panel(
     norm = PowerNorm(0.4, vmin=0, vmax=max(1, int(values.max() or 1)))
     image = axes.imshow(values, aspect="auto", cmap="YlGnBu", norm=norm, interpolation="nearest")
     shown = every_nth(len(class_names), 20)
-    axes.set_yticks(shown, [class_names[label] for label in shown])
+    axes.set_yticks(shown, [plain(class_names[label]) for label in shown])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(colors=_INK, labelsize=8)
     axes.set_xlabel("client", color=_INK)

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedhet.plot import can_plot, plain_text
+from fedhet.plot import can_plot, plain
 from fedhet.report.blocks import Chart, Key, Picture
 from fedhet.report.colors import AXIS, GRID, INK, PALETTE, style_of
 from fedhet.report.legend import legend_of
@@ -134,7 +134,7 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
         marker = "o" if len(line.x) == 1 else ""
         width = 2.4 - 1.0 * number / max(1, len(panel.curves) - 1)  # equal lines stay visible
         axes.plot(line.x, line.mean, color=color, lw=width, ls=style, marker=marker, ms=4)
-    axes.set_title(panel.title, loc="left", fontsize=font + 1, color=INK, pad=5)
+    axes.set_title(plain(panel.title), loc="left", fontsize=font + 1, color=INK, pad=5)
     style_axes(axes, panel.x_label, panel.y_label, font)
     steps = [1, 2, 2.5, 5, 10]
     whole = panel.x_label in COUNTED
@@ -157,8 +157,8 @@ def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
 
 def style_axes(axes: Axes, x_label: str, y_label: str, font: float) -> None:
     """Set the labels of axes, and the style of all pictures."""
-    axes.set_xlabel(x_label, fontsize=font, color=INK, labelpad=2)
-    axes.set_ylabel(y_label, fontsize=font, color=INK, labelpad=3)
+    axes.set_xlabel(plain(x_label), fontsize=font, color=INK, labelpad=2)
+    axes.set_ylabel(plain(y_label), fontsize=font, color=INK, labelpad=3)
     axes.grid(axis="y", color=GRID, lw=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -244,7 +244,6 @@ def _short(values: Sequence[float]) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
 
 
-@plain_text()
 def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, path: Path) -> None:
     import matplotlib
 

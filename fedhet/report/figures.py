@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedhet.common.metrics import is_of_new_model
-from fedhet.plot import can_plot, plain_text
+from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Chart, Heading, Key, Listing, Paragraph, Table
 from fedhet.report.curves import (
     Curve,
@@ -251,7 +251,6 @@ def _partition_chart(partition: Partition, path: Path) -> Chart:
         for what, each in (("Examples", sizes), ("Classes", held))
     ]
 
-    @plain_text()
     def draw(path: Path) -> None:
         figure = new_figure(5.6, 4.4, layout="constrained")
         names = partition.class_names

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fedhet.plot import plain
 from fedhet.report.blocks import Key
 from fedhet.report.colors import INK, PALETTE, style_of
 
@@ -49,7 +50,9 @@ class Legend:
             **{"frameon": False, "fontsize": _FONT, "labelcolor": INK},
             **{"borderaxespad": 0.2, "handlelength": _LINE},
         }
-        figure.legend(handles, self.labels, loc="upper left", ncols=self.columns, **style)
+        figure.legend(
+            handles, list(map(plain, self.labels)), loc="upper left", ncols=self.columns, **style
+        )
 
 
 def legend_of(keys: Sequence[Key], width: float) -> Legend:

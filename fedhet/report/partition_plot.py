@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedhet.plot import plain
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -63,7 +65,7 @@ def draw_partition(
     ratios = [1.1, _rows_height(classes)]
     sizes_axes, axes = figure.subplots(2, 1, sharex=True, height_ratios=ratios)
     fits = 72 * figure.get_figwidth() / (0.6 * len(title))
-    figure.suptitle(title, fontsize=min(11, fits))
+    figure.suptitle(plain(title), fontsize=min(11, fits))
     sizes_axes.bar(range(clients), counts.sum(axis=1), width=0.82, color="#7a8797")
     sizes_axes.set_ylabel("examples")
     sizes_axes.spines[["top", "right"]].set_visible(False)
@@ -74,7 +76,7 @@ def draw_partition(
     axes.set_xlabel("client")
     axes.set_ylabel("class")
     labelled = every_nth(classes, most_ticks)
-    axes.set_yticks(labelled, [names[label] for label in labelled])
+    axes.set_yticks(labelled, [plain(names[label]) for label in labelled])
     axes.set_xticks(every_nth(clients, most_ticks if clients <= 100 else most_ticks // 2))
     _draw_grid(axes, clients, classes)
     if numbered and counts.size <= MAX_NUMBERED_CELLS:

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedhet.plot import can_plot, plain_text
+from fedhet.plot import can_plot, plain
 from fedhet.report.blocks import Block, Heading, Key
 from fedhet.report.colors import GRID, PALETTE
 from fedhet.report.curves import new_figure, save, style_axes
@@ -50,7 +50,6 @@ def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) 
     return [Heading(3, f"{figure.title[0].upper()}{figure.title[1:]}"), picture]
 
 
-@plain_text()
 def _draw(
     columns: Sequence[str], lines: Sequence[Line], legend: Sequence[Key], figure: Figure
 ) -> MatplotlibFigure:
@@ -63,7 +62,7 @@ def _draw(
         _draw_line(axes, line, key, figure, _FILL * ((number + 0.5) / len(lines) - 0.5))
     style_axes(axes, "", figure.title, FONT)
     titles = ["" if column == NO_COLUMN else column.replace(", ", "\n") for column in columns]
-    axes.set_xticks(range(len(columns)), titles)
+    axes.set_xticks(range(len(columns)), list(map(plain, titles)))
     axes.set_xlim(-0.5, len(columns) - 0.5)
     for between in range(1, len(columns)):
         axes.axvline(between - 0.5, color=GRID, lw=0.8, zorder=0.9)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhet.plot import plain_text
+from fedhet.plot import plain
 from fedhet.report.blocks import Picture
 from fedhet.report.colors import INK
 from fedhet.report.curves import new_figure, save
@@ -39,7 +39,6 @@ class Spot:
 Draw = Callable[[Spot], None]
 
 
-@plain_text()
 def picture_grid(draws: Sequence[Draw], caption: str, path: Path, height: float) -> Picture:
     """Save pictures of this height in inches as one, two abreast; ``path`` has no ending."""
     rows = -(-len(draws) // 2)
@@ -53,7 +52,7 @@ def picture_grid(draws: Sequence[Draw], caption: str, path: Path, height: float)
 def set_title(axes: Axes, title: str, inches: float, color: str = INK) -> None:
     """Write a title above axes in a size that fits into ``inches``."""
     fits = 72 * inches / (_LETTER * len(title))
-    axes.set_title(title, loc="left", fontsize=min(FONT + 1, fits), color=color, pad=5)
+    axes.set_title(plain(title), loc="left", fontsize=min(FONT + 1, fits), color=color, pad=5)
 
 
 def shortened(name: str, most: int) -> str:

@@ -19,7 +19,6 @@ from rich.table import Table
 from fedhet.commands import reported_errors, table_console
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, plain_part
-from fedhet.plot import plain_text
 from fedhet.report.partition_plot import (
     Counts,
     chosen_values,
@@ -106,7 +105,6 @@ def _summary(task: AnyTask, counts: Counts) -> list[str]:
     return lines
 
 
-@plain_text()
 def draw(counts: Counts, names: tuple[str, ...], title: str, path: Path) -> None:
     """Save the plot."""
     try:

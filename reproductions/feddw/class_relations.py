@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhet.plot import can_plot
+from fedhet.plot import can_plot, plain
 from fedhet.report.blocks import Block, Entry, Heading, Table
 from fedhet.report.colors import AXIS, INK
 from fedhet.report.data_file import Partition
@@ -135,8 +135,9 @@ def _heatmap(
         image = axes.imshow(shown, cmap=COLORS, norm=LogNorm(low, high), interpolation="none")
         set_title(axes, title, SIDE + 0.5)
         ticks = _ticks(names)
-        axes.set_xticks(list(ticks), list(ticks.values()), rotation=90 if _upright(ticks) else 0)
-        axes.set_yticks(list(ticks), list(ticks.values()))
+        labels = list(map(plain, ticks.values()))
+        axes.set_xticks(list(ticks), labels, rotation=90 if _upright(ticks) else 0)
+        axes.set_yticks(list(ticks), labels)
         axes.tick_params(**LABELS)
         axes.set_ylabel("class", fontsize=FONT, color=INK, labelpad=3)
         axes.spines[:].set_color(AXIS)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhet.plot import can_plot
+from fedhet.plot import can_plot, plain
 from fedhet.report.blocks import Block, Heading
 from fedhet.report.class_counts import partition_of
 from fedhet.report.colors import AXIS, INK
@@ -129,7 +129,7 @@ def _picture(decoder: Decoder, title: str, height: float) -> Draw:
         axes.spines[:].set_visible(False)
         names = decoder.names if len(decoder.names) <= MOST_NAMED else []
         places = [(number + 0.5) * columns - 0.5 for number in range(len(names))]
-        axes.set_xticks(places, [name[:4] for name in names])
+        axes.set_xticks(places, [plain(name[:4]) for name in names])
         axes.xaxis.tick_top()
         axes.tick_params(length=0, labelsize=FONT, pad=2)
         trained = decoder.trained or [True] * len(places)
