@@ -100,9 +100,7 @@ _SHOWN = ("accuracy", "client_accuracy", "loss", "client_loss")
 
 def figures(row: Row) -> str:
     """Return a round's figures as text; what was not measured is left out."""
-    # At the clients, where the server has no test examples.
-    where = "" if any(row.get(name) is not None for name in ("accuracy", "loss")) else "client_"
-    words = []
+    where, words = _measured_where(row), []
     if row.get(f"{where}accuracy") is not None:
         words.append(f"{_spoken(where)}accuracy {percent(row[f'{where}accuracy'])}")
     if row.get(f"{where}loss") is not None:
@@ -112,6 +110,15 @@ def figures(row: Row) -> str:
     if row.get("seconds") is not None:
         words.append(f"{row['seconds']:.2f} s/round")
     return "  ".join(words)
+
+
+def _measured_where(values: Mapping[str, Any]) -> str:
+    """Return "client_" for what is measured at the clients alone, without test examples here."""
+    here, at_clients = (
+        any(values.get(f"{where}{name}") is not None for name in ("accuracy", "loss"))
+        for where in ("", "client_")
+    )
+    return "client_" if at_clients and not here else ""
 
 
 def _spoken(where: str) -> str:
@@ -129,9 +136,7 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    at_server = any(summary.get(name) is not None for name in ("accuracy", "loss"))
-    at_clients = any(summary.get(f"client_{name}") is not None for name in ("accuracy", "loss"))
-    where = "client_" if at_clients and not at_server else ""
+    where = _measured_where(summary)
     accuracy, loss = summary.get(f"{where}accuracy"), summary.get(f"{where}loss")
     if accuracy is None and loss is not None:  # not of classes
         table.add_row(f"{_spoken(where)}loss", Text(f"{loss:.4f}", style=f"bold {color}"))

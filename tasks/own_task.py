@@ -256,23 +256,23 @@ class OwnTask(Measured, Partitioned):
     @property
     def num_train(self) -> int:
         """How many training examples the clients share out, if ``data`` gives all."""
-        return len(self._strata)
+        return len(self._stratified[0])
 
     @cached_property
     def client_rows(self) -> list[Indices]:
         """The rows of the training examples that each client holds, if ``data`` gives all."""
         return partition_rows(
-            self.partition, self._strata, None, num_clients=self.num_clients, seed=self.seed
+            self.partition,
+            self._stratified[0],
+            None,
+            num_clients=self.num_clients,
+            seed=self.seed,
         )
 
     @property
     def count_names(self) -> tuple[str, ...]:
         """What the columns of :meth:`class_counts` count: classes, tenths, or all examples."""
-        if self.config.kind == "regression":
-            return tuple(f"tenth {number + 1}" for number in range(_BINS))
-        whole = not (self.by_client or self.by_folder)
-        several = self.config.kind != "classification" or (whole and not self._has_one_label)
-        return ("examples",) if several else self.class_names
+        return self.class_names if self.by_client or self.by_folder else self._stratified[1]
 
     def class_counts(self) -> Indices:
         """Return how many examples of each class each client holds, (N, C).
@@ -283,7 +283,8 @@ class OwnTask(Measured, Partitioned):
         if self.by_client or self.by_folder:
             clients = (self.client_data(number)[0] for number in range(self.num_clients))
             return np.array([client.class_counts() for client in clients])
-        size, labels = len(self.count_names), self._strata
+        labels, names = self._stratified
+        size = len(names)
         return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])
 
     # ---- pieces ------------------------------------------------------------------------------
@@ -367,14 +368,12 @@ class OwnTask(Measured, Partitioned):
         return _select(self._all[0], kept), _select(self._all[0], held_out)
 
     @cached_property
-    def _has_one_label(self) -> bool:
-        """Whether an example has one class."""
-        examples = self._examples(self._all[0], "cpu")
-        return self.config.kind == "classification" and examples.targets().ndim == 1
+    def _stratified(self) -> tuple[Indices, tuple[str, ...]]:
+        """What a partition by label goes by, (n,), and the names of its values.
 
-    @cached_property
-    def _strata(self) -> Indices:
-        """What a partition by label goes by: labels, or tenths of a regression's targets."""
+        They are classes, tenths of a regression's targets, or, of several labels an example, one
+        value for all.
+        """
         examples = self._examples(self._all[0], "cpu")
         if len(examples) == 0:
             raise ConfigError(
@@ -382,18 +381,19 @@ class OwnTask(Measured, Partitioned):
                 f"task.data_options={dict(self.config.data_options or {})}"
             )
         kind = self.config.kind
-        if self._has_one_label:
-            return examples.targets().astype(np.int64)
+        if kind == "classification" and (labels := examples.targets()).ndim == 1:
+            return labels.astype(np.int64), self.class_names
         if kind == "regression":
             targets = examples.targets().reshape(len(examples), -1)[:, 0]
             borders = np.quantile(targets, np.arange(1, _BINS) / _BINS)
-            return np.searchsorted(borders, targets).astype(np.int64)
+            tenths = tuple(f"tenth {number + 1}" for number in range(_BINS))
+            return np.searchsorted(borders, targets).astype(np.int64), tenths
         if self.partition.name != "iid":
             raise ConfigError(
                 f"partition={self.partition.name} goes by labels, and this task.kind={kind} has "
                 "several an example: set partition=iid"
             )
-        return np.zeros(len(examples), dtype=np.int64)
+        return np.zeros(len(examples), dtype=np.int64), ("examples",)
 
     def _examples(
         self, given: Any, device: torch.device | str, channels_last: bool = False

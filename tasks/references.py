@@ -82,7 +82,8 @@ def _said(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return f"[{', '.join(map(_said, value))}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{key}: {_said(one)}' for key, one in sorted(value.items()))}}}"
+        items = sorted(f"{key}: {_said(one)}" for key, one in value.items())
+        return f"{{{', '.join(items)}}}"
     if value is None or isinstance(value, (bool, int, float, str, bytes, Path)):
         return repr(value)
     return name_of(value) if callable(value) else type(value).__qualname__

@@ -190,6 +190,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--out", type=Path, required=True, help="a folder of results directories")
     options = parser.parse_args()
+    if not (options.clone / "main.py").is_file():
+        parser.error(f"{options.clone} has no main.py: clone github.com/liuvvvvv1/FedDW there")
+    if "FEDHET_DATA" not in os.environ:
+        parser.error("FEDHET_DATA is not set: it names the folder with cifar10/train.parquet")
     config = {
         "task": {"name": "cifar10"},
         "strategy": {"title": f"{METHODS[options.method]} (released)"},

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedhet.plot import can_plot
+from fedhet.plot import can_plot, plain
 from fedhet.report.blocks import Block, Entry, Heading, Listing, Paragraph, Table
 from fedhet.report.class_counts import partition_of
 from fedhet.report.colors import AXIS, INK, PALETTE
@@ -186,7 +186,7 @@ def _draw_row(axes: Axes, shares: Array, norms: Array, names: Sequence[str], col
         name = shortened(names[label], 7) if few else str(label)
         norm = f"{100 * norms[label]:.{1 if few else 2}f}"
         for height, text in ((1.0, name), (-1.0, norm)):
-            axes.text(place, height, text, ha="center", va="center", fontsize=7, color=INK)
+            axes.text(place, height, plain(text), ha="center", va="center", fontsize=7, color=INK)
     axes.set_xlim(-0.6, MOST_CIRCLES - 0.4)
     axes.set_ylim(-1.3, 1.3)
     axes.set_axis_off()
