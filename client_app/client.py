@@ -29,7 +29,12 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.compression import Compression
-from fedhet.strategies.components.local_training import seeded, train_locally
+from fedhet.strategies.components.local_training import (
+    seeded,
+    steps_by_tensor,
+    summary_of,
+    train_locally,
+)
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import (
     TensorSelector,
@@ -182,7 +187,9 @@ class FederatedClient(NumPyClient):
                 side.begin(context)
             sides = list(self.sides.values())
             if self.options.reuse_training:
-                summary, train_loss = self._take_trained(Path(self.options.reuse_training))
+                summary, train_loss = self._take_trained(
+                    Path(self.options.reuse_training), context.lr
+                )
             else:
                 summary, train_loss = train_locally(
                     context, sides, self.optimizer, self.options, generator
@@ -277,11 +284,13 @@ class FederatedClient(NumPyClient):
         self._put(tensors_of(self.build(int(seed))))
 
     @torch.no_grad()
-    def _take_trained(self, run: Path) -> tuple[LocalSummary, float]:
+    def _take_trained(self, run: Path, lr: float) -> tuple[LocalSummary, float]:
         """Load this client's trained model of another run."""
-        model, summary, loss = load_trained(run / FILE, self.client_id, self._tensors)
-        self._put(model)
-        return summary, loss
+        found = load_trained(run / FILE, self.client_id, self._tensors)
+        self._put(found.model)
+        taken = steps_by_tensor(self.options, self._params, found.num_steps)
+        summary = summary_of(found.num_examples, found.num_steps, taken, lr, self.optimizer)
+        return summary, found.train_loss
 
     def _context(
         self, state: ClientState, round: int, lr: float, generator: torch.Generator

@@ -31,7 +31,7 @@ from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.records import COLUMNS
 from fedhet.strategies.round.registration import FROZEN_MODEL, FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
-from fedhet.strategies.slots import Observer, Output, ReplyTransform
+from fedhet.strategies.slots import Observer, Output
 from fedhet.tasks import AnyTask, OwnTask, Task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
@@ -148,7 +148,6 @@ def build_strategy(
     recipe: DictConfig,
     task: AnyTask,
     server_model: ServerModel,
-    first: Sequence[ReplyTransform] = (),
     observers: Sequence[Observer] = (),
     *,
     root: RootTraining | None = None,
@@ -156,8 +155,7 @@ def build_strategy(
 ) -> FederatedStrategy:
     """Assemble the recipe's strategy; both halves are checked against each other and the model.
 
-    ``first`` are transforms to apply before the recipe's own; ``root`` is how the server trains
-    under FLTrust.
+    ``root`` is how the server trains under FLTrust.
     """
     model, tensors = server_model.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
@@ -190,7 +188,7 @@ def build_strategy(
         sampler=build_part(recipe, "strategy.sampler", tensors),
         system=build_part(recipe, "system", tensors),
         asynchronous=build_part(recipe, "strategy.asynchronous", tensors),
-        transforms=[*first, *(transforms[name] for name in sorted(transforms))],
+        transforms=[transforms[name] for name in sorted(transforms)],
         observers=observers,
         schedule=build_part(recipe, "schedule", tensors),
         local_lr=recipe.local.lr,

@@ -34,6 +34,7 @@ class Recorder:
     """An observer that writes its own file at ``path``."""
 
     keeps_replies = False
+    key = "diagnostics"
 
     def __init__(self, path: Path) -> None:
         self.path = path

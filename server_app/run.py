@@ -129,7 +129,6 @@ class Run:
         self.has_personal = bool(personal_names(model, personal))
         self.names = shared_names(model, personal)
         self.server_model = server_model_of(self.task, model)
-        snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
         test = self.task.test_data(self.device, channels_last=channels_last)
         at_clients = bool(recipe.evaluation.clients)
         if test is None and not at_clients:
@@ -145,13 +144,13 @@ class Run:
         if columns is not None:
             self.data["columns"] = {"sha256": text_sha256(columns)}
             store_columns(folder, columns)
-        observers = observers_of(recipe, folder, self.server_model, self.test_data)
+        recorders = observers_of(recipe, folder, self.server_model, self.test_data)
+        snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
         self.strategy = build_strategy(
             recipe,
             self.task,
             self.server_model,
-            snapshots,
-            observers,
+            [*snapshots, *recorders],
             root=root,
             evaluate_on_clients=at_clients,
         )
@@ -175,8 +174,8 @@ class Run:
         if last and rows and not is_completed(folder):  # it may lack no more than its end
             self.stop_reason = self._reached(rows[-1])
             self.rounds = rows[-1]["round"] if self.stop_reason else self.rounds
-        for observer in observers:
-            observer.start(done)
+        for recorder in recorders:
+            recorder.start(done)
         self.results.write_config(config_yaml(recipe, self.task.classifier_tensors))
         plain = resolved(recipe, self.task.classifier_tensors)
         self.loggers.start(LoggedRun(folder, self._about(), plain, list(rows)))

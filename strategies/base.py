@@ -312,6 +312,8 @@ class ServerSide:
             where a side has one; without it and other such parts, each is added up and freed.
         averages: whether ``release`` replaces the sum by one with noise: no other part may read
             single replies, and a client that is not connected leaves its place empty.
+        reads_updates: whether ``reduce`` reads the updates as what clients moved by: FedAsync's,
+            from the server's model to y_i, are not that.
     """
 
     needs: frozenset[str] = frozenset()
@@ -320,6 +322,7 @@ class ServerSide:
     adds: frozenset[str] = frozenset()
     keeps_replies: bool = False
     averages: bool = False
+    reads_updates: bool = False
 
     def __init_subclass__(cls) -> None:
         """Keep the replies for a ``receive`` of the side's own, unless the side says otherwise."""

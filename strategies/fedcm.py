@@ -18,6 +18,10 @@ Clipping sees v; weight decay comes after it and is not multiplied, as in FL-Sim
 A local optimizer with momentum, or Adam, is refused: its displacement is no mean of gradients, and
 m would be 1 / (1 - momentum) times too long.
 
+Where rounds do not wait, Delta = sum_i w_i U_i is discounted, and m is - Delta over sum_i w_i, too:
+late replies do not make it shorter. FedAsync's updates, to y_i from where the server is by now, are
+no gradients, and are refused (``towards_model``).
+
 An aggregate longer than the mean of the updates (norm_mean, FedMRUR's line 15) makes the momentum
 longer, too, and the step that it leads to is not that of the recipe's eta_l. With G_i = U_i less
 the momentum's part, over alpha (what the gradients alone would have moved client i by), rounds
@@ -36,6 +40,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal, Unpack
 
 import torch
@@ -99,6 +104,7 @@ class ClientMomentumServer(ServerSide):
     """
 
     sends = frozenset({MOMENTUM})
+    reads_updates = True
 
     def __init__(
         self, alpha: float = 0.1, source: Literal["aggregate", "mean"] = "aggregate"
@@ -119,10 +125,13 @@ class ClientMomentumServer(ServerSide):
         return {MOMENTUM: self.momentum}
 
     def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
-        """m <- - Delta / mean lr_sum."""
+        """m <- - Delta / mean lr_sum, of stale replies without their discount."""
         lr_sum = math.fsum(reply.lr_sum for reply in total.replies) / len(total.replies)
-        self._figures = self._steps(total, update, lr_sum)
-        moved = total.update if self.source == "mean" else update
+        whole = math.fsum(total.weights)
+        mean = {name: value / whole for name, value in total.update.items()}
+        update = {name: value / whole for name, value in update.items()}
+        self._figures = self._steps(replace(total, update=mean), update, lr_sum)
+        moved = mean if self.source == "mean" else update
         self.momentum = {name: value / -lr_sum for name, value in moved.items()}
 
     def metrics(self) -> Mapping[str, float]:

@@ -20,9 +20,11 @@ class Observer(Protocol):
 
     Attributes:
         keeps_replies: whether it reads single replies; without it and other such parts, none are.
+        key: of the recipe, that asks for it; errors name it.
     """
 
     keeps_replies: bool
+    key: str
 
     def __call__(
         self, params: Tensors, total: ReplySum, replies: Sequence[Reply], cohort: Cohort, /

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 
@@ -67,16 +67,43 @@ def train_locally(
             )
         for name in phase.layers.select(context.params):
             taken[name] += context.num_steps - before
-    momenta = dict.fromkeys(optimizer.stateful(list(taken)), optimizer.momentum or 0.0)
     num_steps = context.num_steps
-    summary = LocalSummary(
-        len(context.data),
+    summary = summary_of(len(context.data), num_steps, taken, lr, optimizer)
+    return summary, float(total) / max(num_steps, 1)
+
+
+def summary_of(
+    num_examples: int,
+    num_steps: int,
+    taken: Mapping[str, int],
+    lr: float,
+    optimizer: LocalOptimizer,
+) -> LocalSummary:
+    """Return what training did that took so many steps on each tensor, ``taken`` by name."""
+    momenta = dict.fromkeys(optimizer.stateful(list(taken)), optimizer.momentum or 0.0)
+    return LocalSummary(
+        num_examples,
         num_steps,
         num_steps * lr,
         {name: steps * lr for name, steps in taken.items()},
         {name: reach(steps, momenta.get(name, 0.0)) * lr for name, steps in taken.items()},
     )
-    return summary, float(total) / max(num_steps, 1)
+
+
+def steps_by_tensor(
+    options: LocalTrainingConfig, names: Collection[str], num_steps: int
+) -> dict[str, int]:
+    """Return how many of K steps a finished training took on each tensor.
+
+    Every epoch has the same number of steps, so each phase has its epochs' share of K.
+    """
+    phases = options.schedule()
+    epochs = [phase.epochs or 1 for phase in phases]  # one that counts in steps is alone
+    taken = dict.fromkeys(names, 0)
+    for phase, length in zip(phases, epochs, strict=True):
+        for name in phase.layers.select(names):
+            taken[name] += num_steps * length // sum(epochs)
+    return taken
 
 
 @contextmanager

@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 import torch
@@ -100,7 +101,11 @@ def require_sums(
         *_reasons("strategy.transforms", transforms),
         *_reasons("strategy.output", [] if isinstance(output, ReadsNoReply) else [output]),
         *_reasons("strategy.server_sides", readers),
-        *_reasons("diagnostics", [one for one in observers if getattr(one, "keeps_replies", True)]),
+        *chain.from_iterable(
+            _reasons(getattr(one, "key", "observers"), [one])
+            for one in observers
+            if getattr(one, "keeps_replies", True)
+        ),
         *_unsummed(client_sides, server_sides),
     ]
     if reasons or not isinstance(aggregator, SumAggregator):

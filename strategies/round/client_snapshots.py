@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedhet.common.checksums import CLIENT_MODELS, read_label, require_label
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import LocalSummary, Reply, Tensors, local_model
+from fedhet.strategies.base import Cohort, Reply, ReplySum, Tensors, local_model
 from fedhet.strategies.round.tensor_files import below, load_tensors, save_tensors
 
 FILE = "client_models.safetensors"
@@ -25,15 +25,19 @@ _COUNTS = ("num_examples", "num_steps", "lr_sum")
 
 @dataclass(frozen=True)
 class ClientSnapshots:
-    """A reply transform that writes the replies of each round to a file and passes them on.
+    """An observer that writes the replies of each round to a file.
 
     The file holds the trainable shared tensors: x as "received/NAME", and of each client y_i as
     "<client>/model/NAME" and its payloads as "<client>/payload/PAYLOAD/NAME".
     """
 
     path: Path
+    keeps_replies = True
+    key = "checkpoint.client_models"
 
-    def __call__(self, params: Tensors, replies: Sequence[Reply]) -> Sequence[Reply]:
+    def __call__(
+        self, params: Tensors, total: ReplySum, replies: Sequence[Reply], cohort: Cohort
+    ) -> None:
         """Write x and the replies."""
         tensors = {f"{RECEIVED}/{name}": x for name, x in params.items()}
         clients = {}
@@ -50,7 +54,6 @@ class ClientSnapshots:
         # a file sorts its tensors by name
         label = {"kind": CLIENT_MODELS, "clients": clients, "order": list(params)}
         save_tensors(self.path, tensors, label)
-        return replies
 
 
 def load_replies(path: Path) -> tuple[dict[str, Tensor], list[Reply]]:
@@ -61,10 +64,18 @@ def load_replies(path: Path) -> tuple[dict[str, Tensor], list[Reply]]:
     return params, [_reply(client, params, tensors, counts[client]) for client in sorted(counts)]
 
 
-def load_trained(
-    path: Path, client: int, like: Tensors
-) -> tuple[dict[str, Tensor], LocalSummary, float]:
-    """Return one client's model, shaped as ``like``, what its training did, and its mean loss."""
+@dataclass(frozen=True)
+class TrainedClient:
+    """One client of a :class:`ClientSnapshots`: y_i, n_i, K, and the mean loss of its training."""
+
+    model: Tensors
+    num_examples: int
+    num_steps: int
+    train_loss: float
+
+
+def load_trained(path: Path, client: int, like: Tensors) -> TrainedClient:
+    """Return one client, with a model that is shaped as ``like``."""
     if not path.is_file():
         raise ConfigError(
             f"local.reuse_training={path.parent} has no {path.name}: name the folder of a finished "
@@ -88,8 +99,9 @@ def load_trained(
             "model of this run has others (buffers and personal tensors are not stored)"
         )
     counts = clients[str(client)]
-    summary = LocalSummary(*(counts[key] for key in _COUNTS))
-    return model, summary, counts[TRAIN_LOSS]
+    return TrainedClient(
+        model, int(counts["num_examples"]), int(counts["num_steps"]), counts[TRAIN_LOSS]
+    )
 
 
 def _reply(client: int, params: Tensors, tensors: Tensors, counts: dict[str, float]) -> Reply:

@@ -92,6 +92,13 @@ def _check(
             "not discounted ones: set strategy.asynchronous.discount=constant and "
             ".towards_model=false, or choose rounds that wait"
         )
+    read = sorted(name for name, side in step.sides.items() if side.reads_updates)
+    if asynchronous.towards_model and read:
+        raise ConfigError(
+            f"{start}{', '.join(read)} reads the updates as what clients moved by, which those of "
+            "towards_model are not: set strategy.asynchronous.towards_model=false, choose fedbuff, "
+            "or rounds that wait"
+        )
     if secure is not None or any(side.averages for side in step.sides.values()):
         raise ConfigError(
             f"{start}secure aggregation and central privacy need the replies of one round "

@@ -9,12 +9,13 @@ from fedhet.report.data_file import Partition
 from fedhet.report.layout import automatic_layout
 from fedhet.report.paper_figures import with_figures
 from fedhet.report.run_data import read_run
-from fedhet.strategies.base import Reply
+from fedhet.strategies.base import Cohort, Reply
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
 from fedhet.tasks.models.cvae import CVAE
 from reproductions.maecho import generated_images as module
 from reproductions.maecho.decoder_data import SAMPLES, decode, read_generated
 from reproductions.maecho.generated_images import generated, generated_of
+from tests.strategies.sides import total_of
 
 SIDE, CLASSES = 4, 3
 TASK = {"model": "cvae", "image_size": SIDE, "channels": 1, "num_classes": CLASSES}
@@ -42,7 +43,8 @@ def write(write_run):
         params = {name: torch.zeros_like(value) for name, value in shared(0, prefix).items()}
         replies = [Reply(n, 1, 1, 0.1, shared(seed, prefix)) for n, seed in enumerate(clients)]
         if replies:
-            ClientSnapshots(folder / FILE)(params, replies)
+            cohort = Cohort(1, len(replies), len(replies))
+            ClientSnapshots(folder / FILE)(params, total_of(replies), replies, cohort)
         (run,) = with_figures([read_run(folder, folder.name, 0)], print)
         return run
 

@@ -9,9 +9,13 @@ from safetensors.torch import load_file
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows
-from fedhet.strategies.base import Reply
+from fedhet.strategies.base import Cohort, Reply
+from fedhet.strategies.components.local_training import steps_by_tensor
+from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
+from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots, load_replies
 from tests.recipes import TINY, run_recipe
+from tests.strategies.sides import total_of
 
 pytestmark = pytest.mark.slow
 
@@ -29,8 +33,8 @@ def test_the_replies_of_the_last_round_are_read_as_they_were_written(tmp_path):
     names = ("body.weight", "body.10.weight", "body.2.weight", "body.2.bias")
     params = {name: torch.randn(3, 2) for name in names}
     sent, path = list(replies_of(params)), tmp_path / "run" / FILE
-    ClientSnapshots(path)(params, [replace(sent[0], client_id=99), *sent[1:]])
-    assert ClientSnapshots(path)(params, sent) is sent
+    for replies in ([replace(sent[0], client_id=99), *sent[1:]], sent):
+        ClientSnapshots(path)(params, total_of(sent), replies, Cohort(1, 2, 2))
     received, found = load_replies(path)
     torch.testing.assert_close(received, params)
     assert list(received) == list(params)  # the order of the layers
@@ -87,6 +91,26 @@ def test_nothing_is_trained_and_the_result_is_the_same(trained, tmp_path, monkey
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "again"))
     torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-5)
     assert plain["accuracy"] == pytest.approx(again["accuracy"], abs=0.003)
+
+
+def test_a_method_that_reads_single_replies_is_refused_robustly_with_their_file_too(tmp_path):
+    words = [*TINY, "strategy=fednova", "strategy/aggregator=krum", "clients=9"]
+    with pytest.raises(ConfigError, match=r"fednova_reach"):
+        run_recipe(tmp_path, *words, "checkpoint.client_models=true")
+
+
+def test_reused_training_has_moved_as_far_as_it_did_with_its_momentum(tmp_path, monkeypatch):
+    """FedNova divides by |a_i|, which of K steps with momentum is not K, and in phases less."""
+    words = [*TINY, "rounds=1", "local.epochs=3", "local.momentum=0.9"]
+    words += ["strategy=fednova"]
+    run_recipe(tmp_path / "plain", *words, "checkpoint.client_models=true")
+    monkeypatch.delattr("fedhet.client_app.client.train_locally")
+    run_recipe(tmp_path / "again", *words, f"local.reuse_training={tmp_path / 'plain'}")
+    one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("plain", "again"))
+    torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    phases = [Phase(TensorSelector("last:1"), 1), Phase(TensorSelector("all"))]
+    options = LocalTrainingConfig(epochs=3, phases=phases)
+    assert steps_by_tensor(options, ["body", "head"], 30) == {"body": 20, "head": 30}
 
 
 @pytest.mark.parametrize(

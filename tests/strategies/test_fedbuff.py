@@ -282,6 +282,13 @@ def test_what_cannot_be_asynchronous_is_refused(method, how, said):
         method(asynchronous=Asynchronous(), **how)
 
 
+def test_a_momentum_of_updates_that_are_no_gradients_is_refused():
+    """FedAsync's go to y_i from the server's model: FedCM's loop of them diverged."""
+    with pytest.raises(ConfigError, match=r"momentum reads .*towards_model=false, choose fedbuff"):
+        FedCM(asynchronous=Asynchronous(buffer=1, towards_model=True), system=Constant())
+    FedCM(asynchronous=Asynchronous(buffer=2), system=Constant())
+
+
 def test_a_buffer_of_more_clients_than_there_are_is_refused():
     with pytest.raises(ConfigError, match=r"buffer=9 different clients .* to 6 \(clients\)"):
         run(FedBuff(9, **slots(Constant())), 1)

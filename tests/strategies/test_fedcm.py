@@ -1,5 +1,7 @@
 """FedCM against a plain loop of its algorithm."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -91,6 +93,18 @@ def test_steps_tend_to_the_length_that_is_predicted_from_the_gradients(aggregato
     assert ("local.lr" in caplog.text) == stretched  # 3.2 times the mean
     if stretched:
         assert figures["effective_step"] == pytest.approx(0.1 / 0.19**0.5 * rms)
+
+
+def test_momentum_of_late_replies_has_the_size_of_their_gradients():
+    """A constant gradient g, and two replies of which each counts half: m -> g, and not less."""
+    side, gradient = ClientMomentumServer(ALPHA), torch.tensor([3.0, -4.0])
+    side.init({"w": torch.zeros(2)})
+    for round in range(1, 31):
+        update = -LR * (ALPHA * gradient + (1 - ALPHA) * side.broadcast(0)["momentum"]["w"])
+        replies = [Reply(client, 1, 1, LR, {"w": update}, norms={"w": 1.0}) for client in (0, 1)]
+        stale = replace(total_of(replies), weights=[0.25, 0.25], update={"w": update / 2})
+        side.reduce(stale, stale.update, Cohort(round, 2, 10))
+    torch.testing.assert_close(side.broadcast(0)["momentum"]["w"], gradient, rtol=1e-4, atol=0)
 
 
 def test_clients_of_unequal_length_count_by_their_mean_lr_sum():
