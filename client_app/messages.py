@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,13 @@ from fedhet.strategies.round.compressed_records import (
     compressible,
     received_tensors,
     reply_records,
+    rounded_tensors,
 )
 from fedhet.strategies.round.records import (
     CONFIG,
     METRICS,
     PARAMS,
+    UPDATE,
     config_of,
     record_in,
     to_metrics,
@@ -43,6 +46,12 @@ def train_reply(
     reply = _train(client, message, config, evaluate_every, evaluate_trained)
     payloads, round = compressible(client.sides), int(config["round"])
     content = reply_records(reply, client.compression, payloads, round, client.state)
+    if any(type(s).after_sending is not ClientSide.after_sending for s in client.sides.values()):
+        rounded = rounded_tensors(reply, content, client.compression, payloads, round)
+        if rounded:
+            update = rounded.pop(UPDATE, reply.update)
+            sent = replace(reply, update=update, payloads={**reply.payloads, **rounded})
+            _keep_sent(client, sent)
     content[METRICS] = to_metrics(reply.metrics)
     client.save_state(config)  # with what compression has left out
     return Message(content, reply_to=message)
@@ -106,9 +115,13 @@ def _train(
         for side in sides:
             reply = side.upload(reply, client.received, seed)
     if any(side.clips for side in sides):
-        for side in client.sides.values():
-            side.after_clipping(reply, client.state)
+        _keep_sent(client, reply)
     return reply
+
+
+def _keep_sent(client: FederatedClient, reply: Reply) -> None:
+    for side in client.sides.values():
+        side.after_sending(reply, client.state)
 
 
 def without_state(message: Message) -> Message:

@@ -291,10 +291,11 @@ class ClientSide:
         """
         return reply
 
-    def after_clipping(self, reply: Reply, state: dict[str, Tensors]) -> None:
-        """Bring the client state to what is sent; called after ``upload`` if a side ``clips``.
+    def after_sending(self, reply: Reply, state: dict[str, Tensors]) -> None:
+        """Bring the client state to what is sent; called last if that is not what ``end`` knew.
 
-        ``reply`` is what leaves the client, ``state`` what it keeps of this round.
+        So it is where a side ``clips``, or a codec rounds and keeps no residual. ``reply`` is what
+        the server reads, ``state`` what the client keeps of this round.
         """
 
 

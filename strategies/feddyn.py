@@ -83,7 +83,7 @@ class FedDynClient(ClientSide):
             }
         return {}
 
-    def after_clipping(self, reply: Reply, state: dict[str, Tensors]) -> None:
+    def after_sending(self, reply: Reply, state: dict[str, Tensors]) -> None:
         """Add to h_i what was sent of y_i - x, so that H stays the mean of all h_i."""
         if self.alpha > 0.0:
             h = self.drift_sum

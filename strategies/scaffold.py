@@ -113,7 +113,7 @@ class ControlVariateClient(ClientSide):
             context.state[CONTROL_VARIATE] = new
         return {DELTA: subtract(new, self.local)}
 
-    def after_clipping(self, reply: Reply, state: dict[str, Tensors]) -> None:
+    def after_sending(self, reply: Reply, state: dict[str, Tensors]) -> None:
         """Keep c_i plus what was sent of c_i+ - c_i, so that c stays the mean of all c_i."""
         if sent := reply.payloads[DELTA]:
             state[CONTROL_VARIATE] = {n: c + sent[n].to(c) for n, c in self.local.items()}

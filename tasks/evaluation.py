@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedhet.common.errors import ConfigError
+from fedhet.tasks.examples import IGNORED
 from fedhet.tasks.metrics import MetricSet
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -49,12 +50,14 @@ def evaluate_model(
     """Return (mean loss, accuracy in [0, 1]) of a model in eval mode over all of ``data``.
 
     A model that does not classify has no accuracy (None). ``metrics`` then holds the same outputs.
+    Of masks, the loss is the mean over the pixels that are not IGNORED.
     """
-    losses, hits = [], []
-    for batch_loss, right, _ in _scored(model, data, loss, batch_size, metrics=metrics):
-        losses.append(batch_loss * len(right))
+    losses, hits, counts = [], [], []
+    for batch_loss, right, labels in _scored(model, data, loss, batch_size, metrics=metrics):
+        counts.append(_counted(labels))
+        losses.append(batch_loss * counts[-1])
         hits.append(right.sum())
-    mean_loss = float(torch.stack(losses).sum()) / len(data)
+    mean_loss = float(torch.stack(losses).sum()) / max(float(sum(counts)), 1.0)
     return mean_loss, float(torch.stack(hits).sum()) / len(data) if classifies(model) else None
 
 
@@ -119,6 +122,13 @@ def _scored(
         if metrics is not None:
             metrics.update(logits, labels)
         yield loss(logits, labels), decide(logits, labels), labels
+
+
+def _counted(labels: Tensor) -> int | Tensor:
+    """Return how many labels a batch's mean loss is a mean of."""
+    if labels.dim() == 1 or labels.is_floating_point():
+        return len(labels)
+    return (labels != IGNORED).sum()
 
 
 def _right(logits: Tensor, labels: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedhet.common.errors import ConfigError, require_choice
+from fedhet.tasks.examples import IGNORED
 from fedhet.tasks.references import is_reference, load_reference
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -51,6 +52,18 @@ def _on_equal_shapes(function: Callable[..., Tensor]) -> Loss:
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy of logits (B, C, ...) and labels (B, ...)."""
+    _require_places(logits, labels)
+    return F.cross_entropy(logits, labels)
+
+
+def pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the same of the pixels that are not IGNORED; 0 where all are."""
+    _require_places(logits, labels)
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
+    return total / (labels != IGNORED).sum().clamp_min(1)
+
+
+def _require_places(logits: Tensor, labels: Tensor) -> None:
     batch, *places = logits.shape[:1] + logits.shape[2:]
     if logits.dim() < 2 or (batch, *places) != labels.shape:
         raise ConfigError(
@@ -58,7 +71,6 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
             f"{tuple(labels.shape)}: they must be logits (B, C) and labels (B,), of a segmentation "
             "(B, C, H, W) and (B, H, W)"
         )
-    return F.cross_entropy(logits, labels)
 
 
 # Of each kind: its losses by name, the default first.
@@ -72,7 +84,7 @@ LOSSES: dict[str, dict[str, Loss]] = {
         "huber": _on_equal_shapes(F.huber_loss),
     },
     # logits (B, C, H, W), labels (B, H, W)
-    "segmentation": {"cross_entropy": cross_entropy},
+    "segmentation": {"cross_entropy": pixel_cross_entropy},
 }
 KINDS = tuple(LOSSES)
 

@@ -150,8 +150,8 @@ class MetricSet:
         for name in self._names:
             value = values[_SOURCES.get(name, name)].double()
             present = in_labels if name in (*_BY_SUPPORT, "balanced_accuracy") else occurs
-            if name in ("auroc", "average_precision"):
-                present = present & (support < support.sum())  # both kinds of examples
+            if name in ("auroc", "average_precision", "specificity"):
+                present = present & (support < support.sum())  # some examples are of others
             if value.ndim == 0:
                 found[name] = float(value)
             elif name == "accuracy":
@@ -207,12 +207,12 @@ def _class_metrics(predictions: Predictions) -> Builders:
         "specificity": lambda: tm.MulticlassSpecificity(**each),
         "f1": lambda: tm.MulticlassF1Score(**each),
         "iou": lambda: tm.MulticlassJaccardIndex(**each),
-        "auroc": lambda: _of_probabilities(tm.MulticlassAUROC)(**each),
-        "average_precision": lambda: _of_probabilities(tm.MulticlassAveragePrecision)(**each),
+        "auroc": lambda: _of(ranks, tm.MulticlassAUROC)(**each),
+        "average_precision": lambda: _of(ranks, tm.MulticlassAveragePrecision)(**each),
         "top5_accuracy": lambda: tm.MulticlassAccuracy(**size, average="micro", top_k=5),
         "cohen_kappa": lambda: tm.MulticlassCohenKappa(**size),
         "mcc": lambda: _with_result(tm.MulticlassConfusionMatrix, matthews)(**size),
-        "calibration_error": lambda: _of_probabilities(tm.MulticlassCalibrationError)(
+        "calibration_error": lambda: _of(probabilities, tm.MulticlassCalibrationError)(
             **size, n_bins=_BINS
         ),
     }
@@ -242,14 +242,34 @@ def matthews(counts: Tensor) -> Tensor:
     return covariance / spread.sqrt()
 
 
-def _of_probabilities(metric: type) -> Any:
-    """Return a metric that takes the softmax of logits itself, whatever their range.
+def probabilities(logits: Tensor) -> Tensor:
+    """Return the softmax of logits (B, C, ...)."""
+    return logits.double().softmax(dim=1)
+
+
+def ranks(logits: Tensor) -> Tensor:
+    """Return numbers in [0, 1] in the order of the softmax's, where these are 1 to all digits, too.
+
+    Each is 1/2 + atan(o) / pi of a class's log odds o, its logit less the log of the others' sum of
+    exponentials: a softmax of a gap above 37 is 1, and ranks of confident models would be ties.
+    """
+    logits = logits.double()
+    best = logits.argmax(dim=1, keepdim=True)
+    of_others = logits.scatter(1, best, -math.inf).logsumexp(dim=1, keepdim=True)
+    whole = logits.logsumexp(dim=1, keepdim=True)
+    rest = whole + torch.log1p(-(logits - whole).exp())  # exact up to a probability of 1/2
+    odds = logits - rest.scatter(1, best, of_others)
+    return 0.5 + odds.atan() / math.pi
+
+
+def _of(scores: Callable[[Tensor], Tensor], metric: type) -> Any:
+    """Return a metric of scores in [0, 1] of the logits, whatever range these have.
 
     Its torchmetrics class takes the logits of a batch that all lie in [0, 1] for probabilities.
     """
 
     def update(self: Any, logits: Tensor, labels: Tensor) -> None:
-        metric.update(self, logits.double().softmax(dim=1), labels)  # type: ignore[attr-defined]
+        metric.update(self, scores(logits), labels)  # type: ignore[attr-defined]
 
     return type(metric.__name__, (metric,), {"update": update})
 

@@ -4,9 +4,9 @@ scikit-learn prepares the columns. A missing number becomes the column's mean, a
 scaled to mean 0 and variance 1 (SimpleImputer, StandardScaler). Categories become one input each;
 a missing value counts as a category if the public part has one, and a category that the public part
 lacks becomes zeros (OneHotEncoder with ``handle_unknown="ignore"``). By default the columns and
-their statistics come from a public part of the data alone: the first rows of the training file, or
-a file of its own. With ``fit="federated"`` they come from the rows of all sites: each sends the
-statistics of its training rows before round 1 (tasks/column_statistics.py).
+their statistics come from a public part of the data alone: the first rows of the file (of a folder,
+the training file), or a file of its own. With ``fit="federated"`` they come from the rows of all
+sites: each sends the statistics of its training rows before round 1 (tasks/column_statistics.py).
 """
 
 from __future__ import annotations
@@ -64,8 +64,9 @@ def load(
         categorical: columns of categories; None: all others.
         fit: what the columns are fitted on: the ``public`` part, or the training rows of all sites
             ("federated"), which needs ``numeric`` and ``categorical``.
-        public: the part that columns and statistics come from: so many first training rows, or the
-            path of a file that is the same at all sites.
+        public: the part that columns and statistics come from: so many first rows, or the path of
+            a file that is the same at all sites. Where ``test_fraction`` divides one file, test
+            rows are among the first ones; their targets are not read.
         test_fraction: of the one file, always the same rows.
         kind: classification or regression.
         classes: the values of ``target`` in the order of their labels.

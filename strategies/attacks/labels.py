@@ -137,7 +137,14 @@ class Backdoor(Attack):
         return inputs, labels
 
     def class_counts(self, counts: list[int]) -> list[int]:
-        """Return the true number of examples of each class."""
+        """Return the true number of examples of each class, of the target at least one.
+
+        A method that takes a class without examples for impossible would refuse the target.
+        """
+        counts = list(counts)
+        if counts[self.target] == 0:
+            counts[counts.index(max(counts))] -= 1
+            counts[self.target] += 1
         return counts
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:

@@ -159,7 +159,7 @@ def reply_records(
             content[name] = to_record(tensors)
             continue
         seed = compression.draws(name, round, reply.client_id + 1)
-        keeps = codec.error_feedback or (name != UPDATE and codec.contracts)
+        keeps = _keeps_residual(codec, name)
         key, numbers = residual_key(name), _flat(tensors)
         if keeps and key in state:
             numbers = numbers + state[key][_NUMBERS].to(numbers)
@@ -170,6 +170,34 @@ def reply_records(
     if reply.buffers:
         content.array_records[UPDATE].update(to_record(reply.buffers))
     return content
+
+
+def rounded_tensors(
+    reply: Reply,
+    content: RecordDict,
+    compression: Compression,
+    payloads: Collection[str],
+    round: int,
+) -> dict[str, Tensors]:
+    """Return what the server reads of the records whose rest the client does not keep, by name.
+
+    The arguments are those of :func:`reply_records`, and ``content`` is what it returned.
+    """
+    found: dict[str, Tensors] = {}
+    for name, tensors in {UPDATE: reply.update, **reply.payloads}.items():
+        codec, size = compression.up, sum(value.numel() for value in tensors.values())
+        whole = codec is None or not (name == UPDATE or name in payloads) or size == 0
+        if codec is None or whole or _keeps_residual(codec, name):
+            continue
+        arrays = to_tensors(content.array_records[name])
+        arrays = {key: arrays[key] for key in codec.arrays(size)}  # without the buffers
+        seed = compression.draws(name, round, reply.client_id + 1)
+        found[name] = _split(codec.decode(arrays, size, seed), tensors)
+    return found
+
+
+def _keeps_residual(codec: Codec, name: str) -> bool:
+    return codec.error_feedback or (name != UPDATE and codec.contracts)
 
 
 # ---- down ----------------------------------------------------------------------------------------

@@ -302,12 +302,19 @@ class FederatedStrategy(KeepsArguments, Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Return a message to every client, if clients evaluate in an exchange of their own."""
+        """Return messages to the clients, if these evaluate in an exchange of their own.
+
+        Where a client holds examples out, those that do not are not asked: scores on examples that
+        were trained on would mix with the others.
+        """
         if not self.evaluate_on_clients:
             return []
-        present = self.availability.ask(grid, self.availability.present)
+        asked = self.availability.ask(grid, self.availability.present)
+        held_out = self.availability.registry.num_held_out
+        if any(held_out.values()):
+            asked = [client for client in asked if held_out[client]]
         kind = MessageType.EVALUATE
-        return self._writer.model(kind, server_round, arrays, config, present).values()
+        return self._writer.model(kind, server_round, arrays, config, asked).values()
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

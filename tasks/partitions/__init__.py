@@ -70,12 +70,12 @@ def hold_out(rows: Indices, fraction: float, seed: int, client_id: int) -> tuple
 
     Returns:
         The rows to train on, in the order given, and those held out: a fraction of the distinct
-        rows, rounded. At least one stays for training.
+        rows, rounded, but at least one unless the fraction is 0. At least one stays for training.
     """
     distinct = np.unique(rows)
-    count = min(round(fraction * len(distinct)), len(distinct) - 1)
-    if count < 1:
+    if fraction == 0.0 or len(distinct) < 2:
         return rows, rows[:0]
+    count = min(max(round(fraction * len(distinct)), 1), len(distinct) - 1)
     rng = np.random.default_rng([seed, HOLDOUT_STREAM, client_id])
     held_out = rng.choice(distinct, size=count, replace=False)
     return rows[~np.isin(rows, held_out)], np.sort(held_out)

@@ -5,6 +5,7 @@ import torch
 from flwr.app import Message
 
 from fedhet.conf import compose
+from fedhet.strategies.components.compression import Compression, Int4
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.feddyn import DRIFT_SUM, FedDyn
@@ -45,10 +46,15 @@ def test_two_rounds_by_hand():
         assert float(params[WEIGHT]) == pytest.approx(expected, abs=1e-12)
 
 
-def test_the_server_keeps_the_mean_of_all_clients():
-    """H = (1 / N) sum_i h_i, in the versions that count, after absences and a lost reply."""
+@pytest.mark.parametrize("up", [None, Int4()], ids=["in full", "int4"])
+def test_the_server_keeps_the_mean_of_all_clients(up):
+    """H = (1 / N) sum_i h_i, in the versions that count, after absences and a lost reply.
+
+    The four bits of an update are what both sides add up.
+    """
     own = stores(3)
-    strategy = FedDyn(0.5, local_lr=0.1, sampler=Listed([0, 1], [0, 1, 2], [0, 2], [1]))
+    sampler = Listed([0, 1], [0, 1, 2], [0, 2], [1])
+    strategy = FedDyn(0.5, local_lr=0.1, sampler=sampler, compression=Compression(up))
 
     def tamper(reply: Message) -> Message | None:
         lost = test_round.from_client(reply, 1) and strategy.state.round == 1

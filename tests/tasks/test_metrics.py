@@ -188,6 +188,16 @@ def test_a_single_example_has_no_r2():
     assert found == {"mae": 1.0}
 
 
+def test_confident_models_are_ranked_and_one_class_has_no_specificity():
+    """A softmax of a gap above 37 is 1: the four would be ties."""
+    gaps, labels = torch.tensor([50.0, 60.0, 70.0, 80.0]), torch.tensor([0, 0, 1, 1])
+    logits, kind = torch.stack([0 * gaps, gaps], 1), Predictions("classification", ("no", "yes"))
+    names = ["auroc", "average_precision"]
+    assert measured(names, kind, logits, labels) == dict.fromkeys(names, 1.0)
+    found = measured(["specificity", "f1"], kind, logits, torch.ones(4, dtype=torch.long))
+    assert found == {"f1": 1.0}
+
+
 def test_a_segmentation_counts_pixels_without_the_ignored_ones():
     generator = torch.Generator().manual_seed(3)
     logits = torch.randn(4, 3, 5, 6, generator=generator)

@@ -572,6 +572,15 @@ def test_an_ignored_pixel_counts_in_no_loss_and_no_metric():
     assert loss == pytest.approx((2 * right + wrong) / 3)
     assert accuracy is None
     assert found == pytest.approx({"accuracy": 2 / 3, "iou": (2 / 3 + 0) / 2})
+    unseen = np.full_like(masks, IGNORED)  # beside an image that nobody has labelled
+    by_image = [np.ones((2, 1, 2, 2)), np.concatenate([masks, unseen])]
+    task = by_client(*by_image, lambda: first_is_largest(2), kind="segmentation")
+    model, data = task.build_model(0), task.client_data(0)[0]
+    for batch_size in (1, 2):
+        assert evaluate_model(model, data, task.loss, batch_size)[0] == pytest.approx(loss)
+    logits = torch.zeros(1, 2, 2, 2, requires_grad=True)
+    task.loss(logits, torch.from_numpy(unseen)).backward()
+    assert torch.equal(logits.grad, torch.zeros(1, 2, 2, 2))
 
 
 class OfTokens(nn.Module):

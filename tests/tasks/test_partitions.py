@@ -237,5 +237,6 @@ def test_held_out_rows_are_apart_from_the_others_and_so_are_their_copies():
     kept, held_out = hold_out(np.tile(np.arange(10), 3), 0.3, seed=0, client_id=0)
     assert (len(kept), len(held_out)) == (21, 3)
     assert not set(kept) & set(held_out)
-    for count in (1, 2):
-        assert [len(part) for part in hold_out(np.arange(count), 0.9, 0, 0)] == [1, count - 1]
+    for count, share in ((1, 0.9), (2, 0.9), (2, 0.01)):
+        assert [len(part) for part in hold_out(np.arange(count), share, 0, 0)] == [1, count - 1]
+    assert len(hold_out(rows, 0.0, 0, 0)[1]) == 0

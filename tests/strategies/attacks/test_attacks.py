@@ -79,6 +79,9 @@ def test_examples_are_changed():
     assert inputs.sum((1, 2, 3)).tolist() == [28.0, 28.0, 0.0, 0.0, 0.0]
     assert inputs[0, 0, 2:, 2:].tolist() == [[7.0, 7.0], [7.0, 7.0]]
     assert data.inputs.sum() == 0
+    # a method such as FedRoD takes a class without examples for impossible
+    assert attack.class_counts([3, 0, 2]) == [2, 1, 2]
+    assert attack.class_counts([1, 2, 2]) == [1, 2, 2]
     assert attack.boost == 2.0  # of four clients two replace the model
 
 

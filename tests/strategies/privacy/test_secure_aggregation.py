@@ -246,7 +246,7 @@ class Watcher:
 @pytest.mark.parametrize(
     ("slots", "why"),
     [
-        ({"observers": [Watcher(keeps_replies=True)]}, r"diagnostics Watcher: .*one by one"),
+        ({"observers": [Watcher(keeps_replies=True)]}, r"observers Watcher: .*one by one"),
         ({"evaluate_on_clients": True}, r"evaluation\.clients"),
         ({"server_sides": {"reader": Reader()}}, r"Reader: it reads the .*replies one by one"),
     ],

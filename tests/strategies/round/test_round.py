@@ -291,6 +291,21 @@ def test_evaluation_at_the_clients_is_the_mean_over_their_examples():
     assert reports[1].client_evaluation["loss"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_clients_without_held_out_examples_do_not_mix_their_training_ones_in():
+    """Client 1 alone says that it holds some out."""
+
+    def hold_out(reply: Message) -> Message:
+        if (info := reply.content.config_records.get("client")) and info["partition-id"] == 1:
+            info["num-held-out"] = 7
+        return reply
+
+    datasets, strategy = uneven(), FedAvg(evaluate_on_clients=True, local_lr=0.1)
+    params, reports = run(strategy, datasets, rounds=1, tamper=hold_out)
+    errors = datasets[1].inputs @ params["head.weight"][0] - datasets[1].labels
+    expected = 0.5 * float(errors.square().mean())
+    assert reports[1].client_evaluation["loss"] == pytest.approx(expected, rel=1e-6)
+
+
 # A client that loses its state: what is coupled to it restarts, and the run goes on.
 AFTER = 3  # the round after which the state is gone
 RESTARTED = dict.fromkeys(("control_variate", "residual.control_variate_delta"), AFTER + 1)
