@@ -97,20 +97,23 @@ def last_error(path: Path) -> str:
     return re.sub(r"^fedhet\.[\w.]+: ", "", message).strip()
 
 
-def writable_folder(folder: Path, key: str = "results_dir") -> Path:
+def writable_folder(folder: Path) -> Path:
     """Make a folder, if it is not there, and return it.
 
     Raises:
-        ConfigError: if it cannot be made or written to; ``key`` is what names it.
+        ConfigError: if it cannot be made or written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"{key}={folder} cannot be made ({error.strerror}): name a folder that you can write to"
+            f"results_dir={folder} cannot be made ({error.strerror}): name a folder that you can "
+            "write to"
         ) from None
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{key}={folder} is not writable: name a folder that you can write to")
+        raise ConfigError(
+            f"results_dir={folder} is not writable: name a folder that you can write to"
+        )
     return folder
 
 

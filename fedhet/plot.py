@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedhet.common.metrics import shown_metrics
 from fedhet.common.results import COMPLETED, DIVERGED, Row, read_summary
+from fedhet.report.names import method_title, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,11 +26,6 @@ _STYLES = ("-", "--", ":", "-.")
 def can_plot() -> bool:
     """Return whether the extra `plots` is installed."""
     return importlib.util.find_spec("matplotlib") is not None
-
-
-def plain(text: str) -> str:
-    """Return a text for Matplotlib in which what is between two $ is no formula."""
-    return text.replace("$", r"\$")
 
 
 def warm_up() -> None:
@@ -151,7 +147,6 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 def _title(summary: Mapping[str, Any]) -> str:
     """Return ``FedAvg on digits: dirichlet partition, 10 clients, seed 0``; empty if unknown."""
-    from fedhet.report.names import method_title
 
     if not {"strategy", "task", "partition", "clients", "seed"} <= set(summary):
         return ""

@@ -14,6 +14,8 @@ from fedhet.common.errors import ConfigError
 from fedhet.tasks.examples import IGNORED
 from fedhet.tasks.metrics import MetricSet
 
+_BATCH = 500  # examples at once
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -44,7 +46,7 @@ def evaluate_model(
     model: nn.Module,
     data: Batched,
     loss: Loss,
-    batch_size: int = 500,
+    batch_size: int = _BATCH,
     metrics: MetricSet | None = None,
 ) -> tuple[float, float | None]:
     """Return (mean loss, accuracy in [0, 1]) of a model in eval mode over all of ``data``.
@@ -67,7 +69,7 @@ def class_accuracies(
     data: Batched,
     loss: Loss,
     num_classes: int,
-    batch_size: int = 500,
+    batch_size: int = _BATCH,
     generator: torch.Generator | None = None,
     metrics: MetricSet | None = None,
 ) -> tuple[float, float, Tensor]:
@@ -87,13 +89,11 @@ def class_accuracies(
 
 
 @torch.no_grad()
-def logits_of(
-    model: nn.Module, data: Batched, batch_size: int = 500
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def logits_of(model: nn.Module, data: Batched) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return logits (n, C) of a model in eval mode and labels (n,) of all examples."""
     model.eval()
     logits, labels = [], []
-    for inputs, batch_labels in data.batches(batch_size, generator=None, train=False):
+    for inputs, batch_labels in data.batches(_BATCH, generator=None, train=False):
         logits.append(model(inputs)[1].double().cpu())
         labels.append(batch_labels.cpu())
     return torch.cat(logits).numpy(), torch.cat(labels).numpy()

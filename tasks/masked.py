@@ -32,8 +32,8 @@ class MaskedData:
         drop_last: bool = False,
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield one pass over the examples that are kept."""
-        if generator is not None or train:
-            raise ValueError("masked examples are read in their order and without augmentation")
+        if generator is not None or train or drop_last:
+            raise ValueError("masked examples are all read, in their order, without augmentation")
         start = 0
         for inputs, labels in self._data.batches(batch_size, generator=None, train=False):
             kept = self._kept[start : start + len(labels)].to(labels.device)

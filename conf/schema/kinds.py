@@ -143,7 +143,7 @@ def short_words(field: FieldInfo) -> str:
     return words.removeprefix("one of ").replace(" or one of ", " or ")
 
 
-def choices_of(annotation: Any, metadata: Iterable[Any] = ()) -> list[str]:
+def choices_of(annotation: Any) -> list[str]:
     """Return the values of a type that is a choice, with null where that is one."""
     origin = get_origin(annotation)
     if origin is Literal:

@@ -38,7 +38,7 @@ class Key:
     @property
     def choices(self) -> list[str]:
         """The values of a choice; empty for other types."""
-        return choices_of(self.field.annotation, self.field.metadata) if self.field else []
+        return choices_of(self.field.annotation) if self.field else []
 
 
 def variants_of(field: FieldInfo) -> Variants:

@@ -10,10 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedhet.plot import can_plot, plain
+from fedhet.plot import can_plot
 from fedhet.report.blocks import Chart, Key, Picture
 from fedhet.report.colors import AXIS, GRID, INK, PALETTE, style_of
 from fedhet.report.legend import legend_of
+from fedhet.report.names import plain
 from fedhet.report.run_data import Run
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fedhet.plot import plain
 from fedhet.report.blocks import Key
 from fedhet.report.colors import INK, PALETTE, style_of
+from fedhet.report.names import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

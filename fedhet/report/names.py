@@ -51,3 +51,8 @@ def listed(names: Iterable[str], most: int = 5) -> str:
     if len(names) > most:
         names = [*names[: most - 1], f"{len(names) - most + 1} others"]
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+
+def plain(text: str) -> str:
+    """Return a text for Matplotlib in which what is between two $ is no formula."""
+    return text.replace("$", r"\$")

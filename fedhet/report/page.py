@@ -71,7 +71,7 @@ def build_page(data: ReportData, partitions: Partitions, folder: Path, name: str
     compared = [comparisons(s.layout, _compared(s.figure), data.baseline) for s in sections]
     blocks: list[Block] = [Heading(1, data.title or compared_title(data.runs))]
     blocks += [Paragraph(_overview(data))]
-    blocks += _verdict(sections, compared, data)
+    blocks += _verdict(sections, compared)
     blocks += warnings(data)
     if not can_plot():
         text = "No pictures: matplotlib is missing. pip install -e '.[plots]' brings it."
@@ -97,9 +97,7 @@ def _compared(figure: Figure) -> Figure:
     return figure
 
 
-def _verdict(
-    sections: Sequence[Section], compared: Sequence[Sequence[Comparison]], data: ReportData
-) -> list[Block]:
+def _verdict(sections: Sequence[Section], compared: Sequence[Sequence[Comparison]]) -> list[Block]:
     sentences = []
     for section, found in zip(sections, compared, strict=True):
         said = verdict(found) or _unfinished(section)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedhet.plot import plain
+from fedhet.report.names import plain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -9,12 +9,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from fedhet.plot import can_plot, plain
+from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Heading, Key
 from fedhet.report.colors import GRID, PALETTE
 from fedhet.report.curves import new_figure, save, style_axes
 from fedhet.report.layout import NO_COLUMN, Layout, Line
 from fedhet.report.legend import legend_of
+from fedhet.report.names import plain
 from fedhet.report.statistics import Figure
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedhet.plot import plain
 from fedhet.report.blocks import Picture
 from fedhet.report.colors import INK
 from fedhet.report.curves import new_figure, save
+from fedhet.report.names import plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedhet.plot import can_plot, plain
+from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Entry, Heading, Table
 from fedhet.report.colors import AXIS, INK
 from fedhet.report.data_file import Partition
 from fedhet.report.layout import Layout, first_runs
+from fedhet.report.names import plain
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.run_data import Run
 from fedhet.report.side_by_side import FONT, Draw, Spot, picture_grid, set_title, shortened

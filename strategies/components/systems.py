@@ -41,8 +41,8 @@ class SimulatedRound:
 
 
 @dataclass(kw_only=True)
-class Constant:
-    """Clients of one speed, always there.
+class ClientSystem:
+    """How fast simulated clients are, and when they are there: here of one speed, always.
 
     Args:
         seconds_per_example: of training, once over one example.
@@ -126,7 +126,12 @@ class Constant:
 
 
 @dataclass(kw_only=True)
-class LogNormal(Constant):
+class Constant(ClientSystem):
+    """Clients of one speed, always there."""
+
+
+@dataclass(kw_only=True)
+class LogNormal(ClientSystem):
     """Clients whose slowness is log-normal: ln s_i ~ N(0, sigma^2), the same in all rounds.
 
     Args:
@@ -178,7 +183,7 @@ class DayNight(LogNormal):
 
 
 @dataclass(kw_only=True)
-class Trace(Constant):
+class Trace(ClientSystem):
     """Clients that are there, and as fast, as a file says.
 
     A CSV file with the columns ``client, start, end`` in simulated seconds, a line for each time

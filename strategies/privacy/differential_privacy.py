@@ -288,8 +288,7 @@ class LocalMechanism:
     @property
     def noise(self) -> float:
         """The standard deviation of the noise on every number."""
-        root = math.sqrt(2 * math.log(1.25 / self.delta))
-        return 2 * self.clipping_norm * root / self.epsilon
+        return 2 * self.clipping_norm * self.noise_multiplier
 
 
 class LocalPrivacyClient(_ClippingSide):

@@ -9,7 +9,7 @@ from typing import Any, Self, TypedDict
 from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.staleness import Asynchronous
-from fedhet.strategies.components.systems import Constant
+from fedhet.strategies.components.systems import ClientSystem
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.registration import FederationConfig
@@ -33,7 +33,7 @@ class Slots(TypedDict, total=False):
     output: Output
     server_model: ServerModel
     sampler: ClientSampler
-    system: Constant | None
+    system: ClientSystem | None
     asynchronous: Asynchronous | None
     transforms: Sequence[ReplyTransform]
     observers: Sequence[Observer]

@@ -20,7 +20,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Payloads, ReplySum, Tensors
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.staleness import Asynchronous
-from fedhet.strategies.components.systems import Constant, SimulatedRound
+from fedhet.strategies.components.systems import ClientSystem, SimulatedRound
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.cohort import Exchange, work_of
 from fedhet.strategies.round.records import to_record, to_tensors
@@ -63,7 +63,7 @@ class SimulatedClients:
 
     settings: Asynchronous
     sampler: ClientSampler
-    system: Constant
+    system: ClientSystem
     options: LocalTrainingConfig | None
     in_flight: dict[int, InFlight] = field(default_factory=dict)
     versions: dict[int, Version] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from flwr.serverapp import Grid
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Payloads
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from fedhet.strategies.components.systems import Constant, SimulatedRound
+from fedhet.strategies.components.systems import ClientSystem, SimulatedRound
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.message_sizes import MessageSizes
 from fedhet.strategies.round.messages import MessageWriter
@@ -63,7 +63,7 @@ class Cohorts:
     """
 
     sampler: ClientSampler
-    system: Constant | None
+    system: ClientSystem | None
     from_all: bool
     options: LocalTrainingConfig | None
     least: int = 1

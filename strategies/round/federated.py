@@ -30,7 +30,7 @@ from fedhet.strategies.components.local_training_config import LocalTrainingConf
 from fedhet.strategies.components.model_outputs import Latest
 from fedhet.strategies.components.samplers import FixedSizeSampler, most_clients
 from fedhet.strategies.components.staleness import Asynchronous
-from fedhet.strategies.components.systems import Constant
+from fedhet.strategies.components.systems import ClientSystem
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.robust.checks import check_robust
@@ -120,7 +120,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         output: Output | None = None,
         server_model: ServerModel | None = None,
         sampler: ClientSampler | None = None,
-        system: Constant | None = None,
+        system: ClientSystem | None = None,
         asynchronous: Asynchronous | None = None,
         transforms: Sequence[ReplyTransform] = (),
         observers: Sequence[Observer] = (),

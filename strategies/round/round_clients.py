@@ -5,7 +5,7 @@ from __future__ import annotations
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.staleness import Asynchronous
-from fedhet.strategies.components.systems import Constant
+from fedhet.strategies.components.systems import ClientSystem
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.asynchronous import SimulatedClients
 from fedhet.strategies.round.cohort import Cohorts
@@ -19,7 +19,7 @@ RoundClients = Cohorts | SimulatedClients | LiveClients
 
 def round_clients(
     sampler: ClientSampler,
-    system: Constant | None,
+    system: ClientSystem | None,
     asynchronous: Asynchronous | None,
     options: LocalTrainingConfig | None,
     step: ServerStep,
@@ -56,7 +56,7 @@ def check_buffer(clients: RoundClients, num_clients: int, least: int) -> None:
 def _check(
     asynchronous: Asynchronous,
     step: ServerStep,
-    system: Constant | None,
+    system: ClientSystem | None,
     secure: SecAggPlus | None,
     *,
     evaluate_on_clients: bool,
