@@ -15,6 +15,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.results import COMPLETED, METRICS, SUMMARY, read_rows, read_summary
 from fedhet.conf import compose_overrides, plain_part, quoted
 from fedhet.runtimes.flower_install import LaunchError
+from fedhet.runtimes.processes import end_with_parent
 from fedhet.tasks import build_task
 
 
@@ -54,7 +55,9 @@ def run(*overrides: str, results_dir: str | Path | None = None) -> RunResult:
     folder = Path(results_dir or tempfile.mkdtemp(prefix="fedhet-run-")).absolute()
     words = [*overrides, f"results_dir={quoted(str(folder))}"]
     command = [sys.executable, "-m", "fedhet", *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, preexec_fn=end_with_parent
+    )
     summary = read_summary(folder) if (folder / SUMMARY).exists() else {}
     if done.returncode or summary.get("status") != COMPLETED:
         said = (done.stderr or done.stdout).strip()

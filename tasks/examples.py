@@ -126,6 +126,8 @@ class Examples:
 
     def _check(self, targets: Tensor) -> None:
         """Refuse labels that are no whole numbers, or none of the classes'."""
+        if self.kind == "regression":
+            _require_finite(targets)
         if self.kind == "regression" or targets.numel() == 0:
             return
         labels = targets.long()
@@ -246,7 +248,7 @@ def _reader(
         inputs, targets = _numbers("inputs", given[0]), _numbers("targets", given[1])
         check(targets)
         return _Arrays(inputs, targets)
-    if isinstance(given, IterableDataset) or not (
+    if isinstance(given, IterableDataset | Mapping) or not (
         hasattr(given, "__getitem__") and hasattr(given, "__len__")
     ):
         raise ConfigError(
@@ -284,6 +286,17 @@ def _numbers(what: str, given: Any) -> Tensor:
         values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     # pandas locks its arrays, which torch warns of
     return torch.as_tensor(values if values.flags.writeable else values.copy())
+
+
+def _require_finite(targets: Tensor) -> None:
+    """Refuse targets that are NaN or Inf: the loss of every model would be."""
+    if not targets.is_floating_point() or bool(targets.isfinite().all()):
+        return
+    row = int((~targets.isfinite()).nonzero()[0, 0])
+    raise ConfigError(
+        f"there is the target {targets[row].tolist()}, of example {row} of those read at once: "
+        "remove examples without a target"
+    )
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:

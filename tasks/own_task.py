@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -88,6 +89,7 @@ class OwnTask(Measured, Partitioned):
         self.config, self.partition = config, partition
         self.seed, self.num_clients = seed, num_clients
         self.name, self.columns = config.name, columns
+        self._compared = self._pairs = False  # the loss with that of outputs (B,); it differs
         self.functions = functions or Functions.of(config)
         names = inspect.signature(self.functions.data).parameters
         self.by_client = any(name in names for name in CLIENT)
@@ -98,11 +100,40 @@ class OwnTask(Measured, Partitioned):
         """Return the mean loss, a scalar.
 
         Raises:
-            ConfigError: for another number of logits than of classes.
+            ConfigError: for another number of logits than of classes, and for a loss that is no
+                scalar, or that is taken of all pairs of outputs and targets.
         """
         if not self.any_label:
             require_logits(outputs, self.num_classes)
-        return self.functions.loss(outputs, targets)
+        loss: Any = self.functions.loss(outputs, targets)
+        if not isinstance(loss, Tensor) or loss.dim() != 0:
+            what = f"the shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ConfigError(
+                f"task.loss={self.config.loss} returned {what}: it must be the mean loss, a scalar "
+                "tensor"
+            )
+        if not self._compared and len(targets) > 1:
+            self._compared = True
+            self._refuse_pairs(outputs.detach(), targets)
+        return loss
+
+    def _refuse_pairs(self, outputs: Tensor, targets: Tensor) -> None:
+        """Refuse a loss that broadcasts outputs (B, 1) and targets (B,) to (B, B)."""
+        if outputs.shape != (*targets.shape, 1):
+            return
+        with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
+            torch.manual_seed(0)
+            as_given = self.functions.loss(outputs, targets)
+            torch.manual_seed(0)
+            # raises where the function itself takes the outputs to be (B, 1)
+            by_row = self.functions.loss(outputs.squeeze(-1), targets)
+            self._pairs = not torch.allclose(as_given, by_row, rtol=1e-3, equal_nan=True)
+        if self._pairs:
+            raise ConfigError(
+                f"task.loss={self.config.loss} compares each of the outputs {tuple(outputs.shape)} "
+                f"with all targets {tuple(targets.shape)}: take outputs.squeeze(-1) in it, or give "
+                "targets (n, 1)"
+            )
 
     @cached_property
     def any_label(self) -> bool:

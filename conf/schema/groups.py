@@ -45,7 +45,9 @@ class Local(Section):
     momentum_layers: Selector = Field(description="sgd: the tensors that momentum acts on")
     weight_decay: NotNegative = Field(description="added to the gradient after clipping")
     clip: Positive | None = Field(description="maximum L2 norm of the corrected gradient")
-    drop_last: bool = Field(description="leave out a last, smaller batch")
+    drop_last: bool = Field(
+        description="leave out a last, smaller batch, unless it is the only one"
+    )
     initial: Literal["received", "own"] = Field(
         description="where round 1 starts: received (the server's model) | own (each client's own "
         "random model; one-shot methods)"

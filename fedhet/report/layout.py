@@ -217,7 +217,7 @@ def _values(run: Run, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _plain(value: object) -> str:
-    if isinstance(value, float) and value.is_integer():
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         value = int(value)
     return "none" if value is None else str(value)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -158,14 +159,15 @@ def closing_summary(
         reasons.setdefault((job.report.status, job.report.error), []).append(job.title)
     for (status, reason), titles in reasons.items():
         lines.append(Text(f"{status:8} {', '.join(titles)}: {reason}", style="red"))
-    lines.append(Text(f"results  {folder}\nreport   fedhet-report {folder}"))
+    place = shlex.quote(str(folder))
+    lines.append(Text(f"results  {folder}\nreport   fedhet-report {place}"))
     if len(snapshot.having(COMPLETED, DIVERGED)) < (snapshot.total or len(snapshot.jobs)):
-        lines.append(Text(f"continue fedhet -m --resume {folder}"))
+        lines.append(Text(f"continue fedhet -m --resume {place}"))
     best = direction and best_of([job.report for job in snapshot.jobs], objective, direction)
     for job in snapshot.jobs:
         if job.report is best:
             value = f"{job.report.figures[objective]:.6g}"
-            words = " ".join(job.words)  # can be typed again
+            words = shlex.join(job.words)  # can be typed again
             line = f"best     #{job.report.number} {objective} {value}: {words}"
             lines.append(Text(line, style="bold green"))
     return Group(*lines)

@@ -19,6 +19,8 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text
 from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED
 
+INDEX = "sweep.json"
+
 
 @dataclass(frozen=True)
 class JobReport:
@@ -75,7 +77,7 @@ class SweepFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.index_path = self.path / "sweep.json"
+        self.index_path = self.path / INDEX
         self.inner = self.path / ".sweep"
         self._reports_path = self.inner / "jobs"
 

@@ -47,6 +47,7 @@ def export(
     folder: Path, path: Path, state: Path | None = None, *, best: bool = False
 ) -> dict[str, Any]:
     """Export a run's model to ``path``, check its outputs, and return its about.json."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     recipe = recipe_of(folder)
     task = task_of(recipe, label_metadata_of(folder, best=best))
     classifier = classifier_of(folder, task, state, best=best).cpu()
@@ -92,9 +93,11 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def _examples(task: AnyTask, count: int) -> Tensor:
-    """Return random raw examples; of own data, the first ones of the test set."""
+    """Return random raw examples; of own data, the first ones of the test set or of client 0."""
     if isinstance(task, OwnTask):
         test = task.test_data()
+        if test is None and task.partition.name != "site":
+            test, _ = task.client_data(0)
         if test is None:
             raise ConfigError("the model's input is that of a test example: set task.test_data")
         inputs, _ = next(test.batches(count, generator=None, train=False))

@@ -27,15 +27,17 @@ from typing import Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from rich.console import Console
 
-from fedhet.commands import parser_of, reported_errors
+from fedhet.commands import at_least, parser_of, reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text
 from fedhet.common.results import COMPLETED, FAILED
 from fedhet.conf import compose, quoted
+from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep.resume import Plan, make_ready, plan_for
-from fedhet.sweep.sweep_folder import SweepFolder
+from fedhet.sweep.sweep_folder import INDEX, SweepFolder
 
 GRID = ("local.lr=0.05,0.1,0.2,0.3", "schedule=constant,cosine,multi_step")
 SCORE, TIE = "client_accuracy", "client_loss"
@@ -76,7 +78,10 @@ def main(words: Sequence[str] | None = None) -> None:
 def expanded(words: Sequence[str]) -> list[list[str]]:
     """Return the words of every combination of their values."""
     parsed = OverridesParser.create().parse_overrides(list(words))
-    (batch,) = BasicSweeper.split_arguments(parsed, None)
+    try:
+        (batch,) = BasicSweeper.split_arguments(parsed, None)
+    except HydraException:
+        raise ConfigError(f"{' '.join(words)}: name the values one by one, KEY=A,B") from None
     return [list(combination) for combination in batch]
 
 
@@ -106,7 +111,9 @@ def cell_name(number: int, cell: Sequence[str], cells: Sequence[Sequence[str]]) 
 def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search: Search) -> None:
     """Search one cell's grid, log the choice, and run with it."""
     sweep, run = search.folder / "search" / name, search.folder / "runs" / name
-    _launch(_search_words(cell, sweep, search))
+    code = _launch(_search_words(cell, sweep, search))
+    if not (sweep / INDEX).is_file():
+        raise SystemExit(code)  # it was refused, and has said why
     if (status := SweepFolder(sweep).read().status) not in (COMPLETED, FAILED):
         raise ConfigError(
             f"the search of {name} is {status}: the same command goes on with what is missing"
@@ -143,7 +150,7 @@ def _search_words(cell: Sequence[str], sweep: Path, search: Search) -> list[str]
     words += [] if search.rounds is None else [f"rounds={search.rounds}"]
     # Without the experiment's own sweep; clients evaluate, the server does not.
     words += ["hydra.sweeper.params=null", "evaluation.clients=true", "evaluation.every=0"]
-    if not (sweep / "sweep.json").is_file():
+    if not (sweep / INDEX).is_file():
         return ["-m", *words, f"hydra.sweep.dir={quoted(str(sweep))}"]
     before = SweepFolder(sweep).read().overrides
     if set(before) != set(words):
@@ -154,7 +161,8 @@ def _search_words(cell: Sequence[str], sweep: Path, search: Search) -> list[str]
 
 
 def _launch(words: Sequence[str]) -> int:
-    return subprocess.run([sys.executable, "-m", "fedhet", *words], check=False).returncode
+    command = [sys.executable, "-m", "fedhet", *words]
+    return subprocess.run(command, check=False, preexec_fn=end_with_parent).returncode
 
 
 def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candidate]:
@@ -181,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("words", nargs="+", metavar="KEY=VALUE", help="the recipe, as fedhet takes it")
     add("--grid", nargs="+", default=list(GRID), metavar="KEY=A,B", help="values to choose from")
-    add("--rounds", type=int, help="of a candidate (as many as the run's)")
+    add("--rounds", type=at_least(1), help="of a candidate (as many as the run's)")
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the results")
     return parser
 

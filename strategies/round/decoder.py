@@ -98,7 +98,10 @@ def decode_metrics(
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise RefusedReplyError(f"its metric {name!r} is no number")
         if not abs(value) <= _LARGEST:
-            raise NonFiniteReplyError(f"its metrics [{name!r}] are NaN or Inf, or too large")
+            raise NonFiniteReplyError(
+                f"its metrics [{name!r}] are NaN or Inf, or too large (NaN in its data, or a step "
+                "size that is too large)"
+            )
         if allowed is not None and not in_range(name, value):
             raise RefusedReplyError(f"its metric {name}={value:g} is not in {range_text(name)}")
         found[name] = float(value)

@@ -518,6 +518,43 @@ def evaluated(task, *metrics):
 
 
 @pytest.mark.parametrize(
+    ("loss", "refused"),
+    [
+        (
+            lambda outputs, targets: (outputs - targets).square().mean(),
+            r"\(4, 1\) with all targets",
+        ),
+        (lambda y, t: (y.squeeze(1) - t).square().mean(), None),
+        (lambda y, t: (y[:, 0] - t).abs().mean(), None),
+        (
+            lambda outputs, targets: (outputs.view(-1) - targets).square(),
+            r"shape \(4,\): .* scalar",
+        ),
+        (lambda y, t: 0.5, r"returned 0\.5: it must be the mean loss"),
+    ],
+)
+def test_a_loss_of_the_users_is_of_rows_and_not_of_all_pairs(loss, refused):
+    """Outputs (B, 1) less targets (B,) are (B, B), whose mean square is least at the mean."""
+    rows = np.arange(8.0).reshape(4, 2), np.arange(4.0)
+    task = by_client(*rows, lambda: nn.Linear(2, 1), kind="regression", loss=loss)
+    if refused is None:
+        assert evaluated(task)[0] > 0
+        return
+    with pytest.raises(ConfigError, match=refused):
+        evaluated(task)
+
+
+def test_targets_that_are_no_numbers_are_refused_with_their_row():
+    given = (np.ones((3, 2)), np.array([1.0, np.nan, 2.0]))
+    for data in (given, TensorDataset(*map(torch.as_tensor, given))):
+        task = task_of(lambda client_id, d=data: (d, None), clients=1, kind="regression")
+        with pytest.raises(ConfigError, match=r"the target nan, of example 1"):
+            list(task.client_data(0)[0].batches(3, generator=None, train=False))
+    with pytest.raises(ConfigError, match=r"gave a dict: it must give arrays"):
+        task_of(lambda client_id: ({"x": [1], "y": [0]}, None), clients=1).client_data(0)
+
+
+@pytest.mark.parametrize(
     ("outputs", "options", "message"),
     [
         (1, {"num_classes": 2, "loss": of_foreground}, r"shape \(10, 1\), and the task has 2 clas"),
