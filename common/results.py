@@ -58,6 +58,7 @@ Row = dict[str, Any]
 
 FORMAT = 2  # of results directories; 1 had no such key, and other names (conf.renamed reads them)
 COMPLETED, DIVERGED, STOPPED, FAILED = "completed", "diverged", "stopped", "failed"
+BY_CLIENT = "by client"  # the partition of a summary where a function of the user's gives the data
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 CLASS_COUNTS = "class_counts.json"  # of a simulation: who holds which classes
 AT_CLIENTS = ("client_accuracy", "client_loss")  # on what they hold out (evaluation.clients)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedhet.common.metrics import shown_metrics
-from fedhet.common.results import COMPLETED, DIVERGED, Row, read_summary
+from fedhet.common.results import BY_CLIENT, COMPLETED, DIVERGED, Row, read_summary
 from fedhet.report.names import method_title, plain
 
 if TYPE_CHECKING:
@@ -65,8 +65,11 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     figure = Figure(figsize=(4.6 * panels, 3.9), dpi=150, layout="constrained", facecolor="white")
     canvas = FigureCanvasAgg(figure)
     accuracy, loss, *others = figure.subplots(1, panels)
-    _accuracy_panel(accuracy, rows)
-    _curves(loss, rows, {"loss": "on the test set", "train_loss": "of training"}, (_LOSS, _INK))
+    at_server = any(_series(rows, name) for name in ("accuracy", "loss"))
+    where, measured = ("", "on the test set") if at_server else ("client_", "at the clients")
+    _accuracy_panel(accuracy, rows, where)
+    losses = {f"{where}loss": measured, "train_loss": "of training"}
+    _curves(loss, rows, losses, (_LOSS, _INK))
     loss.set_ylabel("loss", color=_INK)
     if metrics:
         _curves(others[0], rows, {name: name for name in metrics}, _METRICS)
@@ -85,10 +88,10 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     canvas.print_png(path)  # type: ignore[no-untyped-call]
 
 
-def _accuracy_panel(axes: Axes, rows: Sequence[Row]) -> None:
-    """Draw accuracy in percent; the title says the last and the best."""
-    shares = [(round, 100 * share) for round, share in _series(rows, "accuracy")]
-    axes.set_ylabel("test accuracy (%)", color=_INK)
+def _accuracy_panel(axes: Axes, rows: Sequence[Row], where: str) -> None:
+    """Draw accuracy in percent, ``where`` "client_" the clients'; the title has last and best."""
+    shares = [(round, 100 * share) for round, share in _series(rows, f"{where}accuracy")]
+    axes.set_ylabel("accuracy at the clients (%)" if where else "test accuracy (%)", color=_INK)
     if not shares:
         axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=_INK)
         return
@@ -150,9 +153,9 @@ def _title(summary: Mapping[str, Any]) -> str:
 
     if not {"strategy", "task", "partition", "clients", "seed"} <= set(summary):
         return ""
-    where = (
-        f"{summary['partition']} partition, {summary['clients']} clients, seed {summary['seed']}"
-    )
+    partition = summary["partition"]
+    division = f"data {partition}" if partition == BY_CLIENT else f"{partition} partition"
+    where = f"{division}, {summary['clients']} clients, seed {summary['seed']}"
     return f"{method_title(str(summary['strategy']))} on {summary['task']}: {where}"
 
 

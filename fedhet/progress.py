@@ -100,7 +100,7 @@ _SHOWN = ("accuracy", "client_accuracy", "loss", "client_loss")
 
 def figures(row: Row) -> str:
     """Return a round's figures as text; what was not measured is left out."""
-    where, words = _measured_where(row), []
+    where, words = measured_where(row), []
     if row.get(f"{where}accuracy") is not None:
         words.append(f"{_spoken(where)}accuracy {percent(row[f'{where}accuracy'])}")
     if row.get(f"{where}loss") is not None:
@@ -112,7 +112,19 @@ def figures(row: Row) -> str:
     return "  ".join(words)
 
 
-def _measured_where(values: Mapping[str, Any]) -> str:
+def score(values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the name and value of what a round, or a run, is judged by: accuracy, or else loss.
+
+    It is the clients' where the server has measured nothing; the value is empty if they have not.
+    """
+    where = measured_where(values)
+    accuracy, loss = values.get(f"{where}accuracy"), values.get(f"{where}loss")
+    if accuracy is None and loss is not None:  # not of classes
+        return f"{_spoken(where)}loss", f"{loss:.4f}"
+    return f"{_spoken(where)}accuracy", percent(accuracy, "")
+
+
+def measured_where(values: Mapping[str, Any]) -> str:
     """Return "client_" for what is measured at the clients alone, without test examples here."""
     here, at_clients = (
         any(values.get(f"{where}{name}") is not None for name in ("accuracy", "loss"))
@@ -136,17 +148,13 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim")
     table.add_column()
-    where = _measured_where(summary)
-    accuracy, loss = summary.get(f"{where}accuracy"), summary.get(f"{where}loss")
-    if accuracy is None and loss is not None:  # not of classes
-        table.add_row(f"{_spoken(where)}loss", Text(f"{loss:.4f}", style=f"bold {color}"))
-    else:
-        table.add_row(f"{_spoken(where)}accuracy", Text(percent(accuracy), style=f"bold {color}"))
-    if accuracy is not None and not where:
+    judged, value = score(summary)
+    table.add_row(judged, Text(value or "not measured", style=f"bold {color}"))
+    if judged == "accuracy" and value:
         table.add_row("best accuracy", percent(summary.get("best_accuracy")))
-    for name, value in list(shown_metrics(summary).items())[:SHOWN_METRICS]:
-        best = summary.get(f"best_{name}", value)
-        table.add_row(name, f"{value:.4f}, best {best:.4f}")
+    for name, last in list(shown_metrics(summary).items())[:SHOWN_METRICS]:
+        best = summary.get(f"best_{name}", last)
+        table.add_row(name, f"{last:.4f}, best {best:.4f}")
     if reason := summary.get("stop_reason"):
         table.add_row("stopped", Text(str(reason)))
     table.add_row("rounds", str(summary.get("rounds", "?")))

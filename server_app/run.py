@@ -20,6 +20,7 @@ from fedhet.common.checksums import MODEL, text_sha256
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.common.results import (
+    BY_CLIENT,
     COMPLETED,
     DIVERGED,
     FAILED,
@@ -73,7 +74,7 @@ from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
 from fedhet.strategies.round.records import COLUMNS, to_metrics, to_record, to_tensors
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
-from fedhet.tasks import Functions, build_task, keep_freed_memory, pick_device
+from fedhet.tasks import Functions, OwnTask, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.evaluation import evaluate_model
 from fedhet.tasks.models.own_weights import model_metadata
 from fedhet.tasks.models.wrapped import WrappedModel
@@ -374,8 +375,10 @@ class Run:
             )
 
     def _about(self) -> dict[str, Any]:
+        given = isinstance(self.task, OwnTask) and self.task.by_client  # nothing is divided
         return {
             **identity(self.recipe),
+            **({"partition": BY_CLIENT} if given else {}),
             "run": self.strategy.state.experiment,
             "data": self.data,
             "wall_seconds": time.time() - self.began,

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.results import COMPLETED
+from fedhet.common.results import BY_CLIENT, COMPLETED
 from fedhet.plot import can_plot
 from fedhet.report import figures, paper_figures
 from fedhet.report.blocks import Block, Heading, Key, Paragraph, Table, Verdict, Warn
@@ -182,7 +182,9 @@ def compared_title(runs: Sequence[Run]) -> str:
 
 
 def _partitions_title(runs: Sequence[Run]) -> str:
-    """Return ``dirichlet partition with alpha 0.1 and 1``."""
+    """Return ``dirichlet partition with alpha 0.1 and 1``, or ``data by client``."""
+    if all(run.summary.get("partition") == BY_CLIENT for run in runs):
+        return f"data {BY_CLIENT}"
     found: dict[str, list[float]] = {}
     for run in runs:
         if name := run.settings.get("partition.name"):

@@ -41,6 +41,11 @@ def warnings(data: ReportData) -> list[Block]:
             kept = "No mean includes them" if len(names) > 1 else "No mean includes it"
             text = f"{len(names)} of {len(data.runs)} runs {what}: {listed(names)}. {kept}"
             texts.append(f"{text}." if status == RUNNING else f"{text}; see {PARTS[0]}.")
+    if theirs := [run.name for run in data.runs if run.at_clients]:
+        texts.append(
+            f"Accuracy and loss of {listed(theirs)} are those that clients measured, on what they "
+            "hold out or else on what they train on: the server has no test examples."
+        )
     jobs = [text for origin in data.origins for text in origin.failures]
     if jobs:
         texts.append(f"Jobs of the sweep without results: {'; '.join(jobs)}")

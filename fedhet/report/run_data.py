@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -38,6 +39,7 @@ NOT_SEARCHED = ("checkpoints", "client_state", "report", "replaced")
 MOST_REFUSALS = 5
 SIGNIFICANT_DIGITS = 6
 DISTRUST = ("left_out", "down_weighted", "standing_out")  # of a row: ids, or values by id
+_MEASURED = ("accuracy", "loss")
 LATE_ROUNDS = 10  # the last rounds, over which diagnostics are averaged
 
 Column = Sequence[float | None]
@@ -71,11 +73,22 @@ class Run:
     folder: Path | None = field(default=None, compare=False)  # None: from a data file
 
     def points(self, column: str) -> list[tuple[int, float]]:
-        """Return (round, value) where the column has a value."""
+        """Return (round, value) where the column has a value; see ``at_clients``."""
         rounds = self.columns.get("round", ())
-        values = self.columns.get(column, [None] * len(rounds))
+        name = f"client_{column}" if column in _MEASURED and self.at_clients else column
+        values = self.columns.get(name, [None] * len(rounds))
         pairs = zip(rounds, values, strict=True)
         return [(int(r), float(v)) for r, v in pairs if r is not None and v is not None]
+
+    @cached_property
+    def at_clients(self) -> bool:
+        """Whether the clients alone have measured the model: its accuracy and loss are theirs."""
+
+        def known(where: str) -> bool:
+            columns = (self.columns.get(f"{where}{name}", ()) for name in _MEASURED)
+            return any(value is not None for column in columns for value in column)
+
+        return known("client_") and not known("")
 
     def bytes_by_round(self) -> dict[int, float]:
         """Return the bytes sent up and down until the end of each round, all clients together."""

@@ -121,7 +121,7 @@ def _total(snapshot: Snapshot) -> str:
 
 def _figures(job: Job) -> str:
     words = [f"{job.round}/{job.report.rounds}" if job.round >= 0 else "starting"]
-    words += [percent(job.accuracy)] if job.accuracy is not None else []
+    words += [said] if (said := _score(job)) else []
     words += [f"{job.failures} failures"] if job.failures else []
     return " ".join(words)
 
@@ -131,9 +131,15 @@ def _result(job: Job) -> str:
     if report.status != COMPLETED:
         reason = shorten(report.error, _REASON_WIDTH)  # in full at the end
         return f"{job.title}: {report.status}{': ' * bool(reason)}{reason}"
-    words = [percent(job.accuracy)] if job.accuracy is not None else []
+    words = [said] if (said := _score(job)) else []
     words += [f"{job.round} rounds", _time(job)]
     return f"{job.title}: {', '.join(words)}"
+
+
+def _score(job: Job) -> str:
+    """Return the accuracy, or what is measured in its place with its name."""
+    name, value = job.score
+    return value if name == "accuracy" or not value else f"{name} {value}"
 
 
 def _time(job: Job) -> str:
@@ -178,12 +184,15 @@ def _job_table(jobs: Sequence[Job], objective: str) -> Table:
     table = Table(box=None, padding=(0, 1), header_style="dim", pad_edge=False)
     table.add_column("job", justify="right", style="dim", no_wrap=True)
     table.add_column("", overflow="fold", min_width=16)
-    for head in ("accuracy", "best", *own, "rounds", "time"):
+    names = {job.score[0] for job in jobs if job.score[1]}
+    measured = names.pop() if len(names) == 1 else "accuracy"  # with several, each has its name
+    for head in (measured, "best", *own, "rounds", "time"):
         table.add_column(head, justify="right", no_wrap=True)
     for job in jobs:
         figures, status = job.report.figures, Text(job.report.status, style="red")
         if job.report.status == COMPLETED:
-            status = Text(percent(job.accuracy, ""), style="bold green")
+            value = job.score[1] if job.score[0] == measured else _score(job)
+            status = Text(value, style="bold green")
         table.add_row(
             f"#{job.report.number}",
             Text(job.label),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedhet.common.results import METRICS, read_rows
+from fedhet.progress import score
 from fedhet.sweep.sweep_folder import JobReport, SweepFolder
 
 _NAMED_BY_VALUE = ("strategy", "task", "partition", "experiment")
@@ -22,7 +23,7 @@ class Job:
     report: JobReport  # what it says about itself
     words: Sequence[str]  # the overrides that tell it apart from the others
     round: int = -1  # the last round that ended, -1 before round 0
-    accuracy: float | None = None  # of the last evaluation
+    score: tuple[str, str] = ("accuracy", "")  # name and value, of the last evaluation
     failures: int = 0  # replies that were missing or refused so far
 
     @property
@@ -86,7 +87,7 @@ class SweepFollower:
         if report.status == "completed":
             figures = report.figures
             rounds, failures = int(figures.get("rounds", -1)), int(figures.get("failures", 0))
-            return Job(report, words, rounds, figures.get("accuracy"), failures)
+            return Job(report, words, rounds, score(figures), failures)
         path = self._folder.path / report.folder / METRICS
         try:
             status = path.stat()
@@ -99,12 +100,12 @@ class SweepFollower:
 
 @lru_cache(maxsize=256)
 def _latest(path: Path, modified: int, size: int) -> Mapping[str, Any]:
-    """Return round, accuracy and failures of a metrics.jsonl, read again when it has changed."""
+    """Return round, score and failures of a metrics.jsonl, read again when it has changed."""
     rows = read_rows(path)
-    measured = [row["accuracy"] for row in rows if row.get("accuracy") is not None]
+    measured = [found for row in rows if (found := score(row))[1]]
     return {
         "round": max((int(row["round"]) for row in rows), default=-1),
-        "accuracy": measured[-1] if measured else None,
+        "score": measured[-1] if measured else ("accuracy", ""),
         "failures": sum(len(row.get("failures", ())) for row in rows),
     }
 

@@ -65,7 +65,7 @@ def export(
         figures |= {key: summary["best_model"][key] for key in OF_THE_BEST}
     about = {
         "classes": list(task.class_names),
-        "input": {"shape": ["batch", *task.input_shape], "dtype": str(examples.dtype)},
+        "input": {"shape": ["batch", *examples.shape[1:]], "dtype": str(examples.dtype)},
         "run": {"method": method_name(recipe), **figures},
     }
     if task.vocabulary is not None:

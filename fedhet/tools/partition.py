@@ -18,6 +18,7 @@ from rich.table import Table
 
 from fedhet.commands import reported_errors, table_console
 from fedhet.common.errors import ConfigError
+from fedhet.common.results import BY_CLIENT
 from fedhet.conf import compose, plain_part
 from fedhet.report.partition_plot import (
     Counts,
@@ -62,7 +63,10 @@ def _build(words: list[str]) -> tuple[AnyTask, str, str]:
     train_size = task.config.train_size if isinstance(task, Task) else None
     chosen = chosen_values(partition, clients=clients, seed=seed, train_size=train_size)
     name = "-".join(f"{key}{value}" for key, value in chosen.items())
-    title = partition_title(task.name, partition["name"], chosen)
+    flavour = partition["name"]
+    if isinstance(task, OwnTask) and task.by_client:
+        flavour, chosen = BY_CLIENT, {"clients": clients}
+    title = partition_title(task.name, flavour, chosen)
     return task, title, f"{task.name}-{partition['name']}-{name}"
 
 

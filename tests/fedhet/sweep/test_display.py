@@ -119,9 +119,9 @@ def test_the_progress_of_a_running_job_is_read_from_its_metrics(tmp_path):
     rows = '{"round": 0, "accuracy": 0.1}\n{"round": 1, "failures": ["a", "b"]}\n'
     metrics.write_text(rows + '{"round": 2, "acc')
     [seen] = follower.snapshot().jobs
-    assert (seen.round, seen.accuracy, seen.failures) == (1, 0.1, 2)
+    assert (seen.round, seen.score[1], seen.failures) == (1, "10.00 %", 2)
     assert (seen.label, seen.share) == ("seed=3 mu=0.1235", 0.1)
     metrics.write_text(metrics.read_text() + 'uracy": 0.5}\n')
-    assert follower.snapshot().jobs[0].accuracy == 0.5
+    assert follower.snapshot().jobs[0].score == ("accuracy", "50.00 %")
     folder.report(JobReport(0, "0_fedavg", ["task=digits"], "waiting", rounds=10, began=1.0))
     assert follower.snapshot().jobs[0].label == "0_fedavg"  # no words tell it apart
