@@ -261,7 +261,7 @@ class Deployment:
                 ended = self._running[name].poll() is not None
                 assert not ended, f"{name} has ended:\n{self.said()}"
                 assert time.monotonic() < deadline, f"{name} is not healthy:\n{self.said()}"
-                time.sleep(2.0)
+                time.sleep(0.5)
 
     def log(self, name: str) -> str:
         """Return what a service has said since its last start."""

@@ -23,17 +23,11 @@ HEARTBEATS = 60  # seconds after which Flower misses a node: two heartbeats
 # ---- clients -------------------------------------------------------------------------------------
 
 
-REFUSED = {  # what a site sends, and what the server says
+# What a site sends, and what the server says; test_border.py has the others, in one process.
+REFUSED = {
     "nothing": "it is no .npy file of version 1.0",
-    "zip": "it is no .npy file of version 1.0",
-    "unbalanced": "its header is broken",
-    "10^18": "it has 0 bytes for shape (1000000000000000000,) of <f4",
-    "int64": "has the type int64, not float32",
-    "complex_nan": "it holds <c8 of shape ()",
     "3e38": "holds 3e+38: numbers up to ",
-    "shape": "has shape (1, ",
     "forged": "its metrics ['accuracy', 'loss', 'round'] are none that a client may send",
-    "examples": "it counts 1e+09 examples and has registered",
     "too_few": "it lacks the payload 'control_variate_delta'",
     "raise": "the scanner is out of order",
     "huge": "has shape (50000000,), expected",
@@ -46,7 +40,7 @@ def replies(scene: Scene) -> list[str]:
     federation.stop("supernode-1")
     scene.plan(0, dict(enumerate(REFUSED, 1)))
     scene.plan(1, {"card": "empty"})
-    words = "runtime.min_clients=2", f"runtime.connect_timeout_seconds={ROUND_SECONDS // 2}"
+    words = "runtime.min_clients=2", f"runtime.connect_timeout_seconds={ROUND_SECONDS // 3}"
     run = scene.begin("replies", f"rounds={last}", *words)
     run.wait_for_round(1)
     federation.start_and_wait("supernode-1")

@@ -209,7 +209,7 @@ def test_asynchronous_steps_wait_for_no_site(federation):
             federation.execute,
             "serverapp",
             *("python", "-m", "fedhet", *RECIPE, "runtime=deployment", "system=none"),
-            *("runtime.address=127.0.0.1:8000", "results_dir=/results/fedbuff", "rounds=14"),
+            *("runtime.address=127.0.0.1:8000", "results_dir=/results/fedbuff", "rounds=10"),
             *("strategy=[scaffold,fedbuff]", "strategy.asynchronous.buffer=2", "local.epochs=1"),
             *("local.lr=0.02",),
         )
@@ -223,8 +223,8 @@ def test_asynchronous_steps_wait_for_no_site(federation):
     assert done.returncode == 0, done.stdout + federation.said()
     rows = measured()[1:]
     assert summary_of(folder)["status"] == "completed"
-    assert [len(row["clients"]) for row in rows] == [2] * 14
-    assert [row["failures"] for row in rows] == [[]] * 14
+    assert [len(row["clients"]) for row in rows] == [2] * 10
+    assert [row["failures"] for row in rows] == [[]] * 10
     [stale] = [row for row in rows if row["max_staleness"] >= 3]
     assert 2 in stale["clients"]
     assert rows[-1]["accuracy"] > rows[0]["accuracy"]

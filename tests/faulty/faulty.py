@@ -1,17 +1,15 @@
 """The project's ClientApp, at a site where things go wrong.
 
-Which and when is in faults.json of the node's state folder: {"3": "zip"} spoils what round 3 sends,
-and {"card": "empty"} the answer to the registration.
+Which and when is in faults.json of the node's state folder: {"3": "nothing"} spoils what round 3
+sends, and {"card": "empty"} the answer to the registration.
 """
 
-import io
 import json
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import torch
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -98,23 +96,11 @@ def write(reply: Message, data: bytes) -> None:
     record[name] = Array("float32", tuple(record[name].shape), "numpy.ndarray", data)
 
 
-def npy(values: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, values)
-    return buffer.getvalue()
-
-
-def header(text: str) -> bytes:
-    """Return a .npy file of this header, without data."""
-    return b"\x93NUMPY\x01\x00\x76\x00" + text.encode().ljust(117) + b"\n"
-
-
 def forge(reply: Message, **numbers: float) -> None:
     """Overwrite, or add, numbers among the metrics."""
     reply.content.metric_records[METRICS].update(numbers)
 
 
-HUGE = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({10**18},)}}"
 BEFORE: dict[str, Callable[[Path], object]] = {
     "raise": raise_error,
     "die": lambda folder: os._exit(9),
@@ -124,15 +110,8 @@ BEFORE: dict[str, Callable[[Path], object]] = {
 }
 AFTER: dict[str, Callable[[Message], object]] = {
     "nothing": lambda reply: write(reply, b""),
-    "zip": lambda reply: write(reply, b"PK\x03\x04" + bytes(100)),
-    "unbalanced": lambda reply: write(reply, header("{'descr': '<f4', 'shape': (1,")),
-    "10^18": lambda reply: write(reply, header(HUGE)),
-    "int64": lambda reply: change(reply, UPDATE, lambda x: x.long()),
-    "complex_nan": lambda reply: write(reply, npy(np.array(complex("nan+nanj"), "c8"))),
     "3e38": lambda reply: change(reply, UPDATE, lambda x: torch.full_like(x, 3e38)),
-    "shape": lambda reply: change(reply, UPDATE, lambda x: x[None]),
     "forged": lambda reply: forge(reply, accuracy=1.0, loss=0.0, round=0),
-    "examples": lambda reply: forge(reply, **{"num-examples": 10**9}),
     "too_few": lambda reply: reply.content.pop(DELTA),
     "huge": lambda reply: change(reply, DELTA, lambda x: torch.rand(50_000_000)),  # 200 MB
 }

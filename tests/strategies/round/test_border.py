@@ -268,9 +268,13 @@ def test_every_attack_on_a_reply_is_refused_by_name(method, tmp_path):
 
 
 def same_tensors(reply: Message, edit: Callable[[RecordDict], object]) -> bool:
-    """Return whether an edit leaves the values and the types as they were."""
+    """Return whether an edit leaves the values and the types as they were, and all numbers."""
     spoilt = copy.deepcopy(reply)
     edit(spoilt.content)
+    if spoilt.content.keys() != reply.content.keys():
+        return False
+    if dict(spoilt.content[METRICS]) != dict(reply.content[METRICS]):
+        return False
     return all(
         array.numpy().dtype == spoilt.content[record][name].numpy().dtype
         and np.array_equal(array.numpy(), spoilt.content[record][name].numpy())
