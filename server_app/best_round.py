@@ -105,9 +105,16 @@ def best_model_rule(recipe: DictConfig, stopping: EarlyStopping) -> EarlyStoppin
     chosen = recipe.checkpoint.best
     if not chosen:
         return None
+    rule = EarlyStopping(str(chosen))
     if chosen is True or chosen == stopping.metric:
-        return stopping
-    return EarlyStopping(str(chosen))
+        rule = stopping
+    if rule.metric.startswith("received_"):
+        raise ConfigError(
+            f"checkpoint.best={chosen} goes by {rule.metric}, which is of the model before a round "
+            "and not of the one that is kept: choose another metric, such as "
+            f"{rule.metric.replace('received_', 'client_')}"
+        )
+    return rule
 
 
 def check_measured(

@@ -35,6 +35,7 @@ Answers = Mapping[int, RecordDict]
 Read = TypeVar("Read")
 Ask = Callable[[str, ConfigRecord], Answers]
 QUERY = f"{MessageType.QUERY}.{CALIBRATE}"
+_LARGEST_LOSS = 1e6  # of one example, on average
 
 
 class CalibrationError(RuntimeError):
@@ -55,7 +56,7 @@ class Calibration:
     bins: int = BINS
     temperature_share: float = 0.2
 
-    def run(self, ask: Ask, classes: int) -> dict[str, Any]:
+    def run(self, ask: Ask, classes: int, held_out: Mapping[int, int]) -> dict[str, Any]:
         """Ask the clients, and return temperature and thresholds.
 
         Returns:
@@ -64,14 +65,16 @@ class Calibration:
             too few examples for the alpha: every class is in the set.
         """
         asked = ConfigRecord({"temperature-share": self.temperature_share, "bins": self.bins})
-        losses = _read(ask(QUERY, asked), _losses)
+        losses = _read(ask(QUERY, asked), _losses, held_out)
         if not losses:
             raise CalibrationError("no client has sent valid log losses of its held-out examples")
         temperature = shared_temperature(list(losses.values())) if self.temperature_share else 1.0
         again = ConfigRecord({**asked, "temperature": temperature})
         scores = scores_for(classes)
         grids = {score.name: Grid(score.largest(classes), self.bins) for score in scores}
-        found = _read(ask(QUERY, again), lambda answer: _histograms(answer, grids))
+        found = _read(
+            ask(QUERY, again), lambda sent, most: _histograms(sent, grids, most), held_out
+        )
         if not found:
             raise CalibrationError("no client has sent a valid histogram of its scores")
         sets = []
@@ -101,28 +104,37 @@ def add_coverage(
         one |= {"coverage": covered, "mean_size": size}
 
 
-def _read(answers: Answers, read: Callable[[ArrayRecord | None], Read]) -> dict[int, Read]:
-    """Return each client's answer, read by ``read``; refused ones are logged."""
+def _read(
+    answers: Answers,
+    read: Callable[[ArrayRecord | None, int], Read],
+    held_out: Mapping[int, int],
+) -> dict[int, Read]:
+    """Return each client's answer, read by ``read`` with its n; refused ones are logged."""
     found = {}
     for client, content in answers.items():
         try:
-            found[client] = read(content.array_records.get(CALIBRATE))
+            found[client] = read(content.array_records.get(CALIBRATE), held_out[client])
         except RefusedReplyError as error:
             log(WARNING, "calibration of client %s: refused: %s", client, error)
     return found
 
 
-def _losses(sent: ArrayRecord | None) -> Array:
+def _losses(sent: ArrayRecord | None, most: int) -> Array:
     shapes = {LOG_LOSSES: (len(TEMPERATURES),)}
-    return decode_tensors(CALIBRATE, sent, shapes, {torch.float64})[LOG_LOSSES].numpy()
+    found = decode_tensors(CALIBRATE, sent, shapes, {torch.float64})[LOG_LOSSES].numpy()
+    if not ((found >= 0) & (found <= _LARGEST_LOSS * most)).all():
+        raise RefusedReplyError(f"its log losses are not those of {most} examples")
+    return found
 
 
-def _histograms(sent: ArrayRecord | None, grids: Mapping[str, Grid]) -> dict[str, Any]:
+def _histograms(sent: ArrayRecord | None, grids: Mapping[str, Grid], most: int) -> dict[str, Any]:
     shapes = {name: (grid.bins + 1,) for name, grid in grids.items()}
     found = decode_tensors(CALIBRATE, sent, shapes, {torch.int32, torch.int64})
     counts = {name: values.numpy() for name, values in found.items()}
-    if any((of_score < 0).any() for of_score in counts.values()):
-        raise RefusedReplyError("its histograms have counts below 0")
+    if any((of_score < 0).any() or (of_score > most).any() for of_score in counts.values()):
+        raise RefusedReplyError(f"its histograms have counts below 0 or above its {most} examples")
     if len({int(of_score.sum()) for of_score in counts.values()}) > 1:
         raise RefusedReplyError("its histograms are not of equally many examples")
+    if any(int(of_score.sum()) > most for of_score in counts.values()):
+        raise RefusedReplyError(f"its histograms are of more than its {most} held-out examples")
     return counts

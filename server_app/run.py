@@ -170,6 +170,7 @@ class Run:
         self.best_model = BestModel(folder, rule, done) if rule else None
         self.checkpoints = CheckpointWriter(folder / "checkpoints")
         self.stop_reason: str | None = None
+        self.last_report: RoundReport | None = None
         rows = self.results.rows  # of the run that is resumed
         self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0
         if last and rows and not is_completed(folder):  # it may lack no more than its end
@@ -199,6 +200,11 @@ class Run:
                 on_round=self._on_round,
             )
             if self.strategy.state.failed_rounds >= self.rounds:
+                if self.last_report is None:
+                    raise ConfigError(
+                        f"resume=true: all {self.rounds} rounds are done, and none had valid "
+                        "replies: set rounds higher, or begin again in another results_dir"
+                    )
                 raise self.last_report.error(
                     f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} "
                     "valid replies, so the model is the initial one; metrics.jsonl in "
@@ -234,7 +240,8 @@ class Run:
                 f"{', '.join((*LONGER, *SITE_KEYS, *NOTES, *FOLDER_KEYS))} (its recipe is "
                 f"{self.folder / 'config.yaml'})"
             )
-        if checkpoint.state.round >= self.rounds and is_completed(self.folder):
+        done = checkpoint.state.round
+        if done > self.rounds or (done == self.rounds and is_completed(self.folder)):
             raise ConfigError(
                 f"rounds={self.recipe.rounds} are done already: {last} is of round "
                 f"{checkpoint.state.round}; set rounds higher to continue"
@@ -298,7 +305,8 @@ class Run:
 
         classes = self.task.num_classes
         try:
-            found = self.calibration.run(ask, classes)
+            held_out = self.strategy.availability.registry.num_held_out
+            found = self.calibration.run(ask, classes, held_out)
         except (CalibrationError, TimeoutError) as error:
             log(ERROR, "no prediction sets: %s", error)
             return {"error": str(error)}

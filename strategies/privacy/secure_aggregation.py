@@ -68,7 +68,7 @@ from fedhet.strategies.round.tensor_decoder import check_finite
 KEY = "strategy/secure_aggregation"
 _MODULUS = 1 << 32  # of Flower's masks
 _FINEST = 30  # bits: Flower rounds to 32-bit integers
-_LEAST = 3  # from a sum of two, each client knows the other's part
+LEAST = 3  # from a sum of two, each client knows the other's part
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class SecAggPlus:
     def __post_init__(self) -> None:
         """Check the ranges."""
         key = "strategy.secure_aggregation"
-        if self.num_shares > 1 and (self.num_shares < _LEAST or self.num_shares % 2 != 1):
+        if self.num_shares > 1 and (self.num_shares < LEAST or self.num_shares % 2 != 1):
             raise ConfigError(
                 f"{key}.num_shares={self.num_shares} is not allowed: it must be a "
                 "fraction of the round's clients in (0, 1], or an odd number from 3"
@@ -152,9 +152,9 @@ class SecAggPlus:
 
     def check(self, num_clients: int) -> None:
         """Reject a federation that is too small to hide a client in a sum."""
-        if num_clients < _LEAST:
+        if num_clients < LEAST:
             raise ConfigError(
-                f"clients={num_clients} is not enough: a secure sum needs at least {_LEAST}; set "
+                f"clients={num_clients} is not enough: a secure sum needs at least {LEAST}; set "
                 f"clients higher, or {KEY}=none"
             )
 
@@ -210,13 +210,13 @@ class SecAggPlus:
 
     def _setup(self, size: int) -> ConfigRecord:
         """Return Flower's settings for a round of ``size`` clients."""
-        if size < _LEAST:
-            raise NoSumError(f"the round has {size} clients, and needs {_LEAST}")
+        if size < LEAST:
+            raise NoSumError(f"the round has {size} clients, and needs {LEAST}")
         shares = int(self.num_shares)
         if self.num_shares <= 1:
             shares = round(self.num_shares * size)
             shares += shares < size and shares % 2 == 0  # as many on both sides of the ring
-            shares = size if shares < _LEAST else shares
+            shares = size if shares < LEAST else shares
         return ConfigRecord(
             {
                 Key.SAMPLE_NUMBER: size,
@@ -306,7 +306,7 @@ class SecAggPlus:
             Key.THRESHOLD: max(2, round(self.reconstruction_threshold * shares)),
         }
         wrong = sorted(name for name, value in agreed.items() if configs[name] != value)
-        if wrong or size < _LEAST or shares < least:
+        if wrong or size < LEAST or shares < least:
             raise RefusedReplyError(
                 f"the server's settings of SecAgg+ are not the recipe's: {wrong or dict(configs)}"
             )

@@ -32,7 +32,7 @@ from fedhet.strategies.components.samplers import FixedSizeSampler, most_clients
 from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import ClientSystem
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
-from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.privacy.secure_aggregation import LEAST, SecAggPlus
 from fedhet.strategies.robust.checks import check_robust
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.asynchronous import SimulatedClients
@@ -56,6 +56,7 @@ from fedhet.strategies.round.records import (
     to_metrics,
     to_record,
     to_tensors,
+    with_senders,
 )
 from fedhet.strategies.round.registration import (
     ClientAvailability,
@@ -163,6 +164,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self.schedule = schedule or schedules.Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.evaluate_on_clients = evaluate_on_clients
+        self._evaluating: list[Message] = []  # the messages of the evaluation that goes on
         self.client_metrics = metrics = client_metrics or ClientMetrics()
         checked = (local_training, metrics, secure_aggregation, self.compression)
         self._rules = Rules(self.server_step, self.client_sides, *checked)
@@ -314,14 +316,16 @@ class FederatedStrategy(KeepsArguments, Strategy):
         if any(held_out.values()):
             asked = [client for client in asked if held_out[client]]
         kind = MessageType.EVALUATE
-        return self._writer.model(kind, server_round, arrays, config, asked).values()
+        messages = self._writer.model(kind, server_round, arrays, config, asked)
+        self._evaluating = list(messages.values())
+        return self._evaluating
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the example-weighted mean of the clients' metrics, without bad replies."""
         names, registry = self.client_metrics.names, self.availability.registry
-        rows = valid_evaluations(replies, registry, names)
+        rows = valid_evaluations(with_senders(replies, self._evaluating), registry, names)
         self._per_client = self.client_metrics.of_evaluation(rows)
         return to_metrics(mean_metrics(rows)) if rows else None
 
@@ -374,7 +378,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self, grid: Grid, round: int, arrays: ArrayRecord, config: ConfigRecord
     ) -> tuple[RoundReport, ArrayRecord | None, MetricRecord | None]:
         """Run one training round."""
-        self.availability.refresh(grid)
+        secure_least = 0 if self.secure_aggregation is None else LEAST
+        self.availability.refresh(grid, max(self.server_step.least_replies, secure_least))
         began = time.perf_counter()
         training = self.configure_train(round, arrays, config, grid)
         report, secure = training.report, self.secure_aggregation

@@ -158,6 +158,8 @@ def register_clients(
     while True:
         connected = sorted(grid.get_node_ids())
         infos = {node: info for node, info in infos.items() if node in connected}
+        # a node that reconnects is asked again
+        refused = {node: why for node, why in refused.items() if node in connected}
         new = [node for node in connected if node not in infos and node not in refused]
         over = time.monotonic() > end
         if new and (asked or over or len(connected) >= max(federation.num_clients, 1)):
@@ -189,16 +191,16 @@ def register_clients(
 
 
 def valid_evaluations(
-    replies: Iterable[Message], registry: ClientRegistry, metrics: Collection[str] = ()
+    replies: Iterable[tuple[int, Message]], registry: ClientRegistry, metrics: Collection[str] = ()
 ) -> list[dict[str, float]]:
     """Return the clients' valid evaluation metrics by client id; bad replies are logged.
 
-    ``metrics`` are the names that a client may send beside accuracy and loss.
+    Each reply comes with the id of its node. ``metrics`` are the names that a client may send
+    beside accuracy and loss.
     """
     clients = {node: client for client, node in registry.nodes.items()}
     rows = {}
-    for message in replies:
-        node = message.metadata.src_node_id
+    for node, message in replies:
         try:
             client = clients.pop(node, None)  # each answers once
             if client is None:
@@ -243,18 +245,22 @@ class ClientAvailability:
                 self.registry.add(node, info, node.__eq__)
         return [client for client in clients if client in known]
 
-    def refresh(self, grid: Grid) -> None:
-        """Look up which clients are connected; wait while they are fewer than ``min_replies``.
+    def refresh(self, grid: Grid, least: int = 1) -> None:
+        """Look up which clients are connected; wait while they are fewer than are needed.
+
+        ``least`` is what the method needs; ``min_replies`` may be more.
 
         Raises:
             TimeoutError: if they are too few for longer than the timeout.
         """
         size, timeout = len(self.registry), self._federation.connect_timeout_seconds
-        least, end = min(self._federation.min_replies, size), time.monotonic() + timeout
+        asked, end = self._federation.min_replies, time.monotonic() + timeout
+        why = "min_replies" if asked >= least else "strategy.aggregator or secure aggregation needs"
+        least = min(max(asked, least), size)
         while (present := self.look_up(grid)) < least:
             if time.monotonic() > end:
                 raise TimeoutError(
-                    f"min_replies={least}, but only {present} of {size} clients are connected "
+                    f"{why}={least}, but only {present} of {size} clients are connected "
                     f"after {timeout:.0f} s (runtime.connect_timeout_seconds)"
                 )
             time.sleep(_WAIT_POLL_SECONDS)

@@ -141,6 +141,12 @@ def test_without_test_examples_at_the_server_a_run_cannot_go_by_what_it_measures
         check_measured(recipe, rule, classes, at_server=False)
 
 
+def test_the_model_before_a_round_is_not_taken_for_the_one_after_it():
+    words = ("checkpoint.best=received_accuracy",)
+    with pytest.raises(ConfigError, match=r"goes by received_accuracy.*such as client_accuracy$"):
+        best_model_rule(compose_overrides(words), EarlyStopping())
+
+
 def test_the_clients_loss_is_in_the_summary_where_there_is_no_accuracy():
     row = {"seconds": 1.0, "bytes_up": 1, "bytes_down": 1, "failures": []}
     rows = [{"round": n, "client_loss": 1.0 / n, **row} for n in (1, 2)] + [{"round": 3, **row}]
@@ -164,7 +170,7 @@ def test_a_run_cannot_go_by_an_accuracy_that_its_task_has_not(kind):
     words = ("early_stopping.patience=1", "early_stopping.metric=loss", "checkpoint.best=loss")
     check_measured(compose_overrides(words), EarlyStopping("loss"), predictions, at_server=True)
     if kind == "segmentation":  # of pixels, if it is asked for
-        for metric in ("accuracy", "client_accuracy", "received_accuracy"):
+        for metric in ("accuracy", "client_accuracy"):
             words = (f"checkpoint.best={metric}", "evaluation.metrics=[accuracy]", *AT_CLIENTS)
             rule = EarlyStopping(metric)
             check_measured(compose_overrides(words), rule, predictions, at_server=True)

@@ -118,6 +118,8 @@ def asking(histograms):
     ("histograms", "why"),
     [
         ({"APS": [1, 2, -1], "RAPS": [1, 1, 0]}, "below 0"),
+        ({"APS": [2**62, 0, 0], "RAPS": [2**62, 0, 0]}, "above its 3 examples"),
+        ({"APS": [3, 1, 0], "RAPS": [2, 2, 0]}, "more than its 3 held-out examples"),
         ({"APS": [1, 2, 0], "RAPS": [1, 1, 0]}, "not of equally many"),
         ({"APS": [1.0, 2.0, 0.0], "RAPS": [1.0, 1.0, 1.0]}, "not int32, int64"),
         ({"APS": [1, 2, 0]}, "lacks"),
@@ -125,13 +127,13 @@ def asking(histograms):
 )
 def test_histograms_that_cannot_be_are_refused(histograms, why, caplog):
     with pytest.raises(CalibrationError, match="no client has sent"):
-        Calibration([0.1], bins=2).run(asking(histograms), classes=10)
+        Calibration([0.1], bins=2).run(asking(histograms), classes=10, held_out={0: 3})
     assert why in caplog.text
 
 
 def test_too_few_examples_have_no_threshold():
     ask = asking({"APS": [2, 1, 0], "RAPS": [3, 0, 0]})
-    found = Calibration([0.1, 0.5], bins=2).run(ask, classes=10)
+    found = Calibration([0.1, 0.5], bins=2).run(ask, classes=10, held_out={0: 3})
     assert [one["threshold"] for one in found["sets"]] == [None, 0.5, None, 0.545]
 
 

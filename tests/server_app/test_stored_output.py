@@ -11,6 +11,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows
 from fedhet.conf import compose, plain_part
 from fedhet.server_app.checkpoint import checkpoints
+from fedhet.strategies.round.records import METRICS
 from fedhet.strategies.round.tensor_files import below
 from fedhet.tasks import build_task
 from fedhet.tasks.evaluation import evaluate_model
@@ -102,3 +103,19 @@ def test_a_run_that_lacks_no_more_than_its_end_is_completed_without_another_roun
     if not early:
         with pytest.raises(ConfigError, match="rounds=3 are done already"):
             run_recipe(tmp_path, *words, "resume=true")
+        (tmp_path / "summary.json").unlink()  # what fewer rounds would be called is not there
+        with pytest.raises(ConfigError, match="rounds=2 are done already"):
+            run_recipe(tmp_path, *words, "resume=true", "rounds=2")
+
+
+def test_a_run_without_a_valid_reply_says_so_again_when_it_is_resumed(tmp_path):
+    words = [*TINY, "rounds=1", "checkpoint.every=1"]
+
+    def lose(reply):
+        return None if METRICS in reply.content else reply
+
+    with pytest.raises(RuntimeError, match="no round of 1 had min_replies"):
+        run_recipe(tmp_path, *words, tamper=lose)
+    with pytest.raises(ConfigError, match="none had valid replies: set rounds higher"):
+        run_recipe(tmp_path, *words, "resume=true")
+    assert run_recipe(tmp_path, *words, "resume=true", "rounds=2")["status"] == "completed"

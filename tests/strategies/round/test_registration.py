@@ -200,6 +200,42 @@ def test_registration_waits_for_the_successor_of_a_node_that_just_died():
     assert register(grid, timeout=5.0).nodes == {0: 100, 1: 101, 2: 202}
 
 
+def test_a_node_that_was_refused_is_asked_again_when_it_is_back():
+    """Its site has mounted the data and restarted it, with the same key."""
+    grid, looks = grid_of(0, 1), iter(range(1000))
+    grid.handlers[102] = failing
+    nodes = grid.get_node_ids
+
+    def get_node_ids() -> list[int]:
+        if (look := next(looks)) == 3:
+            join(grid, 102, 2)
+        return [node for node in nodes() if node != 102 or look != 2]
+
+    grid.get_node_ids = get_node_ids
+    assert register(grid, timeout=20.0).nodes == {0: 100, 1: 101, 2: 102}
+
+
+def test_a_round_waits_for_as_many_clients_as_the_method_needs():
+    """One comes back at the third look; without it, a robust aggregator's round is in vain."""
+    registry = ClientRegistry(3, {0: 100, 1: 101, 2: 102}, {0: 10, 1: 11, 2: 12})
+    grid, looks = grid_of(0, 1), iter(range(1000))
+    nodes = grid.get_node_ids
+
+    def get_node_ids() -> list[int]:
+        if next(looks) == 2:
+            join(grid, 102, 2)
+        return nodes()
+
+    grid.get_node_ids = get_node_ids
+    config = FederationConfig(connect_timeout_seconds=20.0)
+    ClientAvailability(registry, config).refresh(grid, least=3)
+    assert 102 in grid.handlers
+    del grid.handlers[102]
+    config = FederationConfig(connect_timeout_seconds=0.1)
+    with pytest.raises(TimeoutError, match=r"aggregator or secure aggregation needs=3, but only 2"):
+        ClientAvailability(registry, config).refresh(grid, least=3)
+
+
 def admit(grid: InProcessGrid, times: int = 2, **hashes: str) -> ClientRegistry:
     registry = ClientRegistry(3, {0: 100, 1: 101}, {0: 10, 1: 11})
     availability = ClientAvailability(registry, FederationConfig(fingerprint=hashes))
