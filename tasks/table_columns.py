@@ -166,7 +166,7 @@ class Columns:
         if missing:
             raise ConfigError(
                 f"{_where(table)}: {missing} of the {len(table)} rows have no {self.target} "
-                f"({KEY}.target): remove them"
+                f"({KEY}.target): remove them; in CSV files words such as NA and None are none, too"
             )
         if self.labels is None:
             return _numbers(table, self.target)
