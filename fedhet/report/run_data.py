@@ -6,7 +6,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -80,7 +79,7 @@ class Run:
         pairs = zip(rounds, values, strict=True)
         return [(int(r), float(v)) for r, v in pairs if r is not None and v is not None]
 
-    @cached_property
+    @property
     def at_clients(self) -> bool:
         """Whether the clients alone have measured the model: its accuracy and loss are theirs."""
 

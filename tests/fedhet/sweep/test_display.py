@@ -1,10 +1,13 @@
 """What a terminal and a log show of a sweep."""
 
 import io
+import re
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
+from fedhet.progress import score
 from fedhet.sweep.display import closing_summary, display_for
 from fedhet.sweep.progress import Job, Snapshot, SweepFollower
 from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
@@ -16,7 +19,7 @@ def job(number, status, round=-1, accuracy=None, failures=0, **about):
     ended = 112.0 if status in ("completed", "failed") else None
     about = {"rounds": 30, "began": 100.0, "ended": ended, **about}
     report = JobReport(number, f"{number}_job", WORDS, status, **about)
-    return Job(report, WORDS, round, accuracy, failures)
+    return Job(report, WORDS, round, score({"accuracy": accuracy}), failures)
 
 
 def completed(number, accuracy=0.9, **about):
@@ -94,6 +97,15 @@ def test_the_summary_names_jobs_reasons_folder_and_what_to_type():
         assert f"{command}/results/of/a_sweep\n" in text
     assert "best     " not in text
     assert "--resume" not in ended(completed(0))
+
+
+def test_jobs_that_clients_alone_have_measured_show_that_by_its_name():
+    figures = {"client_loss": 0.25, "rounds": 30}
+    theirs = replace(job(0, "completed", 30, figures=figures), score=score(figures))
+    assert re.search(r"client loss +best +rounds +time\n +#0 .* 0\.2500 ", ended(theirs))
+    here = completed(1)
+    mixed = ended(theirs, here)
+    assert re.search(r"accuracy +best .*\n +#0 .* client loss 0\.2500 .*\n +#1 .* 90\.00 %", mixed)
 
 
 def test_the_summary_of_a_search_has_the_best_trial():
