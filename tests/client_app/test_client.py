@@ -3,16 +3,19 @@
 import numpy as np
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from torch.nn import functional as F
 
 from fedhet.client_app.client import FederatedClient
+from fedhet.client_app.messages import upload_seed
 from fedhet.client_app.state import ContextStateStore
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_optimizers import SGD, Adam
+from fedhet.strategies.components.local_training import seeded
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
+from fedhet.strategies.round import records
 from tests.federation import Regression, TensorBatches, half_squared_error
 from tests.strategies.labelled import Classifier, blobs
 from tests.strategies.test_closed_forms import Shifted
@@ -221,3 +224,24 @@ def test_a_client_that_trains_only_what_it_keeps_counts_the_steps_of_that():
     _, _, metrics = kept.fit(kept.get_parameters({}), CONFIG)
     assert metrics["lr-sum"] == pytest.approx(0.1 * metrics["num-steps"])
     assert metrics["num-steps"] > 0
+
+
+def test_every_client_and_round_has_draws_of_its_own():
+    def drawn(seed: int, round: int, client: int) -> list[float]:
+        with seeded(seed, round, client, torch.device("cpu")) as (batches, sides):
+            numbers = [torch.rand(2, generator=one) for one in (batches, sides, None)]
+        return torch.cat(numbers).tolist()
+
+    places = [(0, 1, 0), (0, 1, 1), (0, 2, 0), (1, 1, 0)]
+    found = [drawn(*place) for place in places]
+    assert drawn(*places[0]) == found[0]
+    assert len({number for numbers in found for number in numbers}) == 6 * len(places)
+
+
+def test_every_upload_has_noise_of_its_own():
+    def state(seed: int, client: int, round: int) -> tuple[int, ...]:
+        content = RecordDict({records.CONFIG: ConfigRecord({"round": round})})
+        message = Message(content, dst_node_id=1, message_type=MessageType.TRAIN)
+        return tuple(upload_seed(seed, client, message).generate_state(2).tolist())
+
+    assert len({state(*place) for place in [(0, 0, 1), (0, 1, 1), (0, 0, 2), (1, 0, 1)]}) == 4

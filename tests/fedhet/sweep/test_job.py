@@ -71,6 +71,9 @@ def test_the_figures_to_optimise_are_those_of_a_summary():
     row = {"round": 1, "client_accuracy": 0.5, "client_loss": 1.0, "failures": []}
     row |= dict.fromkeys(("seconds", "bytes_up", "bytes_down"), 1)
     assert set(FIGURES) == {*totals([row]), "wall_seconds"}
+    three = [(1, 0.2, 9.0), (2, 0.8, 1.0), (3, 0.6, 3.0)]  # round 1 starts the workers
+    found = totals([row | {"round": n, "accuracy": a, "seconds": s} for n, a, s in three])
+    assert (found["accuracy"], found["best_accuracy"], found["seconds_per_round"]) == (0.6, 0.8, 2)
 
 
 @pytest.mark.slow

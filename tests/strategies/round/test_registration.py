@@ -5,15 +5,17 @@ import re
 from collections.abc import Callable
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 
 from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.round.records import METRICS, to_metrics
 from fedhet.strategies.round.registration import (
     FROZEN_MODEL,
     ClientAvailability,
     ClientRegistry,
     FederationConfig,
     register_clients,
+    valid_evaluations,
 )
 from tests.federation import InProcessGrid, lost, node_info
 from tests.strategies.round.test_round import run
@@ -291,3 +293,18 @@ def test_a_round_waits_for_min_replies_clients_until_the_timeout(monkeypatch):
     connect(monkeypatch, ending, lambda looks: WITHOUT_1 if looks[-1] else ALL)
     with pytest.raises(TimeoutError, match=r"min_replies=3, but only 2 of 3 clients are connected"):
         run(ending, rounds=2)
+
+
+def test_bad_answers_to_an_evaluation_do_not_count():
+    """Node 101 names another client, or more examples than it has; nobody answers twice."""
+    registry = ClientRegistry(2, {0: 100, 1: 101}, {0: 5, 1: 5}, {0: 5, 1: 3})
+
+    def answer(node: int, client: int, examples: int) -> tuple[int, Message]:
+        row = {"partition-id": client, "num-examples": examples, "loss": 1.0}
+        content = RecordDict({METRICS: to_metrics(row)})
+        return node, Message(content, dst_node_id=1, message_type=MessageType.EVALUATE)
+
+    good = answer(100, 0, 5)
+    for bad in (answer(101, 0, 5), answer(101, 1, 6), answer(102, 1, 5)):
+        assert len(valid_evaluations([good, good, bad], registry)) == 1
+    assert len(valid_evaluations([good, answer(101, 1, 5)], registry)) == 2

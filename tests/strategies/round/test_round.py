@@ -122,6 +122,13 @@ def test_too_few_replies_leave_the_model_as_it_was_and_end_the_run_if_repeated()
     federation = FederationConfig(max_failed_rounds=2)
     with pytest.raises(RuntimeError, match=r"2 rounds in a row.*min_replies=1.*client 0: no reply"):
         run(FedAvg(federation=federation), tamper=without(0, 1, 2))
+    strategy, lose = FedAvg(federation=federation), without(0, 1, 2)
+    _, reports = run(  # one in a row, twice
+        strategy,
+        rounds=3,
+        tamper=lambda reply: reply if strategy.state.round == 1 else lose(reply),
+    )
+    assert [len(report.clients) for report in reports[1:]] == [0, 3, 0]
 
 
 def folders(path, count: int, store=FolderStateStore) -> dict:
