@@ -29,8 +29,10 @@ from fedhet.strategies.fedrep import FedRep
 from fedhet.strategies.fedsam import SAM, FedSAM, MoFedSAM
 from fedhet.strategies.feduv import FedUV
 from fedhet.strategies.moon import MOON
+from fedhet.strategies.robust.geometric_median import GeometricMedian
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.scaffold import SCAFFOLD
+from tests.federation import InProcessGrid
 from tests.strategies.labelled import Biasless, Classifier, assert_same, train
 
 
@@ -38,6 +40,14 @@ def run(strategy: FederatedStrategy, model=Classifier, **how) -> dict[str, torch
     """Return the params after some rounds with half the clients."""
     strategy.sampler = FixedSizeSampler(0.5, seed=2)
     return train(strategy, model=model, **{"rounds": 4, **how})[0]
+
+
+class Reversed(InProcessGrid):
+    """Replies come in the opposite of the sender's order, and not in one drawn with a seed."""
+
+    def __init__(self, *args) -> None:
+        super().__init__(*args)
+        self.shuffle = list.reverse
 
 
 LR = {"local_lr": 0.1}
@@ -93,7 +103,16 @@ SAME = {
     "momentum on no tensor": (FedAvg(**PLAIN_MEAN), heavy("none"), plain_mean),
     "fedper, personal=none": (FedPer(**LR), {"personal": "none"}, fedavg),
     "fedrep, phases of all tensors": (FedRep(**LR), {"options": two_phases("all")}, fedavg),
-    "one seed, replies in another order": (SCAFFOLD(**LR), {}, lambda: run(SCAFFOLD(**LR))),
+    "one seed, replies in another order": (
+        SCAFFOLD(**LR),
+        {},
+        lambda: run(SCAFFOLD(**LR), grid=Reversed),
+    ),
+    "kept replies in another order": (
+        FedAvg(aggregator=GeometricMedian(), **LR),
+        {},
+        lambda: run(FedAvg(aggregator=GeometricMedian(), **LR), grid=Reversed),
+    ),
 }
 DIFFERENT = {
     "fedprox": (FedProx(1.0, **LR), {}, fedavg),
