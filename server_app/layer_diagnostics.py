@@ -82,6 +82,8 @@ class Similarity(Recorder):
     the first ``examples`` of the test set.
     """
 
+    reads_models = True
+
     keeps_replies = True
 
     def __init__(

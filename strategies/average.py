@@ -23,6 +23,8 @@ from fedhet.strategies.statistics.class_counts import ClassCountsClient, ClassCo
 class MaskedMean:
     """(1 / |S|) sum_i y_i; in the classifier the mean over the clients that hold the class."""
 
+    reads_models = True
+
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the change from x to that model; replies have class counts."""
         fused = {name: values.mean(0) for name, values in local_models(params, replies).items()}

@@ -76,6 +76,8 @@ class Distilled:
         seed: of all random numbers.
     """
 
+    reads_models = True
+
     def __init__(
         self,
         generation: Generation | None = None,

@@ -100,6 +100,8 @@ class AllClients:
         masked: a model has no say in classes that its client does not hold.
     """
 
+    reads_models = True
+
     def __init__(self, masked: bool = True) -> None:
         self.masked = masked
 

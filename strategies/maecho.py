@@ -118,6 +118,8 @@ class HarmonizedOptima:
         device: where to compute: "cpu", "cuda", or "auto".
     """
 
+    reads_models = True
+
     def __init__(
         self,
         loop: Released | Algorithm1 | None = None,

@@ -75,6 +75,8 @@ class RegressionMean:
         classifier: "fused" like other layers, or "masked" as in MA-Echo.
     """
 
+    reads_models = True
+
     def __init__(
         self,
         shrinkage: float = 0.9,

@@ -34,6 +34,8 @@ class GrownNetwork(ABC):
         seed: of their order.
     """
 
+    reads_models = True
+
     key: str  # of the settings
 
     def __init__(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, ServerSide
+from fedhet.strategies.components.compression import DOWN
 from fedhet.strategies.round.server_model import BuildsOutputModel
 from fedhet.strategies.slots import Output
 
@@ -45,6 +46,21 @@ def check_output(output: Output) -> None:
         raise ConfigError(
             f"evaluation.clients=true, but the output {type(output).__name__} builds another "
             "model than the clients have: set it to false"
+        )
+
+
+def check_downlink(down: str, parts: Iterable[object], *, towards_model: bool) -> None:
+    """Refuse parts that read the models y_i where clients start from a rounded x.
+
+    They send y_i less that, which is no way from the server's x to y_i. A part that does so says it
+    in an attribute ``reads_models``.
+    """
+    read = sorted({type(part).__name__ for part in parts if getattr(part, "reads_models", False)})
+    read += ["strategy.asynchronous.towards_model"] if towards_model else []
+    if down != "none" and read:
+        raise ConfigError(
+            f"{DOWN}={down} rounds what the clients start from, and {', '.join(read)} reads their "
+            f"models, which the server then does not have: set {DOWN}=none"
         )
 
 

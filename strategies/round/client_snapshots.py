@@ -33,6 +33,7 @@ class ClientSnapshots:
 
     path: Path
     keeps_replies = True
+    reads_models = True
     key = "checkpoint.client_models"
 
     def __call__(

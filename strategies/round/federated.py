@@ -36,7 +36,7 @@ from fedhet.strategies.privacy.secure_aggregation import LEAST, SecAggPlus
 from fedhet.strategies.robust.checks import check_robust
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.asynchronous import SimulatedClients
-from fedhet.strategies.round.checks import check_output, check_sides
+from fedhet.strategies.round.checks import check_downlink, check_output, check_sides
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.cohort import Exchange
 from fedhet.strategies.round.compressed_records import Downlink, compressible
@@ -156,6 +156,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
         check_robust(self.client_sides, self.server_step)
         if evaluate_on_clients:
             check_output(self.server_step.output)
+        step, slow = self.server_step, asynchronous is not None and asynchronous.towards_model
+        readers = (step.aggregator, step.output, *step.transforms, *step.observers)
+        check_downlink(self.compression.down, readers, towards_model=slow)
         self.federation = federation or FederationConfig()
         self.sampler = sampler or FixedSizeSampler()
         trained = (self.sampler, system, asynchronous, local_training)

@@ -5,6 +5,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from flwr.app import ArrayRecord, Message, MessageType, RecordDict
 from fedhet.client_app import messages
 from fedhet.client_app.state import ContextStateStore
 from fedhet.common.errors import ConfigError
+from fedhet.strategies.average import Average
 from fedhet.strategies.base import ClientSide, RefusedReplyError, Reply
 from fedhet.strategies.components.compression import (
     BFloat16,
@@ -24,9 +26,12 @@ from fedhet.strategies.components.compression import (
     TopK,
 )
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.systems import Constant
 from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.fedbuff import FedAsync
 from fedhet.strategies.fedpvr import FedPVR
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.client_snapshots import ClientSnapshots
 from fedhet.strategies.round.compressed_records import compressed_shapes, reply_records
 from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.records import METRICS, count_bytes, to_metrics, to_record, to_tensors
@@ -387,3 +392,18 @@ def test_a_compressible_payload_needs_a_known_shape():
 
     with pytest.raises(ConfigError, match=r"\['more'\] are declared compressible.*expected\(\)"):
         compressed_shapes({"x": Shapeless()}, {})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        partial(Average),
+        partial(FedAvg, observers=[ClientSnapshots(Path("clients"))]),
+        partial(FedAsync, system=Constant()),
+    ],
+)
+def test_models_of_clients_that_start_from_a_rounded_one_are_not_fused(make):
+    """They send y_i - C(x), and x + (y_i - C(x)) is no y_i: int4 moved a bias by 29 %."""
+    make(compression=Compression(Int4()))
+    with pytest.raises(ConfigError, match=r"compression\.down=int4 .* reads their models.*=none"):
+        make(compression=Compression(down="int4"))
