@@ -9,7 +9,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Literal
 
@@ -186,6 +186,13 @@ class BestModel:
                 self._next.unlink()
             else:
                 self.keep()
+        if (
+            done is not None
+            and (before := self.summary().get("metric", rule.metric)) != rule.metric
+        ):
+            self._path.unlink()
+            text = "%s was by %s and is gone: by %s a round after %s may be kept, if it is the best"
+            log(WARNING, text, BEST, before, rule.metric, done)
 
     def offer(
         self, rows: Sequence[Row], tensors: Tensors, run: str, metadata: Mapping[str, str]

@@ -119,6 +119,15 @@ AT_CLIENTS = ("evaluation.clients=true", "partition.holdout=0.1")
 CLIENT = "early_stopping.metric=client_accuracy"
 
 
+def test_a_resumed_run_of_another_rule_does_not_keep_the_model_of_the_old_one(tmp_path, caplog):
+    before = BestModel(tmp_path, EarlyStopping("accuracy"), None)
+    before.offer([{"round": 1, "accuracy": 0.5}], {"x": torch.ones(1)}, "run", {})
+    before.keep()
+    assert BestModel(tmp_path, EarlyStopping("accuracy"), 1).summary()["round"] == 1
+    assert BestModel(tmp_path, EarlyStopping("loss"), 1).summary() == {}
+    assert "was by accuracy and is gone" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [
