@@ -186,13 +186,11 @@ class BestModel:
                 self._next.unlink()
             else:
                 self.keep()
-        if (
-            done is not None
-            and (before := self.summary().get("metric", rule.metric)) != rule.metric
-        ):
+        before = {} if done is None else self.summary()
+        if before and before.get("metric") != rule.metric:
             self._path.unlink()
             text = "%s was by %s and is gone: by %s a round after %s may be kept, if it is the best"
-            log(WARNING, text, BEST, before, rule.metric, done)
+            log(WARNING, text, BEST, before.get("metric"), rule.metric, done)
 
     def offer(
         self, rows: Sequence[Row], tensors: Tensors, run: str, metadata: Mapping[str, str]
