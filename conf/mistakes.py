@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import yaml
@@ -19,6 +20,7 @@ from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of, variants_of
 
+SEVERAL = "Ambiguous value for argument"  # Hydra's, too
 NO_OPTION = "Config group override must be"  # Hydra's ValueError
 _LINES = 200  # characters of a message that is not ours
 _NO_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
@@ -48,6 +50,7 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
         chosen = _chosen(group.partition(".")[0], values)
         return f"unknown key {key}: it is of {' and '.join(owners)}, and this is {chosen}"
     siblings = [one.removeprefix(f"{group}.") for one in known if _parent(one) == group]
+    siblings += [] if group else [one for one in groups() if "/" not in one]
     near = [f"{group}.{one}" if group else one for one in get_close_matches(name, siblings, 3, 0.6)]
     near += [one for one in known if one.rpartition(".")[2] == name]
     near = near or get_close_matches(key, known, 3, 0.6)
@@ -56,7 +59,7 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
         line += f": did you mean {' or '.join(list(dict.fromkeys(near))[:3])}?"
     if group and siblings:
         line += f"; {group} has: {', '.join(siblings)}"
-    return line if near or siblings else f"{line}; `fedhet --help` lists all keys"
+    return line if near or (group and siblings) else f"{line}; `fedhet --help` lists all keys"
 
 
 def known_keys(values: Mapping[str, Any]) -> list[str]:
@@ -89,6 +92,11 @@ def explain(
     if found := _MERGING.search(text):
         key = found[1].partition("=")[0]
         return ConfigError(f"{found[1]}: {key} cannot be set: {one_line(str(error.__cause__))}")
+    if text.startswith(SEVERAL):
+        word = next((one for one in words if "," in one and f"'{one}'" in text), "KEY=A,B")
+        key, _, value = word.partition("=")
+        listed = f"{key}=[{value}]"
+        return ConfigError(f"{word} has several values: fedhet -m runs each, {listed} is a list")
     if text.startswith(NO_OPTION):
         chosen = [word for word in words if word.lstrip("+").partition("=")[0] in ("", *groups())]
         return ConfigError(f"{' '.join(chosen)}: a group takes the name of an option, or [a,b]")
@@ -240,4 +248,4 @@ def one_line(text: str) -> str:
     """Return the start of a message of another library in one line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     kept = [line for line in lines if not line.startswith(("See http", "full_key", "object_type"))]
-    return " ".join(kept)[:_LINES]
+    return shorten(" ".join(kept), _LINES, placeholder=" ...")

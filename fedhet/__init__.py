@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedhet.runs import RunResult as RunResult
     from fedhet.runs import partition as partition
     from fedhet.runs import run as run
+    from fedhet.runtimes.flower_install import LaunchError as LaunchError
     from fedhet.strategies.apfl import APFL as APFL
     from fedhet.strategies.average import Average as Average
     from fedhet.strategies.dense import DENSE as DENSE
@@ -70,6 +71,7 @@ if not (_ROOT / "strategies").is_dir():
 # Where each public name is; torch is imported when one is asked for.
 _PUBLIC = {
     "ConfigError": "common.errors",
+    "LaunchError": "runtimes.flower_install",
     "load_weights": "flower_apps",
     "make_client_app": "flower_apps",
     "make_server_app": "flower_apps",
@@ -156,6 +158,7 @@ __all__ = [
     "FedUV",
     "FedYogi",
     "LGFedAvg",
+    "LaunchError",
     "Local",
     "MAEcho",
     "MoFedSAM",

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -99,6 +100,9 @@ def main(early: EarlyServer | None = None) -> None:
     with reported_errors("fedhet"):
         if {"-h", "--help"} & set(sys.argv[1:]):
             print_help(sys.argv[1:])
+            return
+        if "--version" in sys.argv[1:]:
+            print(*(f"{name} {version(name)}" for name in ("fedhet", "flwr", "torch")), sep=", ")
             return
         words = with_open_keys(sys.argv[1:])
         sys.argv[1:] = take_resume(with_single_sweeps(words))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def _latest(path: Path, modified: int, size: int) -> Mapping[str, Any]:
 
 
 def _shortened(word: str) -> str:
-    key, _, value = word.partition("=")
+    key, _, value = re.sub(r"\\(.)", r"\1", word).partition("=")  # without Hydra's escapes
     name = key.lstrip("+").rpartition(".")[2]
     try:
         value = f"{float(value):.4g}" if len(value) > 6 else value
