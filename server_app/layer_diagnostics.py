@@ -53,6 +53,8 @@ class Recorder:
 class LayerFigures(Recorder):
     """Writes layers.jsonl, for the tensors named by ``shapes``."""
 
+    individual = "it reads the norms of single updates"
+
     def __init__(self, path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
         super().__init__(path)
         self.shapes = shapes

@@ -21,6 +21,8 @@ class Observer(Protocol):
     Attributes:
         keeps_replies: whether it reads single replies; without it and other such parts, none are.
         key: of the recipe, that asks for it; errors name it.
+
+    One that reads norms of single updates says so in an attribute ``individual``, as an aggregator.
     """
 
     keeps_replies: bool

@@ -104,7 +104,7 @@ def require_sums(
         *chain.from_iterable(
             _reasons(getattr(one, "key", "observers"), [one])
             for one in observers
-            if getattr(one, "keeps_replies", True)
+            if getattr(one, "keeps_replies", True) or hasattr(one, "individual")
         ),
         *_unsummed(client_sides, server_sides),
     ]

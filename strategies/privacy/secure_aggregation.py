@@ -97,7 +97,7 @@ class SecAggPlus:
             round's clients in (0, 1], or an odd number from 3 (the paper's neighbours).
         reconstruction_threshold: the fraction of them that can reconstruct it, in (.5, 1]; with
             fewer left the round fails.
-        clipping_range: R; numbers are cut off at -R and R.
+        clipping_range: R; numbers are cut off at -R and R; at least 1.
         quantization_range: number of steps in [-R, R]; None: as many as the sum has room for.
         max_examples: the most examples that a client may have (Flower's max_weight).
     """
@@ -124,7 +124,8 @@ class SecAggPlus:
             high=1.0,
             open_low=True,
         )
-        require_range(f"{key}.clipping_range", self.clipping_range, open_low=True)
+        # the first number of a vector is 1, and shows that it is a mean of vectors
+        require_range(f"{key}.clipping_range", self.clipping_range, low=1.0)
         if self.quantization_range is not None:
             finest = float(1 << _FINEST)
             require_range(f"{key}.quantization_range", self.quantization_range, low=2, high=finest)

@@ -126,6 +126,8 @@ class ExpectedReply:
         measures: names of the numbers that the client sides measure; None: see decode_metrics.
         widest: the longest that an open dimension of a payload may be.
         largest: the size that a number may have.
+        summand: the same for a number of an update times the client's examples, which may weigh it:
+            a client that claims more examples than it has narrows its own numbers alone.
         per_example: names of the payloads that are sums over a client's examples.
         lr: eta_l by client id, that the clients were told; not checked if it is not named.
         compression: of what the clients send.
@@ -141,6 +143,7 @@ class ExpectedReply:
     measures: Collection[str] | None = ()
     widest: int = 1 << 16
     largest: float = math.inf
+    summand: float = math.inf
     per_example: frozenset[str] = frozenset()
     lr: Mapping[int, float] = field(default_factory=dict)
     compression: Compression = field(default_factory=Compression)
@@ -172,7 +175,8 @@ class ExpectedReply:
         if unknown := sorted(printable(name) for name in content.keys() - wanted):
             raise RefusedReplyError(f"it has the unknown records {unknown[:5]}")
         metrics = self._metrics(content, client_id, max_examples, max_steps, not_lost)
-        update, held = self._update(content, client_id), frozenset(self.buffers)
+        largest = min(self.largest, self.summand / metrics["num-examples"])
+        update, held = self._update(content, client_id, largest), frozenset(self.buffers)
         return Reply(
             client_id=client_id,
             num_examples=int(metrics["num-examples"]),
@@ -219,13 +223,13 @@ class ExpectedReply:
             raise RefusedReplyError(f"it says that it has lost its state, {not_lost}")
         return metrics
 
-    def _update(self, content: RecordDict, client_id: int) -> dict[str, Tensor]:
+    def _update(self, content: RecordDict, client_id: int, largest: float) -> dict[str, Tensor]:
         record = record_in(content, UPDATE, ArrayRecord)
         if self.compression.up is None:
-            return decode_tensors(UPDATE, record, self._shapes, self._dtypes, largest=self.largest)
+            return decode_tensors(UPDATE, record, self._shapes, self._dtypes, largest=largest)
         full = {name: value for name, value in self.params.items() if name in self.buffers}
         trained = {name: value for name, value in self.params.items() if name not in full}
-        return self._decompressed(UPDATE, record, client_id, trained, full)
+        return self._decompressed(UPDATE, record, client_id, trained, full, largest)
 
     def _payload(self, content: RecordDict, name: str, client_id: int) -> dict[str, Tensor]:
         record, shapes = record_in(content, name, ArrayRecord), self.shapes.get(name)
@@ -234,19 +238,25 @@ class ExpectedReply:
                 key: torch.empty(shape, dtype=self._dtype(key), device="meta")
                 for key, shape in self.compressed[name].items()
             }
-            return self._decompressed(name, record, client_id, tensors, {})
+            return self._decompressed(name, record, client_id, tensors, {}, self.largest)
         what = name if record is None else f"payload {name!r}"
         dtypes = {self.dtypes[name]} if name in self.dtypes else self._dtypes
         return decode_tensors(what, record, shapes, dtypes, self.widest, self.largest)
 
     def _decompressed(
-        self, name: str, record: ArrayRecord | None, client_id: int, tensors: Tensors, full: Tensors
+        self,
+        name: str,
+        record: ArrayRecord | None,
+        client_id: int,
+        tensors: Tensors,
+        full: Tensors,
+        largest: float,
     ) -> dict[str, Tensor]:
         what = name if record is None or name == UPDATE else f"payload {name!r}"
         codec, round = self.compression.up, self.rounds.get(client_id, 0)
         assert codec is not None
         seed = self.compression.draws(name, round, client_id + 1)
-        return decode_compressed(what, record, codec, seed, tensors, full, self.largest)
+        return decode_compressed(what, record, codec, seed, tensors, full, largest)
 
     def _dtype(self, name: str) -> torch.dtype:
         return self.params[name].dtype if name in self.params else torch.float32

@@ -12,6 +12,7 @@ from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.client_versions import ClientVersions
+from fedhet.strategies.round.exact_sum import largest_summand
 from fedhet.strategies.round.registration import ClientRegistry
 from fedhet.strategies.round.reply_fold import FoldRule, Limits
 from fedhet.strategies.round.server_step import ServerStep
@@ -66,13 +67,14 @@ class Rules:
         options, examples = self.options, registry.num_examples
         steps = {i: options.max_steps(examples[i]) if options else None for i in cohort}
         limits = {i: Limits(examples[i], steps[i], versions.not_lost(i)) for i in cohort}
-        most = float(sum(examples[i] for i in cohort))
+        most = float(len(cohort))
         rule = step.fold_rule(params, self.client_sides, lr, size, most, limits)
         measures = {*(rule.expected.measures or ()), *self.metrics.in_train_replies}
         return replace(
             rule,
             expected=replace(
                 rule.expected,
+                summand=largest_summand(most),
                 measures=measures,
                 compression=self.compression,
                 rounds=chosen.rounds(round),

@@ -10,6 +10,7 @@ from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.slow
 SHORT = [*TINY, "local.epochs=1"]
+MEAN = "strategy/aggregator=uniform_mean"
 ALL = ["diagnostics.layers=all", "diagnostics.cka=head.weight", "diagnostics.cka_every=3"]
 ALL += ["diagnostics.cka_clients=2", "diagnostics.cka_examples=50"]
 
@@ -62,6 +63,14 @@ def test_a_resumed_run_has_every_round_once(measured, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (
+            ["diagnostics.layers=all", "strategy/differential_privacy=central_fixed", MEAN],
+            r"diagnostics LayerFigures: it reads the norms of single updates",
+        ),
+        (
+            ["diagnostics.layers=all", "strategy/secure_aggregation=secagg_plus", "clients=3"],
+            r"diagnostics LayerFigures: it reads the norms of single updates",
+        ),
         (["diagnostics.layers=tail.*"], r"diagnostics\.layers='tail\.\*' selects none"),
         (["diagnostics.cka=all", "strategy=fedper"], r"strategy\.personal=.*set it to none"),
     ],

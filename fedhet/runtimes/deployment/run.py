@@ -286,9 +286,12 @@ class DeploymentRun:
     def _fetch_results(self, summary: Mapping[str, Any]) -> None:
         server, here = self._followed()[0].server_folder, str(self._folder)
         command = [w.replace("{server}", server).replace("{here}", here) for w in self._fetch]
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+            )
+        except OSError as error:
+            done = subprocess.CompletedProcess(command, 127, "", str(error))  # a shell's code
         said = " ".join((done.stderr or done.stdout).split())[-500:]
         again = "the run is completed; resume=true with this results_dir tries again"
         if done.returncode != 0:

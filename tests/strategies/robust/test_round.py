@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from flwr.app import Message
 
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose
@@ -19,6 +20,7 @@ from fedhet.strategies.robust.coordinates import Median
 from fedhet.strategies.robust.fltrust import FLTrust
 from fedhet.strategies.robust.selection import Krum
 from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.round.records import METRICS
 from fedhet.strategies.round.server_model import ServerModel
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, TensorBatches, federate
@@ -185,3 +187,21 @@ def test_fltrust_trains_at_the_server_on_examples_that_are_not_tested_on(tmp_pat
     assert summary["accuracy"] > rows[0]["accuracy"]
     tested = [row["accuracy"] * 180 for row in rows]  # of 360 test examples
     np.testing.assert_allclose(tested, np.round(tested), atol=1e-6)
+
+
+def test_a_site_that_claims_too_many_examples_silences_nobody_but_itself():
+    """A claim of 2^48 once left every client's numbers 2^46 / 2^48, so that it alone counted."""
+
+    def claim(reply: Message) -> Message:
+        if (info := reply.content.config_records.get("client")) and info["partition-id"] == 0:
+            info["num-examples"] = 1 << 48
+        elif METRICS in reply.content and reply.content[METRICS]["partition-id"] == 0:
+            reply.content[METRICS]["num-examples"] = 1 << 48
+        return reply
+
+    for aggregator in (Median(), UniformMean()):
+        params, reports = run(FedAvg(aggregator=aggregator, local_lr=0.5), tamper=claim)
+        for report in reports[1:]:
+            assert set(report.clients) >= {1, 2, 3, 4, 5}
+            assert all(said.startswith("client 0: ") for said in report.failures)
+        assert error_of(params) < 0.1
