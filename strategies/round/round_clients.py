@@ -32,12 +32,12 @@ def round_clients(
 
     The latter are on the system's clock, or without a system on the real one.
     """
-    if system is not None and secure is not None:
-        raise ConfigError(
-            "system: under strategy/secure_aggregation the server does not know how many examples "
-            "a client has, and so not how long it takes: set one of them to none"
-        )
     if asynchronous is None:
+        if system is not None and secure is not None:
+            raise ConfigError(
+                "system: under strategy/secure_aggregation the server does not know how many "
+                "examples a client has, and so not how long it takes: set one of them to none"
+            )
         averages = any(side.averages for side in step.sides.values())
         least = max(federation.min_replies, step.least_replies)
         return Cohorts(sampler, system, averages, options, least)

@@ -78,6 +78,7 @@ def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, re
     assert "not the task's whole model" in refused(main, fedper_run, "--out", out)
     assert "the run has not completed" in refused(main, unfinished, "--out", out)
     assert "is not the results directory of a run" in refused(main, tmp_path, "--out", out)
+    (tmp_path / "nowhere").touch()
     assert "nowhere" in refused(main, fedavg_run, "--out", tmp_path / "nowhere" / "model.pt2")
     assert not out.exists()
 
