@@ -5,15 +5,17 @@ import re
 from collections.abc import Callable
 
 import pytest
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 
 from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.round.records import METRICS
 from fedhet.strategies.round.registration import (
     FROZEN_MODEL,
     ClientAvailability,
     ClientRegistry,
     FederationConfig,
     register_clients,
+    valid_evaluations,
 )
 from tests.federation import InProcessGrid, lost, node_info
 from tests.strategies.round.test_round import run
@@ -291,3 +293,18 @@ def test_a_round_waits_for_min_replies_clients_until_the_timeout(monkeypatch):
     connect(monkeypatch, ending, lambda looks: WITHOUT_1 if looks[-1] else ALL)
     with pytest.raises(TimeoutError, match=r"min_replies=3, but only 2 of 3 clients are connected"):
         run(ending, rounds=2)
+
+
+def test_of_bad_evaluations_none_counts_and_of_two_of_one_client_the_first():
+    def reply(client: int, accuracy: float, examples: int = 10) -> Message:
+        numbers = {"partition-id": client, "num-examples": examples, "loss": 1.0}
+        asked = Message(RecordDict(), dst_node_id=1, message_type="evaluate")
+        content = RecordDict({METRICS: MetricRecord({**numbers, "accuracy": accuracy})})
+        return Message(content, reply_to=asked)
+
+    examples, nodes = dict.fromkeys(range(4), 10), {client: 100 + client for client in range(4)}
+    registry = ClientRegistry(4, nodes, examples, dict.fromkeys(range(4), 0))
+    replies = [(100, reply(0, 0.75)), (100, reply(0, 0.25)), (101, reply(0, 0.5))]
+    replies += [(102, reply(2, 0.5, examples=11)), (109, reply(3, 0.5))]
+    [row] = valid_evaluations(replies, registry)
+    assert (row["partition-id"], row["accuracy"]) == (0, 0.75)
