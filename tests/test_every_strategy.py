@@ -246,11 +246,12 @@ def test_every_round_succeeds_and_the_loss_falls(run):
 
 def test_it_sends_the_stated_multiple_of_the_model(run):
     (ratio,) = (ratio for words, ratio in RECIPES if words == run.words)
+    if ratio is None:
+        pytest.skip("what it sends is no multiple of the model")
     stored = load_file(run.folder / "model.safetensors")
     model = sum(128 + value.numel() * 4 for value in stored.values())  # each array has a header
     sent = sum(len(row["clients"]) for row in run.rows[1:])
-    if ratio is not None:
-        assert run.summary["bytes_up"] + run.summary["bytes_down"] == ratio * model * sent
+    assert run.summary["bytes_up"] + run.summary["bytes_down"] == ratio * model * sent
 
 
 def test_resumed_after_a_kill_it_equals_the_uninterrupted_run(run):

@@ -153,7 +153,9 @@ class Forwards(Backwards):
 KEEPS = {"aggregator": GeometricMedian(), **LR}  # all replies, until the last is there
 
 
-@pytest.mark.parametrize(("method", "slots"), [(SCAFFOLD, LR), (FedAvg, KEEPS)])
+@pytest.mark.parametrize(
+    ("method", "slots"), [(SCAFFOLD, LR), (FedAvg, KEEPS), (FedMRUR, LR), (FedExP, LR)]
+)
 def test_replies_in_another_order_give_the_same_bits(method, slots):
     """All four clients: two numbers have one sum in either order."""
     one, other = (train(method(**slots), grid=grid)[0] for grid in (Forwards, Backwards))
