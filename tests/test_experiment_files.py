@@ -73,9 +73,8 @@ def composed(name: str, others: tuple[str, ...]) -> tuple[str, dict]:
     return method_name(recipe), flat(OmegaConf.to_container(settings, resolve=True))
 
 
-def test_it_composes_and_the_sweep_makes_every_cell_of_the_table(name):
-    """Every row and column that is not declared as not run has its runs, each seed once."""
-    paper = paper_of(name)
+def check_sweep(name: str, paper: Paper) -> None:
+    """Check that every row and column that is to be run has its runs, each seed once."""
     settings = [settings_of(name, tuple(job)) for job in jobs_of(name)]
     placed = set()
     for label, row in paper.rows.items():
@@ -90,13 +89,20 @@ def test_it_composes_and_the_sweep_makes_every_cell_of_the_table(name):
     assert placed == set(range(len(settings))), "runs that belong to no cell"
 
 
-def test_the_papers_node_arrives_in_config_yaml_with_its_columns_in_order(name):
-    """The published numbers are told apart by nothing but their places."""
+def check_node(name: str, paper: Paper) -> None:
+    """Check the paper's numbers in config.yaml: they are told apart by nothing but their places."""
     node = yaml.safe_load(path_of(name).read_text())
     assert not {"runtime", "device", "results_dir"} & set(node)  # it says what runs, not where
     written = yaml.safe_load(config_yaml(compose_overrides((f"+experiment={name}",)), 1))["paper"]
     assert written == node["paper"]
     for part in ("columns", "rows"):
         assert list(written[part]) == list(node["paper"][part])
-    for label, row in paper_of(name).rows.items():  # a row that is not run has no recipe
+    for label, row in paper.rows.items():  # a row that is not run has no recipe
         assert (row.runs or {}).get("strategy") not in METHODS if row.not_run else row.runs, label
+
+
+def test_its_sweep_makes_every_cell_and_config_yaml_has_the_papers_node_in_order(name):
+    """In one test, so that both read what composing, the slow part, has made."""
+    paper = paper_of(name)
+    check_sweep(name, paper)
+    check_node(name, paper)

@@ -7,52 +7,80 @@ import pytest
 
 from fedhet.commands import number_between, reported_errors, table_console
 from fedhet.common.errors import ConfigError
-from fedhet.conf import compose
-from fedhet.launch import check_run
+from fedhet.conf import compose, compose_overrides, with_open_keys
+from fedhet.help import check_flags
+from fedhet.launch import _prepare_results_dir, check_run
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.runtimes import flower_install
+from fedhet.sweep.method_keys import with_single_sweeps
 from tests.fedhet.sweep.sweeps import fork
+
+REFUSED = {
+    "strategy=fedavgg": "strategy=fedavgg is unknown: did you mean fedavg",
+    "+roundz=3": r"unknown key roundz: did you mean rounds\?",
+    "results_dir=full/file": "is a file; ",
+    "results_dir=full/file/x": "cannot be made .* that you can write to$",
+    "resume=true": "results_dir=",
+    "resume=true results_dir=new": "new holds no run: leave resume out to begin one",
+    "runtime.name=moon": "runtime.name=moon is unknown; allowed: deployment, flower, local",
+    "clients=100000000": r"clients=100000000 is not allowed: .*\[0, 1000000\]",
+    "clients=2000": "clients=2000 is more than the 1797 training examples of task=digits",
+    "device=cuda:77": "device=cuda:77: this machine has .* set device=auto or cpu",
+    "strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
+    "+strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
+    "strategy/aggregator=maecho": r"strategy\.aggregator refers to keys of a method",
+    "=3": "=3: a group takes the name of an option",
+    "--multirum": r"unknown option --multirum: did you mean --multirun",
+}
+REFUSED_BY_THE_COMMAND = {  # each on a way of its own
+    "roundz=3": r"unknown key roundz: did you mean rounds\?",
+    "results_dir=full": "full is not empty: .* resume=true$",
+    "-m seed=0,1 rounds=0": "rounds=0 is not allowed",
+    "-m local.lr=0.1,-1": "local.lr=-1 is not allowed",
+    "-m strategy=fedavg,fedprx": "strategy=fedprx is unknown: did you mean fedprox",
+    "-m strategy=fedavg,fedsam strategy.sam.rho=1": "strategy=fedavg of this sweep has no such",
+    "-m strategy=fedsam,fedmrur local.lrr=1": r"unknown key local\.lrr: did you mean local\.lr",
+    "-m objective=acuracy seed=0,1": "objective=acuracy is unknown: did you mean accuracy",
+}
+
+
+@pytest.fixture
+def cwd(tmp_path, monkeypatch):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"]
 
 
 @pytest.mark.slow
-def test_help_and_what_cannot_start_leave_no_trace(tmp_path):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "file").touch()
-    done = fork(tmp_path, "strategy=fedprox", "--help")
+def test_help_and_what_cannot_start_leave_no_trace(cwd):
+    done = fork(cwd, "strategy=fedprox", "--help")
     assert done.returncode == 0
     assert re.search(r"^ +fedprox +adds \(mu", done.stdout, re.MULTILINE)
     assert re.search(r"local\.lr +0\.1 +a number above 0 +eta_l, times", done.stdout)
     assert re.search(r"strategy\.fedprox\.mu +0\.1 ", done.stdout)
-    for word, message in {
-        "strategy=fedavgg": "strategy=fedavgg is unknown: did you mean fedavg",
-        "roundz=3": r"unknown key roundz: did you mean rounds\?",
-        "+roundz=3": r"unknown key roundz: did you mean rounds\?",
-        "results_dir=full": "full is not empty: .* resume=true$",
-        "results_dir=full/file": "is a file; ",
-        "results_dir=full/file/x": "cannot be made .* that you can write to$",
-        "resume=true": "results_dir=",
-        "resume=true results_dir=new": "new holds no run: leave resume out to begin one",
-        "runtime.name=moon": "runtime.name=moon is unknown; allowed: deployment, flower, local",
-        "clients=100000000": r"clients=100000000 is not allowed: .*\[0, 1000000\]",
-        "clients=2000": "clients=2000 is more than the 1797 training examples of task=digits",
-        "device=cuda:77": "device=cuda:77: this machine has .* set device=auto or cpu",
-        "strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
-        "+strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
-        "strategy/aggregator=maecho": r"strategy\.aggregator refers to keys of a method",
-        "=3": "=3: a group takes the name of an option",
-        "--multirum": r"unknown option --multirum: did you mean --multirun",
-        "-m seed=0,1 rounds=0": "rounds=0 is not allowed",
-        "-m local.lr=0.1,-1": "local.lr=-1 is not allowed",
-        "-m strategy=fedavg,fedprx": "strategy=fedprx is unknown: did you mean fedprox",
-        "-m strategy=fedavg,fedsam strategy.sam.rho=1": "strategy=fedavg of this sweep has no such",
-        "-m strategy=fedsam,fedmrur local.lrr=1": r"unknown key local\.lrr: did you mean local\.lr",
-        "-m objective=acuracy seed=0,1": "objective=acuracy is unknown: did you mean accuracy",
-    }.items():
-        assert [path.name for path in tmp_path.rglob("*")] == ["full", "file"], word
-        done = fork(tmp_path, *word.split())
+    for word, message in REFUSED_BY_THE_COMMAND.items():
+        done = fork(cwd, *word.split())
         assert done.returncode == 1
         assert re.search(rf"^fedhet: .*{message}.*$", done.stderr.rstrip()), done.stderr  # one line
+
+
+def prepare(words: list[str]) -> None:
+    """Call what the command does before it starts a process, in this one."""
+    check_flags(words)
+    recipe = compose_overrides(tuple(with_single_sweeps(with_open_keys(words))))
+    check_run(recipe, words)
+    _prepare_results_dir(recipe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("word", "message"), REFUSED.items(), ids=REFUSED)
+def test_words_that_cannot_start_are_refused_in_a_line(word, message, cwd):
+    with pytest.raises(ConfigError) as refusal:
+        prepare(word.split())
+    assert re.search(rf"^.*{message}.*$", str(refusal.value))
 
 
 @pytest.mark.slow

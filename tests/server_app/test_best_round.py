@@ -116,7 +116,7 @@ def test_the_best_model_is_that_of_the_rounds_that_are_done(tmp_path):
 
 
 AT_CLIENTS = ("evaluation.clients=true", "partition.holdout=0.1")
-CLIENT = "early_stopping.metric=client_accuracy"
+CLIENT, LOSS = "early_stopping.metric=client_accuracy", "early_stopping.metric=loss"
 
 
 def test_a_resumed_run_of_another_rule_does_not_keep_the_model_of_the_old_one(tmp_path, caplog):
@@ -163,18 +163,32 @@ def test_the_clients_loss_is_in_the_summary_where_there_is_no_accuracy():
     assert "client_accuracy" not in totals(rows)
 
 
+def test_the_summary_has_the_best_accuracy_and_the_last_and_a_usual_rounds_seconds():
+    """Workers start in round 1; of the others' 3, 1 and 8 seconds the middle one is 3."""
+    row = {"bytes_up": 1, "bytes_down": 2, "failures": []}
+    measured = [(0.1, 0.0), (0.5, 100.0), (0.9, 3.0), (0.7, 1.0), (None, 8.0)]
+    rows = [
+        {"round": n, "accuracy": accuracy, "seconds": seconds, **row}
+        for n, (accuracy, seconds) in enumerate(measured)
+    ]
+    found = totals(rows)
+    assert (found["accuracy"], found["best_accuracy"]) == (0.7, 0.9)
+    assert (found["rounds"], found["seconds"], found["seconds_per_round"]) == (4, 112.0, 3.0)
+    assert totals(rows[:2])["seconds_per_round"] == 100.0
+
+
 @pytest.mark.parametrize("kind", ["regression", "segmentation"])
 def test_a_run_cannot_go_by_an_accuracy_that_its_task_has_not(kind):
     predictions = Predictions(kind, ("a", "b") if kind == "segmentation" else ())
-    for words, key in (
-        (["early_stopping.patience=1"], "early_stopping.metric goes by accuracy"),
-        (["checkpoint.best=true"], "checkpoint.best goes by accuracy"),
-        (["target_accuracy=0.5"], "target_accuracy goes by accuracy.*set target_accuracy=null"),
-        (["early_stopping.patience=1", CLIENT, "evaluation.clients=true"], "client_accuracy"),
+    for words, said, advice in (
+        (["early_stopping.patience=1"], "early_stopping.metric goes by accuracy", LOSS),
+        (["checkpoint.best=true"], "checkpoint.best goes by accuracy", LOSS),
+        (["target_accuracy=0.5"], "target_accuracy goes by accuracy", "target_accuracy=null"),
+        (["early_stopping.patience=1", CLIENT, *AT_CLIENTS], "goes by client_accuracy", LOSS),
     ):
         recipe = compose_overrides(tuple(words))
         rule = best_model_rule(recipe, EarlyStopping())
-        with pytest.raises(ConfigError, match=f"{key}.*does not measure|{key}"):
+        with pytest.raises(ConfigError, match=f"{said}, which .*does not measure: set {advice}"):
             check_measured(recipe, rule, predictions, at_server=True)
     words = ("early_stopping.patience=1", "early_stopping.metric=loss", "checkpoint.best=loss")
     check_measured(compose_overrides(words), EarlyStopping("loss"), predictions, at_server=True)

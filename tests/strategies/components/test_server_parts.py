@@ -12,6 +12,7 @@ from fedhet.strategies.components.aggregators import UniformMean, WeightedMean
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from fedhet.strategies.components.schedules import Constant, Cosine, ExponentialDecay, MultiStep
 from fedhet.strategies.components.server_optimizers import SGD, Adagrad, Adam, Yogi
+from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from tests.strategies.sides import total_of
 
@@ -97,6 +98,12 @@ def test_schedules_by_hand():
     assert [MultiStep((0.55,), 0.1)(t, 100) for t in (55, 56)] == [1.0, 0.1]
     stepped = [MultiStep((0.5, 0.75), 0.1)(t, 8) for t in (4, 5, 6, 7)]
     assert stepped == pytest.approx([1.0, 0.1, 0.1, 0.01])
+
+
+def test_a_reply_is_too_old_beyond_the_greatest_staleness():
+    assert [Asynchronous(max_staleness=1).too_old(tau) for tau in (0, 1, 2)] == [False, False, True]
+    assert [Asynchronous(max_staleness=0).too_old(tau) for tau in (0, 1)] == [False, True]
+    assert not Asynchronous().too_old(1000)
 
 
 NAMES = ["body.0.weight", "body.0.bias", "head.weight", "head.bias"]

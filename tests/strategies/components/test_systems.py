@@ -65,6 +65,21 @@ def test_dropouts_have_their_share_and_follow_round_and_client():
     assert few == [one for one in system.play(7, seconds, 500).dropped if one in (3, 4)]
 
 
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda system: system.asked([0], range(30), 1),
+        lambda system: system.slowness(3),
+        lambda system: [client for client in range(30) if system.drops_out(1, client)],
+        lambda system: system.available(range(30), 30_000.0),
+    ],
+    ids=["over-selection", "slowness", "dropout", "days"],
+)
+def test_another_seed_draws_another_system(draw):
+    one, same, other = (DayNight(dropout=0.5, over_selection=9.0, seed=s) for s in (1, 1, 2))
+    assert draw(one) == draw(same) != draw(other)
+
+
 def test_a_day_has_its_hours_for_every_client():
     system, hours = DayNight(share=0.25, spread=1.0), np.arange(0, 86_400, 360)
     there = [set(system.available(range(50), clock)) for clock in hours]

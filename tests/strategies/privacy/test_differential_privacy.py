@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from flwr.app import RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from torch import nn
 
+from fedhet.client_app.messages import upload_seed
 from fedhet.client_app.state import ContextStateStore
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides
@@ -30,6 +31,7 @@ from fedhet.strategies.privacy.differential_privacy import (
 from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.round.records import CONFIG
 from fedhet.strategies.scaffold import (
     CONTROL_VARIATE,
     ControlVariateClient,
@@ -229,6 +231,27 @@ def test_a_restart_changes_nothing():
     assert found[0] == found[1]
     assert resumed.metrics() == whole.metrics()
     assert resumed.uploads == {1: 2}
+
+
+def test_a_restart_forgets_no_upload_with_local_noise():
+    before, after = LocalPrivacyServer(), LocalPrivacyServer()
+    for side in (before, after):
+        side.init({})
+    for client in (1, 1, 2):
+        before.asked(client)
+    after.load_state_dict(before.state_dict())
+    assert after.metrics() == before.metrics()
+    assert after.metrics()["dp-epsilon"] > after._epsilon(1)
+
+
+def test_reproducible_noise_is_another_for_every_run_client_and_round():
+    def drawn(seed: int, client: int, round: int) -> int:
+        content = RecordDict({CONFIG: ConfigRecord({"round": round})})
+        asked = Message(content, dst_node_id=1, message_type="train")
+        return int(upload_seed(seed, client, asked).generate_state(1, np.uint64)[0])
+
+    assert drawn(3, 1, 2) == drawn(3, 1, 2)
+    assert len({drawn(3, 1, 2), drawn(4, 1, 2), drawn(3, 5, 2), drawn(3, 1, 6)}) == 4
 
 
 def central(z=1.0, norm=None, clipping="client", **slots) -> FederatedStrategy:

@@ -221,7 +221,9 @@ def test_a_client_refuses_settings_that_are_not_the_recipes():
     context = Context(run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config={})
     reply = partial(SECURE.reply, context=context, train=None, layout=None, seed=None)
     assert Key.PUBLIC_KEY_1 in reply(asked()).content[RECORD_KEY_CONFIGS]
-    for change in ({Key.THRESHOLD: 2}, {Key.SHARE_NUMBER: 3}, {Key.CLIPPING_RANGE: 1.0}):
+    fewer_shares = {Key.SHARE_NUMBER: 3, Key.THRESHOLD: 2}  # which fit together
+    two_clients = {Key.SAMPLE_NUMBER: 2, Key.TARGET_RANGE: SECURE.steps(2)}
+    for change in ({Key.THRESHOLD: 2}, fewer_shares, two_clients, {Key.CLIPPING_RANGE: 1.0}):
         with pytest.raises(RefusedReplyError, match="not the recipe's"):
             reply(asked(**change))
 

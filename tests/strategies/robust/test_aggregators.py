@@ -104,6 +104,18 @@ def test_the_same_as_flowers(ours, theirs, vectors):
     np.testing.assert_allclose(found, by_flower(theirs, vectors), rtol=1e-9, atol=1e-12)
 
 
+def test_multi_krum_takes_all_but_the_attackers_and_two_by_default():
+    """n = 7, f = 1: each one's sum of squares to its four nearest; 3, 6, 1 and 0 have the least.
+
+    146, 111, 71, 86, 171 (of 10), 446.
+    """
+    places = np.array([0.0, 1.0, 3.0, 6.0, 10.0, 15.0, 100.0])
+    aggregator = MultiKrum(1)
+    found = flat(combined(aggregator, replies_of(np.outer(places, np.ones(19)))).update)
+    np.testing.assert_allclose(found, (0 + 1 + 3 + 6) / 4)
+    assert [client for client, trust in aggregator.trust.items() if trust] == [0, 1, 2, 3]
+
+
 def test_bulyan_by_brute_force():
     vectors, f = drawn(8, seed=3), 1
     left, chosen = list(range(8)), []
@@ -260,6 +272,7 @@ def test_buckets_hold_every_client_once_and_change_by_round():
     aggregator = TrimmedMean(0.0, bucket_size=3, seed=5)
     partitions = [aggregator._buckets(7, round) for round in (1, 2)]
     assert partitions[0] != partitions[1]
+    assert TrimmedMean(0.0, bucket_size=3, seed=6)._buckets(7, 1) != partitions[0]
     for round, buckets in enumerate(partitions, 1):
         assert sorted(itertools.chain(*buckets)) == list(range(7))
         assert sorted(map(len, buckets)) == [1, 3, 3]

@@ -8,8 +8,10 @@ import torch
 from flwr.app import Message
 
 from fedhet.common.errors import ConfigError
-from fedhet.conf import compose
+from fedhet.conf import compose, compose_overrides
+from fedhet.load_run import task_of
 from fedhet.server_app.assembly import check_parts
+from fedhet.server_app.root_set import root_set_of
 from fedhet.strategies.base import Reply
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.fedavg import FedAvg
@@ -205,3 +207,17 @@ def test_a_site_that_claims_too_many_examples_silences_nobody_but_itself():
             assert set(report.clients) >= {1, 2, 3, 4, 5}
             assert all(said.startswith("client 0: ") for said in report.failures)
         assert error_of(params) < 0.1
+
+
+def test_the_root_set_and_what_is_left_to_test_on_are_the_test_set():
+    recipe = compose_overrides(("strategy/aggregator=fltrust", "strategy.aggregator.root=100"))
+    task = task_of(recipe)
+    whole = task.test_data()
+    root, rest = root_set_of(recipe, task, task.build_model(0), whole)
+
+    def rows(data) -> list[bytes]:
+        batches = data.batches(50, generator=None, train=False)
+        return [row.numpy().tobytes() for inputs, _ in batches for row in inputs]
+
+    assert (len(rows(root.examples)), len(rows(rest))) == (100, len(whole) - 100)
+    assert sorted(rows(root.examples) + rows(rest)) == sorted(rows(whole))

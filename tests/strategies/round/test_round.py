@@ -11,7 +11,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from torch import nn
 
 from fedhet.client_app.state import ContextStateStore, FolderStateStore
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.strategies.base import ClientSide, ServerSide
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
@@ -21,6 +21,7 @@ from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.feddyn import FedDyn
 from fedhet.strategies.fedpvr import FedPVR
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.client_versions import ClientVersions
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.records import count_bytes, to_record, to_tensors
 from fedhet.strategies.round.registration import FederationConfig
@@ -129,6 +130,43 @@ def test_too_few_replies_leave_the_model_as_it_was_and_end_the_run_if_repeated()
         tamper=lambda reply: reply if strategy.state.round == 1 else lose(reply),
     )
     assert [len(report.clients) for report in reports[1:]] == [0, 3, 0]
+
+
+def test_failed_rounds_count_in_a_row():
+    """Rounds 1 and 3 have too few replies."""
+    strategy = FedAvg(federation=FederationConfig(min_replies=2, max_failed_rounds=2))
+
+    def tamper(reply: Message) -> Message | None:
+        return reply if strategy.state.round == 1 else without(1, 2)(reply)
+
+    _, reports = run(strategy, rounds=3, tamper=tamper)
+    assert [len(report.clients) for report in reports[1:]] == [1, 3, 1]
+    assert strategy.state.failed_rounds == 1
+
+
+@pytest.mark.parametrize(("lost", "error"), [((1,), RuntimeError), ((1, 2), DivergedError)])
+def test_a_run_has_diverged_if_most_of_its_clients_have(lost, error):
+    """One of three that sends NaN is that client's fault, and the round is short of replies."""
+
+    def tamper(reply: Message) -> Message:
+        if any(from_client(reply, client) for client in lost):
+            reply.content["update"] = with_value(math.nan)(reply.content["update"])
+        return reply
+
+    federation = FederationConfig(min_replies=3, max_failed_rounds=1)
+    with pytest.raises(error, match=r"1 rounds in a row.*holds NaN or Inf"):
+        run(FedAvg(federation=federation), rounds=1, tamper=tamper)
+
+
+def test_a_client_keeps_the_states_of_the_last_two_checkpoints():
+    """They are of rounds 2 and 4: a resumed run may begin after either."""
+    versions = ClientVersions()
+    for round in range(1, 6):
+        versions.commit({0: round})
+        if round % 2 == 0:
+            versions.mark_durable()
+    told = versions.config_of(0)
+    assert (told["state-round"], told["state-keep"]) == (5, "2,4")
 
 
 def folders(path, count: int, store=FolderStateStore) -> dict:

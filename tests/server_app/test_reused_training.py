@@ -1,0 +1,37 @@
+"""Which runs' client models another method may reuse: what each client side does to training."""
+
+import pytest
+
+from fedhet.common.checksums import CLIENT_MODELS
+from fedhet.common.errors import ConfigError
+from fedhet.conf import compose_overrides, config_yaml
+from fedhet.server_app.reused_training import check_reused_training
+from fedhet.strategies.round.client_snapshots import FILE
+from fedhet.strategies.round.tensor_files import save_tensors
+
+
+@pytest.fixture
+def trained(tmp_path):
+    """A run of FedAvg, as far as the check reads it."""
+    recipe = compose_overrides(("rounds=1",))
+    (tmp_path / "config.yaml").write_text(config_yaml(recipe, 2))
+    save_tensors(tmp_path / FILE, {}, {"kind": CLIENT_MODELS})
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("strategy", "side"),
+    [
+        ("fedprox", "fedprox"),  # a penalty
+        ("fedcm", "client_momentum"),  # corrects gradients
+        ("fedala", "fedala"),  # mixes the received model at the start
+    ],
+)
+def test_a_side_that_acts_in_training_has_no_models_of_plain_training(strategy, side, trained):
+    recipe = compose_overrides(("rounds=1", f"strategy={strategy}"))
+    with pytest.raises(ConfigError, match=rf"another way: strategy\.client_sides\.{side}\."):
+        check_reused_training(recipe, trained, 2)
+
+
+def test_a_side_that_only_sends_more_at_the_end_may_have_them(trained):
+    check_reused_training(compose_overrides(("rounds=1", "strategy=fednova")), trained, 2)
