@@ -40,7 +40,7 @@ def replies(scene: Scene) -> list[str]:
     federation.stop("supernode-1")
     scene.plan(0, dict(enumerate(REFUSED, 1)))
     scene.plan(1, {"card": "empty"})
-    words = "runtime.min_clients=2", f"runtime.connect_timeout_seconds={ROUND_SECONDS // 3}"
+    words = "runtime.min_clients=2", f"runtime.connect_timeout_seconds={ROUND_SECONDS // 2}"
     run = scene.begin("replies", f"rounds={last}", *words)
     run.wait_for_round(1)
     federation.start_and_wait("supernode-1")
