@@ -89,7 +89,7 @@ class OwnTask(Measured, Partitioned):
         self.config, self.partition = config, partition
         self.seed, self.num_clients = seed, num_clients
         self.name, self.columns = config.name, columns
-        self._compared = self._pairs = False  # the loss with that of outputs (B,); it differs
+        self._compared = False  # the loss with that of outputs (B,)
         self.functions = functions or Functions.of(config)
         names = inspect.signature(self.functions.data).parameters
         self.by_client = any(name in names for name in CLIENT)
@@ -121,14 +121,15 @@ class OwnTask(Measured, Partitioned):
         """Refuse a loss that broadcasts outputs (B, 1) and targets (B,) to (B, B)."""
         if outputs.shape != (*targets.shape, 1):
             return
+        pairs = False
         with suppress(Exception), torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(0)
             as_given = self.functions.loss(outputs, targets)
             torch.manual_seed(0)
             # raises where the function itself takes the outputs to be (B, 1)
             by_row = self.functions.loss(outputs.squeeze(-1), targets)
-            self._pairs = not torch.allclose(as_given, by_row, rtol=1e-3, equal_nan=True)
-        if self._pairs:
+            pairs = not torch.allclose(as_given, by_row, rtol=1e-3, equal_nan=True)
+        if pairs:
             raise ConfigError(
                 f"task.loss={self.config.loss} compares each of the outputs {tuple(outputs.shape)} "
                 f"with all targets {tuple(targets.shape)}: take outputs.squeeze(-1) in it, or give "

@@ -155,7 +155,7 @@ def reply_records(
     """
     codec, content = compression.up, RecordDict()
     for name, tensors in {UPDATE: reply.update, **reply.payloads}.items():
-        if codec is None or not (name == UPDATE or name in payloads):
+        if codec is None or not _is_compressed(name, payloads):
             content[name] = to_record(tensors)
             continue
         seed = compression.draws(name, round, reply.client_id + 1)
@@ -186,14 +186,19 @@ def rounded_tensors(
     found: dict[str, Tensors] = {}
     for name, tensors in {UPDATE: reply.update, **reply.payloads}.items():
         codec, size = compression.up, sum(value.numel() for value in tensors.values())
-        whole = codec is None or not (name == UPDATE or name in payloads) or size == 0
-        if codec is None or whole or _keeps_residual(codec, name):
+        if codec is None or not _is_compressed(name, payloads) or size == 0:
+            continue
+        if _keeps_residual(codec, name):
             continue
         arrays = to_tensors(content.array_records[name])
         arrays = {key: arrays[key] for key in codec.arrays(size)}  # without the buffers
         seed = compression.draws(name, round, reply.client_id + 1)
         found[name] = _split(codec.decode(arrays, size, seed), tensors)
     return found
+
+
+def _is_compressed(name: str, payloads: Collection[str]) -> bool:
+    return name == UPDATE or name in payloads
 
 
 def _keeps_residual(codec: Codec, name: str) -> bool:

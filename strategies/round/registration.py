@@ -255,12 +255,13 @@ class ClientAvailability:
         """
         size, timeout = len(self.registry), self._federation.connect_timeout_seconds
         asked, end = self._federation.min_replies, time.monotonic() + timeout
-        why = "min_replies" if asked >= least else "strategy.aggregator or secure aggregation needs"
+        needs = "strategy.aggregator or secure aggregation needs"
+        why = f"min_replies={asked}" if asked >= least else f"{needs} {least} clients"
         least = min(max(asked, least), size)
         while (present := self.look_up(grid)) < least:
             if time.monotonic() > end:
                 raise TimeoutError(
-                    f"{why}={least}, but only {present} of {size} clients are connected "
+                    f"{why}, but only {present} of {size} clients are connected "
                     f"after {timeout:.0f} s (runtime.connect_timeout_seconds)"
                 )
             time.sleep(_WAIT_POLL_SECONDS)

@@ -234,7 +234,9 @@ def test_a_round_waits_for_as_many_clients_as_the_method_needs():
     assert 102 in grid.handlers
     del grid.handlers[102]
     config = FederationConfig(connect_timeout_seconds=0.1)
-    with pytest.raises(TimeoutError, match=r"aggregator or secure aggregation needs=3, but only 2"):
+    with pytest.raises(
+        TimeoutError, match=r"aggregator or secure aggregation needs 3 clients, but only 2"
+    ):
         ClientAvailability(registry, config).refresh(grid, least=3)
 
 
