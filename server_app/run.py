@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from logging import ERROR, INFO
 from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 from omegaconf import DictConfig
@@ -24,10 +25,12 @@ from fedhet.common.results import (
     COMPLETED,
     DIVERGED,
     FAILED,
+    METRICS,
     STOPPED,
     ResultsFolder,
     Row,
     is_completed,
+    read_rows,
 )
 from fedhet.conf import (
     FOLDER_KEYS,
@@ -44,7 +47,6 @@ from fedhet.conf import (
     versions,
 )
 from fedhet.server_app.assembly import (
-    backdoor_of,
     build_strategy,
     calibration_of,
     server_model_of,
@@ -59,23 +61,22 @@ from fedhet.server_app.calibration import CalibrationError, add_coverage
 from fedhet.server_app.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
+from fedhet.server_app.evaluation import ServerEvaluation
 from fedhet.server_app.layer_diagnostics import observers_of
 from fedhet.server_app.loggers import LoggedRun, Loggers
-from fedhet.server_app.machine import evaluation_threads, machine
+from fedhet.server_app.machine import machine
 from fedhet.server_app.reused_training import check_reused_training
 from fedhet.server_app.root_set import root_set_of
-from fedhet.strategies.base import Tensors
 from fedhet.strategies.components.tensor_selection import (
     TensorSelector,
     personal_names,
     shared_names,
 )
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
-from fedhet.strategies.round.records import COLUMNS, to_metrics, to_record, to_tensors
+from fedhet.strategies.round.records import COLUMNS, to_record, to_tensors
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
-from fedhet.tasks import Functions, OwnTask, build_task, keep_freed_memory, pick_device
-from fedhet.tasks.evaluation import evaluate_model
+from fedhet.tasks import AnyTask, Functions, OwnTask, build_task, keep_freed_memory, pick_device
 from fedhet.tasks.models.own_weights import model_metadata
 from fedhet.tasks.models.wrapped import WrappedModel
 
@@ -101,16 +102,54 @@ class Run:
         self.recipe, self.folder = recipe, folder
         # read once: OmegaConf takes its time, and so does the hash
         self.fingerprint, self.rounds = resume_fingerprint(recipe), int(recipe.rounds)
-        self.evaluation = plain_part(recipe, "evaluation")
         self.checkpoint_every, self.target = int(recipe.checkpoint.every), recipe.target_accuracy
-        self.began = time.time()
-        self.timeout = float(recipe.runtime.round_timeout_seconds)
+        self.stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
+        self.began, self.timeout = time.time(), float(recipe.runtime.round_timeout_seconds)
         # where the clients of a simulation store their states
         self.client_config = ConfigRecord({"state-folder": str(folder / "client_state")})
         if columns is not None:
             self.client_config[COLUMNS] = columns
         self.device = pick_device(recipe.device)
-        self.task = build_task(
+        self.task = self._build_task(functions, columns)
+        self.data = self._data_used(columns)
+        model = self.task.build_model(int(recipe.seed)).to(self.device)
+        own = model_metadata(model, self.task.config.lora)
+        self.metadata = {**self.task.label_metadata(), **own}
+        channels_last = bool(recipe.runtime.channels_last) and not isinstance(model, WrappedModel)
+        if channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        personal = TensorSelector(recipe.strategy.personal)
+        self.has_personal = bool(personal_names(model, personal))
+        self.names = shared_names(model, personal)
+        server_model = server_model_of(self.task, model)
+        test = self.task.test_data(self.device, channels_last=channels_last)
+        if no_test := test is None and not recipe.evaluation.clients:
+            log(INFO, "The server has no test examples: the clients evaluate the model on theirs")
+        root, test_data = root_set_of(recipe, self.task, model, test)
+        snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
+        self.recorders = observers_of(recipe, folder, server_model, test_data)
+        self.strategy = build_strategy(
+            recipe,
+            self.task,
+            server_model,
+            [*snapshots, *self.recorders],
+            root=root,
+            evaluate_on_clients=no_test or bool(recipe.evaluation.clients),
+        )
+        self.evaluation = ServerEvaluation(
+            recipe, self.task, self.names, server_model, test_data, self.strategy
+        )
+        self.calibration = calibration_of(recipe, model, self.strategy.server_step.output)
+        state = model.state_dict()
+        initial = {name: state[name] for name in self.names}
+        self.arrays = self._restore(last) if last else to_record(initial)
+        self.stop_reason: str | None = None
+        self.last_report: RoundReport | None = None
+        self._open(self.strategy.state.round if last else None, columns)
+
+    def _build_task(self, functions: Functions | None, columns: str | None) -> AnyTask:
+        recipe = self.recipe
+        task = build_task(
             plain_part(recipe, "task"),
             plain_part(recipe, "partition"),
             seed=int(recipe.seed),
@@ -119,67 +158,36 @@ class Run:
             columns=columns,
         )
         if reused := recipe.local.reuse_training:
-            check_reused_training(recipe, Path(reused), self.task.classifier_tensors)
-        model = self.task.build_model(int(recipe.seed)).to(self.device)
-        channels_last = bool(recipe.runtime.channels_last) and not isinstance(model, WrappedModel)
-        own = model_metadata(model, self.task.config.lora)
-        self.metadata = {**self.task.label_metadata(), **own}
-        if channels_last:
-            model = model.to(memory_format=torch.channels_last)
-        personal = TensorSelector(recipe.strategy.personal)
-        self.has_personal = bool(personal_names(model, personal))
-        self.names = shared_names(model, personal)
-        self.server_model = server_model_of(self.task, model)
-        test = self.task.test_data(self.device, channels_last=channels_last)
-        at_clients = bool(recipe.evaluation.clients)
-        if test is None and not at_clients:
-            log(INFO, "The server has no test examples: the clients evaluate the model on theirs")
-            at_clients = True
-        root, self.test_data = root_set_of(recipe, self.task, model, test)
-        evaluation = recipe.evaluation
-        self.metrics = self.task.metric_set(
-            list(evaluation.metrics), per_class=bool(evaluation.per_class), device=self.device
-        )
+            check_reused_training(recipe, Path(reused), task.classifier_tensors)
+        return task
+
+    def _data_used(self, columns: str | None) -> dict[str, Any]:
+        """Return which data the run has, by split."""
         # the nodes of a deployment have training examples that a server may lack
-        self.data = self.task.data_used(train=bool(recipe.runtime.simulation))
-        if columns is not None:
-            self.data["columns"] = {"sha256": text_sha256(columns)}
-            store_columns(folder, columns)
-        recorders = observers_of(recipe, folder, self.server_model, self.test_data)
-        snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
-        self.strategy = build_strategy(
-            recipe,
-            self.task,
-            self.server_model,
-            [*snapshots, *recorders],
-            root=root,
-            evaluate_on_clients=at_clients,
-        )
-        self.backdoor = backdoor_of(recipe, self.server_model)
-        self.calibration = calibration_of(recipe, model, self.strategy.server_step.output)
-        state = model.state_dict()
-        initial = {name: state[name] for name in self.names}
-        self.arrays = self._restore(last) if last else to_record(initial)
-        done = self.strategy.state.round if last else None
-        self.results = ResultsFolder(folder, done)
-        store_class_counts(recipe, folder, self.task)
-        self.stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
+        data = self.task.data_used(train=bool(self.recipe.runtime.simulation))
+        return data if columns is None else {**data, "columns": {"sha256": text_sha256(columns)}}
+
+    def _open(self, done: int | None, columns: str | None) -> None:
+        """Open the results directory, after ``done`` rounds; None is for a new run."""
+        recipe, folder = self.recipe, self.folder
         rule = best_model_rule(recipe, self.stopping)
-        at_server = self.test_data is not None or self.evaluation["model"] == "clients"
+        at_server = self.evaluation.test_data is not None or recipe.evaluation.model == "clients"
         check_measured(recipe, rule, self.task.predictions, at_server=at_server)
+        self.results = ResultsFolder(folder, done)
+        if columns is not None:
+            store_columns(folder, columns)
+        store_class_counts(recipe, folder, self.task)
         self.best_model = BestModel(folder, rule, done) if rule else None
         self.checkpoints = CheckpointWriter(folder / "checkpoints")
-        self.stop_reason: str | None = None
-        self.last_report: RoundReport | None = None
         rows = self.results.rows  # of the run that is resumed
         self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0
-        if last and rows and not is_completed(folder):  # it may lack no more than its end
-            self.stop_reason = self._reached(rows[-1])
-            self.rounds = rows[-1]["round"] if self.stop_reason else self.rounds
-        for recorder in recorders:
+        if done is not None and (reason := self._reached(rows)):  # it lacks no more than its end
+            self.stop_reason, self.rounds = reason, rows[-1]["round"]
+        for recorder in self.recorders:
             recorder.start(done)
-        self.results.write_config(config_yaml(recipe, self.task.classifier_tensors))
-        plain = resolved(recipe, self.task.classifier_tensors)
+        classifier_tensors = self.task.classifier_tensors
+        self.results.write_config(config_yaml(recipe, classifier_tensors))
+        plain = resolved(recipe, classifier_tensors)
         self.loggers.start(LoggedRun(folder, self._about(), plain, list(rows)))
 
     def start(self, grid: Grid) -> None:
@@ -196,7 +204,7 @@ class Run:
                 timeout=self.timeout,
                 train_config=self.client_config,
                 evaluate_config=self.client_config,
-                evaluate_fn=self._evaluate,
+                evaluate_fn=partial(self.evaluation.evaluate, last=self.rounds),
                 on_round=self._on_round,
             )
             if self.strategy.state.failed_rounds >= self.rounds:
@@ -240,12 +248,7 @@ class Run:
                 f"{', '.join((*LONGER, *SITE_KEYS, *NOTES, *FOLDER_KEYS))} (its recipe is "
                 f"{self.folder / 'config.yaml'})"
             )
-        done = checkpoint.state.round
-        if done > self.rounds or (done == self.rounds and is_completed(self.folder)):
-            raise ConfigError(
-                f"rounds={self.recipe.rounds} are done already: {last} is of round "
-                f"{checkpoint.state.round}; set rounds higher to continue"
-            )
+        self._check_not_done(checkpoint.state.round, last)
         hashes = self._data_hashes()
         if "columns" in checkpoint.data.keys() - hashes.keys():
             raise ConfigError(
@@ -263,35 +266,23 @@ class Run:
         self.strategy.restore(checkpoint.state)
         return to_record(checkpoint.params)
 
+    def _check_not_done(self, done: int, last: Path) -> None:
+        completed = is_completed(self.folder)  # else it may lack no more than its end
+        if done > self.rounds or (done == self.rounds and completed):
+            raise ConfigError(
+                f"rounds={self.recipe.rounds} are done already: {last} is of round {done}; set "
+                "rounds higher to continue"
+            )
+        metrics = self.folder / METRICS
+        rows = [row for row in read_rows(metrics) if row["round"] <= done] if completed else []
+        if reason := self._reached(rows):
+            raise ConfigError(
+                f"resume=true, but the run in {self.folder} has ended after round {done}: {reason};"
+                " set early_stopping.patience or target_accuracy higher, or null, to continue"
+            )
+
     def _data_hashes(self) -> dict[str, str]:
         return {split: str(about["sha256"]) for split, about in self.data.items()}
-
-    def _evaluate(self, round: int, arrays: ArrayRecord) -> MetricRecord | None:
-        every = int(self.evaluation["every"])
-        self.evaluated = arrays
-        if round != self.rounds and (every == 0 or round % every != 0):
-            return None
-        if round > 0 and self.evaluation["model"] == "clients":
-            return self._client_scores()
-        if self.test_data is None:
-            return None
-        model = self._model_of(to_tensors(arrays))
-        torch.set_num_threads(evaluation_threads(model, len(self.test_data)))
-        loss, accuracy = evaluate_model(model, self.test_data, self.task.loss, metrics=self.metrics)
-        torch.set_num_threads(1)
-        scores = {} if accuracy is None else {"accuracy": accuracy}  # the task may not classify
-        found = self.metrics.compute() if self.metrics else {}
-        if self.backdoor is not None:
-            batches = self.test_data.batches(500, generator=None, train=False)
-            scores["attack_success"] = self.backdoor.success(model, batches)
-        return to_metrics({**found, **scores, "loss": loss})
-
-    def _model_of(self, tensors: Tensors) -> torch.nn.Module:
-        """Return the output model with these tensors."""
-        if tensors.keys() != set(self.names):
-            return self.strategy.server_step.build_output_model(tensors)
-        self.server_model.load(tensors)
-        return self.server_model.model
 
     def _calibrate(self, grid: Grid, arrays: ArrayRecord) -> dict[str, Any]:
         """Let the clients calibrate prediction sets, and measure these on the test set.
@@ -310,20 +301,11 @@ class Run:
         except (CalibrationError, TimeoutError) as error:
             log(ERROR, "no prediction sets: %s", error)
             return {"error": str(error)}
-        if (
-            self.test_data is not None and not self.has_personal
-        ):  # else every client has its own model
-            model = self._model_of(to_tensors(arrays))
-            add_coverage(found, model, self.test_data, classes, int(self.recipe.seed))
+        test_data = self.evaluation.test_data
+        if test_data is not None and not self.has_personal:  # else every client has its own model
+            model = self.evaluation.model_of(to_tensors(arrays))
+            add_coverage(found, model, test_data, classes, int(self.recipe.seed))
         return found
-
-    def _client_scores(self) -> MetricRecord | None:
-        """Return the clients' models' mean scores: on the global test set, or else their own."""
-        scores = self.strategy.personal_scores()
-        kind = "personal-test-" if "personal-test-loss" in scores else "personal-"
-        names = ("accuracy", "loss", *self.strategy.client_metrics.names)
-        found = {n: scores[kind + n] for n in names if kind + n in scores}
-        return to_metrics(found) if found else None
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
         self._finish_checkpoint()
@@ -334,11 +316,11 @@ class Run:
         self.loggers.log(row)
         self._check_finite(report)
         every, last = self.checkpoint_every, self.rounds
-        self.stop_reason = self._reached(row)
+        self.stop_reason = self._reached(self.results.rows)
         reached = self.stop_reason is not None
         if self.best_model:
             run = self.strategy.state.experiment
-            self.best_model.offer(self.results.rows, to_tensors(self.evaluated), run, self.metadata)
+            self.best_model.offer(self.results.rows, self.evaluation.output, run, self.metadata)
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
         if report.round > 0 and due:
             self._begin_checkpoint(arrays)
@@ -352,12 +334,12 @@ class Run:
             log(INFO, "%s", self.stop_reason)
         return reached
 
-    def _reached(self, row: Row) -> str | None:
-        """Return why the run ends with its last row, if it does before its last round."""
-        target = self.target
-        if target is not None and (row.get("accuracy") or -1.0) >= float(target):
-            return f"accuracy {row['accuracy']:.6g} reached target_accuracy={target}"
-        return self.stopping.stop_reason(self.results.rows)
+    def _reached(self, rows: Sequence[Row]) -> str | None:
+        """Return why the run ends with the last of its rows, if it does before its last round."""
+        accuracy = rows[-1].get("accuracy") if rows else None
+        if self.target is not None and (accuracy or -1.0) >= float(self.target):
+            return f"accuracy {accuracy:.6g} reached target_accuracy={self.target}"
+        return self.stopping.stop_reason(rows)
 
     def _begin_checkpoint(self, arrays: ArrayRecord) -> None:
         state, recipe = self.strategy.snapshot(), self.fingerprint

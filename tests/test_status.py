@@ -15,7 +15,7 @@ from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.results import ResultsFolder, read_rows, read_summary, write_end
 from fedhet.conf import compose_overrides
 from fedhet.server_app import app
-from fedhet.server_app import run as run_module
+from fedhet.server_app import evaluation
 from tests.recipes import TINY, run_recipe
 
 
@@ -61,7 +61,7 @@ def test_a_run_that_diverges_says_where_and_keeps_what_it_measured(case, tmp_pat
 def test_a_diverged_run_has_the_checkpoints_of_the_rounds_before(tmp_path, monkeypatch):
     losses = iter([2.0, 1.0, 0.5, math.inf])
     scores = lambda *args, **metrics: (next(losses), 0.25)  # noqa: E731
-    monkeypatch.setattr(run_module, "evaluate_model", scores)
+    monkeypatch.setattr(evaluation, "evaluate_model", scores)
     with pytest.raises(DivergedError, match="after round 3 the loss of the evaluated model is inf"):
         run_recipe(tmp_path, *TINY, "rounds=9", "logger=none")
     found = sorted(path.stem for path in (tmp_path / "checkpoints").iterdir())

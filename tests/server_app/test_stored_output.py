@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.results import read_rows
+from fedhet.common.results import read_rows, read_summary
 from fedhet.conf import compose, plain_part
 from fedhet.server_app.checkpoint import checkpoints
 from fedhet.strategies.round.records import METRICS
@@ -100,7 +100,14 @@ def test_a_run_that_lacks_no_more_than_its_end_is_completed_without_another_roun
     assert (tmp_path / "metrics.jsonl").read_bytes() == rows
     assert not half.exists()
     assert (tmp_path / "model.safetensors").exists()
-    if not early:
+    if early:
+        with pytest.raises(ConfigError, match=r"ended after round 1: early stopping.*patience"):
+            run_recipe(tmp_path, *words, "resume=true")
+        assert (tmp_path / "metrics.jsonl").read_bytes() == rows
+        assert read_summary(tmp_path)["status"] == "completed"
+        longer = run_recipe(tmp_path, *words, "resume=true", "early_stopping.patience=2")
+        assert longer["rounds"] == 2
+    else:
         with pytest.raises(ConfigError, match="rounds=3 are done already"):
             run_recipe(tmp_path, *words, "resume=true")
         (tmp_path / "summary.json").unlink()  # what fewer rounds would be called is not there
