@@ -14,8 +14,7 @@ from fedhet.common import files
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.results import ResultsFolder, read_rows, read_summary, write_end
 from fedhet.conf import compose_overrides
-from fedhet.server_app import app
-from fedhet.server_app import evaluation
+from fedhet.server_app import app, evaluation
 from tests.recipes import TINY, run_recipe
 
 

@@ -9,7 +9,8 @@ from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Key
 from flwr.serverapp import Grid
 
-from fedhet.strategies.round.records import count_bytes, no_reply, with_senders
+from fedhet.strategies.round.messages import TIMEOUT
+from fedhet.strategies.round.records import CONFIG, count_bytes, no_reply, with_senders
 from fedhet.strategies.round.tensor_decoder import printable
 
 _REFUSED = 2  # Flower's code for a ClientApp that raised
@@ -66,8 +67,9 @@ class SecAggWire:
         self, node: int, stage: str, configs: ConfigRecord, content: RecordDict | None
     ) -> Message:
         told = ConfigRecord({**configs, Key.STAGE: stage})
+        waits = {CONFIG: ConfigRecord({TIMEOUT: self.timeout})}  # where a stage sends no model
         return Message(
-            content=RecordDict({**(content or {}), RECORD_KEY_CONFIGS: told}),
+            content=RecordDict({**waits, **(content or {}), RECORD_KEY_CONFIGS: told}),
             message_type=MessageType.TRAIN,
             dst_node_id=node,
             group_id=str(self.round),

@@ -62,7 +62,7 @@ from fedhet.strategies.privacy.secagg_shares import (
 from fedhet.strategies.privacy.secagg_wire import SecAggWire, error_reply
 from fedhet.strategies.privacy.secagg_workflow import NoSumError, SecureSum
 from fedhet.strategies.privacy.seeded_rng import seeded_numpy
-from fedhet.strategies.round.records import CONFIG, METRICS, UPDATE, to_metrics, to_record
+from fedhet.strategies.round.records import METRICS, PARAMS, UPDATE, to_metrics, to_record
 from fedhet.strategies.round.tensor_decoder import check_finite
 
 KEY = "strategy/secure_aggregation"
@@ -270,7 +270,7 @@ class SecAggPlus:
         if told[Key.STAGE] == Stage.COLLECT_MASKED_VECTORS:
             take_ciphertexts(asked, context)
         copied.content = RecordDict({**message.content, RECORD_KEY_CONFIGS: asked})
-        trains = CONFIG in message.content.config_records
+        trains = PARAMS in message.content
         with seeded_numpy(seed(message) if trains else None):
             answer = secaggplus_mod(copied, context, train_and_pack)
         configs = answer.content.config_records[RECORD_KEY_CONFIGS]

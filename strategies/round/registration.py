@@ -17,6 +17,7 @@ from fedhet.common.errors import ConfigError, require_whole
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
 from fedhet.strategies.round.exact_sum import MOST_SUMMANDS
+from fedhet.strategies.round.messages import TIMEOUT
 from fedhet.strategies.round.records import CONFIG
 from fedhet.strategies.round.round_report import RoundReport
 
@@ -154,17 +155,19 @@ def register_clients(
     refused: dict[int, str] = {}
     infos: dict[int, NodeInfo] = {}
     end = time.monotonic() + federation.connect_timeout_seconds
-    last_report, asked = time.monotonic(), False
+    last_report, asked = time.monotonic(), set[int]()
     while True:
         connected = sorted(grid.get_node_ids())
         infos = {node: info for node, info in infos.items() if node in connected}
         # a node that reconnects is asked again
         refused = {node: why for node, why in refused.items() if node in connected}
-        new = [node for node in connected if node not in infos and node not in refused]
         over = time.monotonic() > end
+        # one that let all the time pass in silence is not waited for twice
+        heard = {*infos, *refused, *(asked if over else ())}
+        new = [node for node in connected if node not in heard]
         if new and (asked or over or len(connected) >= max(federation.num_clients, 1)):
             infos |= _ask(grid, new, federation, refused, message_type)
-            asked = True
+            asked |= set(new)
         size = federation.num_clients or _announced(infos)
         enough = min(federation.min_clients or size, size)
         registry = _registry_of(infos, size, refused)
@@ -307,10 +310,13 @@ class ClientAvailability:
 
 
 def _question(
-    node_id: int, federation: FederationConfig, message_type: str = MessageType.QUERY
+    node_id: int,
+    federation: FederationConfig,
+    message_type: str = MessageType.QUERY,
+    more: Mapping[str, float] | None = None,
 ) -> Message:
-    settings = dict(federation.node_settings)
-    content = RecordDict({CONFIG: ConfigRecord({**settings})} if settings else {})
+    config = ConfigRecord({**federation.node_settings, **(more or {})})
+    content = RecordDict({CONFIG: config} if config else {})
     return Message(content=content, message_type=message_type, dst_node_id=node_id)
 
 
@@ -326,8 +332,9 @@ def _ask(
     The others are logged, and added to ``refused`` with the reason.
     """
     infos: dict[int, NodeInfo] = {}
-    asked = [_question(node, federation, message_type) for node in node_ids]
-    for answer in grid.send_and_receive(asked, timeout=federation.connect_timeout_seconds):
+    timeout = federation.connect_timeout_seconds
+    asked = [_question(node, federation, message_type, {TIMEOUT: timeout}) for node in node_ids]
+    for answer in grid.send_and_receive(asked, timeout=timeout):
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
             continue  # the SuperLink notices a killed node only after a minute
         node = answer.metadata.src_node_id

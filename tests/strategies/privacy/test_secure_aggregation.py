@@ -21,11 +21,15 @@ from fedhet.strategies.feddw import FedDW
 from fedhet.strategies.privacy.checks import reply_layout
 from fedhet.strategies.privacy.reply_vector import Layout
 from fedhet.strategies.privacy.secagg_shares import CHECK_SHARES, UNREADABLE
+from fedhet.strategies.privacy.secagg_wire import SecAggWire
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.federated import FederatedStrategy
+from fedhet.strategies.round.messages import TIMEOUT
+from fedhet.strategies.round.records import config_of
 from fedhet.strategies.scaffold import SCAFFOLD
 from fedhet.strategies.statistics.soft_labels import SOFT_LABELS
+from tests.federation import InProcessGrid
 from tests.strategies.labelled import Biasless, blobs, train
 
 SECURE = SecAggPlus(max_examples=50)
@@ -328,3 +332,15 @@ def test_flower_still_draws_masks_from_32_bits_of_a_seed():
     seed, swapped = bytes(range(32)), bytes([*range(4, 8), *range(4), *range(8, 32)])
     masks = [pseudo_rand_gen(one, 1 << 32, [(5,)])[0] for one in (seed, swapped)]
     assert (masks[0] == masks[1]).all()
+
+
+def test_every_stage_tells_the_client_how_long_the_server_waits():
+    told = []
+
+    def client(message: Message) -> Message:
+        told.append(config_of(message)[TIMEOUT])
+        return Message(RecordDict({RECORD_KEY_CONFIGS: ConfigRecord()}), reply_to=message)
+
+    wire = SecAggWire(InProcessGrid({7: client}), 33.0, 1)
+    assert wire.ask("a stage", {7: ConfigRecord()}, lambda node, answer: node) == {7: 7}
+    assert told == [33.0]

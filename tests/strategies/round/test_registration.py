@@ -2,13 +2,14 @@
 
 import logging
 import re
+import time
 from collections.abc import Callable
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 
 from fedhet.strategies.fedavg import FedAvg
-from fedhet.strategies.round.records import METRICS, to_metrics
+from fedhet.strategies.round.records import METRICS, config_of, to_metrics
 from fedhet.strategies.round.registration import (
     FROZEN_MODEL,
     ClientAvailability,
@@ -200,6 +201,22 @@ def test_registration_waits_for_the_successor_of_a_node_that_just_died():
 
     grid.handlers[102] = gone
     assert register(grid, timeout=5.0).nodes == {0: 100, 1: 101, 2: 202}
+
+
+def test_a_node_that_hangs_is_waited_for_once():
+    grid = grid_of(0, 1, 2)
+    silence(grid)
+    asked = []
+
+    def send_and_receive(messages, *, timeout):
+        asked.extend(message.metadata.dst_node_id for message in messages)
+        assert {config_of(message)["timeout-seconds"] for message in messages} == {timeout}
+        time.sleep(timeout)
+        return InProcessGrid.send_and_receive(grid, messages, timeout=timeout)
+
+    grid.send_and_receive = send_and_receive
+    assert register(grid, min_clients=2).nodes == {0: 100, 2: 102}
+    assert asked == [100, 101, 102]
 
 
 def test_a_node_that_was_refused_is_asked_again_when_it_is_back():
