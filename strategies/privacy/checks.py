@@ -25,6 +25,7 @@ def check_privacy(
     step: ServerStep,
     secure_aggregation: SecAggPlus | None,
     codec: Codec | None,
+    *,
     evaluate_on_clients: bool,
 ) -> None:
     """Refuse parts that read single replies where the server only has their sum.

@@ -77,9 +77,9 @@ class SimulatedClients:
             clock: the simulated time, in seconds.
             arrays: x, version t - 1.
         """
-        there, before = exchange.there, step - 1
-        at_once = len(self.sampler.sample(step, len(there.present)))
-        self._keep(before, to_tensors(arrays), exchange, there.present)
+        availability, before = exchange.availability, step - 1
+        at_once = len(self.sampler.sample(step, len(availability.present)))
+        self._keep(before, to_tensors(arrays), exchange, availability.present)
         num_bytes = exchange.num_bytes(arrays)
         rng = np.random.default_rng([STARTS, self.system.seed, step])
         finished: dict[int, int] = {}
@@ -142,7 +142,7 @@ class SimulatedClients:
 
         Who has finished, or was lost, in this step does not start again in it.
         """
-        present, busy = exchange.there.present, {*self.in_flight, *done}
+        present, busy = exchange.availability.present, {*self.in_flight, *done}
         if not self.in_flight:
             idle = idle_clients(present, busy)
             if not idle:
@@ -153,8 +153,8 @@ class SimulatedClients:
                 )
             clock = self.system.until_available(idle, clock, 1)
         drawn = self._draw(present, busy, clock, at_once - len(self.in_flight), rng)
-        for client in exchange.there.ask(exchange.grid, drawn):
-            work = work_of(self.options, exchange.there.registry.num_examples[client])
+        for client in exchange.availability.ask(exchange.grid, drawn):
+            work = work_of(self.options, exchange.availability.registry.num_examples[client])
             finishes = clock + self.system.seconds(client, work, num_bytes)
             self.in_flight[client] = InFlight(version, finishes)
         return clock

@@ -25,7 +25,7 @@ class Exchange:
     """With whom a round is, and how its messages are written."""
 
     grid: Grid
-    there: ClientAvailability
+    availability: ClientAvailability
     writer: MessageWriter
     config: ConfigRecord  # further entries of the clients' config
     step: ServerStep
@@ -33,7 +33,7 @@ class Exchange:
 
     def num_bytes(self, arrays: ArrayRecord) -> int:
         """Return how many bytes go to a client and come back, as they travel."""
-        payloads = self.step.broadcast(self.there.present[0])
+        payloads = self.step.broadcast(self.availability.present[0])
         return self.sizes.of(arrays, payloads, self.step.expected())
 
     def write(
@@ -94,22 +94,22 @@ class Cohorts:
     def _fate(
         self, exchange: Exchange, round: int, clock: float, arrays: ArrayRecord
     ) -> tuple[SimulatedRound, float]:
-        there, grid = exchange.there, exchange.grid
-        present = there.present
+        availability, grid = exchange.availability, exchange.grid
+        present = availability.present
         if self.from_all:
             known = set(present)
-            drawn = self.sampler.sample(round, len(there.registry))
-            chosen = there.ask(grid, [client for client in drawn if client in known])
+            drawn = self.sampler.sample(round, len(availability.registry))
+            chosen = availability.ask(grid, [client for client in drawn if client in known])
             return SimulatedRound(chosen, [], [], 0.0), clock
         if self.system is None:
             chosen = [present[i] for i in self.sampler.sample(round, len(present))]
-            return SimulatedRound(there.ask(grid, chosen), [], [], 0.0), clock
+            return SimulatedRound(availability.ask(grid, chosen), [], [], 0.0), clock
         clock = self.system.until_available(present, clock, self.least)
         present = self.system.available(present, clock)
         chosen = [present[i] for i in self.sampler.sample(round, len(present))]
-        asked = there.ask(grid, self.system.asked(chosen, present, round))
+        asked = availability.ask(grid, self.system.asked(chosen, present, round))
         num_bytes = exchange.num_bytes(arrays)
-        work = {i: work_of(self.options, there.registry.num_examples[i]) for i in asked}
+        work = {i: work_of(self.options, availability.registry.num_examples[i]) for i in asked}
         seconds = {i: self.system.seconds(i, examples, num_bytes) for i, examples in work.items()}
         return self.system.play(round, seconds, len(chosen)), clock
 

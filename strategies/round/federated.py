@@ -149,28 +149,48 @@ class FederatedStrategy(KeepsArguments, Strategy):
             server_model,
             observers,
         )
-        self.compression, self.secure_aggregation = compression or Compression(), secure_aggregation
+        step = self.server_step
+        self.compression = compression or Compression()
+        self.secure_aggregation = secure_aggregation
         self._downlink = Downlink(self.compression, compressible(self.client_sides), buffers)
-        parts, codec = (self.client_sides, self.server_step), self.compression.up
-        check_privacy(*parts, secure_aggregation, codec, evaluate_on_clients)
-        check_robust(self.client_sides, self.server_step)
+        check_privacy(
+            self.client_sides,
+            step,
+            secure_aggregation,
+            self.compression.up,
+            evaluate_on_clients=evaluate_on_clients,
+        )
+        check_robust(self.client_sides, step)
         if evaluate_on_clients:
-            check_output(self.server_step.output)
-        step, slow = self.server_step, asynchronous is not None and asynchronous.towards_model
+            check_output(step.output)
         readers = (step.aggregator, step.output, *step.transforms, *step.observers)
+        slow = asynchronous is not None and asynchronous.towards_model
         check_downlink(self.compression.down, readers, towards_model=slow)
         self.federation = federation or FederationConfig()
         self.sampler = sampler or FixedSizeSampler()
-        trained = (self.sampler, system, asynchronous, local_training)
-        rest = (self.server_step, secure_aggregation, self.federation)
-        self._clients = round_clients(*trained, *rest, evaluate_on_clients=evaluate_on_clients)
+        self._clients = round_clients(
+            self.sampler,
+            system,
+            asynchronous,
+            options=local_training,
+            step=step,
+            secure=secure_aggregation,
+            federation=self.federation,
+            evaluate_on_clients=evaluate_on_clients,
+        )
         self.schedule = schedule or schedules.Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.evaluate_on_clients = evaluate_on_clients
         self._evaluating: list[Message] = []  # the messages of the evaluation that goes on
-        self.client_metrics = metrics = client_metrics or ClientMetrics()
-        checked = (local_training, metrics, secure_aggregation, self.compression)
-        self._rules = Rules(self.server_step, self.client_sides, *checked)
+        self.client_metrics = client_metrics or ClientMetrics()
+        self._rules = Rules(
+            step=step,
+            client_sides=self.client_sides,
+            options=local_training,
+            metrics=self.client_metrics,
+            secure=secure_aggregation,
+            compression=self.compression,
+        )
         self.state = StrategyState()
         self._availability: ClientAvailability | None = None
         self._per_client: dict[str, dict[int, float]] = {}  # of the last evaluation at the clients
@@ -261,15 +281,17 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> TrainingRound:
         """Sample the cohort and return its messages."""
-        there, writer, step = self.availability, self._writer, self.server_step
+        availability, writer, step = self.availability, self._writer, self.server_step
         sizes = MessageSizes(self._downlink, self.client_sides)
-        exchange = Exchange(grid, there, writer, config, step, sizes)
+        exchange = Exchange(grid, availability, writer, config, step, sizes)
         chosen = self._clients.choose(exchange, server_round, self.state.clock, arrays)
-        lr, absent = writer.lr(server_round, config), sorted(there.absent)
+        lr, absent = writer.lr(server_round, config), sorted(availability.absent)
         report, params = RoundReport(server_round, lr, absent=absent), to_tensors(arrays)
         report.take_chosen(chosen)
         told = {c: writer.lr(round, config) for c, round in chosen.rounds(server_round).items()}
-        rule = self._rules.of_round(params, there.registry, self.state, chosen, server_round, told)
+        rule = self._rules.of_round(
+            params, availability.registry, self.state, chosen, server_round, told
+        )
         return TrainingRound(params, chosen, rule, timeout_of(config), report)
 
     def aggregate_train(

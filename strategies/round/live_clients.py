@@ -86,7 +86,7 @@ class LiveClients:
             arrays: x, version t - 1.
         """
         before = step - 1
-        versions = dict.fromkeys(sorted(exchange.there.registry.nodes), before)
+        versions = dict.fromkeys(sorted(exchange.availability.registry.nodes), before)
         versions |= {client: sent.version for client, sent in sorted(self.in_flight.items())}
         discounts = {client: self.settings.weight(before - v) for client, v in versions.items()}
         needed = {sent.version for sent in self.in_flight.values()}
@@ -159,11 +159,11 @@ class LiveStep:
 
     def _start(self, rng: np.random.Generator, fold: ReplyFold) -> int:
         """Start clients until M of the connected ones train; return the bytes sent."""
-        there, clients = self.exchange.there, self.clients
-        if not there.present:
+        availability, clients = self.exchange.availability, self.clients
+        if not availability.present:
             return 0
-        at_once = len(clients.sampler.sample(self.step, len(there.present)))
-        present = [client for client in there.present if client in self.versions]
+        at_once = len(clients.sampler.sample(self.step, len(availability.present)))
+        present = [client for client in availability.present if client in self.versions]
         idle = idle_clients(present, {*clients.in_flight, *self.through})
         size = min(at_once - self._connected_in_flight(), len(idle))
         drawn = rng.choice(len(idle), size=max(0, size), replace=False)
@@ -196,7 +196,7 @@ class LiveStep:
             if silent:
                 return None
             if now - began > _LOOK_SECONDS:
-                self.exchange.there.look_up(grid)
+                self.exchange.availability.look_up(grid)
                 return None
             clients.sleep(pause(now - began))
         return clients.arrived.popleft()
@@ -219,5 +219,5 @@ class LiveStep:
         fold.refused[client] = why
 
     def _connected_in_flight(self) -> int:
-        absent = self.exchange.there.absent
+        absent = self.exchange.availability.absent
         return sum(client not in absent for client in self.clients.in_flight)

@@ -21,11 +21,11 @@ def round_clients(
     sampler: ClientSampler,
     system: ClientSystem | None,
     asynchronous: Asynchronous | None,
+    *,
     options: LocalTrainingConfig | None,
     step: ServerStep,
     secure: SecAggPlus | None,
     federation: FederationConfig,
-    *,
     evaluate_on_clients: bool,
 ) -> RoundClients:
     """Return the cohorts of rounds that wait, or the clients of steps that do not.
