@@ -13,7 +13,8 @@ A row of metrics.jsonl:
     elapsed_seconds          since the start of the run, earlier processes included
     bytes_up, bytes_down     payload bytes of the round
     clients                  ids of the clients whose replies were valid
-    failures                 one sentence for each reply that was lost or refused
+    failures                 one sentence for each reply that was lost or refused, in training or
+                             in the evaluation at the clients
     left_out, down_weighted  under a robust aggregator: ids of clients that did not count; what
                              share of their part in the plain mean others had, if below a half
     alarms, standing_out     how many clients stand out, and how far, by client id (docs/robust.md)

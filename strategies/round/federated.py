@@ -182,6 +182,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self.local_lr = require_range("local.lr", local_lr, open_low=True)
         self.evaluate_on_clients = evaluate_on_clients
         self._evaluating: list[Message] = []  # the messages of the evaluation that goes on
+        self._evaluation_failures: list[str] = []  # of the last one
         self.client_metrics = client_metrics or ClientMetrics()
         self._rules = Rules(
             step=step,
@@ -238,7 +239,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
                 result.arrays = self._output_model(arrays)
                 asked = list(self.configure_evaluate(round, result.arrays, evaluate_config, grid))
                 replies = grid.send_and_receive(asked, timeout=timeout) if asked else ()
-                if (found := self.aggregate_evaluate(round, replies)) is not None:
+                found = self.aggregate_evaluate(round, replies)
+                report.failures = [*report.failures, *self._evaluation_failures]
+                if found is not None:
                     result.evaluate_metrics_clientapp[round] = found
                     report.client_evaluation = scalars(found)
                     report.per_client |= self._per_client
@@ -350,7 +353,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
     ) -> MetricRecord | None:
         """Return the example-weighted mean of the clients' metrics, without bad replies."""
         names, registry = self.client_metrics.names, self.availability.registry
-        rows = valid_evaluations(with_senders(replies, self._evaluating), registry, names)
+        sent = self._evaluating
+        found = valid_evaluations(with_senders(replies, sent), sent, registry, names)
+        rows, self._evaluation_failures = found
         self._per_client = self.client_metrics.of_evaluation(rows)
         return to_metrics(mean_metrics(rows)) if rows else None
 

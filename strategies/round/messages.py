@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from logging import WARNING
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.logger import log
@@ -105,7 +106,7 @@ class MessageWriter:
         )
 
 
-def timeout_of(config: ConfigRecord) -> float:
+def timeout_of(config: Mapping[str, Any]) -> float:
     """Return how many seconds the server waits for the replies."""
     return float(str(config.get(TIMEOUT, 3600.0)))
 

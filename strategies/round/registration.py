@@ -17,8 +17,8 @@ from fedhet.common.errors import ConfigError, require_whole
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.decoder import NodeInfo, decode_evaluation, decode_node_info
 from fedhet.strategies.round.exact_sum import MOST_SUMMANDS
-from fedhet.strategies.round.messages import TIMEOUT
-from fedhet.strategies.round.records import CONFIG
+from fedhet.strategies.round.messages import TIMEOUT, timeout_of
+from fedhet.strategies.round.records import CONFIG, config_of, no_reply
 from fedhet.strategies.round.round_report import RoundReport
 
 FROZEN_MODEL = "frozen-model"  # the hash of what a model neither trains nor sends
@@ -194,25 +194,38 @@ def register_clients(
 
 
 def valid_evaluations(
-    replies: Iterable[tuple[int, Message]], registry: ClientRegistry, metrics: Collection[str] = ()
-) -> list[dict[str, float]]:
-    """Return the clients' valid evaluation metrics by client id; bad replies are logged.
+    replies: Iterable[tuple[int, Message]],
+    asked: Iterable[Message],
+    registry: ClientRegistry,
+    metrics: Collection[str] = (),
+) -> tuple[list[dict[str, float]], list[str]]:
+    """Return the clients' valid evaluation metrics by client id, and why others are missing.
 
-    Each reply comes with the id of its node. ``metrics`` are the names that a client may send
-    beside accuracy and loss.
+    Args:
+        replies: each with the id of its node.
+        asked: the messages that they answer.
+        registry: what the clients have registered.
+        metrics: the names that a client may send beside accuracy and loss.
     """
     clients = {node: client for client, node in registry.nodes.items()}
-    rows = {}
+    silent = {message.metadata.dst_node_id: message for message in asked}
+    rows, failures = {}, []
     for node, message in replies:
+        sender = f"client {clients[node]}" if node in clients else f"node {node}"
         try:
-            client = clients.pop(node, None)  # each answers once
-            if client is None:
+            if silent.pop(node, None) is None:
                 raise RefusedReplyError("it was not asked, or has answered already")
+            client = clients[node]
             most = max(registry.num_examples[client], registry.num_held_out[client])
             rows[client] = decode_evaluation(message, client, most, metrics)
         except RefusedReplyError as refusal:
-            log(WARNING, "evaluation at node %s: %s", node, refusal)
-    return [rows[client] for client in sorted(rows)]
+            failures.append(f"{sender}, evaluation: {refusal}")
+    for node, message in silent.items():
+        why = no_reply(timeout_of(config_of(message)))
+        failures.append(f"client {clients[node]}, evaluation: {why}")
+    for failure in failures:
+        log(WARNING, "%s", failure)
+    return [rows[client] for client in sorted(rows)], failures
 
 
 class ClientAvailability:

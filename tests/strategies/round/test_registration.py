@@ -323,7 +323,20 @@ def test_bad_answers_to_an_evaluation_do_not_count():
         content = RecordDict({METRICS: to_metrics(row)})
         return node, Message(content, dst_node_id=1, message_type=MessageType.EVALUATE)
 
-    good = answer(100, 0, 5)
-    for bad in (answer(101, 0, 5), answer(101, 1, 6), answer(102, 1, 5)):
-        assert len(valid_evaluations([good, good, bad], registry)) == 1
-    assert len(valid_evaluations([good, answer(101, 1, 5)], registry)) == 2
+    def found(*answers: tuple[int, Message]) -> tuple[int, list[str]]:
+        rows, failures = valid_evaluations(answers, asked, registry)
+        return len(rows), failures
+
+    waits = RecordDict({"config": ConfigRecord({"timeout-seconds": 9.0})})
+    asked = [Message(waits, dst_node_id=node, message_type="evaluate") for node in (100, 101)]
+    good, fine = answer(100, 0, 5), answer(101, 1, 5)
+    assert found(good, fine) == (2, [])
+    for bad, why in ((answer(101, 0, 5), "partition 0"), (answer(101, 1, 6), "6")):
+        number, (failure,) = found(good, bad)
+        assert number == 1
+        assert failure.startswith("client 1, evaluation: ")
+        assert why in failure
+    again = "it was not asked, or has answered already"
+    late = "no reply within 9 s (runtime.round_timeout_seconds)"
+    others = [f"client 0, evaluation: {again}", f"node 102, evaluation: {again}"]
+    assert found(good, good, answer(102, 1, 5)) == (1, [*others, f"client 1, evaluation: {late}"])

@@ -336,6 +336,19 @@ def test_evaluation_at_the_clients_is_the_mean_over_their_examples():
     assert reports[1].client_evaluation["loss"] == pytest.approx(expected, rel=1e-6)
 
 
+def test_a_lost_answer_to_an_evaluation_is_a_failure_of_the_round():
+    def lose(reply: Message) -> Message | None:
+        of_client_1 = reply.metadata.src_node_id == 1001
+        return None if of_client_1 and reply.metadata.message_type == "evaluate" else reply
+
+    strategy = FedAvg(evaluate_on_clients=True, local_lr=0.1)
+    _, reports = run(strategy, uneven(), rounds=2, tamper=lose)
+    assert [list(report.clients) for report in reports[1:]] == [[0, 1, 2], [0, 1, 2]]
+    for report in reports[1:]:
+        (failure,) = report.failures
+        assert failure.startswith("client 1, evaluation: no reply within ")
+
+
 def test_clients_without_held_out_examples_do_not_mix_their_training_ones_in():
     """Client 1 alone says that it holds some out."""
 
