@@ -47,7 +47,7 @@ class ClientSystem:
     Args:
         seconds_per_example: of training, once over one example.
         megabytes_per_second: of a client's connection; None: transfers take no time.
-        over_selection: so many times as many clients are asked as the round takes, at least 1.
+        over_selection: so many times as many clients are asked as the round takes, 1 to 1000.
         deadline_seconds: how long the server waits, on the simulated clock; None: for all.
         dropout: the probability that a client that is asked never answers.
         seed: of the run.
@@ -63,7 +63,7 @@ class ClientSystem:
     def __post_init__(self) -> None:
         """Check the ranges."""
         require_range(f"{_KEY}.seconds_per_example", self.seconds_per_example)
-        require_range(f"{_KEY}.over_selection", self.over_selection, low=1.0)
+        require_range(f"{_KEY}.over_selection", self.over_selection, low=1.0, high=1000.0)
         require_range(f"{_KEY}.dropout", self.dropout, high=1.0)
         for key in ("megabytes_per_second", "deadline_seconds"):
             if (value := getattr(self, key)) is not None:
@@ -136,7 +136,7 @@ class LogNormal(ClientSystem):
 
     Args:
         sigma: standard deviation of ln s_i; at 1.8 the slowest tenth takes 10 times as long as the
-            median, or longer.
+            median, or longer; at most 100.
     """
 
     sigma: float = 1.0
@@ -144,7 +144,7 @@ class LogNormal(ClientSystem):
     def __post_init__(self) -> None:
         """Check the ranges."""
         super().__post_init__()
-        require_range(f"{_KEY}.sigma", self.sigma)
+        require_range(f"{_KEY}.sigma", self.sigma, high=100.0)  # beyond, times are infinite
 
     def slowness(self, client: int) -> float:
         """Return s_i."""
