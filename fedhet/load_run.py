@@ -27,6 +27,7 @@ from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.models.own_weights import frozen_sha256
+from fedhet.tasks.own_task import PUBLIC_COLUMNS
 
 MODEL_FILE = "model.safetensors"
 
@@ -83,7 +84,8 @@ def data_set_task_of(recipe: DictConfig) -> Task:
 def label_metadata_of(folder: Path, *, best: bool = False) -> dict[str, str]:
     """Return what a run's model is stored with about labels and inputs (``label_metadata``)."""
     _, metadata, _ = load_tensors(_model_path(folder, best), kind=MODEL)
-    return {key: metadata[key] for key in ("classes", "vocabulary", "columns") if key in metadata}
+    names = ("classes", "vocabulary", "columns", PUBLIC_COLUMNS)
+    return {key: metadata[key] for key in names if key in metadata}
 
 
 def classifier_of(

@@ -30,6 +30,7 @@ from fedhet.tasks.references import Function, call_with_known, is_reference, loa
 from fedhet.tasks.sources.arrays import Indices
 
 CLIENT = ("client_id", "partition_id")  # a data function with one of these gives one client's data
+PUBLIC_COLUMNS = "public_columns"  # of a model's metadata: what the public part of a table told
 _BINS = 10  # a partition by label sees the targets of a regression as tenths of them
 
 
@@ -199,8 +200,13 @@ class OwnTask(Measured, Partitioned):
 
     def label_metadata(self) -> dict[str, str]:
         """Return the metadata of a model's file: the classes, and the kind of task."""
-        columns = {} if self.columns is None else {"columns": self.columns}
-        return {"classes": json.dumps(self.class_names), "kind": self.config.kind, **columns}
+        found = {"classes": json.dumps(self.class_names), "kind": self.config.kind}
+        if self.columns is not None:
+            return {**found, "columns": self.columns}
+        if self.functions.data is not tabular.load:
+            return found
+        public = tabular.columns_of_public_part(self.config.data_options or {})
+        return {**found, PUBLIC_COLUMNS: json.dumps(public)} if public else found
 
     @property
     def fits_columns(self) -> bool:

@@ -50,15 +50,8 @@ class Columns:
         classes: Sequence[str] | None,
     ) -> Columns:
         """Return the columns that a public part of a table tells."""
-        if len(public) == 0:
-            raise ConfigError(f"{KEY}.public: there is no row to fit the columns on")
-        named = [target, *(numeric or ()), *(categorical or ())]
-        rest = [name for name in public.columns if name not in named]
-        if numeric is None:
-            numeric = [name for name in rest if _holds_numbers(public[name])]
-        if categorical is None:
-            categorical = [name for name in rest if name not in numeric]
-        found = cls.named(target, numeric, categorical, kind, classes)
+        names = names_in(public, target, numeric, categorical)
+        found = cls.named(target, *names, kind, classes)
         found.transformer.fit(found.prepared(public))
         return found
 
@@ -193,6 +186,24 @@ class Columns:
                     unknown,
                     len(prepared),
                 )
+
+
+def names_in(
+    public: DataFrame,
+    target: str,
+    numeric: Sequence[str] | None,
+    categorical: Sequence[str] | None,
+) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the numeric and the categorical columns; a public part tells those that are None."""
+    if len(public) == 0:
+        raise ConfigError(f"{KEY}.public: there is no row to fit the columns on")
+    named = [target, *(numeric or ()), *(categorical or ())]
+    rest = [name for name in public.columns if name not in named]
+    if numeric is None:
+        numeric = [name for name in rest if _holds_numbers(public[name])]
+    if categorical is None:
+        categorical = [name for name in rest if name not in numeric]
+    return numeric, categorical
 
 
 def _constant(statistics: ColumnStatistics) -> NDArray[np.bool_]:

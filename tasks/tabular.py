@@ -30,7 +30,7 @@ from fedhet.common.errors import (
     require_whole,
 )
 from fedhet.tasks.column_statistics import ColumnStatistics
-from fedhet.tasks.table_columns import KEY, Arrays, Columns
+from fedhet.tasks.table_columns import KEY, Arrays, Columns, names_in
 
 if TYPE_CHECKING:  # pandas takes a second to import
     from pandas import DataFrame
@@ -142,6 +142,29 @@ def statistics_of(
         raise ConfigError(f"{KEY}.path=null: name the file or folder of the table")
     names = _names(*(options.get(key) for key in ("target", "numeric", "categorical")))
     return Columns.named(*names, "regression", None).statistics(train.iloc[rows])
+
+
+def columns_of_public_part(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what reads another table as :func:`load` has read this one, by its public part.
+
+    These are the options of a federated fit, and as "fitted" the statistics. Empty if those are not
+    to be had: a column may have more categories than they hold.
+    """
+    target, public, path = str(options["target"]), options.get("public", 100), options.get("path")
+    if isinstance(public, str):
+        shown = _read(Path(public).expanduser())
+    else:
+        shown = _read(_files(Path(str(path)).expanduser())["train"], public).head(public)
+    numeric, categorical = names_in(
+        shown, target, options.get("numeric"), options.get("categorical")
+    )
+    try:
+        found = Columns.named(target, numeric, categorical, "regression", None).statistics(shown)
+        fitted = found.to_json()
+    except ValueError:  # a ConfigError is one, and so is that of a sum that is no float64
+        return {}
+    names = {"numeric": list(numeric), "categorical": list(categorical)}
+    return {"fit": "federated", **names, "fitted": fitted}
 
 
 def mlp(
@@ -295,15 +318,18 @@ def _files(path: Path) -> dict[str, Path]:
     return files
 
 
-def _read(path: Path) -> DataFrame:
-    """Return a table: of CSV, texts as they are there; of Parquet, its own types."""
+def _read(path: Path, rows: int | None = None) -> DataFrame:
+    """Return a table: of CSV, texts as they are there; of Parquet, its own types.
+
+    ``rows``: no more than so many first ones are needed.
+    """
     import pandas
 
     if path.suffix not in _SUFFIXES:
         raise ConfigError(f"{path} must end in {' or '.join(_SUFFIXES)}")
     try:
         if path.suffix == ".csv":
-            table = _read_csv(path)
+            table = _read_csv(path, rows)
         else:
             table = pandas.read_parquet(path, dtype_backend="numpy_nullable")
     except FileNotFoundError:
@@ -315,7 +341,7 @@ def _read(path: Path) -> DataFrame:
     return table
 
 
-def _read_csv(path: Path) -> DataFrame:
+def _read_csv(path: Path, rows: int | None) -> DataFrame:
     """Return the texts of a file whose header names each column once.
 
     pandas itself would call columns "a.1" and "Unnamed: 0", and take the first one for an index
@@ -329,7 +355,7 @@ def _read_csv(path: Path) -> DataFrame:
         raise ValueError(f"field {names.index('') + 1} of its header is empty: name or remove it")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"its header has {', '.join(twice)} twice")
-    table = pandas.read_csv(path, dtype="string")
+    table = pandas.read_csv(path, dtype="string", nrows=rows)
     if not isinstance(table.index, pandas.RangeIndex):
         raise ValueError(f"its rows have more fields than its header, which has {len(names)}")
     return table

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,9 @@ from fedhet.report.run_data import Run
 from fedhet.report.sources import completed_runs
 from fedhet.tasks import AnyTask
 from fedhet.tasks.evaluation import class_accuracies
+from fedhet.tasks.own_task import PUBLIC_COLUMNS
 
+OPTIONS = "task.data_options"
 ADVICE = {
     "classes": "name them by --task classes=[...] in the order of its labels",
     "vocabulary": "name its words by --task vocabulary_file=FILE, a word a line, by rank",
@@ -154,7 +156,11 @@ def _require_same_examples(folder: Path, task: AnyTask) -> None:
 def _task(folder: Path, words: Sequence[str], best: bool) -> AnyTask:
     """Return the run's task with these changes, if the model's labels mean the same in it."""
     stored = label_metadata_of(folder, best=best)
-    task = task_of(_changed(recipe_of(folder), words), stored)
+    recipe = recipe_of(folder)
+    changed = _changed(recipe, words)
+    if _reads_other_table(recipe, changed):
+        stored |= _keep_columns(recipe, changed, stored)
+    task = task_of(changed, stored)
     metadata = task.label_metadata()
     for key, advice in ADVICE.items():
         if key in stored and stored[key] != metadata.get(key):
@@ -175,21 +181,32 @@ def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
         raise ConfigError(f"--task {' '.join(words)} cannot be read: {error}") from None
     changed = OmegaConf.merge(recipe, {"task": changes})
     assert isinstance(changed, DictConfig)
-    _require_fitted(recipe, changed)
     return changed
 
 
-def _require_fitted(recipe: DictConfig, changed: DictConfig) -> None:
-    """Refuse another table whose own first rows would say what the model's inputs mean."""
-    key = "task.data_options"
-    old, new = (OmegaConf.select(one, f"{key}.path") for one in (recipe, changed))
-    public, fit = (OmegaConf.select(changed, f"{key}.{name}") for name in ("public", "fit"))
-    if fit == "public" and isinstance(public, int) and new != old:
-        raise ConfigError(
-            f"--task data_options.path={new}: the model's inputs were scaled by the first {public} "
-            f"rows of {old}; write these into a file and add --task data_options.public=THAT_FILE "
-            f"({key}.fit=federated stores them with the model)"
-        )
+def _reads_other_table(recipe: DictConfig, changed: DictConfig) -> bool:
+    """Return whether another table's own first rows would say what the model's inputs mean."""
+    old, new = (OmegaConf.select(one, f"{OPTIONS}.path") for one in (recipe, changed))
+    public, fit = (OmegaConf.select(changed, f"{OPTIONS}.{name}") for name in ("public", "fit"))
+    return bool(fit == "public" and isinstance(public, int) and new != old)
+
+
+def _keep_columns(
+    recipe: DictConfig, changed: DictConfig, stored: Mapping[str, str]
+) -> dict[str, str]:
+    """Let ``changed`` have the columns of the run's table, and return what they are fitted to."""
+    if PUBLIC_COLUMNS in stored:
+        fitted = json.loads(stored[PUBLIC_COLUMNS])
+        columns = fitted.pop("fitted")
+        changed.task.data_options = OmegaConf.merge(changed.task.data_options, fitted)
+        return {"columns": columns}
+    old, new = (OmegaConf.select(one, f"{OPTIONS}.path") for one in (recipe, changed))
+    public = OmegaConf.select(changed, f"{OPTIONS}.public")
+    raise ConfigError(
+        f"--task data_options.path={new}: the model's inputs were scaled by the first {public} "
+        f"rows of {old}, which this run has not stored; write these into a file and add --task "
+        "data_options.public=THAT_FILE"
+    )
 
 
 def _table(found: Sequence[tuple[Run, Evaluation]], passes: int, *, best: bool) -> Table:

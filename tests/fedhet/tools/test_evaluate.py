@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ def test_bad_words_are_refused(words, message, fedavg_run, refused):
     assert message in refused(main, fedavg_run, *words)
 
 
-def test_another_table_may_not_say_what_the_model_s_inputs_mean(tmp_path, refused, capsys):
+def test_another_table_is_read_by_the_columns_of_the_runs_own(tmp_path, refused, monkeypatch):
     """By itself it would be scaled by its own first rows, and its towns be counted anew."""
     rows = [(n, "ABC"[n % 3], "no" if n % 3 else "yes") for n in range(60)]
     old, new = tmp_path / "old.csv", tmp_path / "new.csv"
@@ -158,11 +159,27 @@ def test_another_table_may_not_say_what_the_model_s_inputs_mean(tmp_path, refuse
         path.write_text("\n".join(["age,town,y", *lines]) + "\n")
     table = ["task=tabular", f"task.data_options.path={old}", "task.data_options.target=y"]
     words = [*table, "task.classes=[no,yes]", "partition=iid", "clients=2", "rounds=1"]
-    run_recipe(tmp_path / "run", *words, clients=2)
-    other = ["--task", f"data_options.path={new}"]
-    assert f"the first 100 rows of {old}" in refused(main, tmp_path / "run", *other)
-    main([str(tmp_path / "run"), *other, "--task", f"data_options.public={old}"])
-    assert " 12 " in capsys.readouterr().out  # a fifth of its rows
+    run_recipe(tmp_path / "run", *words, "task.data_options.public=50", clients=2)
+    other = f"data_options.path={new}"
+    by_hand = evaluate(tmp_path / "run", [other, f"data_options.public={head(old, 50)}"])
+    found = evaluate(tmp_path / "run", [other])
+    assert found.examples == by_hand.examples == 12  # a fifth of its rows
+    assert found.loss == pytest.approx(by_hand.loss, rel=1e-6)
+    assert found.accuracy == by_hand.accuracy
+    anew = evaluate(tmp_path / "run", [other, f"data_options.public={new}"])
+    assert abs(anew.loss - found.loss) > 0.1
+    whole = evaluate(tmp_path / "run", [other, "test_data=fedhet.tasks.tabular:load_test"])
+    assert whole.examples == 60
+    no_columns = lambda folder, best: {"classes": '["no", "yes"]'}  # noqa: E731  # an older run
+    monkeypatch.setattr("fedhet.tools.evaluate.label_metadata_of", no_columns)
+    assert f"the first 50 rows of {old}" in refused(main, tmp_path / "run", "--task", other)
+
+
+def head(path: Path, rows: int) -> Path:
+    """Return a file of a table's first rows."""
+    shown = path.with_name("first.csv")
+    shown.write_text("".join(path.read_text().splitlines(keepends=True)[: rows + 1]))
+    return shown
 
 
 def test_a_clients_own_tensors_complete_the_model(fedper_run, tmp_path, refused):
