@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from logging import WARNING, getLogger
 from typing import TYPE_CHECKING, Any
@@ -37,7 +37,7 @@ class Columns:
     numeric: tuple[str, ...]
     categorical: tuple[str, ...]
     transformer: Any
-    labels: Mapping[str, int] | None
+    labels: dict[str, int] | None
 
     @classmethod
     def fitted(
@@ -163,13 +163,14 @@ class Columns:
             )
         if self.labels is None:
             return _numbers(table, self.target)
-        texts = _texts(table[self.target])
-        if unknown := sorted(set(texts) - set(self.labels)):
+        labels = {f"{one}.0": n for one, n in self.labels.items() if one.isdecimal()} | self.labels
+        texts = _texts(table[self.target])  # whole numbers become 1.0 where one was missing
+        if unknown := sorted(set(texts) - set(labels)):
             raise ConfigError(
                 f"{_where(table)}: the column {self.target} has {', '.join(unknown[:5])}, and "
                 f"task.classes has {', '.join(self.labels)}"
             )
-        return np.array([self.labels[text] for text in texts], dtype=np.int64)
+        return np.array([labels[text] for text in texts], dtype=np.int64)
 
     def _tell_unknown(self, prepared: DataFrame) -> None:
         """Log how many values become zeros because the transformers do not know them."""

@@ -86,6 +86,13 @@ def test_a_regression_has_its_targets_as_they_are(table):
     np.testing.assert_allclose(inputs[:, 0], [-(1.5**0.5), 0, 1.5**0.5], rtol=1e-6)
 
 
+def test_a_class_that_is_a_whole_number_may_be_written_as_a_float(table):
+    table.write_text("a,b\n1,0.0\n2,1.0\n3,1\n")
+    assert all_rows(table, target="b", classes=["1", "0"])[1].tolist() == [1, 0, 0]
+    table.write_text("a,b\n1,0.0\n2,0\n3,0.5\n")
+    assert all_rows(table, target="b", classes=["0", "0.0", "0.5"])[1].tolist() == [1, 0, 2]
+
+
 def test_one_file_is_split_always_in_the_same_way(table):
     table.write_text("a,b\n" + "".join(f"{row},{row}\n" for row in range(10)))
     options = {"target": "b", "kind": "regression", "public": 10, "test_fraction": 0.3}
