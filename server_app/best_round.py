@@ -100,6 +100,14 @@ class EarlyStopping:
         ]
 
 
+def why_ended(rows: Sequence[Row], target: float | None, stopping: EarlyStopping) -> str | None:
+    """Return why a run ends with the last of its rows, if it does before its last round."""
+    accuracy = rows[-1].get("accuracy") if rows else None
+    if target is not None and (accuracy or -1.0) >= target:
+        return f"accuracy {accuracy:.6g} reached target_accuracy={target}"
+    return stopping.stop_reason(rows)
+
+
 def best_model_rule(recipe: DictConfig, stopping: EarlyStopping) -> EarlyStopping | None:
     """Return the rule of ``checkpoint.best``: early stopping's for true; None for false."""
     chosen = recipe.checkpoint.best

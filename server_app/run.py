@@ -56,6 +56,7 @@ from fedhet.server_app.best_round import (
     EarlyStopping,
     best_model_rule,
     check_measured,
+    why_ended,
 )
 from fedhet.server_app.calibration import CalibrationError, add_coverage
 from fedhet.server_app.checkpoint import Checkpoint, CheckpointWriter, load_checkpoint
@@ -102,7 +103,8 @@ class Run:
         self.recipe, self.folder = recipe, folder
         # read once: OmegaConf takes its time, and so does the hash
         self.fingerprint, self.rounds = resume_fingerprint(recipe), int(recipe.rounds)
-        self.checkpoint_every, self.target = int(recipe.checkpoint.every), recipe.target_accuracy
+        self.checkpoint_every, target = int(recipe.checkpoint.every), recipe.target_accuracy
+        self.target = None if target is None else float(target)
         self.stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
         self.began, self.timeout = time.time(), float(recipe.runtime.round_timeout_seconds)
         # where the clients of a simulation store their states
@@ -337,10 +339,7 @@ class Run:
 
     def _reached(self, rows: Sequence[Row]) -> str | None:
         """Return why the run ends with the last of its rows, if it does before its last round."""
-        accuracy = rows[-1].get("accuracy") if rows else None
-        if self.target is not None and (accuracy or -1.0) >= float(self.target):
-            return f"accuracy {accuracy:.6g} reached target_accuracy={self.target}"
-        return self.stopping.stop_reason(rows)
+        return why_ended(rows, self.target, self.stopping)
 
     def _begin_checkpoint(self, arrays: ArrayRecord) -> None:
         state, recipe = self.strategy.snapshot(), self.fingerprint

@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.checksums import read_label
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.results import COMPLETED, DIVERGED, read_summary
-from fedhet.conf import fingerprint, quoted, resume_fingerprint
+from fedhet.common.results import COMPLETED, DIVERGED, METRICS, read_rows, read_summary
+from fedhet.conf import fingerprint, plain_part, quoted, resume_fingerprint
 from fedhet.runtimes.deployment.run_record import read_record
 from fedhet.sweep.sweep_folder import SweepFolder
 
@@ -126,6 +126,8 @@ def plan_for(folder: Path, recipe: DictConfig) -> Plan:
     if (completed or summary.get("status") == DIVERGED) and isinstance(hashes, dict):
         if hashes.get("recipe") == fingerprint(recipe)["recipe"]:
             return Plan.SKIP
+    if completed and "stop_reason" in summary and _has_ended(folder, recipe):
+        return Plan.SKIP
     record = read_record(folder)
     if record is not None:  # a deployment: its checkpoints may be elsewhere, and it may still run
         return Plan.CONTINUE if record.recipe == resume_fingerprint(recipe) else Plan.REPLACE
@@ -136,6 +138,23 @@ def plan_for(folder: Path, recipe: DictConfig) -> Plan:
         if last["round"] < int(recipe.rounds):
             return Plan.CONTINUE
     return Plan.REPLACE if completed else Plan.RESTART
+
+
+def _has_ended(folder: Path, recipe: DictConfig) -> bool:
+    """Return whether a completed run, if it is continued, has nothing to do by early stopping."""
+    from fedhet.server_app.best_round import EarlyStopping, why_ended  # imports torch
+
+    last = _last_checkpoint(folder)
+    if last is None or last.get("recipe") != resume_fingerprint(recipe):
+        return False
+    try:
+        rows = read_rows(folder / METRICS)
+    except (OSError, DamagedFileError):
+        return False  # the run itself says so
+    if not rows or rows[-1]["round"] > int(recipe.rounds):
+        return False
+    stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
+    return why_ended(rows, recipe.target_accuracy, stopping) is not None
 
 
 def make_ready(folder: Path, plan: Plan) -> None:

@@ -47,6 +47,24 @@ def test_a_completed_job_of_the_same_recipe_is_skipped(tmp_path):
     assert plan_for(tmp_path, recipe_of("task=imdb", f"task.vocabulary_file={path}")) is Plan.SKIP
 
 
+def test_a_job_that_early_stopping_has_ended_is_skipped_also_where_more_rounds_are_asked(tmp_path):
+    words = ("early_stopping.patience=2", "early_stopping.metric=loss")
+    summary = {"status": "completed", "fingerprint": fingerprint(recipe_of(*words))}
+    (tmp_path / "summary.json").write_text(json.dumps(summary | {"stop_reason": "no better"}))
+    rows = [{"round": t, "loss": loss} for t, loss in enumerate([2.0, 1.0, 1.5, 1.5])]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_checkpoint(tmp_path, 3)
+    assert plan_for(tmp_path, recipe_of(*words)) is Plan.SKIP
+    assert plan_for(tmp_path, recipe_of(*words, "rounds=20")) is Plan.SKIP
+    more = ("early_stopping.patience=3", "early_stopping.metric=loss")
+    assert plan_for(tmp_path, recipe_of(*more)) is Plan.CONTINUE
+    assert plan_for(tmp_path, recipe_of("rounds=20", "target_accuracy=0.9")) is Plan.CONTINUE
+    assert plan_for(tmp_path, recipe_of(*words, "local.lr=0.2")) is Plan.REPLACE
+    assert plan_for(tmp_path, recipe_of(*words, "rounds=2")) is Plan.REPLACE
+    (tmp_path / "metrics.jsonl").write_text("[]\n")
+    assert plan_for(tmp_path, recipe_of(*words, "rounds=20")) is Plan.CONTINUE
+
+
 def test_a_job_continues_from_its_checkpoint_and_restarts_without_one(tmp_path):
     assert plan_for(tmp_path / "not there", recipe_of()) is Plan.RESTART
     write_summary(tmp_path, "failed")
