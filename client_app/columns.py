@@ -15,6 +15,8 @@ from fedhet.strategies.round.records import (
     CLIENT,
     COLUMNS,
     CONFIG,
+    STATISTICS,
+    config_of,
     record_in,
     to_record,
 )
@@ -24,16 +26,16 @@ from fedhet.tasks import AnyTask, OwnTask
 def columns_reply(
     task: AnyTask, client_id: int, folder: Path | None, info: Mapping[str, str], message: Message
 ) -> Message:
-    """Register a client for the fit, or send the statistics of its training rows.
+    """Register a client for the fit or, asked for "statistics", send those of its training rows.
 
-    A message without "config" asks for the former. The statistics are "columns", float64: "rows"
-    (1,), "counts", "means" and "squares" (k,), and "missing" (m,), whether a categorical column has
-    a missing value; and "categories", of each categorical column (tasks/column_statistics.py).
+    They are "columns", float64: "rows" (1,), "counts", "means" and "squares" (k,), and "missing"
+    (m,), whether a categorical column has a missing value; and "categories", of each categorical
+    column (tasks/column_statistics.py).
     """
     if not (isinstance(task, OwnTask) and task.fits_columns):
         raise ConfigError(f"task={task.name} has no columns that sites fit together")
     found = task.column_statistics(client_id, folder)
-    if CONFIG not in message.content:
+    if not config_of(message).get(STATISTICS, False):
         ids: dict[str, int] = {"partition-id": client_id, "num-partitions": task.num_clients}
         card: dict[str, int | str] = {**info, **ids, "num-examples": found.rows, "num-held-out": 0}
         return Message(RecordDict({CLIENT: ConfigRecord({**card})}), reply_to=message)

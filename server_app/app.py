@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from logging import WARNING
 from pathlib import Path
@@ -19,7 +20,7 @@ from fedhet.server_app.assembly import check_parts
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
 from fedhet.server_app.columns import fitted_columns, stored_columns
 from fedhet.server_app.polling_grid import with_fast_polling
-from fedhet.server_app.run import Run, log_write_errors, write_error
+from fedhet.server_app.run import STATES, Run, log_write_errors, write_error
 from fedhet.tasks import Functions
 
 app = ServerApp()
@@ -111,4 +112,5 @@ def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
             "completed; name another results_dir"
         )
     log(WARNING, "%s holds no checkpoint: its run begins again with round 1", folder)
+    shutil.rmtree(folder / STATES, ignore_errors=True)  # no other run can use them
     return None

@@ -18,7 +18,7 @@ from fedhet.conf import plain_part
 from fedhet.server_app.assembly import federation_of
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.messages import TIMEOUT, exchange
-from fedhet.strategies.round.records import CATEGORIES, COLUMNS, CONFIG
+from fedhet.strategies.round.records import CATEGORIES, COLUMNS, CONFIG, STATISTICS
 from fedhet.strategies.round.registration import register_clients
 from fedhet.strategies.round.tensor_decoder import decode_tensors, printable
 from fedhet.tasks import Functions, OwnTask, build_task
@@ -55,7 +55,7 @@ def fitted_columns(recipe: DictConfig, grid: Grid, functions: Functions | None) 
     numeric, categorical = options["numeric"], options["categorical"]
     registry = register_clients(grid, federation_of(recipe), QUERY)
     timeout = float(recipe.runtime.round_timeout_seconds)
-    asked = ConfigRecord({TIMEOUT: timeout})
+    asked = ConfigRecord({TIMEOUT: timeout, STATISTICS: True})
     messages = {
         client: Message(RecordDict({CONFIG: asked}), dst_node_id=node, message_type=QUERY)
         for client, node in sorted(registry.nodes.items())

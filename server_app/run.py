@@ -81,6 +81,8 @@ from fedhet.tasks import AnyTask, Functions, OwnTask, build_task, keep_freed_mem
 from fedhet.tasks.models.own_weights import model_metadata
 from fedhet.tasks.models.wrapped import WrappedModel
 
+STATES = "client_state"  # where the clients of a simulation store theirs, in the results directory
+
 
 class Run:
     """One run of a recipe into ``folder``, checked before round 1.
@@ -107,8 +109,7 @@ class Run:
         self.target = None if target is None else float(target)
         self.stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
         self.began, self.timeout = time.time(), float(recipe.runtime.round_timeout_seconds)
-        # where the clients of a simulation store their states
-        self.client_config = ConfigRecord({"state-folder": str(folder / "client_state")})
+        self.client_config = ConfigRecord({"state-folder": str(folder / STATES)})
         if columns is not None:
             self.client_config[COLUMNS] = columns
         self.device = pick_device(recipe.device)

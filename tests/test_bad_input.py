@@ -214,7 +214,9 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     (folder / "summary.json").unlink()  # SIGKILL leaves none
     with pytest.raises(ValueError, match="set resume=true to continue it"):
         run_recipe(folder, *TINY)
+    (folder / "client_state/of the killed run").mkdir(parents=True)
     again = run_recipe(folder, *TINY, "resume=true")
+    assert not (folder / "client_state/of the killed run").exists()
     assert "holds no checkpoint: its run begins again with round 1" in caplog.text
     for key in ("parameters_sha256", "rounds", "accuracy", "bytes_up"):
         assert again[key] == whole[key]

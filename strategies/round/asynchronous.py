@@ -78,6 +78,9 @@ class SimulatedClients:
             arrays: x, version t - 1.
         """
         availability, before = exchange.availability, step - 1
+        # a run that is resumed has asked nobody yet
+        known = availability.ask(exchange.grid, sorted(self.in_flight))
+        self.in_flight = {client: self.in_flight[client] for client in known}
         at_once = len(self.sampler.sample(step, len(availability.present)))
         self._keep(before, to_tensors(arrays), exchange, availability.present)
         num_bytes = exchange.num_bytes(arrays)

@@ -377,8 +377,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
     ) -> dict[int, RecordDict]:
         """Send a model to all connected clients, after the rounds; see ``exchange``."""
         self.availability.refresh(grid)
-        config, present = ConfigRecord({**config, TIMEOUT: timeout}), self.availability.present
-        messages = self._writer.model(message_type, self.state.round, arrays, config, present)
+        config = ConfigRecord({**config, TIMEOUT: timeout})
+        asked = self.availability.ask(grid, self.availability.present)
+        messages = self._writer.model(message_type, self.state.round, arrays, config, asked)
         return exchange(grid, messages, timeout)
 
     # ---- pieces ------------------------------------------------------------------------------

@@ -146,10 +146,11 @@ def register_clients(
     few, and why nodes were refused.
 
     A range of nodes is a simulation in which the i-th node plays client i. Of a large one nobody is
-    asked yet.
+    asked yet, but where the question is one of ``message_type``, which all have to answer.
     """
     nodes = () if federation.nodes_may_join else grid.get_node_ids()
-    if isinstance(nodes, range) and len(nodes) > _MOST_ASKED:
+    is_plain = message_type == MessageType.QUERY
+    if is_plain and isinstance(nodes, range) and len(nodes) > _MOST_ASKED:
         log(INFO, "%s simulated clients: each is asked when it is first drawn", len(nodes))
         return ClientRegistry(len(nodes), dict(enumerate(nodes)))
     refused: dict[int, str] = {}
