@@ -22,6 +22,7 @@ from fedhet.conf.mistakes import (
     did_you_mean,
     groups,
     options_in_file,
+    options_of,
     unknown_key,
 )
 from fedhet.conf.relations import check_relations
@@ -168,6 +169,11 @@ def _line(kind: str, key: Key, values: Mapping[str, Any]) -> str:
     value = value_at(values, key.path)
     if value == "???":  # Hydra's mark of a value that a user has to give
         return f"{key.name} is not set: it must be {key.allowed}"
+    group = "/".join(key.path)
+    if isinstance(value, str) and "/" in group and group in groups():
+        known = options_of(group)
+        right = f"write {group}={value}" if value in known else f"{group} is of: {', '.join(known)}"
+        return f"{key.name}={value} is not allowed: {right}"
     if key.field is None and (kind not in _NO_MAPPING or key.path[0] == "logger"):
         return unknown_key(key.name, value, values)
     if kind == "missing":

@@ -22,6 +22,8 @@ from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of, variants_o
 
 SEVERAL = "Ambiguous value for argument"  # Hydra's, too
 NO_OPTION = "Config group override must be"  # Hydra's ValueError
+_SHOWN = 4  # options that an error lists
+_PACKAGE = re.compile(r"# @package (\S+)")  # Hydra's, in the first line of a file
 _LINES = 200  # characters of a message that is not ours
 _NO_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
 _TAKEN = re.compile(r"An item is already at '([^']+)'")
@@ -47,8 +49,13 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
     if group == "task" and key in known_keys(values):
         return f"unknown key {key}: this task's file leaves it out; write +{key}={value}"
     if owners := _owners(key):
-        chosen = _chosen(group.partition(".")[0], values)
-        return f"unknown key {key}: it is of {' and '.join(owners)}, and this is {chosen}"
+        owner = owners[0].partition("=")[0]
+        named = " or ".join(option.partition("=")[2] for option in owners[:_SHOWN])
+        more = " or another" if len(owners) > _SHOWN else ""
+        return f"unknown key {key}: it is of {owner}={named}{more}{_chosen(owner, values)}"
+    nested = [one for one in groups() if one.endswith(f"/{key}")]
+    if nested and str(value) in options_of(nested[0]):
+        return f"unknown key {key}: write {nested[0]}={value}"
     siblings = [one.removeprefix(f"{group}.") for one in known if _parent(one) == group]
     siblings += [] if group else [one for one in groups() if "/" not in one]
     near = [f"{group}.{one}" if group else one for one in get_close_matches(name, siblings, 3, 0.6)]
@@ -133,11 +140,10 @@ def check_option(group: str, option: Any) -> None:
             raise ConfigError(_unknown_option(f"{folder}/{own}", ()))
 
 
-def options_of(group: str) -> list[str]:
-    """Return the options of a config group, the project's included."""
-    return sorted(
-        path.stem for folder in conf_folders() for path in (folder / group).glob("*.yaml")
-    )
+def options_of(group: str, folders: Sequence[Path] | None = None) -> list[str]:
+    """Return the options of a config group, by default the project's included."""
+    where = [folder / group for folder in folders or conf_folders()]
+    return sorted(path.stem for folder in where for path in folder.glob("*.yaml"))
 
 
 def method_lines() -> dict[str, str]:
@@ -229,15 +235,69 @@ def options_with(key: str) -> Sequence[str]:
     return having if len(having) < len(variants) else ()
 
 
+def option_of_target(group: str, target: str) -> str:
+    """Return the option of a group that builds a class; the class where none does."""
+    return next((one for one in options_of(group) if _target_of(group, one) == target), target)
+
+
+def _target_of(group: str, option: str) -> Any:
+    return _content_of(group, option).get("_target_")
+
+
 def _owners(key: str) -> list[str]:
-    return [f"{key.partition('.')[0]}={option}" for option in options_with(key)]
+    """Return the options that have a key, each with its group."""
+    group, rest = _group_of(key)
+    found = [
+        f"{group}={one}"
+        for one in (options_of(group) if group else ())
+        if rest in [name for name, _ in leaves(_content_of(group, one), ".")]
+    ]
+    first = key.partition(".")[0]
+    return found or [f"{first}={option}" for option in options_with(key)]
+
+
+def _group_of(key: str) -> tuple[str, str]:
+    """Return the innermost config group that a key is below, but for strategy, and the rest."""
+    parts = key.split(".")
+    for depth in range(len(parts) - 1, 0, -1):
+        group = "/".join(parts[:depth])
+        if group in groups() and group not in ("strategy", "task"):
+            return group, ".".join(parts[depth:])
+    return "", key
+
+
+def _content_of(group: str, option: str) -> dict[str, Any]:
+    """Return what an option's file has below its group."""
+    path = next(
+        one for folder in conf_folders() if (one := folder / group / f"{option}.yaml").is_file()
+    )
+    text = path.read_text(encoding="utf-8")
+    content = yaml.safe_load(text) or {}
+    package = _PACKAGE.match(text)
+    if package is None:
+        return dict(content)
+    outer = "" if package[1] == "_global_" else package[1]
+    inner = group.removeprefix(outer).strip("/").split("/")
+    for name in inner:
+        content = (content or {}).get(name) or {}
+    return dict(content)
 
 
 def _chosen(group: str, values: Mapping[str, Any]) -> str:
+    """Return ", and this is GROUP=OPTION"; empty where several options build the same class."""
+    start = f", and this is {group}="
     if group == "strategy":
         methods = values.get("strategy", {}).get("methods", {})
-        return f"strategy={'+'.join(sorted(methods)) or 'fedavg'}"
-    return f"{group}={tags_of(values).get(group)}"
+        return f"{start}{'+'.join(sorted(methods)) or 'fedavg'}"
+    node: Any = values
+    for name in group.split("/"):
+        node = node.get(name) if isinstance(node, Mapping) else None
+    if not isinstance(node, Mapping):
+        return f"{start}none"
+    if "_target_" not in node:
+        return f"{start}{tags_of(values).get(group)}"
+    same = [one for one in options_of(group) if _target_of(group, one) == node["_target_"]]
+    return f"{start}{same[0]}" if len(same) == 1 else ""
 
 
 def _parent(key: str) -> str:

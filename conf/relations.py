@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import ConfigError, require_choice
 from fedhet.conf.metrics import check_metrics
+from fedhet.conf.mistakes import option_of_target
 
 # Training examples of the data sets that the shipped tasks name on the hub; the test part that a
 # task splits off is not taken off: these only refuse what cannot be.
@@ -82,7 +83,17 @@ def check_requirements(recipe: DictConfig) -> None:
         found = OmegaConf.select(recipe, str(key))
         if found != needed:
             method = joined_methods(recipe.strategy.methods)
-            raise ConfigError(f"{key}={found}, and strategy={method} needs {key}={needed}")
+            name, found, needed = _as_written(str(key), found, needed)
+            raise ConfigError(f"{name}={found}, and strategy={method} needs {name}={needed}")
+
+
+def _as_written(key: str, found: Any, needed: Any) -> tuple[str, Any, Any]:
+    """Return a key and its values as one writes them: a slot's class is an option of its group."""
+    slot = key.removesuffix("._target_")
+    if slot == key:
+        return key, found, needed
+    group = slot.replace(".", "/")
+    return group, option_of_target(group, str(found)), option_of_target(group, str(needed))
 
 
 def _check_length(local: Mapping[str, Any]) -> None:

@@ -34,6 +34,7 @@ from fedhet.common.checksums import MODEL
 from fedhet.common.errors import ConfigError
 from fedhet.conf import RunConfig, compose_overrides, overrides_of, quote
 from fedhet.conf.mistakes import options_of
+from fedhet.conf.project import FOLDER
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of
 from fedhet.load_run import MODEL_FILE
@@ -44,6 +45,7 @@ from fedhet.strategies.round.tensor_files import load_tensors
 from fedhet.tasks import Functions
 from fedhet.tasks.losses import Loss, loss_of
 from fedhet.tasks.models.own_weights import load_own_weights
+from fedhet.tasks.own_task import refuse_unread_partition
 from fedhet.tasks.references import Function, name_of
 
 Method = str | FederatedStrategy | type[FederatedStrategy]
@@ -143,7 +145,11 @@ def load_weights(
         ConfigError: if the folder has no such tensors, they do not fit the model or are only a part
             of it, or the model's frozen weights are not those of the run.
     """
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model={model!r} is no nn.Module: make one of it first")
     path = Path(folder) / (BEST if best else MODEL_FILE)
+    if best and path.parent.is_dir() and not path.exists():
+        raise ConfigError(f"{path} does not exist: the run had no checkpoint.best=true")
     tensors, metadata, _ = load_tensors(path, kind=MODEL)
     load_own_weights(model, tensors, metadata, path, partial=partial)
 
@@ -166,6 +172,12 @@ class _App:
         test_data: Function | None,
         settings: Mapping[str, Any] | None,
     ) -> _App:
+        for name, one in (("model", model), ("data", data), ("test_data", test_data)):
+            if isinstance(one, nn.Module) or not (one is None or callable(one)):
+                raise ConfigError(
+                    f"{name} is a {type(one).__name__}: give the function or the class that "
+                    "returns it, and do not call it"
+                )
         own = {
             "task": "own",
             "task.kind": kind,
@@ -185,6 +197,7 @@ class _App:
         for one, name in zip(methods, names, strict=True):
             if isinstance(one, FederatedStrategy) and one.arguments:
                 words += _argument_words(one, name, compose_overrides(tuple(words)))
+        refuse_unread_partition(data, words)
         compose_overrides(tuple(words))  # refuses what is wrong when the app is imported
         return cls(tuple(words), Functions(data, model, test_data, found))
 
@@ -202,8 +215,8 @@ def _batch_size_of(data: Function) -> dict[str, str]:
 
 
 def _serve(parts: _App, grid: Grid, context: Context) -> None:
-    recipe = compose_overrides(tuple(parts.words(context.run_config))).copy()
-    run_recipe(recipe, grid, parts.functions)
+    words = parts.words(context.run_config)
+    run_recipe(compose_overrides(tuple(words)).copy(), grid, words, parts.functions)
 
 
 def _is_key(key: str) -> bool:
@@ -231,14 +244,15 @@ def _recipe_of(method: Method) -> str:
     if isinstance(method, str):
         return method.strip("[]")
     kind = method if isinstance(method, type) else type(method)
-    options = options_of("strategy")
+    options, ours = options_of("strategy"), options_of("strategy", (FOLDER,))
+    is_ours = kind.__module__.startswith("fedhet.strategies.")
     names = kind.__name__.lower(), kind.__module__.rpartition(".")[2]
     for name in names:
-        if name in options:
+        if name in options and (name in ours) == is_ours:
             return name
     raise ConfigError(
-        f"method={kind.__name__} has no recipe: it is none of {', '.join(options)}. A "
-        "method of your own needs one (docs/own.md)"
+        f"method={kind.__module__}.{kind.__name__} has no recipe: it is none of "
+        f"{', '.join(options)}. A method of your own needs one (docs/own.md)"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from logging import WARNING
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from omegaconf import DictConfig
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import only_writer, remove_unfinished, writable_folder
 from fedhet.common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, is_completed
-from fedhet.conf import compose, method_name
-from fedhet.server_app.assembly import check_parts
+from fedhet.conf import compose_overrides, method_name, overrides_of
+from fedhet.server_app.assembly import check_parts, check_words
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
 from fedhet.server_app.columns import fitted_columns, stored_columns
 from fedhet.server_app.polling_grid import with_fast_polling
@@ -31,15 +32,23 @@ _PATIENCE = 60.0
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Compose the recipe of the run config, and run it."""
-    run_recipe(compose(context.run_config), grid)
+    words = overrides_of(context.run_config)
+    run_recipe(compose_overrides(tuple(words)).copy(), grid, words)
 
 
-def run_recipe(recipe: DictConfig, grid: Grid, functions: Functions | None = None) -> Path:
+def run_recipe(
+    recipe: DictConfig, grid: Grid, words: Sequence[str] = (), functions: Functions | None = None
+) -> Path:
     """Check a recipe, run it, and return its results directory.
 
-    ``functions`` are those of a task on own data, in place of those that the recipe names.
+    Args:
+        recipe: of the run.
+        grid: Flower's connection to the nodes.
+        words: the overrides that the recipe was composed of.
+        functions: those of a task on own data, in place of those that the recipe names.
     """
     check_parts(recipe)
+    check_words(recipe, words, functions)
     folder = results_folder(recipe)
     with only_writer(folder, _PATIENCE):
         _run_in(folder, recipe, with_fast_polling(grid), functions)

@@ -32,10 +32,11 @@ from fedhet.strategies.round.records import COLUMNS
 from fedhet.strategies.round.registration import FROZEN_MODEL, FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
 from fedhet.strategies.slots import Observer, Output
-from fedhet.tasks import AnyTask, OwnTask, Task
+from fedhet.tasks import AnyTask, Functions, OwnTask, Task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.models.own_weights import frozen_sha256
+from fedhet.tasks.own_task import refuse_unread_partition
 from fedhet.tasks.partitions import PartitionConfig
 from fedhet.tasks.pixels import black_and_white
 from fedhet.tasks.task import kind_of
@@ -69,6 +70,15 @@ def check_parts(recipe: DictConfig) -> None:
         build_part(recipe, key, classifier_tensors=1)
     _check_cohort(recipe)
     check_arguments(recipe.logger, "logger")  # not built: its package is the server's
+
+
+def check_words(
+    recipe: DictConfig, words: Sequence[str], functions: Functions | None = None
+) -> None:
+    """Refuse overrides that the user's functions leave without effect."""
+    task = read_config(plain_part(recipe, "task"))
+    if isinstance(task, OwnConfig):
+        refuse_unread_partition((functions or Functions.of(task)).data, words)
 
 
 def _check_cohort(recipe: DictConfig) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,12 +27,37 @@ from fedhet.tasks.metrics import Measured, Predictions
 from fedhet.tasks.models import AnyModel, build_model, build_own_model
 from fedhet.tasks.partitioned import Partitioned
 from fedhet.tasks.partitions import PartitionConfig, partition_rows
-from fedhet.tasks.references import Function, call_with_known, is_reference, load_reference
+from fedhet.tasks.references import (
+    Function,
+    call_with_known,
+    is_reference,
+    load_reference,
+    name_of,
+)
 from fedhet.tasks.sources.arrays import Indices
 
 CLIENT = ("client_id", "partition_id")  # a data function with one of these gives one client's data
 PUBLIC_COLUMNS = "public_columns"  # of a model's metadata: what the public part of a table told
 _BINS = 10  # a partition by label sees the targets of a regression as tenths of them
+
+
+def gives_by_client(data: Function) -> bool:
+    """Return whether a data function gives one client's examples."""
+    return any(name in inspect.signature(data).parameters for name in CLIENT)
+
+
+def refuse_unread_partition(data: Function, words: Iterable[str]) -> None:
+    """Refuse overrides that would divide what the function gives divided already."""
+    if not gives_by_client(data):
+        return
+    for word in words:
+        key, _, value = word.partition("=")
+        divides = key.startswith("partition.") and key != "partition.holdout"
+        if divides or (key == "partition" and value != "site"):
+            raise ConfigError(
+                f"{word} changes nothing: task.data={name_of(data)} has the parameter client_id, "
+                "so it gives each client's examples itself. Leave the word out, or the parameter"
+            )
 
 
 @dataclass(frozen=True)
@@ -93,7 +119,7 @@ class OwnTask(Measured, Partitioned):
         self._compared = False  # the loss with that of outputs (B,)
         self.functions = functions or Functions.of(config)
         names = inspect.signature(self.functions.data).parameters
-        self.by_client = any(name in names for name in CLIENT)
+        self.by_client = gives_by_client(self.functions.data)
         # ... and with partition=site one that takes a folder, which the server calls without.
         self.by_folder = partition.name == "site" and "data_folder" in names
 
@@ -363,11 +389,18 @@ class OwnTask(Measured, Partitioned):
 
     def _given(self, client_id: int | None, folder: Path | str | None) -> tuple[Any, Any]:
         known, options = self._known(client_id, folder), self.config.data_options or {}
-        given = call_with_known("task.data", self.functions.data, known, options)
+        names = (*CLIENT, "data_folder")
+        given = call_with_known("task.data", self.functions.data, known, options, names=names)
         if not (isinstance(given, (tuple, list)) and len(given) == 2):
             raise ConfigError(
                 f"task.data={self.config.data} returned a {type(given).__name__}: it must return "
                 "(train, test); test may be None"
+            )
+        if given[0] is None or isinstance(given[0], str | Path | np.ndarray | Tensor):
+            raise ConfigError(
+                f"task.data={self.config.data} returned (train, test) with a "
+                f"{type(given[0]).__name__} for train: it must be a pair (inputs, targets), a "
+                "Dataset or a DataLoader, so return ((inputs, targets), test); test may be None"
             )
         return given[0], given[1]
 
@@ -378,7 +411,19 @@ class OwnTask(Measured, Partitioned):
     def _server_test(self) -> Any:
         if self.functions.test_data is not None:
             known = self._known(None, None) | dict(self.config.data_options or {})
-            return call_with_known("task.test_data", self.functions.test_data, known, {})
+            found = call_with_known(
+                "task.test_data",
+                self.functions.test_data,
+                known,
+                {},
+                options_key="task.data_options",
+            )
+            if is_pair(found) and all(is_pair(one) for one in found):
+                raise ConfigError(
+                    f"task.test_data={self.config.test_data} returned a pair of pairs: it must "
+                    "return the test examples alone, such as (inputs, targets)"
+                )
+            return found
         return None if self.by_client else self._all[1]
 
     def _own(self, client_id: int, folder: Path | str | None) -> tuple[Any, Any]:

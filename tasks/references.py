@@ -7,7 +7,7 @@ import hashlib
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,13 @@ def _said(value: Any) -> str:
 
 
 def call_with_known(
-    key: str, function: Function, known: Mapping[str, Any], options: Mapping[str, Any]
+    key: str,
+    function: Function,
+    known: Mapping[str, Any],
+    options: Mapping[str, Any],
+    *,
+    options_key: str | None = None,
+    names: Iterable[str] = (),
 ) -> Any:
     """Call a user's function with those of the known values that its parameters name.
 
@@ -99,6 +105,8 @@ def call_with_known(
         function: of the user.
         known: what fedhet can give, by parameter name.
         options: values of the recipe for further parameters; they win.
+        options_key: the recipe's key of these, for the errors; None: ``key`` and "_options".
+        names: parameters that a function can have beside those known here, for the errors.
 
     Raises:
         ConfigError: for a parameter without default that nobody gives, or an option that the
@@ -110,10 +118,11 @@ def call_with_known(
         return function(**options)
     kinds = {one.kind for one in parameters.values()}
     takes_any = inspect.Parameter.VAR_KEYWORD in kinds
+    options_key = options_key or f"{key}_options"
     unknown = [] if takes_any else sorted(set(options) - set(parameters))
     if unknown:
         raise ConfigError(
-            f"{key}_options has {', '.join(unknown)}, and {name_of(function)} takes: "
+            f"{options_key} has {', '.join(unknown)}, and {name_of(function)} takes: "
             f"{', '.join(parameters) or 'nothing'}"
         )
     given = {name: known[name] for name in parameters if name in known} | dict(options)
@@ -125,8 +134,9 @@ def call_with_known(
         and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
     ]
     if missing:
+        others = ", ".join(sorted({*known, *names}))
         raise ConfigError(
-            f"{key}={name_of(function)} needs {', '.join(missing)}: give them in {key}_options, "
-            f"or name the parameter one of {', '.join(sorted(known))}"
+            f"{key}={name_of(function)} needs {', '.join(missing)}: give them in {options_key}"
+            + (f", or name the parameter one of {others}" if others else "")
         )
     return function(**given)

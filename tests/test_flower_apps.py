@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, RecordDict
+from flwr.serverapp.strategy import FedAdam as FlowerFedAdam
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -165,6 +166,13 @@ def test_a_methods_arguments_become_keys_of_its_recipe(method, key, value):
     assert node == value
 
 
+class Overridden(fedhet.FedPVR):
+    """A method of one's own, of the name of one of fedhet's."""
+
+
+Overridden.__name__ = "FedPVR"
+
+
 @pytest.mark.parametrize(
     ("method", "named", "message"),
     [
@@ -174,11 +182,25 @@ def test_a_methods_arguments_become_keys_of_its_recipe(method, key, value):
         ("fedavg", {"loss": "mse"}, "mse"),
         ("fedavg", {"settings": {"local.lrr": 1}}, "unknown key local.lrr: did you mean local.lr"),
         ("fedavg", {"settings": {"local.lr": -1}}, "local.lr=-1 is not allowed"),
+        (FlowerFedAdam(eta=0.5), {}, r"method=flwr\..*FedAdam has no recipe"),
+        (Overridden, {}, r"method=tests\..*FedPVR has no recipe"),
+        ("fedavg", {"test_data": (1, 2)}, "test_data is a tuple: give the function"),
+        ("fedavg", {"settings": {"partition.alpha": 0.1}}, "partition.alpha=0.1 changes nothing"),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_app_is_made(method, named, message):
     with pytest.raises(ConfigError, match=message):
         fedhet.make_server_app(Net, load_data, method, **named)
+
+
+def test_a_model_itself_is_refused_in_the_place_of_its_function(tmp_path):
+    for model, data in ((Net(), load_data), (Net, (1, 2))):
+        with pytest.raises(ConfigError, match="give the function or the class that returns it"):
+            fedhet.make_server_app(model, data)
+    with pytest.raises(ConfigError, match=r"is no nn.Module"):
+        fedhet.load_weights(Net, tmp_path)
+    with pytest.raises(ConfigError, match=r"the run had no checkpoint.best=true"):
+        fedhet.load_weights(Net(), tmp_path, best=True)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import copy
 import re
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedhet.tasks.examples import IGNORED, Examples
 from fedhet.tasks.losses import loss_of
 from fedhet.tasks.models import build_model
 from fedhet.tasks.models.wrapped import WrappedModel
+from fedhet.tasks.own_task import refuse_unread_partition
 from fedhet.tasks.references import call_with_known, load_reference, name_of
 
 OWN = {"name": "own", "inputs": "own", "data": "a:b", "model": "a:b"}
@@ -160,7 +162,7 @@ def frozen():
         (lazy_once_called, {}, None),
         (frozen, {}, "no trainable tensor"),
         (lambda: 3, {}, "returned a int: it must return an nn.Module"),
-        (lambda width: network(), {}, "needs width: give them in task.model_options"),
+        (lambda width: network(), {}, "needs width: give them in task.model_options$"),
         (
             network,
             {"model_options": {"width": 3}},
@@ -373,6 +375,8 @@ IMAGE = {"img": torch.ones(4), "label": 1}
     [
         (lambda: 3, {}, "returned a int: it must return .train, test."),
         (lambda: (3, None), {}, "gave a int: it must give arrays"),
+        (lambda: (np.ones((3, 4)), LABELS), {}, "with a ndarray for train: .*inputs, targets"),
+        (lambda: ("/data/x.csv", None), {}, "with a str for train"),
         (lambda: (Endless(), None), {}, "gave a Endless: it must give arrays"),
         (lambda: (WEIGHTED, None), {}, "WeightedRandomSampler, and fedhet draws them itself"),
         (lambda: (BATCHED, None), {}, "OwnBatches, and fedhet draws them itself"),
@@ -400,7 +404,11 @@ IMAGE = {"img": torch.ones(4), "label": 1}
         (rows(IMAGE), {"columns": ["img", "lbl"]}, "names lbl, and an example has img, label"),
         (rows((torch.ones(4), 1, 2)), {}, "a batch is a list: it must be .inputs, targets."),
         (rows(("text", 1)), {}, "both must be tensors"),
-        (lambda count: everything(), {}, "needs count: give them in task.data_options"),
+        (
+            lambda count: everything(),
+            {},
+            "needs count: .*data_options, or .*of classes, client_id",
+        ),
         (everything, {"data_options": {"n": 1}}, "data_options has n, and .*everything takes"),
         (everything, {"classes": ["a", "b"]}, "labels run from 0 to 2, and the model has 2"),
         (lambda client_id: ((np.ones((0, 4)), np.ones(0)), None), {}, "no training example"),
@@ -716,3 +724,40 @@ def test_a_reference_to_nothing_is_refused_in_one_line(text, message):
 
 def test_options_win_over_what_is_known():
     assert call_with_known("k", lambda a, b=2: (a, b), {"a": 1, "b": 3, "c": 4}, {"b": 5}) == (1, 5)
+
+
+def test_a_function_of_test_data_is_refused_by_its_own_key():
+    def asks(fold):
+        return everything()
+
+    named = task_of(lambda client_id: everything(), clients=1, test_data=asks)
+    with pytest.raises(ConfigError, match=r"task.test_data=.* needs fold: .* task.data_options"):
+        named.test_data()
+    pairs = task_of(lambda client_id: everything(), clients=1, test_data=lambda: PAIR_OF_PAIRS)
+    with pytest.raises(ConfigError, match=r"task.test_data=.* returned a pair of pairs"):
+        pairs.test_data()
+
+
+PAIR_OF_PAIRS = ((np.ones((3, 4)), LABELS), (np.ones((3, 4)), LABELS))
+
+
+def of_one_client(client_id):
+    return everything()
+
+
+@pytest.mark.parametrize(
+    ("data", "words", "refused"),
+    [
+        (
+            of_one_client,
+            ["partition.alpha=0.1"],
+            "partition.alpha=0.1 changes nothing: .*of_one_client",
+        ),
+        (of_one_client, ["partition=pathological"], "partition=pathological changes nothing"),
+        (of_one_client, ["partition=site", "partition.holdout=0.1", "seed=1"], None),
+        (everything, ["partition=pathological", "partition.alpha=0.1"], None),
+    ],
+)
+def test_a_partition_of_what_is_given_of_one_client_is_refused(data, words, refused):
+    with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+        refuse_unread_partition(data, words)
