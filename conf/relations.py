@@ -186,8 +186,8 @@ def _check_calibration(values: Mapping[str, Any]) -> None:
     holdout = values["partition"].get("holdout", 0.0)
     if not holdout:
         raise ConfigError(
-            f"{start}clients calibrate on held-out examples; set partition.holdout={holdout} to "
-            "0.1, or calibration.alphas=[]"
+            f"{start}clients calibrate on held-out examples, and partition.holdout={holdout}: "
+            "set it to 0.1, or calibration.alphas=[]"
         )
     for group in ("secure_aggregation", "differential_privacy"):
         if values["strategy"].get(group):

@@ -15,7 +15,8 @@ import torch
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from yaml import YAMLError
 
 from fedhet.common.checksums import MODEL, text_sha256
 from fedhet.common.errors import ConfigError, DivergedError
@@ -23,6 +24,7 @@ from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.common.results import (
     BY_CLIENT,
     COMPLETED,
+    CONFIG,
     DIVERGED,
     FAILED,
     METRICS,
@@ -46,6 +48,7 @@ from fedhet.conf import (
     resume_fingerprint,
     versions,
 )
+from fedhet.conf.renamed import leaves
 from fedhet.server_app.assembly import (
     build_strategy,
     calibration_of,
@@ -81,6 +84,7 @@ from fedhet.tasks import AnyTask, Functions, OwnTask, build_task, keep_freed_mem
 from fedhet.tasks.models.own_weights import model_metadata
 from fedhet.tasks.models.wrapped import WrappedModel
 
+_SHOWN = 5  # changed keys in an error
 STATES = "client_state"  # where the clients of a simulation store theirs, in the results directory
 
 
@@ -248,9 +252,9 @@ class Run:
         checkpoint = load_checkpoint(last, self.names)
         if checkpoint.recipe != self.fingerprint:
             raise ConfigError(
-                f"resume=true, but {last} was written by another recipe; you may change only "
-                f"{', '.join((*LONGER, *SITE_KEYS, *NOTES, *FOLDER_KEYS))} (its recipe is "
-                f"{self.folder / 'config.yaml'})"
+                f"resume=true, but {last} was written by another recipe{self._changes()}; you may "
+                f"change only {', '.join((*LONGER, *SITE_KEYS, *NOTES, *FOLDER_KEYS))} (its recipe "
+                f"is {self.folder / CONFIG})"
             )
         self._check_not_done(checkpoint.state.round, last)
         hashes = self._data_hashes()
@@ -269,6 +273,20 @@ class Run:
         log(INFO, "Resuming after round %s", checkpoint.state.round)
         self.strategy.restore(checkpoint.state)
         return to_record(checkpoint.params)
+
+    def _changes(self) -> str:
+        """Return which keys the recipe has otherwise than the run that it would continue."""
+        try:
+            before: Any = OmegaConf.to_container(OmegaConf.load(self.folder / CONFIG))
+        except (OSError, ValueError, YAMLError):
+            return ""
+        now = resolved(self.recipe, self.task.classifier_tensors)
+        old, new = (dict(leaves(one, ".")) for one in (before, now))
+        changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+        allowed = (*LONGER, *SITE_KEYS, *NOTES)
+        keys = [key for key in changed if key.partition(".")[0] not in allowed]
+        found = [f"{key}={new.get(key)}, was {old.get(key)}" for key in keys[:_SHOWN]]
+        return f" ({'; '.join(found)})" if found else ""
 
     def _check_not_done(self, done: int, last: Path) -> None:
         completed = is_completed(self.folder)  # else it may lack no more than its end
