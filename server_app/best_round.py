@@ -181,9 +181,12 @@ class BestModel:
         folder: the results directory.
         rule: the metric, and what is better.
         done: the round that the run is resumed after; None starts afresh.
+        rows: of the rounds up to it.
     """
 
-    def __init__(self, folder: Path, rule: EarlyStopping, done: int | None) -> None:
+    def __init__(
+        self, folder: Path, rule: EarlyStopping, done: int | None, rows: Sequence[Row] = ()
+    ) -> None:
         self.rule = rule
         self._path, self._next = folder / BEST, folder / "checkpoints" / BEST
         if done is None:
@@ -199,6 +202,9 @@ class BestModel:
             self._path.unlink()
             text = "%s was by %s and is gone: by %s a round after %s may be kept, if it is the best"
             log(WARNING, text, BEST, before.get("metric"), rule.metric, done)
+        elif done is not None and not before and (best := rule.best(rows)):
+            text = "%s is kept from now on: a round has to beat %s %.6g of round %s, which has none"
+            log(WARNING, text, BEST, rule.metric, best.value, best.round)
 
     def offer(
         self, rows: Sequence[Row], tensors: Tensors, run: str, metadata: Mapping[str, str]

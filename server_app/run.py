@@ -184,7 +184,7 @@ class Run:
         if columns is not None:
             store_columns(folder, columns)
         store_class_counts(recipe, folder, self.task)
-        self.best_model = BestModel(folder, rule, done) if rule else None
+        self.best_model = BestModel(folder, rule, done, self.results.rows) if rule else None
         self.checkpoints = CheckpointWriter(folder / "checkpoints")
         rows = self.results.rows  # of the run that is resumed
         self.elapsed_before = rows[-1].get("elapsed_seconds", 0.0) if rows else 0.0

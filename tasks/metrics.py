@@ -150,7 +150,7 @@ class MetricSet:
         for name in self._names:
             value = values[_SOURCES.get(name, name)].double()
             present = in_labels if name in (*_BY_SUPPORT, "balanced_accuracy") else occurs
-            if name in ("auroc", "average_precision", "specificity"):
+            if name in ("auroc", "specificity"):
                 present = present & (support < support.sum())  # some examples are of others
             if value.ndim == 0:
                 found[name] = float(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import stdev
 
 import pandas as pd
@@ -17,6 +17,7 @@ from fedhet.report.names import listed
 from fedhet.report.statistics import ACCURACIES, Estimate, Figure, decimals, estimate
 
 LEVEL = 0.95
+_ROUNDING = 1e-9  # of a score: differences that are less come from the order of sums
 DEFAULT_BASELINES = ("fedavg", "average")  # the first that is there
 _UNITS = {
     **dict.fromkeys(ACCURACIES, " points"),
@@ -32,21 +33,28 @@ class Interval:
     low: float | None
     high: float | None
     count: int
+    rounding: float = field(default=0.0, compare=False)  # what is no more than that is 0
 
     @classmethod
-    def of(cls, values: Sequence[float], most: float = math.inf) -> Interval:
+    def of(
+        cls, values: Sequence[float], most: float = math.inf, scale: float | None = None
+    ) -> Interval:
         """Return the interval of independent values; equal ones say nothing of their spread.
 
-        ``most``: values lie in [0, most], and so does the interval.
+        Args:
+            values: at least one.
+            most: values lie in [0, most], and so does the interval.
+            scale: of the scores that the values are differences of; None: they are scores.
         """
         mean, count = math.fsum(values) / len(values), len(values)
-        if count < 2 or max(values) - min(values) < 1e-9:
-            return cls(mean, None, None, count)
+        rounding = _ROUNDING * (max(map(abs, values)) if scale is None else scale)
+        if count < 2 or max(values) - min(values) <= rounding:
+            return cls(mean, None, None, count, rounding)
         half = float(stdtrit(count - 1, (1 + LEVEL) / 2)) * stdev(values) / math.sqrt(count)
         low, high = mean - half, mean + half
         if most < math.inf:
             low, high = max(0.0, low), min(most, high)
-        return cls(mean, low, high, count)
+        return cls(mean, low, high, count, rounding)
 
     @property
     def sign(self) -> int:
@@ -58,7 +66,7 @@ class Interval:
     @property
     def is_seen(self) -> bool:
         """Whether the mean is other than 0 beyond the spread, or in every one of several values."""
-        everywhere = self.low is None and self.count > 1 and abs(self.mean) > 1e-9
+        everywhere = self.low is None and self.count > 1 and abs(self.mean) > self.rounding
         return self.sign != 0 or everywhere
 
     def range_text(self, digits: int, sign: str = "") -> str:
@@ -136,7 +144,9 @@ def _comparison(
         assert score is not None
         own, paired = (frame[line.label].dropna().tolist() for frame in (scores, differences))
         interval = Interval.of(own, _most(figure)) if score.complete else None
-        difference = Interval.of(paired) if paired and line is not chosen else None
+        scale = float(scores[[line.label, chosen.label]].abs().max().max())
+        compared = paired and line is not chosen
+        difference = Interval.of(paired, scale=scale) if compared else None
         rows.append(Ranked(line.label, score, interval, difference))
     better = -1 if figure.larger_is_better else 1
     rows.sort(key=lambda row: (not row.score.complete, better * row.score.mean))
@@ -275,7 +285,9 @@ def _pair_text(one: Comparison, row: Ranked) -> str:
     if gap.low is None and gap.count == 1:
         return f"{pair} with one common seed: no interval can be said of one seed.{missed}"
     if gap.low is None:
-        equal = f"{row.label} and {one.baseline} are equal" if abs(gap.mean) < 1e-9 else pair
+        equal = (
+            f"{row.label} and {one.baseline} are equal" if abs(gap.mean) <= gap.rounding else pair
+        )
         return f"{equal} with each of {gap.count} common seeds.{missed}"
     seeds = f"over {gap.count} common seeds"
     interval = gap.range_text(digits, "+" if gap.low < 0 else "")
@@ -310,4 +322,6 @@ def _seeds_text(one: Comparison, row: Ranked) -> str:
     seeds = f"{row.score.count} seeds."
     if row.interval is None:
         return seeds
+    if row.interval.low is None:
+        return f"Equal in all of {seeds}"
     return f"95 % interval {row.interval.range_text(one.digits)} over {seeds}"

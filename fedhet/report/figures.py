@@ -100,15 +100,19 @@ def over_rounds(run: Run, column: str) -> dict[float, float]:
 def curves_of(
     layout: Layout, keys: Mapping[str, Key], points: Callable[[Run], Mapping[float, float]]
 ) -> list[list[tuple[Curve, Sequence[Run]]]]:
-    """Return the lines of each column with their runs; ``points`` returns a run's y by x."""
-    return [
-        [
-            (drawn, line.cells[number].runs)
-            for line in layout.lines
-            if (drawn := over_runs(keys[line.label], [points(r) for r in line.cells[number].runs]))
-        ]
-        for number in range(len(layout.columns))
-    ]
+    """Return the lines of each column with their runs; ``points`` returns a run's y by x.
+
+    A run without any point is left out.
+    """
+    found: list[list[tuple[Curve, Sequence[Run]]]] = []
+    for number in range(len(layout.columns)):
+        found.append([])
+        for line in layout.lines:
+            with_points = [(run, y) for run in line.cells[number].runs if (y := points(run))]
+            drawn = over_runs(keys[line.label], [y for _, y in with_points])
+            if drawn is not None:
+                found[-1].append((drawn, tuple(run for run, _ in with_points)))
+    return found
 
 
 def incomplete_curves(

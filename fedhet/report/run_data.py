@@ -223,6 +223,9 @@ def flat(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+_COUNTS = {"alarms"}  # a row without it has none
+
+
 def columns_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
     """Return the numeric columns of metrics.jsonl; None where a row has no finite value."""
     counted = [
@@ -230,6 +233,8 @@ def columns_of(rows: Sequence[Row]) -> dict[str, list[float | None]]:
         for row in rows
     ]
     names = dict.fromkeys(name for row in counted for name, value in row.items() if _numeric(value))
+    for name in _COUNTS & names.keys():
+        counted = [{name: 0, **row} if row.get("round", 0) > 0 else row for row in counted]
     return {name: [_rounded(row.get(name)) for row in counted] for name in names}
 
 

@@ -101,7 +101,8 @@ def _last_evaluation(run: Run, column: str, last: float) -> int:
 def _spent(name: str, run: Run, last: int) -> float | None:
     """Return the rounds, megabytes or simulated seconds until a round; None: not measured."""
     if name == "seconds_to":
-        return dict(run.points("simulated_seconds")).get(last)
+        seconds = dict(run.points("simulated_seconds"))
+        return seconds.get(last, 0.0 if seconds and last == 0 else None)
     return float(last) if name == "rounds_to" else run.bytes_until(last) / 1e6
 
 
@@ -165,9 +166,9 @@ def decimals(figure: Figure, means: Iterable[float], of_percent: int, least: int
     """
     if figure.name in ACCURACIES:
         return of_percent if figure.percent else 4
-    if figure.name in TO_TARGET:
-        return 1
     smallest = min((abs(mean) for mean in means if mean), default=1.0)
+    if figure.name in TO_TARGET:
+        return max(1, 1 + math.ceil(-math.log10(smallest)))
     return max(least, 2 + math.ceil(-math.log10(smallest)))
 
 

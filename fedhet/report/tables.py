@@ -199,8 +199,10 @@ def metrics_tables(layout: Layout, names: Sequence[str], last_round: int | None)
         "clients, on theirs. Mean ± sample standard deviation over n seeds."
     )
     frame = _figures(layout, {figure.title: figure for figure in found}, 4)
-    by_class = [_by_class(layout, name, names, last_round) for name in whole]
-    return [cell_table(layout, frame, caption), *(table for table in by_class if table.rows)]
+    classified = dict.fromkeys(name.partition("/")[0] for name in names)
+    by_class = [_by_class(layout, name, names, last_round) for name in classified]
+    over_all = [cell_table(layout, frame, caption)] if whole else []
+    return [*over_all, *(table for table in by_class if table.rows)]
 
 
 def _by_class(layout: Layout, metric: str, names: Sequence[str], last_round: int | None) -> Table:

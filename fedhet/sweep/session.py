@@ -139,9 +139,11 @@ class Session:
 
     def _write_index(self) -> None:
         for job in self._snapshot.jobs:
-            is_new = job.report.number not in self._entries
-            # A job of an earlier call waits before it knows whether it has to run again.
-            if is_new or not (job.report.skipped or job.report.status == "waiting"):
+            before, now = self._entries.get(job.report.number), job.report.status
+            # A job of an earlier call waits before it knows whether it has to run again. The entry
+            # of one that is skipped is right, unless that call was killed before it wrote it.
+            kept = now == "waiting" or (job.report.skipped and before and before["status"] == now)
+            if before is None or not kept:
                 self._entries[job.report.number] = job.report.entry()
         self._folder.write(self._sweep, self._entries)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import subprocess
 import sys
@@ -181,7 +182,11 @@ def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candid
 def chosen(candidates: Sequence[Candidate]) -> Candidate | None:
     """Return the candidate of the highest accuracy; of equal ones that of the lowest loss."""
     scored = [one for one in candidates if one.accuracy is not None]
-    return min(scored, key=lambda one: (-(one.accuracy or 0.0), one.loss or 0.0), default=None)
+    return min(scored, key=_place, default=None)
+
+
+def _place(one: Candidate) -> tuple[float, float]:
+    return -(one.accuracy or 0.0), math.inf if one.loss is None else one.loss
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -87,8 +87,13 @@ def rank_of_quantile(count: int, alpha: float) -> int:
 
 
 def quantile(scores: Array, alpha: float) -> float:
-    """Return q of calibration scores (n,); infinite if there are too few for this alpha."""
+    """Return q of calibration scores (n,); infinite if there are too few for this alpha.
+
+    At alpha 1 it is -infinity: nothing has to be covered.
+    """
     rank = rank_of_quantile(len(scores), alpha)
+    if rank < 1:
+        return -math.inf
     return math.inf if rank > len(scores) else float(np.sort(scores)[rank - 1])
 
 

@@ -68,6 +68,8 @@ class Grid:
         """Return q' of the summed histograms; infinite if they hold too few scores."""
         below = np.cumsum(counts, dtype=np.int64)
         rank = rank_of_quantile(int(below[-1]), alpha)
+        if rank < 1:
+            return -math.inf
         return math.inf if rank > below[-1] else float(self.edges[np.searchsorted(below, rank)])
 
 

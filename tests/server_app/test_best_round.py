@@ -128,6 +128,13 @@ def test_a_resumed_run_of_another_rule_does_not_keep_the_model_of_the_old_one(tm
     assert "was by accuracy and is gone" in caplog.text
 
 
+def test_a_run_that_keeps_its_best_model_from_a_resume_on_says_what_a_round_has_to_beat(
+    tmp_path, caplog
+):
+    BestModel(tmp_path, EarlyStopping(), 3, rows(0.1, 0.5, 0.8, 0.7))
+    assert "a round has to beat accuracy 0.8 of round 2, which has none" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("words", "key"),
     [

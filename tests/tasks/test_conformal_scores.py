@@ -36,6 +36,7 @@ def test_scores_by_hand():
 def test_the_quantile_is_the_right_score_and_infinite_where_there_are_too_few():
     scores = np.array([0.3, 0.1, 0.9, 0.7, 0.5, 0.2, 0.6, 0.4, 0.8])  # 9: (n + 1) .9 = 9
     assert quantile(scores, 0.1) == 0.9
+    assert quantile(scores, 1.0) == -math.inf  # nothing has to be covered
     assert quantile(scores, 0.2) == 0.8
     assert quantile(scores[:8], 0.1) == math.inf
     # sets hold the classes whose score is at most the threshold

@@ -314,3 +314,9 @@ def test_a_regression_with_other_outputs_than_targets_has_no_metrics():
     found = MetricSet(["mae"], Predictions("regression"))
     with pytest.raises(ConfigError, match=r"shape \(4,\), and the outputs have \(4, 2\)"):
         found.update(torch.zeros(4, 2), torch.zeros(4))
+
+
+def test_the_average_precision_of_one_class_alone_is_one_as_in_scikit_learn():
+    found = MetricSet(["average_precision", "auroc"], Predictions("classification", ("a", "b")))
+    found.update(torch.tensor([[0.3, 0.7], [0.7, 0.3]]), torch.tensor([1, 1]))
+    assert found.compute() == {"average_precision": sk.average_precision_score([1, 1], [0.7, 0.3])}

@@ -208,6 +208,11 @@ def test_metrics_have_curves_and_tables_of_their_own(write_run, tmp_path, monkey
     assert f"| FedAvg | 2 | {spread} | {spread} | 0.3000 ± 0.0000 | 0.3000 ± 0.0000 |" in text
     assert "| class | FedAvg |" in text
     assert f"| dog | {spread} |" in text
+    write_run(seed=2, columns={"accuracy/cat": 0.25})  # without the metric
+    text = report(tmp_path / "sweep")
+    assert drawn["metrics"] == ["F1", "client f1"]
+    assert "accuracy of each class after the last round" in text
+    assert "| cat | 0.2500 (n = 1) |" in text
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -127,3 +127,22 @@ def test_smaller_losses_are_better_and_a_missed_target_is_last(compared):
     assert not Figure("loss").larger_is_better
     assert not Figure("best_mae").larger_is_better
     assert Figure("best_f1").larger_is_better
+
+
+def test_a_difference_is_seen_whatever_the_unit_of_the_scores(finished_run):
+    """Errors of 1e-10 differ by a third, and accuracies that differ by rounding do not."""
+    runs = [
+        finished_run(method, seed, (0.1, 0.1), columns={"loss": loss})
+        for method, losses in (("fedavg", (6.0e-10, 6.1e-10, 6.2e-10)), ("moon", (2e-10,) * 3))
+        for seed, loss in enumerate(losses)
+    ]
+    (found,) = comparisons(automatic_layout(runs), Figure("loss"))
+    gap = found.rows[0].difference
+    assert (found.rows[0].label, gap.count, gap.sign) == ("MOON", 3, -1)
+    assert gap.mean == pytest.approx(-4.1e-10)
+    assert Interval.of([1e-12, 2e-12], scale=60.0).low is None
+    assert not Interval.of([1e-12, 1e-12], scale=60.0).is_seen
+
+
+def test_equal_seeds_of_one_method_have_no_interval(compared):
+    assert verdict(compared(fedavg=(50, 50, 50)))[0].endswith("Equal in all of 3 seeds.")

@@ -9,7 +9,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows, write_rows
 from fedhet.report import data_file
 from fedhet.report.data_file import Origin, Partition, ReportData, merged, parse, thinned, to_text
-from fedhet.report.run_data import Run, find_runs, read_run
+from fedhet.report.run_data import Run, columns_of, find_runs, read_run
 from fedhet.report.statistics import Figure
 
 
@@ -161,3 +161,9 @@ def test_a_data_file_of_format_1_has_the_keys_of_today():
         "feddw": {"relations": {"head": [[1]]}},
         "maecho": {"neurons": {"layer": "x"}},
     }
+
+
+def test_a_round_without_an_alarm_has_none_where_another_has_some():
+    rows = [{"round": 0}, {"round": 1}, {"round": 2, "alarms": 2}, {"round": 3}]
+    assert columns_of(rows)["alarms"] == [None, 0, 2, 0]
+    assert "alarms" not in columns_of(rows[:2])

@@ -3,7 +3,7 @@
 import pytest
 
 from fedhet.report.layout import automatic_layout
-from fedhet.report.statistics import Figure, estimate, measured_metrics, sensible_targets
+from fedhet.report.statistics import Figure, decimals, estimate, measured_metrics, sensible_targets
 from fedhet.report.tables import metrics_tables
 
 
@@ -98,3 +98,15 @@ def test_rounds_after_the_last_one_and_runs_without_evaluation_are_left_out(runs
 )
 def test_sensible_targets(bests, targets):
     assert sensible_targets(bests) == targets
+
+
+def test_what_a_target_takes_that_the_first_model_has_is_nothing(finished_run):
+    run = finished_run("fedavg", 0, (0.3, 0.4), columns={"simulated_seconds": 5.0})
+    run.columns["simulated_seconds"][0] = None  # as in metrics.jsonl
+    values = [Figure(name, target=0.25).of(run) for name in ("rounds_to", "bytes_to", "seconds_to")]
+    assert [value.number for value in values] == [0.0, 0.0, 0.0]
+
+
+def test_megabytes_of_small_models_show_their_digits():
+    assert decimals(Figure("bytes_to", target=0.5), [0.0034, 0.12], of_percent=1) == 4
+    assert decimals(Figure("rounds_to", target=0.5), [12.0, 3.5], of_percent=1) == 1

@@ -228,6 +228,12 @@ def test_a_running_sweep_cannot_be_resumed_and_a_stopped_one_keeps_what_was_meas
 def test_a_sweep_that_was_killed_can_be_resumed(tmp_path):
     with begun(tmp_path, "-m", "seed=1,99"):
         wait_for(lambda: in_the_second_job(tmp_path))
+    index = sweep_folder(tmp_path) / "sweep.json"
+    content = json.loads(index.read_text())  # as if it was killed before it wrote the job's end
+    content["jobs"][0] |= {"status": "running", "figures": {}}
+    index.write_text(json.dumps(content))
     last = fedhet(tmp_path, "-m", f"--resume={sweep_folder(tmp_path)}", "seed=1")
     assert last.returncode == 0, last.stderr
     assert "earlier" in last.stdout
+    job = index_of(tmp_path)["jobs"][0]
+    assert (job["status"], job["figures"]["rounds"]) == ("completed", 1)
