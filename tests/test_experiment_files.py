@@ -54,7 +54,8 @@ def of_any_seed(name: str, job: tuple[str, ...]) -> tuple[str, dict]:
     slots = tuple(f"strategy/{part.replace('/', '=')}" for part in names if "/" in part)
     methods = [part for part in names if "/" not in part]
     assert set(methods) <= METHODS
-    return "+".join(sorted(methods)), composed(name, others + slots)[1]
+    chosen = (f"strategy=[{','.join(methods)}]",) if slots else ()  # whose slot may be no other's
+    return "+".join(sorted(methods)), composed(name, others + chosen + slots)[1]
 
 
 @lru_cache(maxsize=64)  # composing is slow, so it is done anew for groups only

@@ -13,7 +13,10 @@ from fedhet.strategies.base import Cohort, Reply
 from fedhet.strategies.components.local_training import steps_by_tensor
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig, Phase
 from fedhet.strategies.components.tensor_selection import TensorSelector
+from fedhet.strategies.fednova import FedNovaClient, FedNovaServer
+from fedhet.strategies.robust.coordinates import Median
 from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots, load_replies
+from fedhet.strategies.round.federated import FederatedStrategy
 from tests.recipes import TINY, run_recipe
 from tests.strategies.sides import total_of
 
@@ -94,9 +97,14 @@ def test_nothing_is_trained_and_the_result_is_the_same(trained, tmp_path, monkey
 
 
 def test_a_method_that_reads_single_replies_is_refused_robustly_with_their_file_too(tmp_path):
-    words = [*TINY, "strategy=fednova", "strategy/aggregator=krum", "clients=9"]
-    with pytest.raises(ConfigError, match=r"fednova_reach"):
-        run_recipe(tmp_path, *words, "checkpoint.client_models=true")
+    sides = {
+        "client_sides": {"fednova": FedNovaClient()},
+        "server_sides": {"fednova": FedNovaServer()},
+    }
+    with pytest.raises(ConfigError, match="fednova_reach"):
+        FederatedStrategy(
+            **sides, aggregator=Median(), observers=[ClientSnapshots(tmp_path / "models")]
+        )
 
 
 def test_reused_training_has_moved_as_far_as_it_did_with_its_momentum(tmp_path, monkeypatch):
