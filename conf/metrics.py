@@ -18,6 +18,11 @@ def check_metrics(values: Mapping[str, Any]) -> None:
     names = values["evaluation"]["metrics"]
     for name in names:
         _require("evaluation.metrics", name, METRICS)
+    if values["evaluation"]["per_class"] and not names:
+        raise ConfigError(
+            "evaluation.per_class=true, but evaluation.metrics=[] names no metric: name some, such "
+            "as evaluation.metrics=[accuracy]"
+        )
     summed = bool(values["strategy"].get("secure_aggregation"))
     measured = _measured(values["evaluation"], summed)
     stopping = values["early_stopping"]

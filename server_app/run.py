@@ -130,7 +130,13 @@ class Run:
         self.names = shared_names(model, personal)
         server_model = server_model_of(self.task, model)
         test = self.task.test_data(self.device, channels_last=channels_last)
-        if no_test := test is None and not recipe.evaluation.clients:
+        at_clients = bool(recipe.evaluation.clients)
+        if (epochs := recipe.evaluation.finetune_epochs) and not at_clients and test is not None:
+            raise ConfigError(
+                f"evaluation.finetune_epochs={epochs} is of the clients' evaluation, and this run "
+                "has none: set evaluation.clients=true, or evaluation.finetune_epochs=0"
+            )
+        if test is None and not at_clients:
             log(INFO, "The server has no test examples: the clients evaluate the model on theirs")
         root, test_data = root_set_of(recipe, self.task, model, test)
         snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
@@ -141,7 +147,7 @@ class Run:
             server_model,
             [*snapshots, *self.recorders],
             root=root,
-            evaluate_on_clients=no_test or bool(recipe.evaluation.clients),
+            evaluate_on_clients=at_clients or test is None,
         )
         self.evaluation = ServerEvaluation(
             recipe, self.task, self.names, server_model, test_data, self.strategy

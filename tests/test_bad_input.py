@@ -126,6 +126,7 @@ TOGETHER = [
     (["task=mnist", "clients=60001"], r"clients=60001 is more than the 60000 training examples"),
     (["clients=20", "task.train_size=10"], r"clients=20 is more than the 10 .*task\.train_size"),
     (["runtime.client_cpus=4", "runtime.num_cpus=2"], r"runtime\.num_cpus=2 is less than"),
+    (["evaluation.per_class=true"], "names no metric: name some, such as evaluation.metrics="),
     (["calibration.alphas=[0.1]"], r"partition\.holdout=0\.0: set it to 0\.1"),
     (["strategy=fedcm", "local.initial=own"], r"needs local\.initial=received"),
 ]

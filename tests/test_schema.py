@@ -38,7 +38,7 @@ TABLE = """
  | evaluation.received | true false | yes 1 maybe null
  | evaluation.clients | true false | nope 0 null
  | evaluation.metrics | [] [f1] [f1,auroc,top5_accuracy] | [f2] [aucroc] f1 [3] null
- | evaluation.per_class | true false | yes 1 null
+ evaluation.metrics=[f1] | evaluation.per_class | true false | yes 1 null
  | evaluation.per_client | true false | yes 1 null
  | evaluation.finetune_epochs | 0 3 | -1 1.5 abc null
  | calibration.alphas | [] | 0.1 [0] [1] [0.1,2] [abc] null abc

@@ -118,6 +118,8 @@ def comparisons(layout: Layout, figure: Figure, baseline: str = "") -> list[Comp
 def check_baseline(layouts: Sequence[Layout], baseline: str) -> None:
     """Raise a ConfigError if no row is the baseline."""
     lines = [line for layout in layouts for line in layout.lines]
+    if baseline and not lines:
+        raise ConfigError(f"--baseline {baseline}: no run is completed, so there is none")
     if baseline and not any(_is(line, baseline) for line in lines):
         allowed = ", ".join(dict.fromkeys(word for x in lines for word in (x.method, x.label)))
         raise ConfigError(f"--baseline {baseline} is unknown; allowed: {allowed}")

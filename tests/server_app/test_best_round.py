@@ -18,6 +18,7 @@ from fedhet.server_app.best_round import (
     check_measured,
 )
 from fedhet.tasks.metrics import Predictions
+from tests.recipes import TINY, run_recipe
 
 
 def rows(*values, metric="accuracy"):
@@ -155,6 +156,12 @@ def test_without_test_examples_at_the_server_a_run_cannot_go_by_what_it_measures
         return check_measured(recipe, rule, classes, at_server=False)
     with pytest.raises(ConfigError, match=rf"{key} goes by .* it has no test examples"):
         check_measured(recipe, rule, classes, at_server=False)
+
+
+def test_fine_tuning_is_of_the_clients_evaluation(tmp_path):
+    words = (*TINY, "evaluation.finetune_epochs=5")
+    with pytest.raises(ConfigError, match="finetune_epochs=5 is of the clients' evaluation"):
+        run_recipe(tmp_path, *words)
 
 
 def test_the_model_before_a_round_is_not_taken_for_the_one_after_it():

@@ -6,7 +6,8 @@ the standard deviation 1 the half width of the interval is 4.3027 / sqrt(3) = 2.
 
 import pytest
 
-from fedhet.report.comparison import Interval, comparisons, ranked_table, verdict
+from fedhet.common.errors import ConfigError
+from fedhet.report.comparison import Interval, check_baseline, comparisons, ranked_table, verdict
 from fedhet.report.layout import automatic_layout
 from fedhet.report.statistics import Figure
 
@@ -142,6 +143,11 @@ def test_a_difference_is_seen_whatever_the_unit_of_the_scores(finished_run):
     assert gap.mean == pytest.approx(-4.1e-10)
     assert Interval.of([1e-12, 2e-12], scale=60.0).low is None
     assert not Interval.of([1e-12, 1e-12], scale=60.0).is_seen
+
+
+def test_a_baseline_of_no_completed_run_is_refused():
+    with pytest.raises(ConfigError, match="--baseline fedavg: no run is completed"):
+        check_baseline([], "fedavg")
 
 
 def test_equal_seeds_of_one_method_have_no_interval(compared):
