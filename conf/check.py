@@ -9,7 +9,7 @@ Every command composes through ``conf.compose``, and Hydra's own composition pas
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -24,6 +24,7 @@ from fedhet.conf.mistakes import (
     options_in_file,
     options_of,
     unknown_key,
+    value_at,
 )
 from fedhet.conf.relations import check_relations
 from fedhet.conf.renamed import leaves
@@ -207,13 +208,6 @@ def _choices(key: Key) -> list[str]:
     if len(key.path) == 2 and key.path[1] in ("name", "inputs") and group is not None:
         return sorted(variants_of(group))
     return key.choices
-
-
-def value_at(values: Any, path: Iterable[str]) -> Any:
-    """Return the value at a path of keys; None where there is none."""
-    for part in path:
-        values = values.get(part) if isinstance(values, Mapping) else None
-    return values
 
 
 # -------------------------------------------------------------------------------- keys of nobody

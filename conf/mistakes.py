@@ -278,9 +278,7 @@ def _content_of(group: str, option: str) -> dict[str, Any]:
         return dict(content)
     outer = "" if package[1] == "_global_" else package[1]
     inner = group.removeprefix(outer).strip("/").split("/")
-    for name in inner:
-        content = (content or {}).get(name) or {}
-    return dict(content)
+    return dict(value_at(content, inner) or {})
 
 
 def _chosen(group: str, values: Mapping[str, Any]) -> str:
@@ -289,15 +287,20 @@ def _chosen(group: str, values: Mapping[str, Any]) -> str:
     if group == "strategy":
         methods = values.get("strategy", {}).get("methods", {})
         return f"{start}{'+'.join(sorted(methods)) or 'fedavg'}"
-    node: Any = values
-    for name in group.split("/"):
-        node = node.get(name) if isinstance(node, Mapping) else None
+    node = value_at(values, group.split("/"))
     if not isinstance(node, Mapping):
         return f"{start}none"
     if "_target_" not in node:
         return f"{start}{tags_of(values).get(group)}"
     same = [one for one in options_of(group) if _target_of(group, one) == node["_target_"]]
     return f"{start}{same[0]}" if len(same) == 1 else ""
+
+
+def value_at(values: Any, path: Iterable[str]) -> Any:
+    """Return the value at a path of keys; None where there is none."""
+    for part in path:
+        values = values.get(part) if isinstance(values, Mapping) else None
+    return values
 
 
 def _parent(key: str) -> str:

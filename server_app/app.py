@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import only_writer, remove_unfinished, writable_folder
 from fedhet.common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, is_completed
-from fedhet.conf import compose_overrides, method_name, overrides_of
+from fedhet.conf import compose, method_name, overrides_of
 from fedhet.server_app.assembly import check_parts, check_words
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
 from fedhet.server_app.columns import fitted_columns, stored_columns
@@ -32,8 +32,7 @@ _PATIENCE = 60.0
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Compose the recipe of the run config, and run it."""
-    words = overrides_of(context.run_config)
-    run_recipe(compose_overrides(tuple(words)).copy(), grid, words)
+    run_recipe(compose(context.run_config), grid, overrides_of(context.run_config))
 
 
 def run_recipe(

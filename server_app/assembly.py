@@ -32,7 +32,7 @@ from fedhet.strategies.round.records import COLUMNS
 from fedhet.strategies.round.registration import FROZEN_MODEL, FederationConfig
 from fedhet.strategies.round.server_model import BuildsOutputModel, ServerModel
 from fedhet.strategies.slots import Observer, Output
-from fedhet.tasks import AnyTask, Functions, OwnTask, Task
+from fedhet.tasks import AnyTask, Functions, OwnTask, Task, build_task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.models.own_weights import frozen_sha256
@@ -70,6 +70,20 @@ def check_parts(recipe: DictConfig) -> None:
         build_part(recipe, key, classifier_tensors=1)
     _check_cohort(recipe)
     check_arguments(recipe.logger, "logger")  # not built: its package is the server's
+
+
+def task_of(
+    recipe: DictConfig, functions: Functions | None = None, columns: str | None = None
+) -> AnyTask:
+    """Return the recipe's task as the server has it; see ``build_task``."""
+    return build_task(
+        plain_part(recipe, "task"),
+        plain_part(recipe, "partition"),
+        seed=int(recipe.seed),
+        num_clients=int(recipe.clients) or 1,
+        functions=functions,
+        columns=columns,
+    )
 
 
 def check_words(

@@ -14,14 +14,13 @@ from omegaconf import DictConfig
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text
-from fedhet.conf import plain_part
-from fedhet.server_app.assembly import federation_of
+from fedhet.server_app.assembly import federation_of, task_of
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.messages import TIMEOUT, exchange
 from fedhet.strategies.round.records import CATEGORIES, COLUMNS, CONFIG, STATISTICS
 from fedhet.strategies.round.registration import register_clients
 from fedhet.strategies.round.tensor_decoder import decode_tensors, printable
-from fedhet.tasks import Functions, OwnTask, build_task
+from fedhet.tasks import Functions, OwnTask
 from fedhet.tasks.column_statistics import (
     LONGEST_CATEGORY,
     MOST_CATEGORIES,
@@ -41,13 +40,7 @@ def fitted_columns(recipe: DictConfig, grid: Grid, functions: Functions | None) 
         ConfigError: if the recipe hides single sites from the server, or no site answers.
         TimeoutError: if too few sites are connected.
     """
-    task = build_task(
-        plain_part(recipe, "task"),
-        plain_part(recipe, "partition"),
-        seed=int(recipe.seed),
-        num_clients=int(recipe.clients) or 1,
-        functions=functions,
-    )
+    task = task_of(recipe, functions)
     if not (isinstance(task, OwnTask) and task.fits_columns):
         return None
     _check_privacy(recipe)

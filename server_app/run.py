@@ -53,6 +53,7 @@ from fedhet.server_app.assembly import (
     build_strategy,
     calibration_of,
     server_model_of,
+    task_of,
 )
 from fedhet.server_app.best_round import (
     BestModel,
@@ -80,7 +81,7 @@ from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
 from fedhet.strategies.round.records import COLUMNS, to_record, to_tensors
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
-from fedhet.tasks import AnyTask, Functions, OwnTask, build_task, keep_freed_memory, pick_device
+from fedhet.tasks import Functions, OwnTask, keep_freed_memory, pick_device
 from fedhet.tasks.models.own_weights import model_metadata
 from fedhet.tasks.models.wrapped import WrappedModel
 
@@ -117,7 +118,9 @@ class Run:
         if columns is not None:
             self.client_config[COLUMNS] = columns
         self.device = pick_device(recipe.device)
-        self.task = self._build_task(functions, columns)
+        self.task = task_of(recipe, functions, columns)
+        if reused := recipe.local.reuse_training:
+            check_reused_training(recipe, Path(reused), self.task.classifier_tensors)
         self.data = self._data_used(columns)
         model = self.task.build_model(int(recipe.seed)).to(self.device)
         own = model_metadata(model, self.task.config.lora)
@@ -159,20 +162,6 @@ class Run:
         self.stop_reason: str | None = None
         self.last_report: RoundReport | None = None
         self._open(self.strategy.state.round if last else None, columns)
-
-    def _build_task(self, functions: Functions | None, columns: str | None) -> AnyTask:
-        recipe = self.recipe
-        task = build_task(
-            plain_part(recipe, "task"),
-            plain_part(recipe, "partition"),
-            seed=int(recipe.seed),
-            num_clients=int(recipe.clients) or 1,
-            functions=functions,
-            columns=columns,
-        )
-        if reused := recipe.local.reuse_training:
-            check_reused_training(recipe, Path(reused), task.classifier_tensors)
-        return task
 
     def _data_used(self, columns: str | None) -> dict[str, Any]:
         """Return which data the run has, by split."""
@@ -301,8 +290,9 @@ class Run:
                 f"rounds={self.recipe.rounds} are done already: {last} is of round {done}; set "
                 "rounds higher to continue"
             )
-        metrics = self.folder / METRICS
-        rows = [row for row in read_rows(metrics) if row["round"] <= done] if completed else []
+        metrics = self.folder / METRICS  # it may be lost, which is said already
+        rows = read_rows(metrics) if completed and metrics.exists() else []
+        rows = [row for row in rows if row["round"] <= done]
         if reason := self._reached(rows):
             raise ConfigError(
                 f"resume=true, but the run in {self.folder} has ended after round {done}: {reason};"

@@ -150,11 +150,12 @@ def columns_of_public_part(options: Mapping[str, Any]) -> dict[str, Any]:
     These are the options of a federated fit, and as "fitted" the statistics. Empty if those are not
     to be had: a column may have more categories than they hold.
     """
-    target, public, path = str(options["target"]), options.get("public", 100), options.get("path")
-    if isinstance(public, str):
-        shown = _read(Path(public).expanduser())
-    else:
-        shown = _read(_files(Path(str(path)).expanduser())["train"], public).head(public)
+    target, path = str(options.get("target")), options.get("path")
+    public = options.get("public", 100)
+    whole = None
+    if path is not None and not isinstance(public, str):
+        whole = _read(_files(Path(path).expanduser())["train"], public)
+    shown = _public_part(public, whole, None)
     numeric, categorical = names_in(
         shown, target, options.get("numeric"), options.get("categorical")
     )

@@ -354,6 +354,12 @@ def test_without_metrics_a_run_goes_on_and_says_what_is_missing(runs, cut, caplo
     assert summary["parameters_sha256"] == runs.summary["parameters_sha256"]
 
 
+def test_a_completed_run_without_metrics_can_be_made_longer(whole):
+    (whole / "metrics.jsonl").unlink()
+    summary = run_recipe(whole, *WORDS, "rounds=4", "resume=true", "checkpoint.client_models=true")
+    assert (summary["status"], summary["rounds_without_rows"]) == ("completed", 3)
+
+
 def test_a_row_that_was_cut_short_is_measured_again(runs, cut, caplog):
     """Its checkpoint is of more rows than there are, so the one before counts."""
     path = cut / "metrics.jsonl"

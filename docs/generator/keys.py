@@ -12,7 +12,8 @@ from omegaconf import OmegaConf
 
 from docs.generator.markdown import escape, first_sentence, table
 from fedhet.conf import FOLDER, compose_overrides
-from fedhet.conf.check import shown, value_at
+from fedhet.conf.check import shown
+from fedhet.conf.mistakes import value_at
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.kinds import short_words
 from fedhet.conf.schema.lookup import Key, fields_of, keys_below, variants_of
