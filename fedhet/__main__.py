@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from fedhet.runtimes.local.early_server import early_server
@@ -9,8 +10,10 @@ from fedhet.runtimes.local.early_server import early_server
 
 def main() -> None:
     """Start the server's process, then the launcher, whose imports take a while, too."""
+    # Until the launcher handles it, Ctrl-C ends this process at once, and early_server's with it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     early = early_server(sys.argv[1:])
-    try:  # Ctrl-C may come before the launcher handles it
+    try:
         from fedhet.launch import main as launch
 
         launch(early)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
@@ -78,6 +78,7 @@ _POLL_SECONDS = 0.02
 _LOCK = ".launcher.lock"
 _LAST_MOMENTS = 5.0  # seconds that a run which was just stopped may take to end
 _early: EarlyServer | None = None  # of this process: Hydra passes on nothing but the recipe
+_signalled: int | None = None  # the number of the signal that has come
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
 _STARTS = {  # what a runtime does first; the others import PyTorch before
     "flower": "starting Flower's SuperLink",
@@ -97,7 +98,7 @@ def main(early: EarlyServer | None = None) -> None:
     global _early
     _early = early
     _handle_signals()
-    with reported_errors("fedhet"):
+    with reported_errors("fedhet"), _signals_first():
         if {"-h", "--help"} & set(sys.argv[1:]):
             print_help(sys.argv[1:])
             return
@@ -136,13 +137,15 @@ def run(recipe: DictConfig) -> None:
     words = words_of(HydraConfig.get().overrides.task)
     console = Console()
     with_code = recipe.runtime.name in _WITH_CODE
-    with console.status("importing PyTorch") if with_code else nullcontext():
-        early = check_run(recipe, words, _early if with_code else None)
-    if _early is not None and early is None:
-        _early.dismiss()
-    results_dir = _prepare_results_dir(recipe)
-    with _only_launcher(results_dir, resuming=bool(recipe.resume)):
-        _run_in(results_dir, recipe, words, early, console)
+    with _signals_first():
+        _end_if_signalled()
+        with console.status("importing PyTorch") if with_code else nullcontext():
+            early = check_run(recipe, words, _early if with_code else None)
+        if _early is not None and early is None:
+            _early.dismiss()
+        results_dir = _prepare_results_dir(recipe)
+        with _only_launcher(results_dir, resuming=bool(recipe.resume)):
+            _run_in(results_dir, recipe, words, early, console)
 
 
 def _run_in(
@@ -265,6 +268,7 @@ def _watch(
     """
     begun = (results.folder / CONFIG).exists()  # of a run that is resumed
     while True:
+        _end_if_signalled()
         running = runtime.running()
         summary = results.summary()
         for row in results.new_rows():  # after the summary, so that the last round is among them
@@ -363,11 +367,29 @@ def _handle_signals() -> None:
         signal.signal(signal.SIGHUP, _on_signal)
 
 
-def _on_signal(number: int, frame: FrameType | None) -> NoReturn:
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    global _signalled
+    _signalled = number
     session.stop()
-    if number == signal.SIGINT:
+    _end_if_signalled()
+
+
+@contextmanager
+def _signals_first() -> Iterator[None]:
+    """Let no error hide a signal: libraries make errors of their own of what one raises in them."""
+    try:
+        yield
+    except Exception:
+        _end_if_signalled()
+        raise
+
+
+def _end_if_signalled() -> None:
+    """Raise what ends the launcher if a signal has come: Hydra may have swallowed it."""
+    if _signalled == signal.SIGINT:
         raise KeyboardInterrupt(NOTHING_LEFT)
-    sys.exit(128 + number)
+    if _signalled is not None:
+        sys.exit(128 + _signalled)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """How a run ends, and what it leaves: completed, diverged, stopped or failed, in valid JSON."""
 
+import contextlib
 import json
 import math
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -242,6 +244,29 @@ def test_a_stopped_run_is_drawn_and_says_how_to_continue_it(how, tmp_path, monke
     assert f"plot     {tmp_path / 'plot.png'}" in said
     assert (tmp_path / "plot.png").exists()
     assert left_by(tmp_path)[0]["status"] == "stopped"
+
+
+class Swallowing(Runtime):
+    """A runtime in which a library swallows what the signal ``how`` raises; its run goes on."""
+
+    def submit(self, recipe, words):
+        super().submit(recipe, words)
+        with contextlib.suppress(BaseException):
+            launch._on_signal(self.how, None)
+
+    def running(self):
+        return True
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_a_library_has_swallowed_ends_the_run(how, tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "_signalled", None)
+    ends = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}[how]
+    with pytest.raises(ends, match=r"its last words|143"):
+        launched(tmp_path, monkeypatch, Swallowing(tmp_path, how))
+    assert left_by(tmp_path)[0]["status"] == "stopped"
+    with pytest.raises(ends), launch._signals_first():
+        raise ValueError("what a library makes of it")
 
 
 def test_a_run_that_goes_on_without_its_launcher_is_not_stopped(tmp_path, monkeypatch, capsys):

@@ -95,12 +95,13 @@ def _prepare(pipe: Connection, near: Connection) -> None:
     near.close()
     os.setsid()  # the launcher handles the terminal's Ctrl-C
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from fedhet.runtimes.processes import end_with_parent
+
+    end_with_parent(signal.SIGKILL)
     with quick_imports():
         from fedhet.conf import hand_over
         from fedhet.runtimes.local.run import import_apps, serve
-        from fedhet.runtimes.processes import end_with_parent
 
-    end_with_parent(signal.SIGKILL)
     import_apps()
     while True:
         try:

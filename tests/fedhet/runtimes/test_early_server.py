@@ -91,6 +91,7 @@ def test_ctrl_c_before_the_launcher_handles_it_ends_both(tmp_path: Path):
     finally:
         launch.kill()
     assert launch.returncode in (-signal.SIGINT, 130)
+    psutil.wait_procs([child], timeout=60)  # it may have been forked a moment ago
     assert not alive([child])
 
 
