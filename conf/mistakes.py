@@ -218,6 +218,7 @@ def _own_keys(path: Path) -> set[str]:
     content = content if text.startswith("# @package _global_") else {"strategy": content}
     nodes = content.get("strategy", {})
     fixed = {*fields_of(fields_of(Recipe)["strategy"].annotation)}  # type: ignore[arg-type]
+    fixed.discard("asynchronous")  # null but for the methods that have its keys
     return found | {
         f"strategy.{key}"
         for key, _ in leaves({name: node for name, node in nodes.items() if name not in fixed}, ".")

@@ -51,7 +51,7 @@ def refuse_unread_partition(data: Function, words: Iterable[str]) -> None:
     if not gives_by_client(data):
         return
     for word in words:
-        key, _, value = word.partition("=")
+        key, _, value = word.lstrip("+").partition("=")
         divides = key.startswith("partition.") and key != "partition.holdout"
         if divides or (key == "partition" and value != "site"):
             raise ConfigError(

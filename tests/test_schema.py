@@ -272,6 +272,7 @@ WORDS = [
     ("+strategy.foo.bar=1", "unknown key strategy.foo.bar"),
     ("+strategy.sam.rho=1", "strategy.sam.rho: it is of strategy=fedmrur, strategy=fedsam"),
     ("strategy.sam.rho=1", "and this is strategy=fedavg"),
+    ("strategy.asynchronous.buffer=2", "strategy=fedasync or fedbuff, and this is strategy=fedavg"),
     ("partition.classes=2", "of partition=pathological, and this is partition=dirichlet"),
     ("runtime.address=a:1", "of runtime=deployment or ray, and this is runtime=local"),
     ("schedule.decay=0.5", "schedule=exponential or multi_step, and this is schedule=constant"),

@@ -754,6 +754,7 @@ def of_one_client(client_id):
             "partition.alpha=0.1 changes nothing: .*of_one_client",
         ),
         (of_one_client, ["partition=pathological"], "partition=pathological changes nothing"),
+        (of_one_client, ["+partition.alpha=0.1"], r"\+partition.alpha=0.1 changes nothing"),
         (of_one_client, ["partition=site", "partition.holdout=0.1", "seed=1"], None),
         (everything, ["partition=pathological", "partition.alpha=0.1"], None),
     ],
