@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedhet.common.errors import ConfigError
@@ -11,6 +11,7 @@ from fedhet.conf.mistakes import did_you_mean
 from fedhet.conf.schema import FIGURES
 
 _RECEIVED = "received_"
+_SUMMED = ("accuracy", "loss")  # what a secure sum has of metrics
 
 
 def check_metrics(values: Mapping[str, Any]) -> None:
@@ -23,8 +24,7 @@ def check_metrics(values: Mapping[str, Any]) -> None:
             "evaluation.per_class=true, but evaluation.metrics=[] names no metric: name some, such "
             "as evaluation.metrics=[accuracy]"
         )
-    summed = bool(values["strategy"].get("secure_aggregation"))
-    measured = _measured(values["evaluation"], summed)
+    measured = _measured(values["evaluation"], _sent(values["strategy"], values["evaluation"]))
     stopping = values["early_stopping"]
     _require("early_stopping.metric", stopping["metric"], measured, more=_MORE)
     best = values["checkpoint"]["best"]
@@ -56,15 +56,26 @@ def _require(key: str, value: str, allowed: Iterable[str], more: str = "") -> No
     )
 
 
-def _measured(evaluation: Mapping[str, Any], summed: bool) -> list[str]:
-    """Return the names of metrics.jsonl that a run's evaluations have.
+def _sent(strategy: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:
+    """Return the metrics that clients send with their replies."""
+    side = strategy["client_sides"].get("differential_privacy") or {}
+    if str(side.get("_target_")).endswith(".LocalPrivacyClient"):
+        if evaluation["model"] == "clients":
+            raise ConfigError(
+                "evaluation.model=clients: under strategy/differential_privacy=local clients send "
+                "no metrics of their models; set evaluation.model=global"
+            )
+        return []
+    names = list(dict.fromkeys((*_SUMMED, *evaluation["metrics"])))
+    return list(_SUMMED) if strategy.get("secure_aggregation") else names
 
-    A secure sum (``summed``) has accuracy and loss of the received model only.
-    """
-    names = list(dict.fromkeys(("accuracy", "loss", *evaluation["metrics"])))
+
+def _measured(evaluation: Mapping[str, Any], sent: Sequence[str]) -> list[str]:
+    """Return the names of metrics.jsonl that a run's evaluations have; ``sent`` are of clients."""
+    names = list(dict.fromkeys((*_SUMMED, *evaluation["metrics"])))
+    names = list(sent) if evaluation["model"] == "clients" else names
     at_clients = [f"{CLIENT}{name}" for name in names] if evaluation["clients"] else []
-    of_received = names[:2] if summed else names
-    received = [f"{_RECEIVED}{name}" for name in of_received] if evaluation["received"] else []
+    received = [f"{_RECEIVED}{name}" for name in sent] if evaluation["received"] else []
     return [*names, *at_clients, *received]
 
 

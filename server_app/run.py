@@ -215,10 +215,10 @@ class Run:
                         f"resume=true: all {self.rounds} rounds are done, and none had valid "
                         "replies: set rounds higher, or begin again in another results_dir"
                     )
-                last = "; ".join(self.last_report.failures[:5])
                 raise self.last_report.error(
                     f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} "
-                    f"valid replies, so the model is the initial one; the last failures: {last} "
+                    f"valid replies, so the model is the initial one; the last failures: "
+                    f"{self.last_report.reasons()} "
                     f"(metrics.jsonl in {self.folder} has all)"
                 )
             params = to_tensors(result.arrays)

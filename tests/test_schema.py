@@ -53,6 +53,9 @@ TABLE = """
  | checkpoint.every | 0 1 | -1 true abc null
  | checkpoint.best | true false accuracy loss | f1 acuracy 3 null
  evaluation.metrics=[f1] | checkpoint.best | f1 received_f1 | client_f1 mae
+ strategy/secure_aggregation=secagg_plus | early_stopping.metric | received_loss | f1
+ strategy/differential_privacy=local | early_stopping.metric | loss | received_loss
+ strategy/differential_privacy=local | evaluation.model | global both | clients
  evaluation.every=0 | checkpoint.best | false | true
  | checkpoint.client_models | true false | maybe 1 null
  | early_stopping.metric | accuracy loss received_loss | f1 client_loss acuracy 3 null

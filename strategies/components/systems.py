@@ -83,8 +83,9 @@ class ClientSystem:
             if len(self.available(clients, clock + 60.0 * minute)) >= least:
                 return clock + 60.0 * minute
         raise TimeoutError(
-            f"fewer than min_replies={least} clients are there in the week after the simulated "
-            f"second {clock:.0f}: change system, or set min_replies lower"
+            f"fewer than {least} clients, which min_replies and participation need, are there in "
+            f"the week after the simulated second {clock:.0f}: change system, or set min_replies "
+            "lower"
         )
 
     def slowness(self, client: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import ClientSide, ServerSide
@@ -49,14 +49,18 @@ def check_output(output: Output) -> None:
         )
 
 
-def check_downlink(down: str, parts: Iterable[object], *, towards_model: bool) -> None:
+def reading_models(parts: Iterable[object]) -> list[str]:
+    """Return the parts that read the models y_i, and say so in an attribute ``reads_models``."""
+    reading = (part for part in parts if getattr(part, "reads_models", False))
+    return sorted({str(getattr(part, "key", type(part).__name__)) for part in reading})
+
+
+def check_downlink(down: str, reading: Sequence[str], *, towards_model: bool) -> None:
     """Refuse parts that read the models y_i where clients start from a rounded x.
 
-    They send y_i less that, which is no way from the server's x to y_i. A part that does so says it
-    in an attribute ``reads_models``.
+    They send y_i less that, which is no way from the server's x to y_i.
     """
-    read = sorted({type(part).__name__ for part in parts if getattr(part, "reads_models", False)})
-    read += ["strategy.asynchronous.towards_model"] if towards_model else []
+    read = [*reading, *(["strategy.asynchronous.towards_model"] if towards_model else [])]
     if down != "none" and read:
         raise ConfigError(
             f"{DOWN}={down} rounds what the clients start from, and {', '.join(read)} reads their "

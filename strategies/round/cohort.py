@@ -104,7 +104,7 @@ class Cohorts:
         if self.system is None:
             chosen = [present[i] for i in self.sampler.sample(round, len(present))]
             return SimulatedRound(availability.ask(grid, chosen), [], [], 0.0), clock
-        clock = self.system.until_available(present, clock, self.least)
+        clock = self.system.until_available(present, clock, self._needed(round, len(present)))
         present = self.system.available(present, clock)
         chosen = [present[i] for i in self.sampler.sample(round, len(present))]
         asked = availability.ask(grid, self.system.asked(chosen, present, round))
@@ -112,6 +112,12 @@ class Cohorts:
         work = {i: work_of(self.options, availability.registry.num_examples[i]) for i in asked}
         seconds = {i: self.system.seconds(i, examples, num_bytes) for i, examples in work.items()}
         return self.system.play(round, seconds, len(chosen)), clock
+
+    def _needed(self, round: int, present: int) -> int:
+        """Return of how many clients that are there the sampler draws enough for a round."""
+        several = range(self.least, present)
+        draws_enough = (n for n in several if len(self.sampler.sample(round, n)) >= self.least)
+        return next(draws_enough, present)
 
 
 def work_of(options: LocalTrainingConfig | None, num_examples: int) -> int:

@@ -36,7 +36,7 @@ from fedhet.strategies.privacy.secure_aggregation import LEAST, SecAggPlus
 from fedhet.strategies.robust.checks import check_robust
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.asynchronous import SimulatedClients
-from fedhet.strategies.round.checks import check_downlink, check_output, check_sides
+from fedhet.strategies.round.checks import check_downlink, check_output, check_sides, reading_models
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.cohort import Exchange
 from fedhet.strategies.round.compressed_records import Downlink, compressible
@@ -163,9 +163,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
         check_robust(self.client_sides, step)
         if evaluate_on_clients:
             check_output(step.output)
-        readers = (step.aggregator, step.output, *step.transforms, *step.observers)
+        reading = reading_models((step.aggregator, step.output, *step.transforms, *step.observers))
         slow = asynchronous is not None and asynchronous.towards_model
-        check_downlink(self.compression.down, readers, towards_model=slow)
+        check_downlink(self.compression.down, reading, towards_model=slow)
         self.federation = federation or FederationConfig()
         self.sampler = sampler or FixedSizeSampler()
         self._clients = round_clients(
@@ -177,6 +177,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
             secure=secure_aggregation,
             federation=self.federation,
             evaluate_on_clients=evaluate_on_clients,
+            reading=reading,
         )
         self.schedule = schedule or schedules.Constant()
         self.local_lr = require_range("local.lr", local_lr, open_low=True)

@@ -87,7 +87,7 @@ class FederationConfig:
         if failed >= most:
             raise last.error(
                 f"{failed} rounds in a row had fewer valid replies than {needed} "
-                f"(max_failed_rounds={most}); the last failures: {'; '.join(last.failures[:5])}"
+                f"(max_failed_rounds={most}); the last failures: {last.reasons()}"
             )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.staleness import Asynchronous
@@ -27,10 +29,12 @@ def round_clients(
     secure: SecAggPlus | None,
     federation: FederationConfig,
     evaluate_on_clients: bool,
+    reading: Sequence[str] = (),
 ) -> RoundClients:
     """Return the cohorts of rounds that wait, or the clients of steps that do not.
 
-    The latter are on the system's clock, or without a system on the real one.
+    The latter are on the system's clock, or without a system on the real one. ``reading`` are the
+    parts that read the clients' models.
     """
     if asynchronous is None:
         if system is not None and secure is not None:
@@ -42,6 +46,12 @@ def round_clients(
         least = max(federation.min_replies, step.least_replies)
         return Cohorts(sampler, system, averages, options, least)
     _check(asynchronous, step, system, secure, evaluate_on_clients=evaluate_on_clients)
+    if reading:
+        raise ConfigError(
+            f"strategy.asynchronous: {', '.join(reading)} reads the clients' models, and the "
+            "update of a stale one does not lead to it from the server's model: leave it out, or "
+            "choose rounds that wait"
+        )
     if system is None:
         return LiveClients(asynchronous, sampler, step.buffers)
     return SimulatedClients(asynchronous, sampler, system, options)

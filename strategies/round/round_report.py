@@ -18,6 +18,7 @@ from fedhet.strategies.round.client_versions import ClientVersions
 from fedhet.strategies.round.records import count_bytes
 from fedhet.strategies.round.reply_fold import ReplyFold
 
+_NAMED = 5  # reasons, and clients of one
 _LEFT_OUT, _HALF = 1e-3, 0.5  # of what a reply counts in the plain mean
 
 
@@ -82,6 +83,18 @@ class RoundReport:
             what = ", ".join(f"{name} (z = {z:.1f})" for name, z in scores.items())
             text = "round %s: client %s sent what is far longer than the others': %s"
             log(WARNING, text, self.round, client, what)
+
+    def reasons(self) -> str:
+        """Return why replies are missing, in a line."""
+        in_vain = [
+            f"{what}: clients {list(clients)[:_NAMED]}"
+            for what, clients in (
+                ("dropped out (system.dropout)", self.dropped),
+                ("came too late (system.deadline_seconds)", self.late),
+            )
+            if clients
+        ]
+        return "; ".join([*self.failures[:_NAMED], *in_vain]) or "none: too few clients were asked"
 
     def error(self, message: str) -> Exception:
         """Return the error of a run that ends with this round, for want of valid replies."""

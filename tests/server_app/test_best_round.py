@@ -175,6 +175,8 @@ def test_the_clients_loss_is_in_the_summary_where_there_is_no_accuracy():
     rows = [{"round": n, "client_loss": 1.0 / n, **row} for n in (1, 2)] + [{"round": 3, **row}]
     assert totals(rows)["client_loss"] == 0.5
     assert "client_accuracy" not in totals(rows)
+    rows[2] |= {"accuracy": 0.5}  # of a model that no client has evaluated
+    assert "client_loss" not in totals(rows)
 
 
 def test_the_summary_has_the_best_accuracy_and_the_last_and_a_usual_rounds_seconds():

@@ -1,5 +1,7 @@
 """Which runs' client models another method may reuse: what each client side does to training."""
 
+import re
+
 import pytest
 
 from fedhet.common.checksums import CLIENT_MODELS
@@ -31,6 +33,25 @@ def test_a_side_that_acts_in_training_has_no_models_of_plain_training(strategy, 
     recipe = compose_overrides(("rounds=1", f"strategy={strategy}"))
     with pytest.raises(ConfigError, match=rf"another way: strategy\.client_sides\.{side}\."):
         check_reused_training(recipe, trained, 2)
+
+
+@pytest.mark.parametrize(
+    ("words", "key"),
+    [
+        ("attack=label_flip attack.allow=true", "attack."),
+        ("strategy/compression=int8", "strategy.compression.up"),
+        ("strategy.compression.down=int8", "strategy.compression.down"),
+        ("strategy/differential_privacy=local", "strategy.client_sides.differential_privacy."),
+    ],
+)
+def test_what_changes_the_models_on_their_way_is_told_apart(words, key, trained):
+    recipe = compose_overrides(("rounds=1", *words.split()))
+    with pytest.raises(ConfigError, match=rf"another way: .*{re.escape(key)}"):
+        check_reused_training(recipe, trained, 2)
+    (trained / "config.yaml").write_text(config_yaml(recipe, 2))
+    check_reused_training(recipe, trained, 2)
+    with pytest.raises(ConfigError, match=rf"another way: .*{re.escape(key)}"):
+        check_reused_training(compose_overrides(("rounds=1",)), trained, 2)
 
 
 def test_a_side_that_only_sends_more_at_the_end_may_have_them(trained):

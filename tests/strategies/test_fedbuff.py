@@ -27,6 +27,7 @@ from fedhet.strategies.fednova import FedNova
 from fedhet.strategies.privacy.differential_privacy import LocalPrivacyClient, LocalPrivacyServer
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.asynchronous import SimulatedClients, Started
+from fedhet.strategies.round.client_snapshots import ClientSnapshots
 from fedhet.strategies.round.records import METRICS, to_tensors
 from fedhet.strategies.round.registration import FederationConfig
 from fedhet.strategies.round.reply_fold import SumRule, sum_of
@@ -206,6 +207,14 @@ def test_buffers_are_a_mean_of_the_clients_and_the_servers_by_hand(towards_model
     assert float(here["v"] + found.buffers["v"]) == 0.375 * 0.5 + 0.25 * 1.0 + 0.375 * 2.0
     # shares 1/4 and 1/2: to 11 and 22, or along 1 and 2
     assert float(found.update["w"]) == (0.25 * -9 + 0.5 * 2 if towards_model else 0.25 + 1.0)
+
+
+def test_what_reads_the_clients_models_is_refused(tmp_path):
+    """A stale client's model is not the server's plus its update."""
+    observers = [ClientSnapshots(tmp_path / "models")]
+    FedBuff(**slots(Constant()))
+    with pytest.raises(ConfigError, match=r"checkpoint\.client_models reads the clients' models"):
+        FedBuff(**slots(Constant()), observers=observers)
 
 
 @pytest.mark.slow

@@ -12,6 +12,8 @@ from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_check
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.systems import Constant, DayNight, LogNormal, Trace
+from fedhet.strategies.round.cohort import Cohorts
+from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.scaffold import SCAFFOLD
 from tests.federation import Regression, federate
 from tests.strategies.round.test_round import clients, folders
@@ -90,7 +92,7 @@ def test_a_day_has_its_hours_for_every_client():
     alone = DayNight(share=0.25, spread=0.0)
     assert alone.available(range(3), 80_000.0) == []
     assert alone.until_available(range(3), 80_000.0, 2) == 80_000.0 + 60 * 107  # past midnight
-    with pytest.raises(TimeoutError, match="min_replies=9"):
+    with pytest.raises(TimeoutError, match="fewer than 9 clients, which min_replies"):
         alone.until_available(range(3), 0.0, 9)
 
 
@@ -199,3 +201,22 @@ def test_a_run_keeps_the_clock_and_a_resumed_one_ends_alike(tmp_path):
     resumed, later = run(second, tmp_path / "cut", initial=loaded.params)
     assert torch.equal(resumed["head.weight"], whole["head.weight"])
     assert later[-1].simulated_seconds == times[-1]
+
+
+def test_a_round_waits_until_a_share_of_those_that_are_there_is_enough():
+    """Half of 8 is 4, and of 9 it is 5, rounded: a round of at least 5 waits for 9 of 10."""
+    system, half = DayNight(spread=1.0), FixedSizeSampler(0.5)
+    cohorts = Cohorts(half, system, False, None, least=5)
+    assert cohorts._needed(1, 10) == 9
+    assert cohorts._needed(1, 7) == 7  # never more than there are
+    assert Cohorts(half, system, False, None)._needed(1, 10) == 1
+
+
+def test_a_round_without_replies_says_who_dropped_out_or_was_late():
+    report = RoundReport(3, dropped=[1, 2], late=[4])
+    assert report.reasons() == (
+        "dropped out (system.dropout): clients [1, 2]; "
+        "came too late (system.deadline_seconds): clients [4]"
+    )
+    report.failures = ["client 0: no reply"]
+    assert report.reasons().startswith("client 0: no reply; dropped out")
