@@ -102,22 +102,33 @@ def make_server(authority: Path, server: Path, hosts: Sequence[str]) -> None:
 
 
 def make_authority(key_path: Path, certificate_path: Path) -> None:
-    """Make the key and the certificate of the CA that signs server certificates."""
-    key = ec.generate_private_key(ec.SECP384R1())
+    """Make the key and the certificate of the CA that signs server certificates.
+
+    A key that is there is kept: what it has signed stays valid with the new certificate.
+    """
+    kept = key_path.exists()
+    key = load_key(key_path) if kept else ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedhet CA")])
     certificate = (
         new_certificate(key, CA_DAYS, subject=name, issuer=name, ca=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA384())
     )
-    write(key_path, private_pem(key, PrivateFormat.PKCS8), secret=True)
+    if not kept:
+        write(key_path, private_pem(key, PrivateFormat.PKCS8), secret=True)
     write(certificate_path, certificate.public_bytes(Encoding.PEM))
+
+
+def load_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """Return the private key in a PEM file."""
+    key = load_pem_private_key(path.read_bytes(), None)
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return key
 
 
 def make_certificate(authority_key: Path, keys: Path, hosts: Sequence[str]) -> None:
     """Make the server's key and its certificate for these names and addresses."""
-    signer = load_pem_private_key(authority_key.read_bytes(), None)
-    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    signer = load_key(authority_key)
     authority = x509.load_pem_x509_certificate((keys / "ca.crt").read_bytes())
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])

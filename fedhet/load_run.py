@@ -177,5 +177,11 @@ def _model_path(folder: Path, best: bool) -> Path:
     if best and not path.is_file():
         raise ConfigError(f"{folder} has no {BEST}: runs keep one with checkpoint.best=true")
     if not path.is_file():
+        summary = read_summary(folder) if (folder / SUMMARY).exists() else {}
+        if there := summary.get("server_folder"):
+            raise ConfigError(
+                f"{folder} has no {MODEL_FILE}: it is in {there} at the server; the run's command "
+                "with resume=true and runtime.fetch=... brings it"
+            )
         raise ConfigError(f"{folder} has no {MODEL_FILE}: the run has not completed")
     return path

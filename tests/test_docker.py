@@ -223,6 +223,12 @@ def test_the_servers_certificate_is_renewed_by_the_same_ca(tmp_path, monkeypatch
     second = certificate("server/keys/server.crt")
     second.verify_directly_issued_by(certificate("server/keys/ca.crt"))
     assert second.serial_number != first.serial_number
+    ca_key, ca = Path("ca/ca.key").read_bytes(), certificate("server/keys/ca.crt")
+    Path("server/keys/ca.crt").unlink()  # with the server's disk; sites still have it
+    keys.main(["server", "fl.example.org"])
+    certificate("server/keys/server.crt").verify_directly_issued_by(ca)
+    assert Path("ca/ca.key").read_bytes() == ca_key
+    kept["ca.crt"] = Path("server/keys/ca.crt").read_bytes()
     Path("ca/ca.key").unlink()  # no second CA is made
     with pytest.raises(SystemExit, match=r"ca\.key is missing"):
         keys.main(["server", "fl.example.org"])

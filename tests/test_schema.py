@@ -124,7 +124,7 @@ TABLE = """
  runtime=deployment | runtime.insecure | true false | maybe null
  runtime=deployment | runtime.connection | null mine | 3
  runtime=deployment | runtime.server_results | null /x | 3
- runtime=deployment | runtime.fetch | null '{server}:{here}' | '{foo}' '{}' 3
+ runtime=deployment | runtime.fetch | null '{server}:{here}' | '{foo}' '{}' "{server}{here}'" 3
  runtime=deployment | runtime.stop_on_interrupt | true false | abc null
  runtime=deployment | runtime.reconnect_seconds | 1 3600 | 0 -1 abc null
  | task.name | digits | 3 null

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
@@ -60,6 +61,7 @@ def _address(text: str) -> str:
 
 def _fetch_command(text: str) -> str:
     text.format(server="", here="")  # another {name}: KeyError
+    shlex.split(text)  # a quote that is not closed: ValueError
     return text
 
 

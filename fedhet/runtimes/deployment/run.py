@@ -25,9 +25,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import DamagedFileError
 from fedhet.common.files import last_lines, save_text
-from fedhet.common.results import CONFIG, METRICS, SUMMARY, write_summary
+from fedhet.common.results import CONFIG, METRICS, SUMMARY, write_rows, write_summary
 from fedhet.common.run_events import RECORD_FILE
-from fedhet.conf import quoted, resume_fingerprint
+from fedhet.conf import fingerprint, quoted, resume_fingerprint
 from fedhet.conf.project import travelling_code
 from fedhet.runtimes.deployment.connection import check_reachable, connection_of
 from fedhet.runtimes.deployment.control_client import Control, RunStatus, Unreachable
@@ -37,6 +37,7 @@ from fedhet.runtimes.flower_install import LaunchError
 
 MODEL = "model.safetensors"
 _END_SECONDS = 15.0  # the SuperLink takes some seconds to end a completed run
+_OR_OTHERS = ", or with another target_accuracy, early_stopping or evaluation"
 _LOGGER = "+logger.run_log._target_=fedhet.server_app.loggers.run_log.RunLog"
 
 
@@ -145,7 +146,9 @@ class DeploymentRun:
                 f"this results_dir belongs to run {before.run_id}, which has another recipe: "
                 "resume it with its own recipe, or name another results_dir"
             )
-        status, longer = self._control.status(before.run_id), int(recipe.rounds) != before.rounds
+        status = self._control.status(before.run_id)
+        changed = before.values not in ("", fingerprint(recipe)["recipe"])
+        longer = changed or int(recipe.rounds) != before.rounds
         if status is None:
             if before.address != self._connection.address:
                 raise LaunchError(
@@ -156,7 +159,8 @@ class DeploymentRun:
         if longer and not status.is_over:
             raise LaunchError(
                 f"rounds={recipe.rounds}, but run {before.run_id} still runs with rounds="
-                f"{before.rounds}: follow it with that, or stop it first: "
+                f"{before.rounds}{_OR_OTHERS if changed else ''}: follow it with that, or stop it "
+                "first: "
                 f"{self._how_to_stop(before.run_id)}"
             )
         return not status.is_over or (status.is_completed and not longer)
@@ -184,6 +188,7 @@ class DeploymentRun:
             address=self._connection.address,
             recipe=resume_fingerprint(recipe),
             rounds=int(recipe.rounds),
+            values=fingerprint(recipe)["recipe"],
             log_begins=self._log_path.stat().st_size if self._log_path.exists() else 0,
         )
         record.write(self._folder)  # before the ServerApp looks for it
@@ -267,7 +272,7 @@ class DeploymentRun:
         record, log = self._followed()
         if self._is_shared():
             path = self._folder / SUMMARY
-            if path.exists():
+            if path.exists() and self._status.is_completed:
                 path.touch()  # it may be old if the run was followed again
             return
         self._copy_rows()
@@ -281,6 +286,7 @@ class DeploymentRun:
             else:
                 summary["server_folder"] = record.server_folder
         if summary:
+            write_rows(self._folder / METRICS, log.events.rows)  # a resumed run may have fewer
             write_summary(self._folder, summary)
 
     def _fetch_results(self, summary: Mapping[str, Any]) -> None:

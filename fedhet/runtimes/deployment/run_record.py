@@ -22,6 +22,7 @@ class RunRecord:
     recipe: str  # hash of what a resumed run must share
     rounds: int
     log_begins: int  # where this run begins in log.txt, in bytes
+    values: str = ""  # hash of the whole recipe; records of before have none
 
     def write(self, folder: Path) -> None:
         """Write it to a results directory."""

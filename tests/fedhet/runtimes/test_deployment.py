@@ -1,6 +1,7 @@
 """runtime=deployment without a SuperLink: its connection, the events of a log, following a run."""
 
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -8,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any
 from unittest.mock import Mock
 
@@ -16,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import writable_folder
-from fedhet.common.results import Row, write_rows
+from fedhet.common.results import Row, read_rows, write_rows
 from fedhet.common.run_events import ROW, START, Event, decode, encode, new_key
 from fedhet.conf import compose_overrides, resume_fingerprint
 from fedhet.runtimes.deployment import run as run_module
@@ -325,6 +327,48 @@ def test_the_server_app_finds_out_whether_a_run_had_begun(tmp_path):
 def test_a_completed_run_goes_on_to_a_later_round(tmp_path):
     control, _ = resume(tmp_path, RunStatus("finished:completed"), rounds=5)
     assert control.start.called
+
+
+@pytest.mark.parametrize(
+    "values", [{"target_accuracy": 0.9}, {"early_stopping.patience": 9}, {"evaluation.every": 2}]
+)
+def test_a_completed_run_goes_on_by_another_rule(values, tmp_path):
+    control = superlink()
+    launched = recipe(results_dir=str(tmp_path))
+    submit(launched, tmp_path, control)
+    control.status.return_value = RunStatus("finished:completed")
+    for _ in range(2):  # with its own recipe it is followed
+        submit(launched, tmp_path, control)
+        assert control.start.call_count == 1
+    submit(recipe(results_dir=str(tmp_path), **values), tmp_path, control)
+    assert control.start.call_count == 2
+    control.status.return_value = RunStatus("running")
+    with pytest.raises(LaunchError, match=r"another target_accuracy, early_stopping or evaluation"):
+        submit(launched, tmp_path, control)
+
+
+@pytest.mark.parametrize("ending", ["finished:failed", "finished:completed"])
+def test_an_old_summary_is_not_taken_for_that_of_a_run_that_died(ending, tmp_path):
+    summary = tmp_path / "summary.json"
+    summary.write_text("{}")
+    os.utime(summary, (1, 1))
+    run: Any = DeploymentRun(recipe().runtime, tmp_path / "log.txt")
+    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0), Mock()
+    run._log.events.start = {"token": "t"}  # the server writes to this folder
+    run._status = RunStatus(ending)
+    run._collect_results()
+    assert (summary.stat().st_mtime > 1) == (ending == "finished:completed")
+
+
+def test_rows_that_a_resumed_run_has_dropped_go_with_its_summary(tmp_path):
+    write_rows(tmp_path / "metrics.jsonl", [{"round": t} for t in range(6)])
+    run: Any = DeploymentRun(recipe().runtime, tmp_path / "log.txt")
+    run._record, run._log = RunRecord("t", 7, "/there", "s:1", "r", 3, 0), Mock()
+    rows = [{"round": t} for t in range(4)]
+    run._log.events = SimpleNamespace(start={"config": {}}, rows=rows, summary={"rounds": 3})
+    run._status = RunStatus("finished:completed")
+    run._collect_results()
+    assert read_rows(tmp_path / "metrics.jsonl") == rows
 
 
 def test_the_reason_of_a_failure_is_flowers_or_else_the_end_of_the_log(tmp_path):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedhet.common.results import read_summary, write_summary
 from fedhet.load_run import classifier_of, recipe_of, task_of
 from fedhet.tools.export import export, main
 
@@ -77,6 +78,8 @@ def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, re
     (unfinished / "model.safetensors").unlink()
     assert "not the task's whole model" in refused(main, fedper_run, "--out", out)
     assert "the run has not completed" in refused(main, unfinished, "--out", out)
+    write_summary(unfinished, read_summary(unfinished) | {"server_folder": "/srv/x"})
+    assert "it is in /srv/x at the server" in refused(main, unfinished, "--out", out)
     assert "is not the results directory of a run" in refused(main, tmp_path, "--out", out)
     (tmp_path / "nowhere").touch()
     assert "nowhere" in refused(main, fedavg_run, "--out", tmp_path / "nowhere" / "model.pt2")
