@@ -79,6 +79,8 @@ class _Attempt:
                 self._carry_out(run)
             except Exception as error:
                 status, reason = getattr(error, "status", FAILED), _reason(error)
+                if status == FAILED and self._sweep_folder.is_stopping():
+                    status = STOPPED  # its processes may have been ended before it was asked to
                 self._report_status(status=status, error=reason, ended=time.time())
                 if self._folder.exists() and not isinstance(error, FolderTaken):
                     write_end(self._folder, identity(self._recipe), status, reason)

@@ -14,6 +14,7 @@ from omegaconf import open_dict
 from fedhet.common.results import read_summary, totals
 from fedhet.conf import fingerprint
 from fedhet.conf.schema import FIGURES
+from fedhet.runtimes.flower_install import LaunchError
 from fedhet.sweep.job import run_job
 from fedhet.sweep.sweep_folder import Sweep, SweepFolder
 
@@ -104,6 +105,19 @@ def test_a_folder_of_another_job_or_with_another_content_is_not_written_to(sweep
     sweep.ask_to_stop()
     assert run_job(job_of(sweep, 3), not_run) is None
     assert len(sweep.reports()) == 3  # no job begins once the sweep is stopping
+
+
+def test_a_job_that_fails_while_its_sweep_is_stopped_is_stopped(sweep):
+    """Its processes may have been ended before it was."""
+
+    def end(recipe):
+        if ending:
+            sweep.ask_to_stop()
+        raise LaunchError("its server has died")
+
+    for number, ending in enumerate((False, True)):
+        assert run_job(job_of(sweep, number), end) is None
+    assert [job.status for job in sweep.reports()] == ["failed", "stopped"]
 
 
 def test_a_worker_that_is_asked_to_end_cleans_up_first(sweep):
