@@ -332,11 +332,10 @@ def totals(rows: list[Row]) -> dict[str, Any]:
     rounds = [row for row in rows if row["round"] > 0]
     evaluated = [row for row in rows if row.get("accuracy") is not None]
     losses = [row["loss"] for row in rows if "loss" in row]
-    last = [
-        row for row in rows if any(row.get(one) is not None for one in ("accuracy", *AT_CLIENTS))
-    ]
+    scores = ("accuracy", *AT_CLIENTS)
+    scored = [row for row in rows if any(row.get(name) is not None for name in scores)]
     at_clients = {
-        name: row[name] for row in last[-1:] for name in AT_CLIENTS if row.get(name) is not None
+        name: row[name] for row in scored[-1:] for name in AT_CLIENTS if row.get(name) is not None
     }
     seconds = [row["seconds"] for row in rounds]
     return {

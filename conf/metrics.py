@@ -24,7 +24,13 @@ def check_metrics(values: Mapping[str, Any]) -> None:
             "evaluation.per_class=true, but evaluation.metrics=[] names no metric: name some, such "
             "as evaluation.metrics=[accuracy]"
         )
-    measured = _measured(values["evaluation"], _sent(values["strategy"], values["evaluation"]))
+    sent = _sent(values["strategy"], names)
+    if not sent and values["evaluation"]["model"] == "clients":
+        raise ConfigError(
+            "evaluation.model=clients: under strategy/differential_privacy=local clients send no "
+            "metrics of their models; set evaluation.model=global"
+        )
+    measured = _measured(values["evaluation"], sent)
     stopping = values["early_stopping"]
     _require("early_stopping.metric", stopping["metric"], measured, more=_MORE)
     best = values["checkpoint"]["best"]
@@ -56,24 +62,22 @@ def _require(key: str, value: str, allowed: Iterable[str], more: str = "") -> No
     )
 
 
-def _sent(strategy: Mapping[str, Any], evaluation: Mapping[str, Any]) -> list[str]:
-    """Return the metrics that clients send with their replies."""
+def _sent(strategy: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
+    """Return which of the recipe's ``metrics`` clients send with their replies."""
     side = strategy["client_sides"].get("differential_privacy") or {}
     if str(side.get("_target_")).endswith(".LocalPrivacyClient"):
-        if evaluation["model"] == "clients":
-            raise ConfigError(
-                "evaluation.model=clients: under strategy/differential_privacy=local clients send "
-                "no metrics of their models; set evaluation.model=global"
-            )
         return []
-    names = list(dict.fromkeys((*_SUMMED, *evaluation["metrics"])))
-    return list(_SUMMED) if strategy.get("secure_aggregation") else names
+    return list(_SUMMED if strategy.get("secure_aggregation") else _with_summed(metrics))
+
+
+def _with_summed(metrics: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys((*_SUMMED, *metrics)))
 
 
 def _measured(evaluation: Mapping[str, Any], sent: Sequence[str]) -> list[str]:
     """Return the names of metrics.jsonl that a run's evaluations have; ``sent`` are of clients."""
-    names = list(dict.fromkeys((*_SUMMED, *evaluation["metrics"])))
-    names = list(sent) if evaluation["model"] == "clients" else names
+    of_clients = evaluation["model"] == "clients"
+    names = list(sent) if of_clients else _with_summed(evaluation["metrics"])
     at_clients = [f"{CLIENT}{name}" for name in names] if evaluation["clients"] else []
     received = [f"{_RECEIVED}{name}" for name in sent] if evaluation["received"] else []
     return [*names, *at_clients, *received]

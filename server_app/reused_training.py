@@ -16,8 +16,10 @@ from fedhet.strategies.round.checks import sides_with
 from fedhet.strategies.round.client_snapshots import FILE
 
 KEY = "local.reuse_training"
-_TRAINING = ("seed", "clients", "task", "partition", "local", "attack")
-_TRAINING_OF_STRATEGY = ("strategy.phases", "strategy.compression")
+_TRAINING = (
+    *("seed", "clients", "task", "partition", "local", "attack"),
+    *("strategy.phases", "strategy.compression"),
+)
 _HOOKS = ("begin", "penalty", "correct", "upload")  # those that change the models that arrive
 # the folder of the examples, and values that a composed recipe lacks
 _ASIDE = ("task.path", "task.classifier_tensors", KEY)
@@ -62,11 +64,7 @@ def _training(recipe: DictConfig) -> dict[str, Any]:
     sides = _client_sides(recipe)
     acting = sorted({name for hook in _HOOKS for name in sides_with(hook, sides)})
     found: dict[str, Any] = {}
-    for key in (
-        *_TRAINING,
-        *_TRAINING_OF_STRATEGY,
-        *(f"strategy.client_sides.{name}" for name in acting),
-    ):
+    for key in (*_TRAINING, *(f"strategy.client_sides.{name}" for name in acting)):
         value = OmegaConf.select(recipe, key)
         plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         found |= _flat(key, plain)

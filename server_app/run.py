@@ -217,9 +217,8 @@ class Run:
                     )
                 raise self.last_report.error(
                     f"no round of {self.recipe.rounds} had min_replies={self.recipe.min_replies} "
-                    f"valid replies, so the model is the initial one; the last failures: "
-                    f"{self.last_report.reasons()} "
-                    f"(metrics.jsonl in {self.folder} has all)"
+                    "valid replies, so the model is the initial one; the last failures: "
+                    f"{self.last_report.reasons()} (metrics.jsonl in {self.folder} has all)"
                 )
             params = to_tensors(result.arrays)
             label = {"kind": MODEL, "run": self.strategy.state.experiment}

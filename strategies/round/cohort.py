@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
@@ -11,6 +13,7 @@ from flwr.serverapp import Grid
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import Payloads
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
+from fedhet.strategies.components.samplers import most_clients
 from fedhet.strategies.components.systems import ClientSystem, SimulatedRound
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.message_sizes import MessageSizes
@@ -104,7 +107,7 @@ class Cohorts:
         if self.system is None:
             chosen = [present[i] for i in self.sampler.sample(round, len(present))]
             return SimulatedRound(availability.ask(grid, chosen), [], [], 0.0), clock
-        clock = self.system.until_available(present, clock, self._needed(round, len(present)))
+        clock = self.system.until_available(present, clock, self._needed(len(present)))
         present = self.system.available(present, clock)
         chosen = [present[i] for i in self.sampler.sample(round, len(present))]
         asked = availability.ask(grid, self.system.asked(chosen, present, round))
@@ -113,11 +116,10 @@ class Cohorts:
         seconds = {i: self.system.seconds(i, examples, num_bytes) for i, examples in work.items()}
         return self.system.play(round, seconds, len(chosen)), clock
 
-    def _needed(self, round: int, present: int) -> int:
-        """Return of how many clients that are there the sampler draws enough for a round."""
-        several = range(self.least, present)
-        draws_enough = (n for n in several if len(self.sampler.sample(round, n)) >= self.least)
-        return next(draws_enough, present)
+    def _needed(self, present: int) -> int:
+        """Return of how many clients that are there the sampler may draw enough for a round."""
+        most = partial(most_clients, self.sampler)
+        return bisect_left(range(present), self.least, lo=min(self.least, present), key=most)
 
 
 def work_of(options: LocalTrainingConfig | None, num_examples: int) -> int:

@@ -37,7 +37,6 @@ from fedhet.runtimes.flower_install import LaunchError
 
 MODEL = "model.safetensors"
 _END_SECONDS = 15.0  # the SuperLink takes some seconds to end a completed run
-_OR_OTHERS = ", or with another target_accuracy, early_stopping or evaluation"
 _LOGGER = "+logger.run_log._target_=fedhet.server_app.loggers.run_log.RunLog"
 
 
@@ -157,10 +156,12 @@ class DeploymentRun:
                 )
             return False
         if longer and not status.is_over:
+            other = "another target_accuracy, early_stopping or evaluation"
+            if int(recipe.rounds) != before.rounds:
+                other = f"rounds={before.rounds}"
             raise LaunchError(
-                f"rounds={recipe.rounds}, but run {before.run_id} still runs with rounds="
-                f"{before.rounds}{_OR_OTHERS if changed else ''}: follow it with that, or stop it "
-                "first: "
+                f"rounds={recipe.rounds}, but run {before.run_id} still runs with {other}: follow "
+                "it with that, or stop it first: "
                 f"{self._how_to_stop(before.run_id)}"
             )
         return not status.is_over or (status.is_completed and not longer)

@@ -10,7 +10,7 @@ import torch
 from fedhet.common.errors import ConfigError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
-from fedhet.strategies.components.samplers import FixedSizeSampler
+from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
 from fedhet.strategies.components.systems import Constant, DayNight, LogNormal, Trace
 from fedhet.strategies.round.cohort import Cohorts
 from fedhet.strategies.round.round_report import RoundReport
@@ -207,9 +207,11 @@ def test_a_round_waits_until_a_share_of_those_that_are_there_is_enough():
     """Half of 8 is 4, and of 9 it is 5, rounded: a round of at least 5 waits for 9 of 10."""
     system, half = DayNight(spread=1.0), FixedSizeSampler(0.5)
     cohorts = Cohorts(half, system, False, None, least=5)
-    assert cohorts._needed(1, 10) == 9
-    assert cohorts._needed(1, 7) == 7  # never more than there are
-    assert Cohorts(half, system, False, None)._needed(1, 10) == 1
+    assert cohorts._needed(10) == 9
+    assert cohorts._needed(7) == 7  # never more than there are
+    assert Cohorts(half, system, False, None)._needed(10) == 1
+    drawn_one_by_one = BernoulliSampler(0.5)  # a draw may be of all
+    assert Cohorts(drawn_one_by_one, system, False, None, least=5)._needed(10) == 5
 
 
 def test_a_round_without_replies_says_who_dropped_out_or_was_late():
