@@ -11,16 +11,18 @@ from fedhet.common.checksums import CLIENT_MODELS, read_label, require_label
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf import build_part, config_yaml
+from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.round.checks import sides_with
 from fedhet.strategies.round.client_snapshots import FILE
 
 KEY = "local.reuse_training"
 _TRAINING = (
-    *("seed", "clients", "task", "partition", "local", "attack"),
-    *("strategy.phases", "strategy.compression"),
+    *("seed", "clients", "task", "partition", "local"),
+    *("strategy.phases", "strategy.compression.down"),
 )
-_HOOKS = ("begin", "penalty", "correct", "upload")  # those that change the models that arrive
+_SIDES, _UP = "strategy.client_sides", "strategy.compression.up"
+_HOOKS = ("begin", "penalty", "correct")  # those that act in training
 # the folder of the examples, and values that a composed recipe lacks
 _ASIDE = ("task.path", "task.classifier_tensors", KEY)
 
@@ -49,6 +51,11 @@ def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: 
             f"{KEY}={folder} has the shared models alone, and client sides {own} train a model of "
             f"the client's own beside them; set {KEY}=null, or drop them from strategy=[...]"
         )
+    if changed := _changed_on_their_way(theirs):
+        raise ConfigError(
+            f"{KEY}={folder} holds the models as they arrived, and {', '.join(changed)} changed "
+            "them after training: name the folder of a run without it; this run may have it"
+        )
     here, there = _training(resolved), _training(theirs)
     differing = [
         f"{key}={there.get(key)} there and {here.get(key)} here"
@@ -60,20 +67,35 @@ def check_reused_training(recipe: DictConfig, folder: Path, classifier_tensors: 
 
 
 def _training(recipe: DictConfig) -> dict[str, Any]:
-    """Return the values of a resolved recipe that the clients' models depend on, by key."""
-    sides = _client_sides(recipe)
+    """Return the values of a resolved recipe that training depends on, by key."""
+    sides, attack = _client_sides(recipe), _attack(recipe)
     acting = sorted({name for hook in _HOOKS for name in sides_with(hook, sides)})
+    keys = [*_TRAINING, *(f"{_SIDES}.{name}" for name in acting)]
+    keys += ["attack"] if attack is not None and type(attack).data is not Attack.data else []
     found: dict[str, Any] = {}
-    for key in (*_TRAINING, *(f"strategy.client_sides.{name}" for name in acting)):
+    for key in keys:
         value = OmegaConf.select(recipe, key)
         plain = OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
         found |= _flat(key, plain)
     return {key: value for key, value in found.items() if key not in _ASIDE}
 
 
+def _changed_on_their_way(recipe: DictConfig) -> list[str]:
+    """Return the keys of what changes a trained model before it arrives at the server."""
+    changing = [f"{_SIDES}.{name}" for name in sides_with("upload", _client_sides(recipe))]
+    attack = _attack(recipe)
+    changing += ["attack"] if attack and sides_with("upload", {"attack": attack}) else []
+    return [*changing, _UP] if OmegaConf.select(recipe, _UP) else changing
+
+
 def _client_sides(recipe: DictConfig) -> dict[str, ClientSide]:
-    sides: dict[str, ClientSide] = build_part(recipe, "strategy.client_sides", classifier_tensors=0)
+    sides: dict[str, ClientSide] = build_part(recipe, _SIDES, classifier_tensors=0)
     return sides
+
+
+def _attack(recipe: DictConfig) -> Attack | None:
+    attack: Attack | None = build_part(recipe, "attack", classifier_tensors=0)
+    return attack
 
 
 def _flat(key: str, value: Any) -> dict[str, Any]:

@@ -86,8 +86,11 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_nothing_is_trained_and_the_result_is_the_same(trained, tmp_path, monkeypatch):
-    words = [*ONE, "strategy=maecho"]
+@pytest.mark.parametrize(
+    "words", [["strategy=maecho"], ["strategy=average", "attack=sign_flip", "attack.allow=true"]]
+)
+def test_nothing_is_trained_and_the_result_is_the_same(words, trained, tmp_path, monkeypatch):
+    words = [*ONE, *words]
     plain = run_recipe(tmp_path / "plain", *words)
     monkeypatch.delattr("fedhet.client_app.client.train_locally")
     again = run_recipe(tmp_path / "again", *words, f"local.reuse_training={trained}")
