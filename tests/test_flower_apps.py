@@ -58,6 +58,7 @@ def apps_of(*arguments, **named):
     return tuple(made)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [pytest.param(words, id=name_of(words), marks=mark(words)) for words in METHODS]
 )

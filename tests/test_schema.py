@@ -238,7 +238,10 @@ def test_good_values_pass(context, key, good, bad):
     assert {value: mistake(context, key, value) for value in good} == dict.fromkeys(good)
 
 
-@pytest.mark.parametrize(("context", "key", "good", "bad"), rows())
+@pytest.mark.parametrize(
+    ("context", "key", "good", "bad"),
+    [pytest.param(*row, marks=pytest.mark.slow if row[0] else ()) for row in rows()],
+)
 def test_a_bad_value_gets_one_line_with_value_allowed_and_key(context, key, good, bad):
     for value in bad:
         line = mistake(context, key, value)
@@ -307,7 +310,13 @@ WORDS = [
 ]
 
 
-@pytest.mark.parametrize(("word", "said"), WORDS)
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        pytest.param(*row, marks=pytest.mark.slow if number % 4 else ())
+        for number, row in enumerate(WORDS)
+    ],
+)
 def test_an_unknown_word_gets_one_line_with_the_nearest(word, said):
     with pytest.raises(ConfigError) as refused:
         compose_overrides((word,))

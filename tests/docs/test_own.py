@@ -79,6 +79,7 @@ def test_the_table_of_run_config_keys_is_that_of_the_code():
     assert {key: found.get(key) for key in TEMPLATE_KEYS} == TEMPLATE_KEYS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 1])
 def test_feddws_recipe_removes_the_bias_of_a_users_classifier(first, folder):
     words = ["task=own", "strategy=feddw"][:: 1 - 2 * first]

@@ -19,6 +19,7 @@ def asked_when_drawn(monkeypatch):
     monkeypatch.setattr(InProcessGrid, "get_node_ids", nodes)
 
 
+@pytest.mark.slow
 def test_steps_that_do_not_wait_resume_to_the_same_bits(tmp_path):
     """Who was in flight has not been asked by the new process."""
     words = (*SIX, "strategy=fedbuff", "strategy.asynchronous.buffer=2", "participation=0.5")
@@ -30,6 +31,7 @@ def test_steps_that_do_not_wait_resume_to_the_same_bits(tmp_path):
     assert resumed["parameters_sha256"] == whole["parameters_sha256"]
 
 
+@pytest.mark.slow
 def test_clients_that_were_never_drawn_calibrate_too(tmp_path):
     words = (*SIX, "partition.holdout=0.3", "participation=0.34", "calibration.alphas=[0.1]")
     summary = run_recipe(tmp_path / "run", *words, "rounds=1", clients=6)
@@ -40,6 +42,7 @@ def test_clients_that_were_never_drawn_calibrate_too(tmp_path):
     assert read_summary(tmp_path / "end")["prediction_sets"] == summary["prediction_sets"]
 
 
+@pytest.mark.slow
 def test_all_clients_columns_are_fitted_together(tmp_path):
     table = tmp_path / "table.csv"
     rows = [f"{n},{'AB'[n % 2]},{'yes' if n % 3 else 'no'}" for n in range(60)]

@@ -69,6 +69,7 @@ def test_the_wait_ends_at_the_timeout_and_a_reply_then_counts(monkeypatch, late,
     assert now == pytest.approx(10.0)
 
 
+@pytest.mark.slow
 def test_an_array_that_arrives_after_its_reply_is_noticed_soon(monkeypatch):
     from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError, pull_objects
     from flwr.superlink.grid import http_grid

@@ -65,6 +65,7 @@ def trained(data: TensorBatches, weight: np.ndarray) -> np.ndarray:
     return weight
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD, FedCM])
 def test_clients_of_one_speed_that_all_finish_a_step_are_a_round_to_the_bit(method):
     waits = method(local_lr=LR, local_training=STEPS, aggregator=UniformMean())

@@ -68,6 +68,7 @@ def test_momentum_of_the_mean_leaves_out_the_aggregates_stretch():
     torch.testing.assert_close(params["head.weight"][0], expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["aggregate", "mean"])
 @pytest.mark.parametrize("aggregator", [UniformMean(), NormMean()])
 def test_steps_tend_to_the_length_that_is_predicted_from_the_gradients(aggregator, source, caplog):

@@ -107,6 +107,7 @@ def test_a_folder_of_another_job_or_with_another_content_is_not_written_to(sweep
     assert len(sweep.reports()) == 3  # no job begins once the sweep is stopping
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_while_its_sweep_is_stopped_is_stopped(sweep):
     """Its processes may have been ended before it was."""
 

@@ -45,6 +45,7 @@ def report(number, pid, host=HERE):
     return JobReport(number, f"{number}_job", [], "running", 10, began=1.0, pid=pid, host=host)
 
 
+@pytest.mark.slow
 def test_jobs_on_this_machine_are_asked_once_and_waited_for(tmp_path):
     folder = SweepFolder(tmp_path)
     folder.report(report(7, os.getpid()))  # in this process: not by a signal

@@ -68,6 +68,7 @@ def completed(run, *words):
     (run / "summary.json").write_text(json.dumps(summary))
 
 
+@pytest.mark.slow
 def test_it_searches_chooses_logs_and_runs_and_again_resumes_and_skips(tmp_path, launched):
     completed(tmp_path / "runs" / "0", "local.lr=0.1", "schedule=constant")  # of another choice
     tune_in(tmp_path)

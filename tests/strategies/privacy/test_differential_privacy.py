@@ -159,6 +159,7 @@ def test_mean_and_count_share_the_noise_multiplier():
         CentralPrivacy(20, 1.2, AdaptiveNorm(), participation=0.5)
 
 
+@pytest.mark.slow
 def test_the_count_has_its_noise():
     moves = []
     for seed in range(150):

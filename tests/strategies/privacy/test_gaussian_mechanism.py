@@ -142,6 +142,7 @@ def test_rows_stay_probabilities_under_noise(clip):
     assert (emptied > 0) == (clip == 0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history", ["round", "all"])
 def test_a_class_that_nobody_holds_keeps_its_row_under_noise(history):
     mechanism, generator = GaussianMechanism(1.0, **SEEDED), torch.Generator().manual_seed(0)

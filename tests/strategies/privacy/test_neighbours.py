@@ -120,6 +120,7 @@ def test_one_client_moves_the_mean_by_what_the_accountant_assumes(sampler, gone)
     assert (steps - steps_of_rest).abs().tolist() == pytest.approx(moved)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", GONE)
 def test_update_and_payload_together_move_by_no_more(gone):
     """SCAFFOLD's (update, delta c) is one vector of norm C."""

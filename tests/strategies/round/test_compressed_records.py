@@ -139,6 +139,7 @@ def test_scaled_random_k_keeps_nothing(monkeypatch):
 # ---- down ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("down", "codec"), [("int8", Int8()), ("bfloat16", BFloat16())])
 def test_clients_train_from_what_was_sent_and_the_server_steps_from_its_own_x(down, codec):
     """One step: y_i - C(x) = -lr g_i(C(x)), with g_i(x) = X'(X x - t) / n by hand."""

@@ -77,6 +77,7 @@ def scaffold(**how):
     return SCAFFOLD(asynchronous=Asynchronous(buffer=2), aggregator=UniformMean(), **how)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [lambda **how: FedBuff(2, **how), FedAsync, scaffold])
 def test_replies_that_arrive_in_the_order_of_a_simulated_system_give_its_bits(method):
     system = LogNormal(sigma=1.5)
@@ -237,6 +238,7 @@ def mean_variate(strategy, stores) -> torch.Tensor:
     return total / SIZE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("times", [1, math.inf])
 @pytest.mark.parametrize("clock", ["waits", "simulated", "real"])
 def test_c_stays_the_mean_of_the_clients_after_a_loss_and_one_site_restarts_them_once(clock, times):

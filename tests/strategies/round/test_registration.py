@@ -24,6 +24,12 @@ from tests.strategies.round.test_round import run
 registration = "fedhet.strategies.round.registration"
 
 
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(f"{registration}._WAIT_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(f"{registration}._POLL_SECONDS", 0.02)
+
+
 def grid_of(*clients: int, size: int = 3, **hashes: str) -> InProcessGrid:
     grid = InProcessGrid({})
     for client in clients:

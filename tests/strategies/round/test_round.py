@@ -407,6 +407,7 @@ def test_partial_participation_restarts_every_client_once_and_drift_sums_restart
     assert closed_forms.distance(FedDyn(1.0, local_lr=0.05), 60, stores=stores(0)) < 1e-5
 
 
+@pytest.mark.slow
 def test_a_secure_sum_reports_a_lost_state():
     strategy = SCAFFOLD(local_lr=0.05, secure_aggregation=SecAggPlus(max_examples=50))
     three = [*closed_forms.clients(), closed_forms.clients()[0]]
