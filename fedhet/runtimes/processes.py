@@ -15,14 +15,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 import psutil
 
 NOTHING_LEFT = "stopped; nothing of it is left running"
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -41,6 +43,38 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
     """
     if _LIBC is not None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def signals_afterwards(explain: Callable[[], None]) -> Iterator[None]:
+    """Hold back what would end this process until the block has ended; a second signal is at once.
+
+    Args:
+        explain: says, at the first signal, what is waited for.
+    """
+    handlers = {number: signal.getsignal(number) for number in _ENDING}
+    came: list[int] = []
+
+    def restore() -> None:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        if len(came) > 1:
+            restore()
+            signal.raise_signal(number)
+        explain()
+
+    for number, handler in handlers.items():
+        if handler is not signal.SIG_IGN:
+            signal.signal(number, hold)
+    try:
+        yield
+    finally:
+        restore()
+    if came:
+        signal.raise_signal(came[0])
 
 
 def start_program(

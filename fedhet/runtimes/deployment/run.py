@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -34,6 +35,7 @@ from fedhet.runtimes.deployment.control_client import Control, RunStatus, Unreac
 from fedhet.runtimes.deployment.log_stream import LogStream, update_rows
 from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.flower_install import LaunchError
+from fedhet.runtimes.processes import signals_afterwards
 
 MODEL = "model.safetensors"
 _END_SECONDS = 15.0  # the SuperLink takes some seconds to end a completed run
@@ -56,6 +58,7 @@ class DeploymentRun:
         self._log: LogStream | None = None
         self._broken_since: float | None = None
         self._stopped = False  # by the launcher
+        self._in_doubt = False  # whether the SuperLink has the run
 
     def __enter__(self) -> Self:
         """Check that the SuperLink can be reached."""
@@ -131,7 +134,8 @@ class DeploymentRun:
     def interrupted(self) -> str:
         """Return what is left of the run after the user has stopped the launcher."""
         if self._record is None:
-            return "stopped; nothing was submitted"
+            doubt = f"stopped. {self._doubt()}"
+            return doubt if self._in_doubt else "stopped; nothing was submitted"
         if self._runtime.stop_on_interrupt:
             return f"stopped, and run {self._record.run_id} with it (runtime.stop_on_interrupt)"
         return f"stopped following; {self._how_to_follow()}"
@@ -145,11 +149,11 @@ class DeploymentRun:
                 f"this results_dir belongs to run {before.run_id}, which has another recipe: "
                 "resume it with its own recipe, or name another results_dir"
             )
-        status = self._control.status(before.run_id)
+        status = self._control.status(before.run_id) if before.run_id else None
         changed = before.values not in ("", fingerprint(recipe)["recipe"])
         longer = changed or int(recipe.rounds) != before.rounds
         if status is None:
-            if before.address != self._connection.address:
+            if before.run_id and before.address != self._connection.address:
                 raise LaunchError(
                     f"this results_dir belongs to run {before.run_id} of the SuperLink at "
                     f"{before.address}, which the one at {self._connection.address} does not know"
@@ -193,20 +197,33 @@ class DeploymentRun:
             log_begins=self._log_path.stat().st_size if self._log_path.exists() else 0,
         )
         record.write(self._folder)  # before the ServerApp looks for it
+        self._in_doubt = True
         words = [*overrides, f"results_dir={quoted(record.server_folder)}", _LOGGER]
         if before:  # its last run may have ended before it wrote anything: the ServerApp looks
             below = str(PurePosixPath(record.server_folder).parent)
             words.append(f"runtime.server_results={quoted(below)}")
-        try:
-            record = replace(record, run_id=self._control.start(words, travelling_code(recipe)))
-        except BaseException:
-            if before:  # leave the folder as it was
-                before.write(self._folder)
-            else:
-                (self._folder / RECORD_FILE).unlink()
-            raise
-        record.write(self._folder)
-        return record
+        with signals_afterwards(_say_that_it_waits):  # a run without its id cannot be stopped
+            try:
+                run_id = self._control.start(words, travelling_code(recipe))
+            except Unreachable as error:
+                raise LaunchError(f"{error}. {self._doubt()}") from None
+            except Exception:  # nothing was submitted: leave the folder as it was
+                self._in_doubt = False
+                if before:
+                    before.write(self._folder)
+                else:
+                    (self._folder / RECORD_FILE).unlink()
+                raise
+            self._record = replace(record, run_id=run_id)
+            self._record.write(self._folder)
+        return self._record
+
+    def _doubt(self) -> str:
+        """Return what to do about a submission that nobody has answered."""
+        return (
+            "The SuperLink may have the run: `flwr list` says so. Submit it again: the same "
+            f"command with resume=true results_dir={self._folder}"
+        )
 
     def _server_folder(self, recipe: DictConfig, token: str) -> str:
         """Return the folder that the ServerApp writes to: unique below runtime.server_results."""
@@ -232,7 +249,8 @@ class DeploymentRun:
         return self._record, self._log
 
     def _how_to_follow(self) -> str:
-        run_id = self._followed()[0].run_id
+        assert self._record is not None
+        run_id = self._record.run_id
         return (
             f"run {run_id} continues. Follow it again: the same command with resume=true "
             f"results_dir={self._folder}. Stop it: {self._how_to_stop(run_id)}"
@@ -310,6 +328,10 @@ class DeploymentRun:
                 f"runtime.fetch ({shlex.join(command)}) brought no {MODEL} with this run's "
                 f"parameters to {self._folder}; {again}"
             )
+
+
+def _say_that_it_waits() -> None:
+    print("waiting for the id of the submitted run; Ctrl-C again: do not wait", file=sys.stderr)
 
 
 def _fetch_command(text: object) -> list[str]:

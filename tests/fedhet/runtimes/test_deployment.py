@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -23,7 +24,7 @@ from fedhet.common.run_events import ROW, START, Event, decode, encode, new_key
 from fedhet.conf import compose_overrides, resume_fingerprint
 from fedhet.runtimes.deployment import run as run_module
 from fedhet.runtimes.deployment.connection import Connection, check_reachable, connection_of
-from fedhet.runtimes.deployment.control_client import RunStatus
+from fedhet.runtimes.deployment.control_client import RunStatus, Unreachable
 from fedhet.runtimes.deployment.log_stream import LogStream, RunEvents
 from fedhet.runtimes.deployment.run import DeploymentRun
 from fedhet.runtimes.deployment.run_record import RunRecord, read_record
@@ -424,6 +425,52 @@ def test_a_run_that_is_not_accepted_leaves_the_folder_unchanged(tmp_path):
     with pytest.raises(LaunchError, match="no"):
         submit(recipe(results_dir=str(tmp_path), rounds=5), tmp_path, control)
     assert read_record(tmp_path) == before
+
+
+def test_ctrl_c_while_a_run_is_submitted_waits_for_its_id(tmp_path, capsys):
+    def start(words: list[str], code: tuple[Path, ...]) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return 8
+
+    control = superlink()
+    control.start.side_effect = start
+    launched = recipe(**{"results_dir": str(tmp_path), "runtime.stop_on_interrupt": True})
+    run: Any = DeploymentRun(launched.runtime, tmp_path / "log.txt")
+    run._control, run._temporary = control, tmp_path / "temporary"
+    try:
+        run.submit(launched, [])
+    except KeyboardInterrupt as error:
+        run.__exit__(type(error))
+    assert read_record(tmp_path).run_id == 8
+    control.stop.assert_called_once_with(8)
+    assert "Ctrl-C again: do not wait" in capsys.readouterr().err
+    assert run.interrupted() == "stopped, and run 8 with it (runtime.stop_on_interrupt)"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize("ending", [Unreachable("flwr run got no answer for 120 s"), None])
+def test_a_submission_that_nobody_answers_is_in_doubt_and_can_be_repeated(ending, tmp_path):
+    def start(words: list[str], code: tuple[Path, ...]) -> int:
+        if ending is not None:
+            raise ending
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)  # the user does not wait
+        raise AssertionError
+
+    control = superlink()
+    control.start.side_effect = start
+    launched = recipe(results_dir=str(tmp_path))
+    run: Any = DeploymentRun(launched.runtime, tmp_path / "log.txt")
+    run._control = control
+    with pytest.raises((LaunchError, KeyboardInterrupt)) as raised:
+        run.submit(launched, [])
+    said = str(raised.value) if ending is not None else run.interrupted()
+    assert "The SuperLink may have the run: `flwr list` says so" in said
+    first = read_record(tmp_path)
+    control = superlink()
+    followed = submit(recipe(results_dir=str(tmp_path), resume=True), tmp_path, control)
+    assert (followed.token, followed.server_folder) == (first.token, first.server_folder)
+    assert (first.run_id, followed.run_id, control.status.called) == (0, 8, False)
 
 
 def test_a_sweep_resumes_a_job_whose_checkpoints_are_elsewhere(tmp_path):
