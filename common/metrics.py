@@ -184,13 +184,14 @@ def metric_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return each metric's last value, and its best one as ``best_<name>``; of classes, the last.
 
     Of the server's evaluation and of the clients' (``client_``), without accuracy and loss. A
-    metric that the last evaluation has no value of has no last one.
+    metric that the last evaluation has no value of has no last one: an older one is of another
+    model.
     """
     last: dict[str, float] = {}
     best: dict[str, float] = {}
     for row in rows:
-        evaluated = [prefix for prefix in ("", CLIENT) if f"{prefix}loss" in row]
-        last = {name: v for name, v in last.items() if evaluation_of(name) not in evaluated}
+        if "loss" in row or f"{CLIENT}loss" in row:
+            last = {}
         for name, value in row.items():
             if is_of_new_model(name) and value is not None:
                 last[name] = float(value)

@@ -15,6 +15,7 @@ import argparse
 import datetime
 import ipaddress
 import os
+import re
 import secrets
 import subprocess
 import sys
@@ -56,7 +57,9 @@ def main(words: Sequence[str] | None = None) -> None:
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     command = commands.add_parser("server", help="CA, server certificate, secret")
-    command.add_argument("hosts", nargs="+", help="names and addresses that sites use")
+    command.add_argument(
+        "hosts", nargs="+", type=host_alone, help="names and addresses that sites use"
+    )
     command.set_defaults(run=lambda o: make_server(Path("ca"), Path("server"), o.hosts))
     command = commands.add_parser("site", help="node key, secret")
     command.add_argument("name", help="of the site")
@@ -69,6 +72,18 @@ def main(words: Sequence[str] | None = None) -> None:
     command.set_defaults(run=lambda o: register(o.folder))
     options = parser.parse_args(words)
     options.run(options)
+
+
+def host_alone(text: str) -> str:
+    """Return a word of the command line that is a name or an address, without a port."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if re.fullmatch(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", text) is None:
+            raise argparse.ArgumentTypeError(
+                f"{text} must be a name or an address alone, as fl.example.org or 10.1.2.3"
+            ) from None
+    return text
 
 
 def make_federation(sites: int) -> None:
@@ -239,7 +254,7 @@ def register(folder: Path) -> None:
         if done.returncode == 0:
             print(f"{key.stem}: {said}")
         elif IN_USE in said.lower():
-            print(f"{key.stem}: is registered already")
+            print(f"{key.stem}: its key was registered before; unregistered nodes need new keys")
         else:
             sys.exit(f"{key.stem} could not be registered: {said}")
 

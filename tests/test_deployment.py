@@ -270,7 +270,7 @@ def test_strangers_are_refused_as_nodes_and_every_key_is_registered_once(federat
         assert found[name][0] == 1, name
         assert message in found[name][1], name
     before = {node["node-id"] for node in federation.nodes()}
-    assert federation.checked("register").count("is registered already") == len(SITES)
+    assert federation.checked("register").count("its key was registered before") == len(SITES)
     assert {node["node-id"] for node in federation.nodes()} == before
     assert {node["status"] for node in federation.nodes()} == {"online"}
     assert len(before) == len(SITES)

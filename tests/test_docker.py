@@ -235,6 +235,15 @@ def test_the_servers_certificate_is_renewed_by_the_same_ca(tmp_path, monkeypatch
     assert kept == {name: Path("server/keys", name).read_bytes() for name in kept}
 
 
+@pytest.mark.parametrize("host", ["fl.example.org:9092", "https://fl.example.org", "10.1.2.3:80"])
+def test_a_certificate_is_for_a_name_or_an_address_alone(host, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        keys.main(["server", host])
+    assert f"{host} must be a name or an address alone" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_sites_keys_are_made_once_and_belong_together(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys.main(["site", "north"])

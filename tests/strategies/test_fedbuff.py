@@ -274,6 +274,24 @@ def test_a_step_without_a_valid_reply_is_saved_like_any_other(tmp_path):
     assert torch.equal(found, strategy.server_sides["scaffold"].control_variate["head.weight"])
 
 
+def test_a_step_for_which_all_clients_were_tried_has_the_replies_of_those_that_finished():
+    """FedAvg of the finished alone is the same step, as all train from the same model."""
+    system = Constant(dropout=0.5)
+    stepping = FedAvg(
+        aggregator=UniformMean(), asynchronous=Asynchronous(buffer=SIZE), **slots(system)
+    )
+    found, reports = run(stepping, 4)
+    waits = FedAvg(aggregator=UniformMean(), **slots(system))
+    weight, expected = run(waits, 4)
+    assert [len(report.clients) for report in reports] == [0, *map(finishing, range(1, 5))]
+    assert [report.clients for report in reports] == [report.clients for report in expected]
+    assert torch.equal(found, weight)
+
+
+def finishing(round: int) -> int:
+    return sum(not Constant(dropout=0.5).drops_out(round, client) for client in range(SIZE))
+
+
 @pytest.mark.parametrize(
     ("method", "how", "said"),
     [
