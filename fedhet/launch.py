@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import hydra
@@ -29,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
 
+from fedhet import signals
 from fedhet.commands import reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import LOCK, only_writer, writable_folder
@@ -64,7 +63,6 @@ from fedhet.plot import can_plot, plot_run, warm_up
 from fedhet.progress import Display, closing_panel, round_display
 from fedhet.runtimes.flower_install import LaunchError, check_flower
 from fedhet.runtimes.local.early_server import EarlyServer
-from fedhet.runtimes.processes import NOTHING_LEFT
 from fedhet.runtimes.resources import check_machine
 from fedhet.runtimes.run_config import app_overrides
 from fedhet.runtimes.runtime import Runtime, runtime_for
@@ -78,7 +76,6 @@ _POLL_SECONDS = 0.02
 _LOCK = ".launcher.lock"
 _LAST_MOMENTS = 5.0  # seconds that a run which was just stopped may take to end
 _early: EarlyServer | None = None  # of this process: Hydra passes on nothing but the recipe
-_signalled: int | None = None  # the number of the signal that has come
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
 _STARTS = {  # what a runtime does first; the others import PyTorch before
     "flower": "starting Flower's SuperLink",
@@ -97,8 +94,8 @@ def main(early: EarlyServer | None = None) -> None:
     """Run the console command `fedhet`; ``early`` waits to serve a local run."""
     global _early
     _early = early
-    _handle_signals()
-    with reported_errors("fedhet"), _signals_first():
+    signals.handle_in_launcher()
+    with reported_errors("fedhet"), signals.signals_first():
         if {"-h", "--help"} & set(sys.argv[1:]):
             print_help(sys.argv[1:])
             return
@@ -137,8 +134,8 @@ def run(recipe: DictConfig) -> None:
     words = words_of(HydraConfig.get().overrides.task)
     console = Console()
     with_code = recipe.runtime.name in _WITH_CODE
-    with _signals_first():
-        _end_if_signalled()
+    with signals.signals_first():
+        signals.end_if_signalled()
         with console.status("importing PyTorch") if with_code else nullcontext():
             early = check_run(recipe, words, _early if with_code else None)
         if _early is not None and early is None:
@@ -268,7 +265,7 @@ def _watch(
     """
     begun = (results.folder / CONFIG).exists()  # of a run that is resumed
     while True:
-        _end_if_signalled()
+        signals.end_if_signalled()
         running = runtime.running()
         summary = results.summary()
         for row in results.new_rows():  # after the summary, so that the last round is among them
@@ -358,38 +355,6 @@ def _draw(results: ResultsFollower, title: str) -> str:
     except (OSError, RuntimeError, ValueError) as error:  # the run is done all the same
         return f"not drawn: {error}"
     return str(path)
-
-
-def _handle_signals() -> None:
-    signal.signal(signal.SIGINT, _on_signal)  # the shell lets background jobs ignore it
-    signal.signal(signal.SIGTERM, _on_signal)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # it is ignored under nohup
-        signal.signal(signal.SIGHUP, _on_signal)
-
-
-def _on_signal(number: int, frame: FrameType | None) -> None:
-    global _signalled
-    _signalled = number
-    session.stop()
-    _end_if_signalled()
-
-
-@contextmanager
-def _signals_first() -> Iterator[None]:
-    """Let no error hide a signal: libraries make errors of their own of what one raises in them."""
-    try:
-        yield
-    except Exception:
-        _end_if_signalled()
-        raise
-
-
-def _end_if_signalled() -> None:
-    """Raise what ends the launcher if a signal has come: Hydra may have swallowed it."""
-    if _signalled == signal.SIGINT:
-        raise KeyboardInterrupt(NOTHING_LEFT)
-    if _signalled is not None:
-        sys.exit(128 + _signalled)
 
 
 if __name__ == "__main__":

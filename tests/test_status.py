@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from omegaconf import OmegaConf
 
-from fedhet import launch
+from fedhet import launch, signals
 from fedhet.common import files
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.results import ResultsFolder, read_rows, read_summary, write_end
@@ -252,7 +252,7 @@ class Swallowing(Runtime):
     def submit(self, recipe, words):
         super().submit(recipe, words)
         with contextlib.suppress(BaseException):
-            launch._on_signal(self.how, None)
+            signals.end_launcher(self.how, None)
 
     def running(self):
         return True
@@ -260,12 +260,12 @@ class Swallowing(Runtime):
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_a_library_has_swallowed_ends_the_run(how, tmp_path, monkeypatch):
-    monkeypatch.setattr(launch, "_signalled", None)
+    monkeypatch.setattr(signals, "_came", None)
     ends = {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: SystemExit}[how]
     with pytest.raises(ends, match=r"its last words|143"):
         launched(tmp_path, monkeypatch, Swallowing(tmp_path, how))
     assert left_by(tmp_path)[0]["status"] == "stopped"
-    with pytest.raises(ends), launch._signals_first():
+    with pytest.raises(ends), signals.signals_first():
         raise ValueError("what a library makes of it")
 
 

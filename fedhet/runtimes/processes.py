@@ -24,7 +24,7 @@ from typing import IO
 import psutil
 
 NOTHING_LEFT = "stopped; nothing of it is left running"
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that end the launcher
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -52,7 +52,7 @@ def signals_afterwards(explain: Callable[[], None]) -> Iterator[None]:
     Args:
         explain: says, at the first signal, what is waited for.
     """
-    handlers = {number: signal.getsignal(number) for number in _ENDING}
+    handlers = {number: signal.getsignal(number) for number in ENDING}
     came: list[int] = []
 
     def restore() -> None:

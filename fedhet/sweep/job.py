@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 import traceback
@@ -17,12 +16,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, read_write
 
+from fedhet import signals
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import METRICS, figures_of
 from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, write_end
@@ -182,7 +181,8 @@ def _ending_politely(folder: SweepFolder) -> Iterator[None]:
     if session.active() or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _leave) for number in _SIGNALS}
+    signals.forget()
+    before = {number: signal.signal(number, signals.end_worker) for number in _SIGNALS}
     end_with_parent()  # an idle worker, too
     ended = threading.Event()
     threading.Thread(target=end_with_launcher, args=(folder, ended), daemon=True).start()
@@ -194,9 +194,3 @@ def _ending_politely(folder: SweepFolder) -> Iterator[None]:
             signal.signal(number, handler)
         if launcher_is_gone():
             os._exit(128 + signal.SIGTERM)  # nobody waits for the worker
-
-
-def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    for one in _SIGNALS:
-        signal.signal(one, signal.SIG_IGN)  # one is enough
-    sys.exit(128 + number)

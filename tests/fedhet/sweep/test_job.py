@@ -1,5 +1,6 @@
 """One job of a sweep, with a run that only pretends; test_session.py has whole sweeps."""
 
+import contextlib
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import setup_globals
 from omegaconf import open_dict
 
+from fedhet import signals
 from fedhet.common.results import read_summary, totals
 from fedhet.conf import fingerprint
 from fedhet.conf.schema import FIGURES
@@ -137,3 +139,17 @@ def test_a_worker_that_is_asked_to_end_cleans_up_first(sweep):
     assert (ended.value.code, cleaned) == (143, [True])
     assert sweep.reports()[0].status == "stopped"
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_worker_whose_signal_a_library_has_swallowed_ends_this_job_alone(sweep):
+    def run(recipe):
+        with contextlib.suppress(BaseException):
+            os.kill(os.getpid(), signal.SIGTERM)
+            signal.sigtimedwait([], 5.0)
+        signals.end_if_signalled()
+        raise AssertionError
+
+    with pytest.raises(SystemExit):
+        run_job(job_of(sweep, 0), run)
+    run_job(job_of(sweep, 1), lambda recipe: signals.end_if_signalled())
+    assert [job.status for job in sweep.reports()] == ["stopped", "completed"]
