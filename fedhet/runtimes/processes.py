@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,9 +50,14 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
 def signals_afterwards(explain: Callable[[], None]) -> Iterator[None]:
     """Hold back what would end this process until the block has ended; a second signal is at once.
 
+    Only the main thread can.
+
     Args:
         explain: says, at the first signal, what is waited for.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     handlers = {number: signal.getsignal(number) for number in ENDING}
     came: list[int] = []
 

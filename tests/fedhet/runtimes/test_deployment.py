@@ -473,6 +473,17 @@ def test_a_submission_that_nobody_answers_is_in_doubt_and_can_be_repeated(ending
     assert (first.run_id, followed.run_id, control.status.called) == (0, 8, False)
 
 
+def test_a_run_can_be_submitted_from_any_thread(tmp_path):
+    followed: list[RunRecord] = []
+    launched = recipe(results_dir=str(tmp_path))
+    other = threading.Thread(
+        target=lambda: followed.append(submit(launched, tmp_path, superlink()))
+    )
+    other.start()
+    other.join()
+    assert [record.run_id for record in followed] == [8]
+
+
 def test_a_sweep_resumes_a_job_whose_checkpoints_are_elsewhere(tmp_path):
     RunRecord("t", 7, "/srv/x", "s:1", resume_fingerprint(recipe()), 3, 0).write(tmp_path)
     assert plan_for(tmp_path, recipe()) is Plan.CONTINUE
