@@ -20,7 +20,7 @@ from fedhet.conf import compose, method_name, overrides_of
 from fedhet.server_app.assembly import check_parts, check_words
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
 from fedhet.server_app.columns import fitted_columns, stored_columns
-from fedhet.server_app.polling_grid import with_fast_polling
+from fedhet.server_app.polling_grid import fast_polling
 from fedhet.server_app.run import STATES, Run, log_write_errors, write_error
 from fedhet.tasks import Functions
 
@@ -49,8 +49,8 @@ def run_recipe(
     check_parts(recipe)
     check_words(recipe, words, functions)
     folder = results_folder(recipe)
-    with only_writer(folder, _PATIENCE):
-        _run_in(folder, recipe, with_fast_polling(grid), functions)
+    with only_writer(folder, _PATIENCE), fast_polling(grid):
+        _run_in(folder, recipe, grid, functions)
     return folder
 
 

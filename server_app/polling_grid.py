@@ -11,12 +11,14 @@ import math
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from types import ModuleType
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fedhet.server_app.arriving_replies import ArrivingReplies
 from fedhet.strategies.round.polling import pause
 
 _SIMULATION_SECONDS = 0.02
@@ -24,14 +26,21 @@ _SIMULATION_SECONDS = 0.02
 _ARRAY_SECONDS = {"initial_backoff": 0.1, "backoff_cap": 1.0, "max_tries_per_object": None}
 
 
-def with_fast_polling(grid: Grid) -> Grid:
-    """Make a Grid of Flower's notice replies sooner; return any grid."""
+@contextmanager
+def fast_polling(grid: Grid) -> Iterator[None]:
+    """Let a Grid of Flower's notice replies sooner, and none wait for another's arrays."""
     if hasattr(grid, "pull_interval"):  # of a simulation
         grid.pull_interval = _SIMULATION_SECONDS
     elif type(grid).__module__.startswith("flwr."):
         grid.send_and_receive = partial(send_and_receive, grid)  # type: ignore[method-assign]
         _notice_arrays(sys.modules.get(type(grid).__module__))
-    return grid
+        if hasattr(type(grid), "_runtime_client"):
+            replies = ArrivingReplies(grid)
+            grid.pull_messages = replies.pull_messages  # type: ignore[method-assign]
+            with closing(replies):
+                yield
+            return
+    yield
 
 
 def _notice_arrays(module: ModuleType | None) -> None:

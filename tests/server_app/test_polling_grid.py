@@ -6,7 +6,7 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from fedhet.server_app import polling_grid
-from fedhet.server_app.polling_grid import with_fast_polling
+from fedhet.server_app.polling_grid import fast_polling
 from tests.federation import InProcessGrid
 
 
@@ -36,8 +36,9 @@ def ask(monkeypatch, seconds: dict[int, float], timeout: float | None = None):
     slow = SlowGrid(seconds)
     monkeypatch.setattr(polling_grid, "time", slow)
     messages = [Message(RecordDict(), node, "train") for node in seconds]
-    replies = with_fast_polling(slow).send_and_receive(messages, timeout=timeout)
-    return [reply.metadata.src_node_id for reply in replies], slow.now, slow.pulls
+    with fast_polling(slow):
+        replies = slow.send_and_receive(messages, timeout=timeout)
+        return [reply.metadata.src_node_id for reply in replies], slow.now, slow.pulls
 
 
 @pytest.mark.parametrize("seconds", [0.05, 7.3, 3600.0])
@@ -55,10 +56,11 @@ def test_a_reply_is_handed_on_before_the_next_one_arrives(monkeypatch):
     slow = SlowGrid({5: 0.0, 6: 7.3})
     monkeypatch.setattr(polling_grid, "time", slow)
     messages = [Message(RecordDict(), node, "train") for node in slow.seconds]
-    replies = iter(with_fast_polling(slow).send_and_receive(messages))
-    assert len(slow.asked) == 2  # both are sent before the first reply is asked for
-    assert (next(replies).metadata.src_node_id, slow.now) == (5, 0.0)
-    assert next(replies).metadata.src_node_id == 6
+    with fast_polling(slow):
+        replies = iter(slow.send_and_receive(messages))
+        assert len(slow.asked) == 2  # both are sent before the first reply is asked for
+        assert (next(replies).metadata.src_node_id, slow.now) == (5, 0.0)
+        assert next(replies).metadata.src_node_id == 6
     assert slow.now >= 7.3
 
 
@@ -83,13 +85,15 @@ def test_an_array_that_arrives_after_its_reply_is_noticed_soon(monkeypatch):
             raise ObjectUnavailableError(object_id)
         return b"an array"
 
-    with_fast_polling(SlowGrid({}))
-    assert http_grid.pull_objects(["one"], pull) == {"one": b"an array"}
+    with fast_polling(SlowGrid({})):
+        assert http_grid.pull_objects(["one"], pull) == {"one": b"an array"}
     assert len(looks) == 4  # after 0.1, 0.3 and 0.7 s
     assert looks[-1] < 0.95  # Flower's own looks again after 1 s
 
 
 def test_only_flowers_own_grids_are_changed():
-    assert "send_and_receive" not in vars(with_fast_polling(InProcessGrid({})))
+    ours = InProcessGrid({})
     simulated = type("InMemoryGrid", (InProcessGrid,), {"pull_interval": 0.1})({})
-    assert with_fast_polling(simulated).pull_interval == 0.02
+    with fast_polling(ours), fast_polling(simulated):
+        assert "send_and_receive" not in vars(ours)
+        assert simulated.pull_interval == 0.02

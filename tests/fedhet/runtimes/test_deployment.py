@@ -427,6 +427,15 @@ def test_a_run_that_is_not_accepted_leaves_the_folder_unchanged(tmp_path):
     assert read_record(tmp_path) == before
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C interrupt: in the background a shell makes processes that ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_a_run_is_submitted_waits_for_its_id(tmp_path, capsys):
     def start(words: list[str], code: tuple[Path, ...]) -> int:
         signal.raise_signal(signal.SIGINT)
@@ -448,6 +457,7 @@ def test_ctrl_c_while_a_run_is_submitted_waits_for_its_id(tmp_path, capsys):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("ending", [Unreachable("flwr run got no answer for 120 s"), None])
 def test_a_submission_that_nobody_answers_is_in_doubt_and_can_be_repeated(ending, tmp_path):
     def start(words: list[str], code: tuple[Path, ...]) -> int:

@@ -1,0 +1,128 @@
+"""Pulls every reply that a Flower grid announces by itself, in a thread.
+
+A reply is announced before its arrays are there. Flower waits for them in the place where it asks
+for replies, one after the other. So a site with a slow line, or one that vanished while it sent,
+would keep the others' replies waiting, for as long as the SuperLink gives it (three minutes).
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterable
+from concurrent.futures import Future, wait
+from typing import Any
+
+from flwr.app import Message
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+
+_SECONDS = 0.1  # for what is there already; the caller looks again
+_AT_ONCE = threading.BoundedSemaphore(32)  # each holds a reply in memory
+
+
+class ArrivingReplies:
+    """Asks a grid for replies, and pulls them.
+
+    Args:
+        grid: Flower's HttpGrid. Copies of it, with a client that answers as this needs, do the
+            work, with Flower's own code.
+    """
+
+    def __init__(self, grid: Any) -> None:
+        self._grid = grid
+        self._pulls: dict[str, _Pull] = {}  # by the id of the message that is answered
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Return the whole replies to these messages; do not wait for those that are on their way.
+
+        A reply to a message that is not asked about any more is given up.
+        """
+        asked = set(message_ids)
+        self._give_up(self._pulls.keys() - asked)
+        if new := asked - self._pulls.keys():
+            client = _Announcing(self._grid._runtime_client)
+            _pull(self._grid, client, new)
+            self._pulls |= {pull.answers: pull for pull in client.announced(self._grid)}
+        wait([pull.reply for pull in self._pulls.values()], timeout=_SECONDS)
+        done = [answers for answers, pull in self._pulls.items() if pull.reply.done()]
+        return [message for one in done for message in self._pulls.pop(one).reply.result()]
+
+    def close(self) -> None:
+        """Give up what is on its way."""
+        self._give_up(set(self._pulls))
+
+    def _give_up(self, answers: Iterable[str]) -> None:
+        for one in list(answers):
+            self._pulls.pop(one).client.given_up = True
+
+
+class _Pull:
+    """One reply on its way, in a thread that nobody waits for."""
+
+    def __init__(self, grid: Any, announcement: Any) -> None:
+        self.answers = str(announcement.messages_list[0].metadata.reply_to_message_id)
+        self.client = _OneReply(grid._runtime_client, announcement)
+        self.reply: Future[list[Message]] = Future()
+        threading.Thread(target=self._run, args=(grid,), daemon=True).start()
+
+    def _run(self, grid: Any) -> None:
+        try:
+            with _AT_ONCE:
+                self.reply.set_result(_pull(grid, self.client, ()))
+        except BaseException as error:
+            self.reply.set_exception(error)
+
+
+class _Client:
+    """A grid's client, with answers of its own to some requests."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+
+class _Announcing(_Client):
+    """Keeps what the SuperLink announces, and says that it is nothing."""
+
+    announcement: Any = None
+
+    def PullMessages(self, request: Any) -> Any:
+        self.announcement = self._client.PullMessages(request)
+        return type(self.announcement)()
+
+    def announced(self, grid: Any) -> list[_Pull]:
+        """Begin to pull each of the replies; none if the SuperLink could not be asked."""
+        found = self.announcement
+        if found is None:
+            return []
+        pairs = zip(found.messages_list, found.message_object_trees, strict=True)
+        return [
+            _Pull(grid, type(found)(messages_list=[message], message_object_trees=[tree]))
+            for message, tree in pairs
+        ]
+
+
+class _OneReply(_Client):
+    """Announces one reply, and pulls its arrays until it is given up."""
+
+    given_up = False
+
+    def __init__(self, client: Any, announcement: Any) -> None:
+        super().__init__(client)
+        self._announcement = announcement
+
+    def PullMessages(self, request: Any) -> Any:
+        return self._announcement
+
+    def PullObject(self, request: Any) -> Any:
+        if self.given_up:
+            raise ObjectPullError(request.object_id, "it is not waited for any more")
+        return self._client.PullObject(request)
+
+
+def _pull(grid: Any, client: _Client, message_ids: Iterable[str]) -> list[Message]:
+    one = copy.copy(grid)
+    one._client = client
+    return list(type(grid).pull_messages(one, message_ids))

@@ -1,0 +1,127 @@
+"""Replies of a real HttpGrid, whose SuperLink is in this process and has not got all arrays yet."""
+
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from flwr.app import ConfigRecord, Message, Metadata, RecordDict
+from flwr.app.message import make_message, remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.proto.message_pb2 import PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.supercore.run import Run
+from flwr.superlink.grid.http_grid import HttpGrid
+
+from fedhet.server_app.polling_grid import fast_polling
+
+
+class SuperLink:
+    """The client of a SuperLink that announces the reply of every node; some are still uploaded."""
+
+    def __init__(self, uploading: set[int]) -> None:
+        replies = {f"to {node}": reply_of(node) for node in range(4)}
+        self.announced = {
+            one: (message_to_proto(remove_content_from_message(reply)), get_object_tree(reply))
+            for one, reply in replies.items()
+        }
+        self.objects: dict[str, bytes] = {}
+        self.missing: set[str] = set()
+        for node, reply in enumerate(replies.values()):
+            found = {name: one.deflate() for name, one in get_all_nested_objects(reply).items()}
+            self.objects |= found
+            self.missing |= found.keys() if node in uploading else set()
+        self.confirmed: list[str] = []
+        self.looks = 0
+
+    def PullMessages(self, request):
+        found = [self.announced.pop(one) for one in request.message_ids if one in self.announced]
+        messages, trees = zip(*found, strict=True) if found else ((), ())
+        return PullAppMessagesResponse(messages_list=messages, message_object_trees=trees)
+
+    def PullObject(self, request):
+        self.looks += 1
+        content = self.objects[request.object_id]
+        there = request.object_id not in self.missing
+        return PullObjectResponse(object_found=True, object_available=there, object_content=content)
+
+    def ConfirmMessageReceived(self, request):
+        self.confirmed.append(request.message_object_id)
+
+
+def reply_of(node: int) -> Message:
+    about = Metadata(1, "", node, 1, f"to {node}", "", 1.0, 9.0, "train")
+    content = RecordDict({"config": ConfigRecord({"node": node})})
+    message = make_message(about, content)
+    message.metadata.__dict__["_message_id"] = message.object_id
+    return message
+
+
+@pytest.fixture
+def connected():
+    def make(*uploading: int) -> tuple[HttpGrid, SuperLink]:
+        grid, superlink = HttpGrid(token="t"), SuperLink(set(uploading))
+        grid.set_run(Run.create_empty(1))
+        grid._client = superlink
+        return grid, superlink
+
+    return make
+
+
+def pulled(grid: HttpGrid, nodes: set[int]) -> dict[int, object]:
+    """Return what nodes have replied, by node; errors have no content."""
+    found = grid.pull_messages({f"to {node}" for node in nodes})
+    return {
+        int(reply.metadata.reply_to_message_id.removeprefix("to ")): (
+            None if reply.has_error() else reply.content["config"]["node"]
+        )
+        for reply in found
+    }
+
+
+def test_a_reply_whose_arrays_are_on_their_way_keeps_no_other(connected):
+    grid, superlink = connected(2)
+    began = time.monotonic()
+    with fast_polling(grid):
+        assert pulled(grid, {0, 1, 2, 3}) == {0: 0, 1: 1, 3: 3}
+        assert pulled(grid, {2}) == {}
+        assert time.monotonic() - began < 5.0  # Flower's own grid waits until they are there
+        assert len(superlink.confirmed) == 3
+        superlink.missing.clear()
+        while not (late := pulled(grid, {2})):
+            assert time.monotonic() - began < 20.0
+        assert late == {2: 2}
+        assert len(superlink.confirmed) == 4
+        assert pulled(grid, {2}) == {}  # once
+
+
+@pytest.mark.parametrize("how", ["not asked for any more", "the run has ended"])
+def test_a_reply_that_nobody_waits_for_is_given_up(how, connected):
+    grid, superlink = connected(2)
+    before = set(threading.enumerate())
+    with suppress(KeyError), fast_polling(grid):
+        assert pulled(grid, {0, 2}) == {0: 0}
+        assert pulled(grid, {3} if how == "not asked for any more" else {2, 3}) == {3: 3}
+        if how == "the run has ended":
+            raise KeyError
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5.0)
+    looks = superlink.looks
+    time.sleep(0.2)
+    assert superlink.looks == looks  # the process can end
+    assert len(superlink.confirmed) == 2
+
+
+def test_an_upload_that_the_superlink_has_given_up_is_an_error(connected):
+    grid, superlink = connected()
+    gone = superlink.PullObject
+
+    def pull(request):
+        found = gone(request)
+        return PullObjectResponse() if b"never" in found.object_content else found
+
+    superlink.PullObject = pull
+    superlink.objects = dict.fromkeys(superlink.objects, b"never")
+    with fast_polling(grid):
+        assert pulled(grid, {1}) == {1: None}
