@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
-_SECONDS = 0.1  # for what is there already; the caller looks again
+_SECONDS = 0.1  # for what is there already
+_LONGEST_SECONDS = 1.0  # for the first of what is on its way; the caller looks again
 _AT_ONCE = threading.BoundedSemaphore(32)  # each holds a reply in memory
 
 
@@ -33,7 +34,7 @@ class ArrivingReplies:
         self._pulls: dict[str, _Pull] = {}  # by the id of the message that is answered
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return the whole replies to these messages; do not wait for those that are on their way.
+        """Return the whole replies to these messages; wait a second at most for those on their way.
 
         A reply to a message that is not asked about any more is given up.
         """
@@ -43,7 +44,9 @@ class ArrivingReplies:
             client = _Announcing(self._grid._runtime_client)
             _pull(self._grid, client, new)
             self._pulls |= {pull.answers: pull for pull in client.announced(self._grid)}
-        wait([pull.reply for pull in self._pulls.values()], timeout=_SECONDS)
+        whole, arriving = wait([pull.reply for pull in self._pulls.values()], timeout=_SECONDS)
+        if arriving and not whole:
+            wait(arriving, timeout=_LONGEST_SECONDS, return_when=FIRST_COMPLETED)
         done = [answers for answers, pull in self._pulls.items() if pull.reply.done()]
         return [message for one in done for message in self._pulls.pop(one).reply.result()]
 
