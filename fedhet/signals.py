@@ -16,6 +16,7 @@ from typing import NoReturn
 from fedhet.runtimes.processes import ENDING, NOTHING_LEFT
 from fedhet.sweep import session
 
+OF_WORKER = (signal.SIGINT, signal.SIGTERM)  # what end_worker handles
 _came: int | None = None  # the number of the signal that has come
 
 
@@ -37,7 +38,7 @@ def end_launcher(number: int, frame: FrameType | None) -> None:
 def end_worker(number: int, frame: FrameType | None) -> NoReturn:
     """Handle a signal in a sweep's worker process: once, however many there are."""
     global _came
-    for one in (signal.SIGINT, signal.SIGTERM):
+    for one in OF_WORKER:
         signal.signal(one, signal.SIG_IGN)
     _came = signal.SIGTERM  # as silent as that, also if Ctrl-C has reached it
     sys.exit(128 + number)

@@ -42,8 +42,10 @@ class ArrivingReplies:
         self._give_up(self._pulls.keys() - asked)
         if new := asked - self._pulls.keys():
             client = _Announcing(self._grid._runtime_client)
-            _pull(self._grid, client, new)
-            self._pulls |= {pull.answers: pull for pull in client.announced(self._grid)}
+            _messages(self._grid, client, new)
+            for one in client.announcements():
+                answered = one.messages_list[0].metadata.reply_to_message_id
+                self._pulls[answered] = _Pull(self._grid, one)
         whole, arriving = wait([pull.reply for pull in self._pulls.values()], timeout=_SECONDS)
         if arriving and not whole:
             wait(arriving, timeout=_LONGEST_SECONDS, return_when=FIRST_COMPLETED)
@@ -63,7 +65,6 @@ class _Pull:
     """One reply on its way, in a thread that nobody waits for."""
 
     def __init__(self, grid: Any, announcement: Any) -> None:
-        self.answers = str(announcement.messages_list[0].metadata.reply_to_message_id)
         self.client = _OneReply(grid._runtime_client, announcement)
         self.reply: Future[list[Message]] = Future()
         threading.Thread(target=self._run, args=(grid,), daemon=True).start()
@@ -71,7 +72,7 @@ class _Pull:
     def _run(self, grid: Any) -> None:
         try:
             with _AT_ONCE:
-                self.reply.set_result(_pull(grid, self.client, ()))
+                self.reply.set_result(_messages(grid, self.client, ()))
         except BaseException as error:
             self.reply.set_exception(error)
 
@@ -95,14 +96,14 @@ class _Announcing(_Client):
         self.announcement = self._client.PullMessages(request)
         return type(self.announcement)()
 
-    def announced(self, grid: Any) -> list[_Pull]:
-        """Begin to pull each of the replies; none if the SuperLink could not be asked."""
+    def announcements(self) -> list[Any]:
+        """Return one of each reply; none if the SuperLink could not be asked."""
         found = self.announcement
         if found is None:
             return []
         pairs = zip(found.messages_list, found.message_object_trees, strict=True)
         return [
-            _Pull(grid, type(found)(messages_list=[message], message_object_trees=[tree]))
+            type(found)(messages_list=[message], message_object_trees=[tree])
             for message, tree in pairs
         ]
 
@@ -125,7 +126,8 @@ class _OneReply(_Client):
         return self._client.PullObject(request)
 
 
-def _pull(grid: Any, client: _Client, message_ids: Iterable[str]) -> list[Message]:
+def _messages(grid: Any, client: _Client, message_ids: Iterable[str]) -> list[Message]:
+    """Return what Flower's own code pulls through another client."""
     one = copy.copy(grid)
     one._client = client
     return list(type(grid).pull_messages(one, message_ids))

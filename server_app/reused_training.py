@@ -13,15 +13,13 @@ from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf import build_part, config_yaml
 from fedhet.strategies.attacks.attack import Attack
 from fedhet.strategies.base import ClientSide
+from fedhet.strategies.components.compression import DOWN, UP
 from fedhet.strategies.round.checks import sides_with
 from fedhet.strategies.round.client_snapshots import FILE
 
 KEY = "local.reuse_training"
-_TRAINING = (
-    *("seed", "clients", "task", "partition", "local"),
-    *("strategy.phases", "strategy.compression.down"),
-)
-_SIDES, _UP = "strategy.client_sides", "strategy.compression.up"
+_TRAINING = ("seed", "clients", "task", "partition", "local", "strategy.phases", DOWN)
+_SIDES = "strategy.client_sides"
 _HOOKS = ("begin", "penalty", "correct")  # those that act in training
 # the folder of the examples, and values that a composed recipe lacks
 _ASIDE = ("task.path", "task.classifier_tensors", KEY)
@@ -82,10 +80,11 @@ def _training(recipe: DictConfig) -> dict[str, Any]:
 
 def _changed_on_their_way(recipe: DictConfig) -> list[str]:
     """Return the keys of what changes a trained model before it arrives at the server."""
-    changing = [f"{_SIDES}.{name}" for name in sides_with("upload", _client_sides(recipe))]
-    attack = _attack(recipe)
-    changing += ["attack"] if attack and sides_with("upload", {"attack": attack}) else []
-    return [*changing, _UP] if OmegaConf.select(recipe, _UP) else changing
+    sides = {f"{_SIDES}.{name}": side for name, side in _client_sides(recipe).items()}
+    if (attack := _attack(recipe)) is not None:
+        sides["attack"] = attack
+    changing = sides_with("upload", sides)
+    return [*changing, UP] if OmegaConf.select(recipe, UP) else changing
 
 
 def _client_sides(recipe: DictConfig) -> dict[str, ClientSide]:

@@ -79,8 +79,8 @@ def signals_afterwards(explain: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         restore()
-    if came:
-        signal.raise_signal(came[0])
+        if len(came) == 1:  # also if the block has failed
+            signal.raise_signal(came[0])
 
 
 def start_program(

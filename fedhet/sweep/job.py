@@ -34,8 +34,6 @@ from fedhet.sweep.resume import Plan, make_ready, plan_for, read_summary_or_empt
 from fedhet.sweep.shutdown import end_with_launcher, launcher_is_gone
 from fedhet.sweep.sweep_folder import JobReport, Sweep, SweepFolder
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
 Run = Callable[[DictConfig], object]
 
 
@@ -181,8 +179,7 @@ def _ending_politely(folder: SweepFolder) -> Iterator[None]:
     if session.active() or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signals.forget()
-    before = {number: signal.signal(number, signals.end_worker) for number in _SIGNALS}
+    before = {number: signal.signal(number, signals.end_worker) for number in signals.OF_WORKER}
     end_with_parent()  # an idle worker, too
     ended = threading.Event()
     threading.Thread(target=end_with_launcher, args=(folder, ended), daemon=True).start()
@@ -190,6 +187,7 @@ def _ending_politely(folder: SweepFolder) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        signals.forget()
         for number, handler in before.items():
             signal.signal(number, handler)
         if launcher_is_gone():

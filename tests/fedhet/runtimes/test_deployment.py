@@ -483,6 +483,25 @@ def test_a_submission_that_nobody_answers_is_in_doubt_and_can_be_repeated(ending
     assert (first.run_id, followed.run_id, control.status.called) == (0, 8, False)
 
 
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_ends_the_launcher_also_where_the_run_is_then_not_accepted(tmp_path):
+    """In a sweep the next job would begin else."""
+
+    def start(words: list[str], code: tuple[Path, ...]) -> int:
+        signal.raise_signal(signal.SIGINT)
+        raise LaunchError("no")
+
+    control = superlink()
+    control.start.side_effect = start
+    launched = recipe(results_dir=str(tmp_path))
+    run: Any = DeploymentRun(launched.runtime, tmp_path / "log.txt")
+    run._control = control
+    with pytest.raises(KeyboardInterrupt):
+        run.submit(launched, [])
+    assert run.interrupted() == "stopped; nothing was submitted"
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_run_can_be_submitted_from_any_thread(tmp_path):
     followed: list[RunRecord] = []
     launched = recipe(results_dir=str(tmp_path))
