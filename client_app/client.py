@@ -371,12 +371,22 @@ class FederatedClient(NumPyClient):
             )
             scores |= {"personal-test-loss": loss, "personal-test-accuracy": accuracy}
             scores |= self._measured("personal-test-")
-            held = torch.tensor(self.data.class_counts(), dtype=by_class.dtype)
-            held[by_class.isnan()] = 0.0
-            if held.sum() > 0:
-                matched = float((held * by_class.nan_to_num()).sum() / held.sum())
-                scores.setdefault("personal-accuracy", matched)
+            for name, value in self._weighted_as_held(by_class).items():
+                scores.setdefault(name, value)
         return scores
+
+    def _weighted_as_held(self, by_class: Tensor) -> dict[str, Scalar]:
+        """Return "personal-accuracy" by the classes this client holds; none if none has examples.
+
+        That is so of examples with several labels each.
+        """
+        if by_class.isnan().all():
+            return {}
+        held = torch.tensor(self.data.class_counts(), dtype=by_class.dtype)
+        held[by_class.isnan()] = 0.0
+        if held.sum() == 0:
+            return {}
+        return {"personal-accuracy": float((held * by_class.nan_to_num()).sum() / held.sum())}
 
     def _finetune(self, state: ClientState, round: int, lr: float, epochs: int) -> None:
         options = replace(self.options, epochs=epochs, steps=None, phases=())

@@ -97,6 +97,14 @@ def last_error(path: Path) -> str:
     return re.sub(r"^fedhet\.[\w.]+: ", "", message).strip()
 
 
+def expanded(path: str, key: str) -> Path:
+    """Return a path with the home folder in place of ``~``; ``key`` is that of the recipe."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{key}={path}: there is no such user, or no home folder") from None
+
+
 def writable_folder(folder: Path) -> Path:
     """Make a folder, if it is not there, and return it.
 

@@ -186,13 +186,19 @@ class ResultsFollower:
         with self.metrics_path.open("rb") as file:
             file.seek(self._read)
             complete = file.read().rpartition(b"\n")[0]
-        rows = _parse_lines(complete.decode())
+        rows = self._parsed(complete)
         self._read += len(complete) + 1 if complete else 0
         before = -1 if replaced else self._last_round
         newest = max((int(row["round"]) for row in rows), default=before)
         since = min(self._last_round, newest) if replaced else -1
         self._last_round = newest
         return [row for row in rows if int(row["round"]) > since]
+
+    def _parsed(self, lines: bytes) -> list[Row]:
+        try:
+            return _parse_lines(lines.decode())
+        except (ValueError, RecursionError) as error:
+            raise DamagedFileError(f"{self.metrics_path} is damaged: {error}") from None
 
     def summary(self) -> Mapping[str, Any]:
         """Return summary.json, empty as long as there is no new one."""
@@ -233,9 +239,14 @@ def rows_sha256(rows: Iterable[Row]) -> str:
     return str(_digest_of(rows).hexdigest())
 
 
+def fits_rows(summary: Mapping[str, Any], rows: Iterable[Row]) -> bool:
+    """Return whether a summary.json is of these rows, or does not say of which it is."""
+    return summary.get("metrics_sha256") in (None, rows_sha256(rows))
+
+
 def check_rows(path: Path, rows: list[Row], summary: Mapping[str, Any]) -> None:
     """Raise a DamagedFileError if metrics.jsonl is not the one of summary.json."""
-    if summary.get("metrics_sha256") not in (None, rows_sha256(rows)):
+    if not fits_rows(summary, rows):
         raise DamagedFileError(f"{path} is damaged or of another run: {SUMMARY} has another hash")
 
 
@@ -304,7 +315,7 @@ def write_end(folder: Path, about: Mapping[str, Any], status: str, error: str) -
     metrics = folder / METRICS
     rows = read_rows(metrics) if metrics.exists() else []
     with suppress(OSError, DamagedFileError):
-        if read_summary(folder).get("metrics_sha256") in (None, rows_sha256(rows)):
+        if fits_rows(read_summary(folder), rows):
             return
     summary = {"format": FORMAT, **about, **totals(rows), "status": status}
     summary["metrics_sha256"] = rows_sha256(rows)

@@ -12,6 +12,7 @@ from fedhet.conf.schema import FIGURES
 
 _RECEIVED = "received_"
 _SUMMED = ("accuracy", "loss")  # what a secure sum has of metrics
+_LOCAL = "strategy/differential_privacy=local"
 
 
 def check_metrics(values: Mapping[str, Any]) -> None:
@@ -25,9 +26,9 @@ def check_metrics(values: Mapping[str, Any]) -> None:
             "as evaluation.metrics=[accuracy]"
         )
     sent = _sent(values["strategy"], names)
-    if not sent and values["evaluation"]["model"] == "clients":
+    if not sent and (model := values["evaluation"]["model"]) != "global":
         raise ConfigError(
-            "evaluation.model=clients: under strategy/differential_privacy=local clients send no "
+            f"evaluation.model={model}: under strategy/differential_privacy=local clients send no "
             "metrics of their models; set evaluation.model=global"
         )
     measured = _measured(values["evaluation"], sent)
@@ -64,10 +65,18 @@ def _require(key: str, value: str, allowed: Iterable[str], more: str = "") -> No
 
 def _sent(strategy: Mapping[str, Any], metrics: Sequence[str]) -> list[str]:
     """Return which of the recipe's ``metrics`` clients send with their replies."""
+    hidden = hides_scores(strategy)
+    if hidden == _LOCAL:
+        return []
+    return list(_SUMMED if hidden else _with_summed(metrics))
+
+
+def hides_scores(strategy: Mapping[str, Any]) -> str | None:
+    """Return what keeps a single client's scores from the server, as a word; None: nothing."""
     side = strategy["client_sides"].get("differential_privacy") or {}
     if str(side.get("_target_")).endswith(".LocalPrivacyClient"):
-        return []
-    return list(_SUMMED if strategy.get("secure_aggregation") else _with_summed(metrics))
+        return _LOCAL
+    return "strategy/secure_aggregation" if strategy.get("secure_aggregation") else None
 
 
 def _with_summed(metrics: Sequence[str]) -> list[str]:

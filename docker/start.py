@@ -116,10 +116,16 @@ def end_process(died: threading.ExceptHookArgs) -> None:
 def fill_in(words: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """Return the words with every ${NAME} replaced; none may be missing or empty."""
     known = {name: value for name, value in environment.items() if value}
+    return [_fill_in(word, known) for word in words]
+
+
+def _fill_in(word: str, known: Mapping[str, str]) -> str:
     try:
-        return [Template(word).substitute(known) for word in words]
+        return Template(word).substitute(known)
     except KeyError as missing:
         raise Refused(f"{missing.args[0]} is not set: set it in .env or the environment") from None
+    except ValueError:
+        raise Refused(f"{word!r} has a $ that starts no name: write $$ for a dollar sign") from None
 
 
 def check(command: Sequence[str], environment: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 from omegaconf import DictConfig
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import only_writer, remove_unfinished, writable_folder
+from fedhet.common.files import expanded, only_writer, remove_unfinished, writable_folder
 from fedhet.common.results import CONFIG, METRICS, SUMMARY, ResultsFolder, is_completed
 from fedhet.conf import compose, method_name, overrides_of
 from fedhet.server_app.assembly import check_parts, check_words
@@ -72,7 +72,7 @@ def _run_in(folder: Path, recipe: DictConfig, grid: Grid, functions: Functions |
 def results_folder(recipe: DictConfig) -> Path:
     """Make and return the results directory; by default a new one under ~/fedhet-results."""
     if recipe.results_dir:
-        folder = Path(recipe.results_dir).expanduser()
+        folder = expanded(recipe.results_dir, "results_dir")
         if not folder.is_absolute():
             raise ConfigError(
                 f"results_dir={recipe.results_dir} must be absolute here: Flower starts the "

@@ -36,29 +36,30 @@ class ArrivingReplies:
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Return the whole replies to these messages; wait a second at most for those on their way.
 
-        A reply to a message that is not asked about any more is given up.
+        Others stay on their way: a round and the late joiners beside it ask by turns.
         """
         asked = set(message_ids)
-        self._give_up(self._pulls.keys() - asked)
         if new := asked - self._pulls.keys():
             client = _Announcing(self._grid._runtime_client)
             _messages(self._grid, client, new)
             for one in client.announcements():
                 answered = one.messages_list[0].metadata.reply_to_message_id
                 self._pulls[answered] = _Pull(self._grid, one)
-        whole, arriving = wait([pull.reply for pull in self._pulls.values()], timeout=_SECONDS)
+        pulls = {one: pull for one, pull in self._pulls.items() if one in asked}
+        whole, arriving = wait([pull.reply for pull in pulls.values()], timeout=_SECONDS)
         if arriving and not whole:
             wait(arriving, timeout=_LONGEST_SECONDS, return_when=FIRST_COMPLETED)
-        done = [answers for answers, pull in self._pulls.items() if pull.reply.done()]
+        done = [answers for answers, pull in pulls.items() if pull.reply.done()]
         return [message for one in done for message in self._pulls.pop(one).reply.result()]
+
+    def give_up(self, message_ids: Iterable[str]) -> None:
+        """Pull no more of the replies to these messages, and forget what is there of them."""
+        for one in self._pulls.keys() & set(message_ids):
+            self._pulls.pop(one).client.given_up = True
 
     def close(self) -> None:
         """Give up what is on its way."""
-        self._give_up(set(self._pulls))
-
-    def _give_up(self, answers: Iterable[str]) -> None:
-        for one in list(answers):
-            self._pulls.pop(one).client.given_up = True
+        self.give_up(self._pulls)
 
 
 class _Pull:

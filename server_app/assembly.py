@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from logging import INFO
 
+from flwr.common.logger import log
 from omegaconf import DictConfig
 from torch import nn
 
@@ -18,6 +20,7 @@ from fedhet.conf import (
     plain_part,
 )
 from fedhet.conf.arguments import check_arguments
+from fedhet.conf.metrics import hides_scores
 from fedhet.server_app.calibration import Calibration
 from fedhet.strategies.attacks.labels import Backdoor
 from fedhet.strategies.base import ClientSide
@@ -166,6 +169,25 @@ def federation_of(recipe: DictConfig) -> FederationConfig:
         nodes_may_join=not recipe.runtime.simulation,
         fingerprint=fingerprint(recipe),
     )
+
+
+def evaluates_at_clients(recipe: DictConfig, *, has_test: bool) -> bool:
+    """Return whether all clients evaluate the model, as they do for a server without examples.
+
+    Not by themselves where privacy keeps their scores from the server: no model is evaluated then.
+    """
+    if recipe.evaluation.clients or has_test:
+        return bool(recipe.evaluation.clients)
+    if (private := hides_scores(recipe.strategy)) is None:
+        log(INFO, "The server has no test examples: the clients evaluate the model on theirs")
+        return True
+    log(
+        INFO,
+        "The server has no test examples, and %s keeps the clients' scores from it: no model is "
+        "evaluated",
+        private,
+    )
+    return False
 
 
 def build_strategy(

@@ -198,6 +198,11 @@ class BestModel:
             else:
                 self.keep()
         before = {} if done is None else self.summary()
+        if done is not None and before and int(before["round"]) > done:
+            self._path.unlink()
+            text = "%s was of round %s and is gone: the run continues after round %s"
+            log(WARNING, text, BEST, before["round"], done)
+            before = {}
         if before and before.get("metric") != rule.metric:
             self._path.unlink()
             text = "%s was by %s and is gone: by %s a round after %s may be kept, if it is the best"
@@ -210,7 +215,9 @@ class BestModel:
         self, rows: Sequence[Row], tensors: Tensors, run: str, metadata: Mapping[str, str]
     ) -> None:
         """Write the evaluated model of the last row's round if that is the best one."""
-        best = self.rule.best(rows)
+        kept = self.summary()  # its row may be lost
+        known = [{"round": kept["round"], kept["metric"]: kept["value"]}] if kept else []
+        best = self.rule.best([*known, *rows])
         if best is None or best.round != rows[-1]["round"]:
             return
         self._next.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from fedhet.server_app.arriving_replies import ArrivingReplies
-from fedhet.strategies.round.polling import pause
+from fedhet.strategies.round.polling import give_up, pause
 
 _SIMULATION_SECONDS = 0.02
 # Between two looks for an array, until Flower's own limit of two hours.
@@ -37,6 +37,7 @@ def fast_polling(grid: Grid) -> Iterator[None]:
         if hasattr(type(grid), "_runtime_client"):
             replies = ArrivingReplies(grid)
             grid.pull_messages = replies.pull_messages  # type: ignore[method-assign]
+            grid.give_up = replies.give_up  # type: ignore[attr-defined]
             with closing(replies):
                 yield
             return
@@ -64,12 +65,15 @@ def send_and_receive(
 def _replies(
     grid: Grid, waiting: set[str], began: float, timeout: float | None
 ) -> Iterator[Message]:
-    while waiting:
-        new = list(grid.pull_messages(waiting))
-        waiting -= {reply.metadata.reply_to_message_id for reply in new}
-        while new:
-            yield new.pop(0)  # freed as soon as it is added up
-        waited = time.monotonic() - began
-        if not waiting or (timeout is not None and waited >= timeout):
-            break
-        time.sleep(min(pause(waited), math.inf if timeout is None else timeout - waited))
+    try:
+        while waiting:
+            new = list(grid.pull_messages(waiting))
+            waiting -= {reply.metadata.reply_to_message_id for reply in new}
+            while new:
+                yield new.pop(0)  # freed as soon as it is added up
+            waited = time.monotonic() - began
+            if not waiting or (timeout is not None and waited >= timeout):
+                break
+            time.sleep(min(pause(waited), math.inf if timeout is None else timeout - waited))
+    finally:
+        give_up(grid, waiting)

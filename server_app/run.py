@@ -31,8 +31,10 @@ from fedhet.common.results import (
     STOPPED,
     ResultsFolder,
     Row,
+    fits_rows,
     is_completed,
     read_rows,
+    read_summary,
 )
 from fedhet.conf import (
     FOLDER_KEYS,
@@ -52,6 +54,7 @@ from fedhet.conf.renamed import leaves
 from fedhet.server_app.assembly import (
     build_strategy,
     calibration_of,
+    evaluates_at_clients,
     server_model_of,
     task_of,
 )
@@ -133,14 +136,12 @@ class Run:
         self.names = shared_names(model, personal)
         server_model = server_model_of(self.task, model)
         test = self.task.test_data(self.device, channels_last=channels_last)
-        at_clients = bool(recipe.evaluation.clients)
-        if (epochs := recipe.evaluation.finetune_epochs) and not at_clients and test is not None:
+        at_clients = evaluates_at_clients(recipe, has_test=test is not None)
+        if (epochs := recipe.evaluation.finetune_epochs) and not at_clients:
             raise ConfigError(
                 f"evaluation.finetune_epochs={epochs} is of the clients' evaluation, and this run "
                 "has none: set evaluation.clients=true, or evaluation.finetune_epochs=0"
             )
-        if test is None and not at_clients:
-            log(INFO, "The server has no test examples: the clients evaluate the model on theirs")
         root, test_data = root_set_of(recipe, self.task, model, test)
         snapshots = [ClientSnapshots(folder / FILE)] if recipe.checkpoint.client_models else []
         self.recorders = observers_of(recipe, folder, server_model, test_data)
@@ -150,7 +151,7 @@ class Run:
             server_model,
             [*snapshots, *self.recorders],
             root=root,
-            evaluate_on_clients=at_clients or test is None,
+            evaluate_on_clients=at_clients,
         )
         self.evaluation = ServerEvaluation(
             recipe, self.task, self.names, server_model, test_data, self.strategy
@@ -283,16 +284,19 @@ class Run:
         return f" ({'; '.join(found)})" if found else ""
 
     def _check_not_done(self, done: int, last: Path) -> None:
-        completed = is_completed(self.folder)  # else it may lack no more than its end
+        metrics = self.folder / METRICS  # it may be lost, which is said already
+        rows = read_rows(metrics) if is_completed(self.folder) and metrics.exists() else []
+        # else it may lack no more than its end: its own, or that of an extension
+        completed = is_completed(self.folder) and (
+            not rows or fits_rows(read_summary(self.folder), rows)
+        )
         if done > self.rounds or (done == self.rounds and completed):
             raise ConfigError(
                 f"rounds={self.recipe.rounds} are done already: {last} is of round {done}; set "
                 "rounds higher to continue"
             )
-        metrics = self.folder / METRICS  # it may be lost, which is said already
-        rows = read_rows(metrics) if completed and metrics.exists() else []
         rows = [row for row in rows if row["round"] <= done]
-        if reason := self._reached(rows):
+        if completed and (reason := self._reached(rows)):
             raise ConfigError(
                 f"resume=true, but the run in {self.folder} has ended after round {done}: {reason};"
                 " set early_stopping.patience or target_accuracy higher, or null, to continue"

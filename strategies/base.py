@@ -96,11 +96,15 @@ class ReplySum:
 
 @dataclass(frozen=True)
 class Cohort:
-    """The round t (from 1), the number of valid replies |S| and the number of clients N."""
+    """The round t (from 1), the number of valid replies |S| and the number of clients N.
+
+    Where ``summed``, the server knows no single reply: each is a copy of their mean.
+    """
 
     round: int
     size: int
     num_clients: int
+    summed: bool = False
 
 
 @dataclass(frozen=True)

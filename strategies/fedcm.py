@@ -131,11 +131,13 @@ class ClientMomentumServer(ServerSide):
         mean = {name: value / whole for name, value in total.update.items()}
         update = {name: value / whole for name, value in update.items()}
         self._figures = self._steps(replace(total, update=mean), update, lr_sum)
+        if cohort.summed:  # rms_i ||G_i|| takes single replies
+            self._figures.pop("gradient_reach", None)
         moved = mean if self.source == "mean" else update
         self.momentum = {name: value / -lr_sum for name, value in moved.items()}
 
     def metrics(self) -> Mapping[str, float]:
-        """Return ``gradient_reach`` and ``effective_step`` (module docstring)."""
+        """Return ``gradient_reach``, where single replies are known, and ``effective_step``."""
         return self._figures
 
     def _steps(self, total: ReplySum, update: Tensors, lr_sum: float) -> dict[str, float]:

@@ -129,9 +129,12 @@ class ControlVariateClient(ClientSide):
     @torch.enable_grad()
     def _from_gradient(self, context: LocalContext) -> dict[str, Tensor]:
         model = copy.deepcopy(context.global_model).requires_grad_(True).train()
-        for inputs, labels in context.data.batches(context.batch_size, generator=None, train=False):
+        size, of_all = context.batch_size, len(context.data)
+        while of_all > size > 1 and of_all % size == 1:
+            size += 1  # BatchNorm takes no batch of one example
+        for inputs, labels in context.data.batches(size, generator=None, train=False):
             _, logits = model(inputs)
-            part = len(labels) / len(context.data) * context.loss(logits, labels)
+            part = len(labels) / of_all * context.loss(logits, labels)
             part.backward()  # type: ignore[no-untyped-call]
         params = dict(model.named_parameters())
         grads = {name: params[name].grad for name in self.shift}

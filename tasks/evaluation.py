@@ -75,17 +75,22 @@ def class_accuracies(
 ) -> tuple[float, float, Tensor]:
     """Return mean loss, accuracy, and the accuracy on each class (C,), NaN without an example.
 
+    Examples with several labels each (n, T) are of no class.
+
     With a generator the examples are augmented as for training. ``metrics`` then holds the same
     outputs.
     """
-    losses, right, counts = [], [], []
+    losses, counted, all_right, right, counts = [], [], [], [], []
     for batch_loss, hits, labels in _scored(model, data, loss, batch_size, generator, metrics):
-        losses.append(batch_loss * len(labels))
-        right.append(torch.bincount(labels, hits.float(), minlength=num_classes))
-        counts.append(torch.bincount(labels, minlength=num_classes))
+        counted.append(_counted(labels))
+        losses.append(batch_loss * counted[-1])
+        all_right.append(hits.sum())
+        classes, found = (labels, hits) if labels.dim() == 1 else (labels[:0, 0], hits[:0])
+        right.append(torch.bincount(classes, found.float(), minlength=num_classes))
+        counts.append(torch.bincount(classes, minlength=num_classes))
     by_class = torch.stack(right).sum(0).cpu() / torch.stack(counts).sum(0).cpu()
-    total_loss, total_right = torch.stack(losses).sum(), torch.stack(right).sum()
-    return float(total_loss) / len(data), float(total_right) / len(data), by_class
+    mean_loss = float(torch.stack(losses).sum()) / max(float(sum(counted)), 1.0)
+    return mean_loss, float(torch.stack(all_right).sum()) / len(data), by_class
 
 
 @torch.no_grad()

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from fedhet.client_app.state import FolderStateStore
 from fedhet.common.checksums import read_label
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.results import read_rows, read_summary
+from fedhet.common.results import ResultsFollower, read_rows, read_summary
 from fedhet.conf import compose
 from fedhet.load_run import classifier_of, recipe_of, task_of
 from fedhet.report.run_data import read_run
@@ -344,6 +344,13 @@ def test_metrics_of_another_run_are_refused(runs, whole, cut):
     shutil.copy(runs.other / "metrics.jsonl", cut)
     message = refused(lambda: last_whole_checkpoint(cut), str(cut / "metrics.jsonl"))
     assert "delete metrics.jsonl to continue without its rows" in message
+
+
+@pytest.mark.parametrize("line", [b'{"round": 4, "accu\n', b"\xff\xfe\n"])
+def test_a_launcher_refuses_damaged_metrics(line, cut):
+    path = cut / "metrics.jsonl"
+    path.write_bytes(path.read_bytes() + line)
+    refused(lambda: ResultsFollower(cut), str(path))
 
 
 def test_without_metrics_a_run_goes_on_and_says_what_is_missing(runs, cut, caplog):

@@ -174,6 +174,11 @@ def test_a_missing_variable_is_named_and_a_refusal_is_printed_and_ends_the_conta
     for environment in ({}, {"PARTITION_ID": ""}):
         with pytest.raises(start.Refused, match="PARTITION_ID is not set"):
             start.fill_in(["--node-config=partition-id=${PARTITION_ID}"], environment)
+    with pytest.raises(
+        start.Refused, match="'cost=5\\$' has a \\$ that starts no name: write \\$\\$"
+    ):
+        start.fill_in(["cost=5$"], {})
+    assert start.fill_in(["cost=5$$"], {}) == ["cost=5$"]
     command = [sys.executable, str(DOCKER / "start.py"), *on("::")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1

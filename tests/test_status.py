@@ -161,6 +161,13 @@ def test_a_run_of_a_deployment_may_be_resumed_from_a_folder_that_does_not_hold_i
         launch._prepare_results_dir(compose_overrides(words))
 
 
+def test_a_link_to_a_disk_that_is_not_there_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").symlink_to("/there/is/none")
+    with pytest.raises(ConfigError, match=r"results cannot be made"):
+        launch._prepare_results_dir(compose_overrides(()))
+
+
 def test_a_resumed_run_begins_if_its_launcher_knows_that_an_empty_folder_is_its_own(tmp_path):
     words = ("runtime=deployment", "resume=true")
     own = compose_overrides((*words, f"runtime.server_results={tmp_path}"))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from fedhet.common.files import expanded
 from fedhet.conf import FOLDER_KEYS, quoted
 from fedhet.runtimes.resources import cpus_for, gpu_share
 
@@ -29,8 +30,9 @@ def app_overrides(typed: Sequence[str], recipe: DictConfig, results_dir: Path) -
         value = OmegaConf.select(recipe, key)
         if not isinstance(value, str) or not value:
             continue
-        if key in _PATH_KEYS or Path(value).expanduser().exists():
-            overrides.append(f"{key}={quoted(str(Path(value).expanduser().absolute()))}")
+        path = expanded(value, key)
+        if key in _PATH_KEYS or path.exists():
+            overrides.append(f"{key}={quoted(str(path.absolute()))}")
     return overrides
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedhet.common.errors import ConfigError
-from fedhet.strategies.base import ClientSide, Tensors
+from fedhet.strategies.base import ClientSide, ServerSide, Tensors
 from fedhet.strategies.components.compression import KEY as COMPRESSION
 from fedhet.strategies.components.compression import Codec
 from fedhet.strategies.privacy.reply_vector import (
@@ -27,8 +27,9 @@ def check_privacy(
     codec: Codec | None,
     *,
     evaluate_on_clients: bool,
+    per_client: bool = False,
 ) -> None:
-    """Refuse parts that read single replies where the server only has their sum.
+    """Refuse parts that read single replies where the server only has their sum, or noise.
 
     There, ``step.diagnose`` is replaced by figures of the sum. ``codec`` is of what clients send.
     """
@@ -37,6 +38,8 @@ def check_privacy(
     summed = secure_aggregation is not None
     if codec is not None:
         _check_compression(codec, step, summed=summed)
+    if not averaged and any(side.clips for side in client_sides.values()):
+        _require_unchecked(step)
     if not averaged and not summed:
         return
     weighting = require_sums(
@@ -63,6 +66,22 @@ def check_privacy(
             f"evaluation.clients=true asks each client for its loss and accuracy, and {KEY} hides "
             f"values of single clients from the server: set evaluation.clients=false or {KEY}=none"
         )
+    if per_client and summed:
+        raise ConfigError(
+            f"evaluation.per_client=true writes each client's own values, and {KEY} hides them "
+            f"from the server: set evaluation.per_client=false or {KEY}=none"
+        )
+
+
+def _require_unchecked(step: ServerStep) -> None:
+    """Refuse, under local privacy, server sides whose check no payload with noise passes."""
+    for name, side in step.sides.items():
+        if side.needs and type(side).check is not ServerSide.check:
+            raise ConfigError(
+                f"strategy/differential_privacy=local adds noise to {sorted(side.needs)}, and "
+                f"{name} ({type(side).__name__}) checks their values, which noise makes invalid: "
+                "set strategy/differential_privacy=none, or choose another method"
+            )
 
 
 def _require_uncoupled(step: ServerStep) -> None:

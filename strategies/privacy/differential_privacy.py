@@ -31,13 +31,11 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import nn
 
 from fedhet.common.errors import ConfigError, require_choice, require_range
 from fedhet.strategies.base import (
     STATE_LOST,
     ClientSide,
-    LocalOptimizer,
     Payloads,
     RefusedReplyError,
     Reply,
@@ -47,7 +45,6 @@ from fedhet.strategies.base import (
     Tensors,
 )
 from fedhet.strategies.components.samplers import BernoulliSampler, FixedSizeSampler
-from fedhet.strategies.components.tensor_selection import float_buffers
 from fedhet.strategies.privacy.clipping import (
     KEY,
     NORM_BIT,
@@ -58,7 +55,7 @@ from fedhet.strategies.privacy.clipping import (
     with_arrays,
 )
 from fedhet.strategies.privacy.gaussian_mechanism import Uploads, epsilon_of
-from fedhet.strategies.privacy.reply_vector import copies, mean_reply
+from fedhet.strategies.privacy.reply_vector import copies, mean_reply, require_no_buffers
 from fedhet.strategies.privacy.seeded_rng import noise_from
 from fedhet.strategies.slots import ClientSampler
 
@@ -70,28 +67,15 @@ _ROUNDED = 1e-3  # by how much rounding may move the mean of the clients' bits
 _NEEDED = ("partition-id", "num-examples", "num-steps", "lr-sum", STATE_LOST)
 
 
-class _ClippingSide(ClientSide):
-    """Rejects models that send buffers: a noisy variance is no variance."""
-
-    clips = True
-
-    def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
-        """Reject BatchNorm's running statistics."""
-        for name in float_buffers(model):
-            raise ConfigError(
-                f"{KEY} covers trained tensors only, and the model also sends {name}: choose a "
-                "task.model without running statistics (resnet18_gn), or set "
-                "strategy/differential_privacy=none"
-            )
-
-
-class ClippingClient(_ClippingSide):
+class ClippingClient(ClientSide):
     """Clips the client's upload to the norm that the server sends.
 
     Args:
         clipping: "client"; with "server" this side does nothing.
         adaptive: also send, as one more number to sum, whether the upload stayed unclipped.
     """
+
+    clips = True
 
     def __init__(
         self, clipping: Literal["client", "server"] = "client", adaptive: bool = False
@@ -291,14 +275,17 @@ class LocalMechanism:
         return 2 * self.clipping_norm * self.noise_multiplier
 
 
-class LocalPrivacyClient(_ClippingSide):
+class LocalPrivacyClient(ClientSide):
     """Clips the client's upload, adds noise, and keeps losses and accuracies to itself."""
+
+    clips = True
 
     def __init__(self, mechanism: LocalMechanism | None = None) -> None:
         self.mechanism = mechanism or LocalMechanism()
 
     def upload(self, reply: Reply, received: Payloads, seed: np.random.SeedSequence) -> Reply:
-        """Return the reply with noise."""
+        """Return the reply with noise; raise ConfigError if buffers would leave without it."""
+        require_no_buffers({"": self}, reply.buffers)
         mechanism = self.mechanism
         short, _ = clip(reply, mechanism.clipping_norm)
         with noise_from(seed if mechanism.reproducible_noise else None) as noise:

@@ -16,7 +16,7 @@ weighted mean, its output reads no reply, and its server sides sum payloads.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -145,6 +145,19 @@ def require_private(client_sides: Mapping[str, ClientSide]) -> None:
             f"the payloads {bare} are sums over a client's examples, which "
             "strategy/differential_privacy does not clip, and have no noise of their own: set "
             "strategy.soft_labels.noise_multiplier (for soft labels), or choose another method"
+        )
+
+
+def require_no_buffers(client_sides: Mapping[str, ClientSide], shared: Collection[str]) -> None:
+    """Reject BatchNorm's running statistics under differential privacy: ``shared`` ones travel.
+
+    A noisy variance is no variance.
+    """
+    if shared and any(side.clips for side in client_sides.values()):
+        raise ConfigError(
+            f"strategy/differential_privacy covers trained tensors only, and the model also sends "
+            f"{min(shared)}: choose a task.model without running statistics (resnet18_gn), keep "
+            "them at the clients (strategy.personal), or set strategy/differential_privacy=none"
         )
 
 

@@ -8,9 +8,11 @@ its quantile        Andrew, Thakkar, McMahan, Ramaswamy. NeurIPS 2021. https://a
     norm bound          (1 / n) sum_i u_i min(1, C / ||u_i||)
 
 v is the last round's aggregate, at first zero, and stays from round to round; the authors let
-clients send momenta, which this does not change. A given tau or C is of the updates. Without one,
-and for payloads and buffers, which have other scales: tau is the median of the round's
-||u_i - v||, and C starts at a quantile of the first round's norms and follows it by
+clients send momenta, which this does not change. Of buffers v is zero in every round: the result is
+then a mean of what was sent and what came back, where v could move a variance below zero. A given
+tau or C is of the updates. Without one, and for payloads and buffers, which have other scales: tau
+is the median of the round's ||u_i - v||, and C starts at a quantile of the first round's norms and
+follows it by
 
     C <- C exp(-eta (b - gamma)),   b the share of vectors that were not longer than C
 
@@ -29,6 +31,7 @@ from fedhet.common.errors import require_range, require_whole
 from fedhet.strategies.base import Payloads, Tensors, subtract, zeros_like
 from fedhet.strategies.privacy.clipping import AdaptiveNorm
 from fedhet.strategies.robust.aggregator import (
+    BUFFERS,
     KEY,
     UPDATE,
     Combined,
@@ -65,8 +68,9 @@ class CenteredClipping(RobustAggregator):
         self.centres: dict[str, dict[str, Tensor]] = {}
 
     def mean(self, group: str, vectors: Sequence[Tensors]) -> Combined:
-        """Return it, and keep it as the next round's centre."""
-        centre = self.centres.get(group) or zeros_like(vectors[0])
+        """Return it, and keep it as the next round's centre, unless it is of buffers."""
+        kept = {} if group == BUFFERS else self.centres.get(group)
+        centre = kept or zeros_like(vectors[0])
         factors = [1.0] * len(vectors)
         for _ in range(self.iterations):
             lengths = [norm(subtract(vector, centre)) for vector in vectors]
@@ -75,7 +79,8 @@ class CenteredClipping(RobustAggregator):
             factors = [_factor(length, radius) for length in lengths]
             shares = [factor / len(vectors) for factor in factors]
             centre = weighted_mean([*vectors, centre], [*shares, 1.0 - sum(shares)])
-        self.centres[group] = centre
+        if group != BUFFERS:
+            self.centres[group] = centre
         return centre, factors
 
     def state_dict(self) -> Payloads:

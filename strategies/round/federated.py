@@ -32,6 +32,7 @@ from fedhet.strategies.components.samplers import FixedSizeSampler, most_clients
 from fedhet.strategies.components.staleness import Asynchronous
 from fedhet.strategies.components.systems import ClientSystem
 from fedhet.strategies.privacy.checks import check_privacy, reply_layout
+from fedhet.strategies.privacy.reply_vector import require_no_buffers
 from fedhet.strategies.privacy.secure_aggregation import LEAST, SecAggPlus
 from fedhet.strategies.robust.checks import check_robust
 from fedhet.strategies.round.arguments import KeepsArguments
@@ -150,6 +151,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
             observers,
         )
         step = self.server_step
+        self.client_metrics = client_metrics or ClientMetrics()
         self.compression = compression or Compression()
         self.secure_aggregation = secure_aggregation
         self._downlink = Downlink(self.compression, compressible(self.client_sides), buffers)
@@ -159,6 +161,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
             secure_aggregation,
             self.compression.up,
             evaluate_on_clients=evaluate_on_clients,
+            per_client=self.client_metrics.per_client,
         )
         check_robust(self.client_sides, step)
         if evaluate_on_clients:
@@ -184,7 +187,6 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self.evaluate_on_clients = evaluate_on_clients
         self._evaluating: list[Message] = []  # the messages of the evaluation that goes on
         self._evaluation_failures: list[str] = []  # of the last one
-        self.client_metrics = client_metrics or ClientMetrics()
         self._rules = Rules(
             step=step,
             client_sides=self.client_sides,
@@ -323,7 +325,10 @@ class FederatedStrategy(KeepsArguments, Strategy):
         report.take_trust(step.robust.trust if step.robust else {}, step.alarms)
         self._restart_if_lost(valid, params, server_round)
         scores = {reply.client_id: personal_scores(reply.metrics) for reply in valid}
-        self.state.personal |= {client: found for client, found in scores.items() if found}
+        scores = {client: found for client, found in scores.items() if found}
+        # a secure sum has the mean of this round's clients alone, which is no client's own score
+        kept = {} if self.secure_aggregation else self.state.personal
+        self.state.personal = kept | scores
         own = [(reply.client_id, reply.metrics) for reply in valid]
         report.per_client = self.client_metrics.of_training(own)
         means = mean_metrics([reply.metrics for reply in valid])
@@ -401,6 +406,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         self.federation.check_cohort(num_clients, most)
         self.server_step.check_cohort(num_clients, most)
         check_buffer(self._clients, num_clients, self.federation.min_replies)
+        require_no_buffers(self.client_sides, self.server_step.buffers & initial.keys())
         if self.secure_aggregation is not None:
             self.secure_aggregation.check(num_clients)
             reply_layout(self.client_sides, self.server_step, self.secure_aggregation, initial)

@@ -36,7 +36,7 @@ from fedhet.strategies.round.asynchronous import STARTS, Started, idle_clients
 from fedhet.strategies.round.chosen import Chosen
 from fedhet.strategies.round.cohort import Exchange
 from fedhet.strategies.round.messages import timeout_of
-from fedhet.strategies.round.polling import pause
+from fedhet.strategies.round.polling import give_up, pause
 from fedhet.strategies.round.records import count_bytes, no_reply
 from fedhet.strategies.round.reply_fold import ReplyFold
 from fedhet.strategies.round.round_report import RoundReport
@@ -66,6 +66,7 @@ class LiveClients:
         buffers: names of the tensors that are not trained.
         models: the buffers (FedAsync's x_v, too) that clients in flight, or about to start, got.
         arrived: replies beyond K, for the next step.
+        forgotten: ids of messages whose replies are not waited for any more.
     """
 
     settings: Asynchronous
@@ -74,6 +75,7 @@ class LiveClients:
     in_flight: dict[int, Sent] = field(default_factory=dict)
     models: dict[int, Tensors] = field(default_factory=dict)
     arrived: deque[Message] = field(default_factory=deque)
+    forgotten: list[str] = field(default_factory=list)
     sleep: Callable[[float], None] = time.sleep
 
     def choose(self, exchange: Exchange, step: int, clock: float, arrays: ArrayRecord) -> Chosen:
@@ -110,6 +112,7 @@ class LiveClients:
 
     def forget(self) -> None:
         """Give up who is in flight, see SimulatedClients; their replies are not looked for."""
+        self.forgotten += [sent.message_id for sent in self.in_flight.values()]
         self.in_flight.clear()
         self.arrived.clear()
 
@@ -135,6 +138,8 @@ class LiveStep:
         settings, taken, late = self.clients.settings, dict[int, int](), list[int]()
         rng = np.random.default_rng([STARTS, settings.seed, self.step])
         report.bytes_down = 0
+        give_up(self.exchange.grid, self.clients.forgotten)
+        self.clients.forgotten.clear()
         while len(fold.replies) < settings.buffer:
             report.bytes_down += self._start(rng, fold)
             if not self._connected_in_flight() and not self.clients.arrived:
@@ -191,7 +196,7 @@ class LiveStep:
             now, timeout = time.monotonic(), timeout_of(self.exchange.config)
             silent = [c for c, sent in clients.in_flight.items() if sent.deadline <= now]
             for client in silent:
-                del clients.in_flight[client]
+                give_up(grid, [clients.in_flight.pop(client).message_id])
                 self._give_up(client, no_reply(timeout), fold)
             if silent:
                 return None

@@ -1,6 +1,10 @@
-"""How long to pause between two looks for replies."""
+"""How long to pause between two looks for replies, and when no more is looked for."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+
+from flwr.serverapp import Grid
 
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.1, 3.0
 _SHARE = 0.05  # of the time waited so far: the most by which a pause lengthens a round
@@ -9,3 +13,9 @@ _SHARE = 0.05  # of the time waited so far: the most by which a pause lengthens 
 def pause(waited: float) -> float:
     """Return the seconds to pause after so many seconds in vain."""
     return min(max(_SHARE * waited, _SHORTEST_SECONDS), _LONGEST_SECONDS)
+
+
+def give_up(grid: Grid, message_ids: Iterable[str]) -> None:
+    """Tell a grid that pulls replies ahead (server_app/arriving_replies.py) to leave these."""
+    if (told := getattr(grid, "give_up", None)) is not None:
+        told(message_ids)

@@ -50,7 +50,7 @@ from fedhet.strategies.slots import (
     ServerOptimizer,
     SumAggregator,
 )
-from fedhet.strategies.statistics.update_diagnostics import diagnose
+from fedhet.strategies.statistics.update_diagnostics import diagnose, step_norm
 
 OUTPUT = "output"  # owner of the last output model in the state
 
@@ -230,7 +230,7 @@ class ServerStep:
         params, replies = self._trainable(tensors), fold.replies
         received = fold.total()
         kept: Sequence[Reply] = replies if fold.rule.keep else ()
-        cohort = Cohort(round, len(replies), num_clients)
+        cohort = Cohort(round, len(replies), num_clients, summed=self.diagnose is step_norm)
         for observe in self.observers:
             observe(params, received, kept, cohort)
         # central privacy covers the sum that it releases, and no norm of a single reply

@@ -85,6 +85,32 @@ def test_with_the_classes_weighted_as_the_clients_own(classes):
     assert scores.keys() == {"personal-test-accuracy", "personal-test-loss"}
 
 
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, inputs):
+        return inputs, self.head(inputs).transpose(1, 2)
+
+
+def test_examples_of_several_labels_have_the_share_that_is_right_and_no_class():
+    def texts(size: int) -> TensorBatches:
+        one = examples(5 * size)
+        return TensorBatches(one.inputs.view(size, 5, 4), one.labels.view(size, 5), num_classes=3)
+
+    test, model = texts(30), Tokens()
+    with torch.no_grad():
+        _, logits = model(test.inputs)
+    expected = (logits.argmax(1) == test.labels).float().mean()
+    one = client(model, texts(20), test_data=test)
+    scores = one._evaluate_own()
+    assert scores == {
+        "personal-test-accuracy": pytest.approx(float(expected)),
+        "personal-test-loss": pytest.approx(float(F.cross_entropy(logits, test.labels)), rel=1e-5),
+    }
+
+
 @pytest.mark.parametrize("optimizer", [SGD, Adam])
 def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(optimizer):
     body_alone = LocalTrainingConfig(batch_size=8, epochs=2, phases=FedBABU.phases)

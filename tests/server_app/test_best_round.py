@@ -117,6 +117,20 @@ def test_the_best_model_is_that_of_the_rounds_that_are_done(tmp_path):
     assert BestModel(tmp_path, EarlyStopping(), None).summary() == {}  # begun afresh
 
 
+def test_the_best_model_stays_where_its_row_is_lost_and_goes_where_its_round_is(tmp_path, caplog):
+    before = BestModel(tmp_path, EarlyStopping(), None)
+    offer(before, rows(0.1, 0.5, 0.9), 2)
+    before.keep()
+    without_rows = BestModel(tmp_path, EarlyStopping(), 2, [])
+    for number, value in ((3, 0.2), (4, 0.95)):
+        without_rows.offer([{"round": number, "accuracy": value}], {"w": torch.ones(2)}, "run", {})
+        without_rows.keep()
+        assert without_rows.summary()["value"] == max(0.9, value)
+    earlier = BestModel(tmp_path, EarlyStopping(), 3, rows(0.1, 0.5, 0.9, 0.2))
+    assert "was of round 4 and is gone: the run continues after round 3" in caplog.text
+    assert earlier.summary() == {}
+
+
 AT_CLIENTS = ("evaluation.clients=true", "partition.holdout=0.1")
 CLIENT, LOSS = "early_stopping.metric=client_accuracy", "early_stopping.metric=loss"
 

@@ -115,6 +115,24 @@ def test_a_run_that_lacks_no_more_than_its_end_is_completed_without_another_roun
             run_recipe(tmp_path, *words, "resume=true", "rounds=2")
 
 
+@pytest.mark.parametrize("early", [False, True], ids=["all rounds", "target"])
+def test_an_extension_that_was_killed_before_its_summary_is_completed(early, tmp_path):
+    """What is there is of the shorter run: summary.json, and the model."""
+    words = [*TINY, "local.epochs=1", "checkpoint.every=1"]
+    run_recipe(tmp_path, *words, "rounds=1")
+    names = ("summary.json", "model.safetensors")
+    shorter = {name: (tmp_path / name).read_bytes() for name in names}
+    extended = run_recipe(tmp_path, *words, "rounds=2", "resume=true")
+    for name, content in shorter.items():
+        (tmp_path / name).write_bytes(content)
+    target = f"target_accuracy={extended['accuracy'] - 1e-6}"
+    end = ["rounds=9", target] if early else ["rounds=2"]
+    again = run_recipe(tmp_path, *words, *end, "resume=true")
+    assert again["rounds"] == extended["rounds"] == 2
+    assert again["parameters_sha256"] == extended["parameters_sha256"]
+    assert (tmp_path / "model.safetensors").read_bytes() != shorter["model.safetensors"]
+
+
 def test_a_run_without_a_valid_reply_says_so_again_when_it_is_resumed(tmp_path):
     words = [*TINY, "rounds=1", "checkpoint.every=1"]
 

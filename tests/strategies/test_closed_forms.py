@@ -16,7 +16,7 @@ from fedhet.strategies.components.schedules import ExponentialDecay
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fednova import REACH, FedNova, FedNovaClient, FedNovaServer, NormalizedMean
 from fedhet.strategies.fedprox import FedProx
-from fedhet.strategies.scaffold import SCAFFOLD, ControlVariateClient
+from fedhet.strategies.scaffold import CONTROL_VARIATE, SCAFFOLD, ControlVariateClient
 from tests.federation import Regression, TensorBatches, federate, half_squared_error
 
 STEPS = LocalTrainingConfig(batch_size=100, epochs=5)
@@ -117,6 +117,37 @@ def test_scaffold_follows_its_equations(option, momentum):
     strategy = SCAFFOLD(option, local_lr=0.1, schedule=decay, sampler=sampler)
     how = {"optimizer": partial(SGD, momentum), "epochs": 1, "initial": HALF}
     assert trained(strategy, (3, 3), 5, 2, **how) == pytest.approx(x, abs=1e-12)
+
+
+class Normed(Regression):
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.norm = nn.BatchNorm1d(2, affine=False, track_running_stats=False)
+
+    def forward(self, inputs):
+        return super().forward(self.norm(inputs))
+
+
+def test_batchnorm_sees_no_single_example_for_scaffolds_gradient_at_x():
+    """Nine examples in batches of four, and the last is left out of training alone."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(9, 3, generator=generator, dtype=torch.float64)
+    inputs, labels = rows[:, :2], rows[:, 2]
+    strategy = SCAFFOLD("I", local_lr=0.1)
+    federate(
+        strategy,
+        [TensorBatches(inputs, labels)],
+        model=Normed,
+        rounds=1,
+        options=LocalTrainingConfig(batch_size=4, epochs=1, drop_last=True),
+    )
+    expected = torch.zeros(2, dtype=torch.float64)
+    for part in (slice(0, 5), slice(5, 9)):
+        x = inputs[part]
+        scaled = (x - x.mean(0)) / (x.var(0, unbiased=False) + 1e-5).sqrt()
+        expected -= (scaled * labels[part, None]).sum(0) / 9  # at x = 0
+    found = strategy.server_step.broadcast(0)[CONTROL_VARIATE]["head.weight"][0]
+    torch.testing.assert_close(found, expected)
 
 
 class Shifted(Regression):

@@ -92,6 +92,8 @@ def test_steps_tend_to_the_length_that_is_predicted_from_the_gradients(aggregato
     assert figures["effective_step"] == pytest.approx(sum(lengths[-10:]) / 10, rel=0.03)
     stretched = isinstance(aggregator, NormMean) and source == "aggregate"
     assert ("local.lr" in caplog.text) == stretched  # 3.2 times the mean
+    side.reduce(total, delta, Cohort(61, 10, 10, summed=True))
+    assert side.metrics().keys() == {"effective_step"}
     if stretched:
         assert figures["effective_step"] == pytest.approx(0.1 / 0.19**0.5 * rms)
 

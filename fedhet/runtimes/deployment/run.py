@@ -313,7 +313,12 @@ class DeploymentRun:
         command = [w.replace("{server}", server).replace("{here}", here) for w in self._fetch]
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                check=False,
             )
         except OSError as error:
             done = subprocess.CompletedProcess(command, 127, "", str(error))  # a shell's code

@@ -25,6 +25,8 @@ from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
 
+_LONGEST_SECONDS = 86_400.0  # of one wait: a selector's timer overflows after 24 days
+
 
 class ForkedWorkers:
     """Processes forked from this one, which share everything that it has imported.
@@ -84,7 +86,8 @@ class ForkedWorkers:
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Sequence[Answer] | Lost]]:
         """Return the answers to one ``send`` per worker at most."""
-        ready = [key.data for key, _ in self._selector.select(timeout)]
+        seconds = None if timeout is None else min(timeout, _LONGEST_SECONDS)
+        ready = [key.data for key, _ in self._selector.select(seconds)]
         answers = [(worker, self._read(worker)) for worker in ready]
         return [(worker, one) for worker, one in answers if not isinstance(one, ReplyFold)]
 

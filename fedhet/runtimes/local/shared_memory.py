@@ -8,6 +8,7 @@ are not copied at all.
 from __future__ import annotations
 
 import mmap
+import os
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fedhet.common.errors import ConfigError
 
 _INLINE_BYTES = 1 << 14  # fits in a pipe in one piece
 _BUFFERS = 2
@@ -64,9 +67,27 @@ class WritableFile:
         """Return the file's memory, of at least so many bytes."""
         if self._map is None or len(self._map) < size:
             with open(self._path, "a+b") as file:
-                file.truncate(size)
+                _allocate(file.fileno(), size, self._path)
                 self._map = mmap.mmap(file.fileno(), size)
         return self._map
+
+
+def _allocate(file: int, size: int, path: str) -> None:
+    """Give a file its size, and the memory for it: a page that is missing later kills, unsaid.
+
+    Raises:
+        ConfigError: if there is no room.
+    """
+    try:
+        os.ftruncate(file, size)
+        if hasattr(os, "posix_fallocate"):  # not on macOS
+            os.posix_fallocate(file, 0, size)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot have {size / 1e6:.1f} MB ({error.strerror}): the processes of a run "
+            "share models there; give a container more with --shm-size=2g, or run fewer clients "
+            "at a time (runtime.client_cpus)"
+        ) from None
 
 
 class SharedSums:

@@ -531,6 +531,11 @@ def test_a_fetched_model_must_have_the_runs_parameters(monkeypatch, tmp_path):
     monkeypatch.setattr(run_module, "_is_the_model", lambda path, _: path.read_bytes() == b"whole")
     with pytest.raises(LaunchError, match=r"brought no model\.safetensors .*resume=true"):
         run._fetch_results({})
+    said = r"sh -c 'printf caf\\351 >&2; exit 23' {server} {here}"  # Latin-1
+    latin: Any = DeploymentRun(recipe(**{"runtime.fetch": said}).runtime, here / "log.txt")
+    latin._record, latin._log = run._record, run._log
+    with pytest.raises(LaunchError, match=r"fetch failed \(23\): .*caf\ufffd; "):
+        latin._fetch_results({})
     (there / "model.safetensors").write_bytes(b"whole")
     run._fetch_results({})
     assert [path.name for path in here.iterdir()] == ["model.safetensors"]

@@ -12,9 +12,10 @@ import pytest
 import torch
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 
+from fedhet.common.errors import ConfigError
 from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation
-from fedhet.runtimes.local.shared_memory import Channel, SharedSums
+from fedhet.runtimes.local.shared_memory import Channel, SharedSums, WritableFile
 from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.strategies.base import Reply, ReplySum
 from fedhet.strategies.round.decoder import ExpectedReply
@@ -108,6 +109,11 @@ def test_a_sum_stays_when_the_workers_overwrite_the_memory_that_they_have_sent_i
     for name, value in first.total().update.items():
         assert torch.equal(value, before[name])
         assert not torch.equal(value, other[name])
+
+
+def test_memory_that_is_not_there_is_said_before_it_is_written_to(tmp_path):
+    with pytest.raises(ConfigError, match=r"full cannot have 1\d+\.\d MB .*--shm-size"):
+        WritableFile(f"{tmp_path}/full").mapped(1 << 50)
 
 
 def test_sums_are_read_where_they_were_made(tmp_path):

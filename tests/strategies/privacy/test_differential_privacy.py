@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
-from torch import nn
 
 from fedhet.client_app.messages import upload_seed
 from fedhet.client_app.state import ContextStateStore
@@ -42,7 +41,7 @@ from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.labelled import train
 from tests.strategies.privacy.test_gaussian_mechanism import exact_epsilon
 from tests.strategies.round.test_round import Forgetful
-from tests.strategies.sides import check_side, released
+from tests.strategies.sides import released
 
 SEED = np.random.SeedSequence(0)
 REPEATABLE = {"reproducible_noise": True, "seed": 1}
@@ -355,9 +354,9 @@ def test_what_it_cannot_cover_is_refused():
     with pytest.raises(ConfigError, match="FedDynServer must add up what they have kept"):
         central(clipping="server", server_optimizer=optimizer)
     central(**soft_labels(2.0))
+    with_buffers = replace(reply(0, 1.0), buffers={"running_mean": torch.ones(1)})
     with pytest.raises(ConfigError, match="running_mean"):
-        check_side(ClippingClient(), nn.Sequential(nn.BatchNorm1d(3)), None)
-    check_side(ClippingClient(), nn.Sequential(nn.GroupNorm(1, 3)), None)
+        LocalPrivacyClient().upload(with_buffers, {}, SEED)
 
 
 def test_a_value_out_of_range_is_refused_by_its_key():

@@ -23,6 +23,7 @@ from fedhet.strategies.privacy.reply_vector import Layout
 from fedhet.strategies.privacy.secagg_shares import CHECK_SHARES, UNREADABLE
 from fedhet.strategies.privacy.secagg_wire import SecAggWire
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.decoder import ExpectedReply
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.messages import TIMEOUT
@@ -253,6 +254,7 @@ class Watcher:
     [
         ({"observers": [Watcher(keeps_replies=True)]}, r"observers Watcher: .*one by one"),
         ({"evaluate_on_clients": True}, r"evaluation\.clients"),
+        ({"client_metrics": ClientMetrics(per_client=True)}, r"evaluation\.per_client=true"),
         ({"system": Constant()}, r"system: under .*does not know how many examples"),
         ({"server_sides": {"reader": Reader()}}, r"Reader: it reads the .*replies one by one"),
     ],

@@ -186,6 +186,10 @@ def test_centred_clipping_by_hand_and_across_rounds():
     other.load_state_dict(aggregator.state_dict())
     again = [flat(combined(one, replies_of(first)).update) for one in (aggregator, other)]
     np.testing.assert_array_equal(*again)
+    # of buffers from 0 in every round, with the median distance: (3 * -.6 + 0) / 4
+    held = [[-0.6], [-0.6], [-0.6], [0.0]]
+    moves = [float(combined(other, replies_of(first, None, held)).buffers["b"]) for _ in range(2)]
+    assert moves == pytest.approx([-0.45, -0.45])
     # without a radius: the median distance, (1 + 1 + 1 + 1) / 4
     free = flat(combined(CenteredClipping(), replies_of(first)).update)
     np.testing.assert_allclose(free[0], 1.0)
