@@ -162,13 +162,23 @@ def row_key(name: str) -> str:
 # ---- in rows and summaries -----------------------------------------------------------------------
 
 
-def shown_metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return a row's metrics of the server's evaluation, without accuracy, loss and classes."""
-    return {
-        name: value
-        for name, value in row.items()
-        if name in METRICS and name != "accuracy" and value is not None
-    }
+def measured_where(values: Mapping[str, Any]) -> str:
+    """Return "client_" for what is measured at the clients alone, without test examples here."""
+    here, at_clients = (
+        any(values.get(f"{where}{name}") is not None for name in ("accuracy", "loss"))
+        for where in ("", CLIENT)
+    )
+    return CLIENT if at_clients and not here else ""
+
+
+def shown_metrics(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the metrics of a row or summary, without accuracy, loss and classes.
+
+    The server's, or the clients' (``client_``) where they alone have measured anything.
+    """
+    where = measured_where(values)
+    names = {f"{where}{name}" for name in METRICS if name != "accuracy"}
+    return {name: value for name, value in values.items() if name in names and value is not None}
 
 
 def is_of_new_model(name: str) -> bool:

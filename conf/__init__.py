@@ -21,11 +21,13 @@ from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import InterpolationKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
 from fedhet.common.errors import ConfigError
 from fedhet.conf.arguments import check_arguments
 from fedhet.conf.check import checked
 from fedhet.conf.composition import composed
+from fedhet.conf.composition import quoted as quoted
 from fedhet.conf.composition import with_open_keys as with_open_keys
 from fedhet.conf.mistakes import explain, one_line
 from fedhet.conf.project import FOLDER as FOLDER
@@ -76,12 +78,6 @@ def words_of(overrides: Any) -> list[str]:
     return [str(word) for word in OmegaConf.to_container(overrides) or ()]
 
 
-def quoted(text: str) -> str:
-    """Return text quoted for Hydra's grammar: a backslash is literal, except before a quote."""
-    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
-    return f"'{escaped}'"
-
-
 def compose(run_config: RunConfig) -> DictConfig:
     """Compose and check the recipe of a Flower run config."""
     return compose_overrides(tuple(overrides_of(run_config))).copy()
@@ -111,7 +107,7 @@ def _checked_recipe(overrides: tuple[str, ...], folders: tuple[Path, ...]) -> Di
     refuse_old_keys(overrides)
     try:
         recipe = composed(overrides)
-    except (HydraException, OmegaConfBaseException, ValueError) as error:
+    except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
         raise explain_words(error, overrides) from None
     return checked(recipe, overrides)
 

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from fedhet.common.errors import ConfigError
 from fedhet.conf.mistakes import (
+    begins_anew,
     check_option,
     did_you_mean,
     groups,
@@ -92,7 +93,7 @@ def _wrong_values(values: Mapping[str, Any]) -> dict[str, str]:
     try:
         Recipe.model_validate(values)
     except ValidationError as error:
-        return _lines(error, values)
+        return _without_defaults(error, values) or _lines(error, values)
     return {}
 
 
@@ -155,6 +156,18 @@ def _lines(error: ValidationError, values: Mapping[str, Any]) -> dict[str, str]:
         name = key.path[0] if one["type"] == "missing" else key.name  # one is enough
         lines.setdefault(name, _line(one["type"], key, values))
     return lines
+
+
+def _without_defaults(error: ValidationError, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return what a project's task file needs that has no ``defaults``, and lacks keys."""
+    missing = (one for one in error.errors(include_url=False) if one["type"] == "missing")
+    lacks_keys = any(locate(one["loc"]).path[0] == "task" for one in missing)
+    task = values.get("task")
+    if not lacks_keys or not isinstance(task, dict) or not begins_anew(str(task.get("name"))):
+        return {}
+    base = "own" if "data" in task else "image_folder"
+    line = f"task={task['name']}: its file needs the line `defaults: [{base}]`, the task from "
+    return {"task": f"{line}which it takes the keys that it does not set"}
 
 
 def _tag_key(key: Key) -> Key:

@@ -17,6 +17,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from fedhet.conf.project import FOLDER, conf_folders, register_project_recipes
@@ -41,6 +42,27 @@ def with_open_keys(overrides: Iterable[str]) -> list[str]:
     The user's function checks these keys; to Hydra a key that no file of conf/ has is a mistake.
     """
     return [f"++{word}" if _OPEN.match(word) else word for word in overrides]
+
+
+def typed(override: str) -> str:
+    """Return an override without the ++ of ``with_open_keys``."""
+    word = override.removeprefix("++")
+    return word if _OPEN.match(word) else override
+
+
+def can_be_read(word: str) -> bool:
+    """Return whether Hydra's grammar has an override of these characters."""
+    try:
+        OverridesParser.create().parse_override(word)
+    except HydraException:
+        return False
+    return True
+
+
+def quoted(text: str) -> str:
+    """Return text quoted for Hydra's grammar: a backslash is literal, except before a quote."""
+    escaped = re.sub(r"(\\*)('|\Z)", lambda found: found[1] * 2 + ("\\'" if found[2] else ""), text)
+    return f"'{escaped}'"
 
 
 def _is_value(override: Override, folders: Sequence[Path]) -> bool:

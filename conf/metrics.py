@@ -50,11 +50,11 @@ def _require(key: str, value: str, allowed: Iterable[str], more: str = "") -> No
     if value in options:
         return
     base = value.removeprefix("best_").removeprefix(CLIENT).removeprefix(_RECEIVED)
-    if more and base in METRICS:
+    steps = [f"add {base} to evaluation.metrics"] if base not in options else []
+    steps += ["set evaluation.clients=true"] if CLIENT in value else []
+    if more and base in METRICS and steps:
         raise ConfigError(
-            f"{key}={value} is not measured: add {base} to evaluation.metrics"
-            + (", and set evaluation.clients=true" if CLIENT in value else "")
-            + f"; allowed: {', '.join(options)}"
+            f"{key}={value} is not measured: {', and '.join(steps)}; allowed: {', '.join(options)}"
         )
     near = did_you_mean(value, list(METRICS) if more == "" else options)
     raise ConfigError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
@@ -15,6 +16,7 @@ from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
 from fedhet.common.errors import ConfigError, is_list
+from fedhet.conf.composition import can_be_read, quoted, typed, with_open_keys
 from fedhet.conf.project import FOLDER, conf_folders
 from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe
@@ -52,7 +54,8 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
         owner = owners[0].partition("=")[0]
         named = " or ".join(option.partition("=")[2] for option in owners[:_SHOWN])
         more = " or another" if len(owners) > _SHOWN else ""
-        return f"unknown key {key}: it is of {owner}={named}{more}{_chosen(owner, values)}"
+        kind = "task.inputs" if owner == "task" else owner
+        return f"unknown key {key}: it is of {kind}={named}{more}{_chosen(owner, values)}"
     nested = [one for one in groups() if one.endswith(f"/{key}")]
     if nested and str(value) in options_of(nested[0]):
         return f"unknown key {key}: write {nested[0]}={value}"
@@ -87,27 +90,65 @@ def explain(
         words: the overrides.
         compose: composes other overrides, for the keys that there are.
     """
-    text = str(error)
+    text = str(error) or str(error.__cause__)
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         return ConfigError(_unknown_option(error.missing_cfg_file, error.options or ()))
     if isinstance(error, OverrideParseException):
-        return ConfigError(f"{error.override} cannot be read: {one_line(error.message)}")
+        return ConfigError(_unreadable(error))
+    if isinstance(error, yaml.YAMLError):
+        return ConfigError(_damaged_yaml(error))
     if found := _NO_KEY.search(text):
         return ConfigError(_no_key(found[1], words, compose))
     if found := _TAKEN.search(text):
         return ConfigError(f"{found[1]} is in the recipe already: write {found[1]}=... without +")
     if found := _MERGING.search(text):
-        key = found[1].partition("=")[0]
-        return ConfigError(f"{found[1]}: {key} cannot be set: {one_line(str(error.__cause__))}")
+        word = typed(found[1])
+        key = word.partition("=")[0]
+        return ConfigError(f"{word}: {key} cannot be set: {one_line(str(error.__cause__))}")
     if text.startswith(SEVERAL):
-        word = next((one for one in words if "," in one and f"'{one}'" in text), "KEY=A,B")
+        overrides = [one for one in with_open_keys(words) if "," in one and f"'{one}'" in text]
+        word = typed(overrides[0]) if overrides else "KEY=A,B"
         key, _, value = word.partition("=")
-        listed = f"{key}=[{value}]"
-        return ConfigError(f"{word} has several values: fedhet -m runs each, {listed} is a list")
+        line = f"{word} has several values: fedhet -m runs each, {key}=[{value}] is a list"
+        text = "" if key in groups() else f", {_in_shell(f'{key}={quoted(value)}')} one text"
+        return ConfigError(f"{line}{text}")
     if text.startswith(NO_OPTION):
         chosen = [word for word in words if word.lstrip("+").partition("=")[0] in ("", *groups())]
         return ConfigError(f"{' '.join(chosen)}: a group takes the name of an option, or [a,b]")
     return ConfigError(one_line(text))
+
+
+def _unreadable(error: OverrideParseException) -> str:
+    """Return what is wrong with a word that Hydra's grammar lacks, and how its text is quoted."""
+    word = typed(error.override)
+    key, _, value = word.partition("=")
+    opened, closed = value[:1] == "[", value[-1:] == "]"
+    if opened and closed:
+        items = [item.strip() for item in value[1:-1].split(",")]
+        texts = [item if can_be_read(f"a={item}") else quoted(item) for item in items]
+        cure = f"{key}=[{','.join(texts)}]"
+    else:
+        cure = f"{key}={quoted(value)}"
+    if value and not (opened ^ closed) and value[0] not in "{'\"" and can_be_read(cure):
+        return f"{word} cannot be read: quote the text for Hydra and the shell: {_in_shell(cure)}"
+    reason = one_line(error.message)
+    if "=" not in word or reason.startswith("LexerNoViableAltException"):
+        reason = "write KEY=VALUE, with texts in quotes"
+    return f"{word} cannot be read: {reason}"
+
+
+def _in_shell(word: str) -> str:
+    """Return a word, with its quotes, as a shell takes it."""
+    return shlex.quote(word) if set(word) & set('"$`\\') else f'"{word}"'
+
+
+def _damaged_yaml(error: yaml.YAMLError) -> str:
+    """Return where a file of the recipe is no YAML, and why."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return one_line(str(error))
+    place = f"line {mark.line + 1}, column {mark.column + 1}"
+    return f"{mark.name} cannot be read as YAML: {place}: {getattr(error, 'problem', '')}"
 
 
 def _no_key(key: str, words: Sequence[str], compose: Callable[[Sequence[str]], Any]) -> str:
@@ -163,6 +204,12 @@ def first_comment(path: Path) -> str:
     return " ".join(words)
 
 
+def begins_anew(task: str) -> bool:
+    """Return whether a task's file is the project's, and takes no other task's keys."""
+    paths = [folder / "task" / f"{task}.yaml" for folder in conf_folders()[1:]]
+    return any(path.is_file() and "defaults" not in _loaded(path) for path in paths)
+
+
 def options_in_file(task: str, group: str) -> list[str]:
     """Return the keys of a group of options, such as data_options, that a task's file has."""
     return _options_in_file(task, group, conf_folders())
@@ -172,8 +219,7 @@ def options_in_file(task: str, group: str) -> list[str]:
 def _options_in_file(task: str, group: str, folders: Sequence[Path]) -> list[str]:
     for path in (folder / "task" / f"{task}.yaml" for folder in folders):
         if path.is_file():
-            content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-            return list(content.get(group) or ())
+            return list(_loaded(path).get(group) or ())
     return []
 
 
@@ -208,8 +254,7 @@ def _keys_of_methods(folders: Sequence[Path]) -> Mapping[str, Sequence[str]]:
 
 
 def _own_keys(path: Path) -> set[str]:
-    text = path.read_text(encoding="utf-8")
-    content = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+    text, content = path.read_text(encoding="utf-8"), _loaded(path)
     bases = [one for one in content.get("defaults", []) if isinstance(one, str)]
     found = set()
     for base in bases:
@@ -272,14 +317,27 @@ def _content_of(group: str, option: str) -> dict[str, Any]:
     path = next(
         one for folder in conf_folders() if (one := folder / group / f"{option}.yaml").is_file()
     )
-    text = path.read_text(encoding="utf-8")
-    content = yaml.safe_load(text) or {}
+    text, content = path.read_text(encoding="utf-8"), _loaded(path)
     package = _PACKAGE.match(text)
     if package is None:
         return dict(content)
     outer = "" if package[1] == "_global_" else package[1]
     inner = group.removeprefix(outer).strip("/").split("/")
     return dict(value_at(content, inner) or {})
+
+
+def _loaded(path: Path) -> dict[str, Any]:
+    """Return what a file of the recipe has.
+
+    Raises:
+        ConfigError: if it is no YAML.
+    """
+    try:
+        with path.open(encoding="utf-8") as file:
+            content = yaml.load(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ConfigError(_damaged_yaml(error)) from None
+    return content if isinstance(content, dict) else {}
 
 
 def _chosen(group: str, values: Mapping[str, Any]) -> str:
@@ -291,6 +349,8 @@ def _chosen(group: str, values: Mapping[str, Any]) -> str:
     node = value_at(values, group.split("/"))
     if not isinstance(node, Mapping):
         return f"{start}none"
+    if group == "task":
+        return f"{start}{node.get('name')}"
     if "_target_" not in node:
         return f"{start}{tags_of(values).get(group)}"
     same = [one for one in options_of(group) if _target_of(group, one) == node["_target_"]]

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from hydra.errors import HydraException
 from rich.console import Console
@@ -15,6 +16,7 @@ from fedhet.conf.project import find_modules_in
 from fedhet.runtimes.flower_install import LaunchError
 
 _UNLIMITED = 10_000  # columns
+_Number = TypeVar("_Number", int, float)
 
 
 @contextmanager
@@ -52,7 +54,8 @@ def at_least(low: int) -> Callable[[str], int]:
     """Return the argparse type of whole numbers of at least ``low``."""
 
     def whole_number(text: str) -> int:
-        if (value := int(text)) < low:
+        value = _read(int, text, "a whole number")
+        if value < low:
             raise argparse.ArgumentTypeError(f"{text} must be {low} or more")
         return value
 
@@ -63,13 +66,20 @@ def number_between(low: float, high: float, *, with_low: bool = False) -> Callab
     """Return the argparse type of numbers in (low, high), or in [low, high)."""
 
     def number(text: str) -> float:
-        value = float(text)
+        value = _read(float, text, "a number")
         if not (low < value < high or (with_low and value == low)):
             bracket = "[" if with_low else "("
             raise argparse.ArgumentTypeError(f"{text} must lie in {bracket}{low:g}, {high:g})")
         return value
 
     return number
+
+
+def _read(kind: type[_Number], text: str, expected: str) -> _Number:
+    try:
+        return kind(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not {expected}") from None
 
 
 def table_console() -> Console:

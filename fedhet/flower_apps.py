@@ -32,6 +32,7 @@ from torch import nn
 from fedhet.client_app.app import Handlers
 from fedhet.common.checksums import MODEL
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import expanded
 from fedhet.conf import RunConfig, compose_overrides, overrides_of, quote
 from fedhet.conf.mistakes import options_of
 from fedhet.conf.project import FOLDER
@@ -147,7 +148,7 @@ def load_weights(
     """
     if not isinstance(model, nn.Module):
         raise ConfigError(f"model={model!r} is no nn.Module: make one of it first")
-    path = Path(folder) / (BEST if best else MODEL_FILE)
+    path = expanded(str(folder), "folder") / (BEST if best else MODEL_FILE)
     if best and path.parent.is_dir() and not path.exists():
         raise ConfigError(f"{path} does not exist: the run had no checkpoint.best=true")
     tensors, metadata, _ = load_tensors(path, kind=MODEL)

@@ -26,11 +26,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from rich.text import Text
+from yaml import YAMLError
 
 from fedhet import signals
 from fedhet.commands import reported_errors
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import LOCK, only_writer, writable_folder
+from fedhet.common.files import LOCK, expanded, only_writer, writable_folder
 from fedhet.common.imports import quick_imports
 from fedhet.common.results import (
     COMPLETED,
@@ -111,7 +112,7 @@ def main(early: EarlyServer | None = None) -> None:
         os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors, and prints none itself
         try:
             _hydra_main()
-        except (HydraException, OmegaConfBaseException, ValueError) as error:
+        except (HydraException, OmegaConfBaseException, ValueError, YAMLError) as error:
             if isinstance(error, ValueError) and not str(error).startswith(NO_OPTION):
                 raise  # a bug of ours
             raise explain_words(error, sys.argv[1:]) from None
@@ -291,7 +292,7 @@ def _prepare_results_dir(recipe: DictConfig) -> Path:
         if recipe.resume:
             raise ConfigError("resume=true needs the folder of the run: results_dir=...")
         return _new_results_dir(recipe)
-    folder = Path(str(recipe.results_dir)).expanduser().absolute()
+    folder = expanded(str(recipe.results_dir), "results_dir").absolute()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"results_dir={folder} is a file; name a folder")
     content = _content_of(folder)
@@ -333,10 +334,10 @@ def _not_empty(folder: Path) -> ConfigError:
 def _new_results_dir(recipe: DictConfig) -> Path:
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     name = f"{stamp}_{method_name(recipe)}_{recipe.task.name}_seed{recipe.seed}"
-    folder, number = Path.cwd() / "results" / name, 1
+    folder, number = writable_folder(Path.cwd() / "results") / name, 1
     while True:
         try:
-            folder.mkdir(parents=True)
+            folder.mkdir()
         except FileExistsError:  # the same recipe was started in the same second
             number += 1
             folder = folder.with_name(f"{name}_{number}")

@@ -15,6 +15,7 @@ from yaml import YAMLError
 from fedhet.client_app.client import PERSONAL
 from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
 from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.files import expanded
 from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf.renamed import upgrade_config
 from fedhet.server_app.best_round import BEST
@@ -34,6 +35,7 @@ MODEL_FILE = "model.safetensors"
 
 def recipe_of(folder: Path) -> DictConfig:
     """Return the recipe that a run has written, with the keys of today."""
+    folder = expanded(str(folder), "folder")
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is not the results directory of a run: it has no {CONFIG}")
     text = read_config(folder, summary_of(folder))
@@ -66,8 +68,8 @@ def task_of(recipe: DictConfig, metadata: Mapping[str, str] | None = None) -> An
     )
 
 
-def data_set_task_of(recipe: DictConfig) -> Task:
-    """Return the task of a run on a data set that fedhet reads.
+def data_set_task_of(recipe: DictConfig, advice: str = "") -> Task:
+    """Return the task of a run on a data set that fedhet reads; ``advice`` ends the error.
 
     Raises:
         ConfigError: if a function of the user's gave the examples.
@@ -76,13 +78,14 @@ def data_set_task_of(recipe: DictConfig) -> Task:
     if not isinstance(task, Task):
         raise ConfigError(
             f"task={task.name}: this works on data sets that fedhet reads, and the run's examples "
-            f"come from {task.config.data}"
+            f"come from {task.config.data}{advice}"
         )
     return task
 
 
 def label_metadata_of(folder: Path, *, best: bool = False) -> dict[str, str]:
     """Return what a run's model is stored with about labels and inputs (``label_metadata``)."""
+    folder = expanded(str(folder), "folder")
     _, metadata, _ = load_tensors(_model_path(folder, best), kind=MODEL)
     names = ("classes", "vocabulary", "columns", PUBLIC_COLUMNS)
     return {key: metadata[key] for key in names if key in metadata}
@@ -97,6 +100,7 @@ def classifier_of(
     do not travel come from a client's state file, if one is named. Otherwise those that no client
     trains (FedBABU) have their initial values.
     """
+    folder = expanded(str(folder), "folder")
     path = _model_path(folder, best)
     tensors, frozen = _output_model(folder, best)
     model = task.build_model(task.seed)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedhet.common.metrics import shown_metrics
+from fedhet.common.metrics import measured_where, shown_metrics
 from fedhet.common.results import BY_CLIENT, COMPLETED, DIVERGED, Row, read_summary
 from fedhet.report.names import method_title, plain
 
@@ -58,29 +58,31 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
 
     counted, summary = read_counts(path.parent), _summary(path.parent)
     title = _title(summary) or title
-    metrics = [
-        m for m in dict.fromkeys(n for r in rows for n in shown_metrics(r)) if _series(rows, m)
-    ]
-    panels = 2 + bool(metrics) + ("counts" in counted)
+    values = {name: v for row in rows for name, v in row.items() if v is not None}
+    where = measured_where(values)
+    measured = "at the clients" if where else "on the test set"
+    metrics = {name: name.removeprefix(where) for name in shown_metrics(values)}
+    shares = [(round, 100 * share) for round, share in _series(rows, f"{where}accuracy")]
+    panels = bool(shares) + 1 + bool(metrics) + ("counts" in counted)
     figure = Figure(figsize=(4.6 * panels, 3.9), dpi=150, layout="constrained", facecolor="white")
     canvas = FigureCanvasAgg(figure)
-    accuracy, loss, *others = figure.subplots(1, panels)
-    at_server = any(_series(rows, name) for name in ("accuracy", "loss"))
-    where, measured = ("", "on the test set") if at_server else ("client_", "at the clients")
-    _accuracy_panel(accuracy, rows, where)
+    over_rounds = list(figure.subplots(1, panels, squeeze=False)[0])
+    if "counts" in counted:
+        _partition_panel(over_rounds.pop(), **counted)
+    if shares:
+        label = "accuracy at the clients (%)" if where else "test accuracy (%)"
+        _accuracy_panel(over_rounds[0], shares, label)
+    loss = over_rounds[bool(shares)]
     losses = {f"{where}loss": measured, "train_loss": "of training"}
     _curves(loss, rows, losses, (_LOSS, _INK))
     loss.set_ylabel("loss", color=_INK)
     if metrics:
-        _curves(others[0], rows, {name: name for name in metrics}, _METRICS)
-        others[0].set_ylabel("metrics on the test set", color=_INK)
+        _curves(over_rounds[-1], rows, metrics, _METRICS)
+        over_rounds[-1].set_ylabel(f"metrics {measured}", color=_INK)
     last = max((int(row["round"]) for row in rows), default=0)
-    over_rounds = [accuracy, loss, *others[: bool(metrics)]]
     for axes in over_rounds:
         _style(axes, last)
     _mark_end(over_rounds, summary.get("status", COMPLETED), last)
-    if "counts" in counted:
-        _partition_panel(others[-1], **counted)
     fits = 72 * figure.get_figwidth() / (0.62 * max(1, len(title)))
     style: Any = {"color": _INK, "fontsize": min(12, fits), "fontweight": "bold"}
     figure.suptitle(plain(title), x=0.012, ha="left", **style)
@@ -88,13 +90,9 @@ def plot_run(rows: Sequence[Row], title: str, path: Path) -> None:
     canvas.print_png(path)  # type: ignore[no-untyped-call]
 
 
-def _accuracy_panel(axes: Axes, rows: Sequence[Row], where: str) -> None:
-    """Draw accuracy in percent, ``where`` "client_" the clients'; the title has last and best."""
-    shares = [(round, 100 * share) for round, share in _series(rows, f"{where}accuracy")]
-    axes.set_ylabel("accuracy at the clients (%)" if where else "test accuracy (%)", color=_INK)
-    if not shares:
-        axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", color=_INK)
-        return
+def _accuracy_panel(axes: Axes, shares: Sequence[tuple[int, float]], label: str) -> None:
+    """Draw the accuracy in percent by round; the title has the last and the best."""
+    axes.set_ylabel(label, color=_INK)
     _line(axes, shares, _ACCURACY)
     (last_round, last), (best_round, best) = shares[-1], max(shares, key=lambda pair: pair[1])
     axes.axhline(last, color=_ACCURACY, lw=0.8, ls=":", alpha=0.7, zorder=0)

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
+from fedhet.common.metrics import SHOWN_METRICS, measured_where, shown_metrics
 from fedhet.common.results import COMPLETED, Row
 
 
@@ -101,12 +101,13 @@ _SHOWN = ("accuracy", "client_accuracy", "loss", "client_loss")
 def figures(row: Row) -> str:
     """Return a round's figures as text; what was not measured is left out."""
     where, words = measured_where(row), []
-    if row.get(f"{where}accuracy") is not None:
-        words.append(f"{_spoken(where)}accuracy {percent(row[f'{where}accuracy'])}")
-    if row.get(f"{where}loss") is not None:
-        words.append(f"{_spoken(where)}loss {row[f'{where}loss']:.4f}")
+    accuracy, loss = f"{where}accuracy", f"{where}loss"
+    if row.get(accuracy) is not None:
+        words.append(f"{_spoken(accuracy)} {percent(row[accuracy])}")
+    if row.get(loss) is not None:
+        words.append(f"{_spoken(loss)} {row[loss]:.4f}")
     metrics = list(shown_metrics(row).items())[:SHOWN_METRICS]
-    words += [f"{name} {value:.4f}" for name, value in metrics]
+    words += [f"{_spoken(name)} {value:.4f}" for name, value in metrics]
     if row.get("seconds") is not None:
         words.append(f"{row['seconds']:.2f} s/round")
     return "  ".join(words)
@@ -120,21 +121,12 @@ def score(values: Mapping[str, Any]) -> tuple[str, str]:
     where = measured_where(values)
     accuracy, loss = values.get(f"{where}accuracy"), values.get(f"{where}loss")
     if accuracy is None and loss is not None:  # not of classes
-        return f"{_spoken(where)}loss", f"{loss:.4f}"
-    return f"{_spoken(where)}accuracy", percent(accuracy, "")
+        return _spoken(f"{where}loss"), f"{loss:.4f}"
+    return _spoken(f"{where}accuracy"), percent(accuracy, "")
 
 
-def measured_where(values: Mapping[str, Any]) -> str:
-    """Return "client_" for what is measured at the clients alone, without test examples here."""
-    here, at_clients = (
-        any(values.get(f"{where}{name}") is not None for name in ("accuracy", "loss"))
-        for where in ("", "client_")
-    )
-    return "client_" if at_clients and not here else ""
-
-
-def _spoken(where: str) -> str:
-    return where.replace("_", " ")
+def _spoken(name: str) -> str:
+    return name.replace("client_", "client ")
 
 
 def closing_panel(summary: Mapping[str, Any]) -> Panel:
@@ -154,7 +146,7 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
         table.add_row("best accuracy", percent(summary.get("best_accuracy")))
     for name, last in list(shown_metrics(summary).items())[:SHOWN_METRICS]:
         best = summary.get(f"best_{name}", last)
-        table.add_row(name, f"{last:.4f}, best {best:.4f}")
+        table.add_row(_spoken(name), f"{last:.4f}, best {best:.4f}")
     if reason := summary.get("stop_reason"):
         table.add_row("stopped", Text(str(reason)))
     table.add_row("rounds", str(summary.get("rounds", "?")))

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import expanded
 from fedhet.common.results import COMPLETED, METRICS, SUMMARY, read_rows, read_summary
 from fedhet.conf import compose_overrides, plain_part, quoted
 from fedhet.runtimes.flower_install import LaunchError
@@ -52,7 +53,8 @@ def run(*overrides: str, results_dir: str | Path | None = None) -> RunResult:
     compose_overrides(tuple(overrides))
     if any(word.partition("=")[0] == "results_dir" for word in overrides):
         raise ConfigError("results_dir is an argument: run(..., results_dir=FOLDER)")
-    folder = Path(results_dir or tempfile.mkdtemp(prefix="fedhet-run-")).absolute()
+    given = str(results_dir or tempfile.mkdtemp(prefix="fedhet-run-"))
+    folder = expanded(given, "results_dir").absolute()
     words = [*overrides, f"results_dir={quoted(str(folder))}"]
     command = [sys.executable, "-m", "fedhet", *words]
     done = subprocess.run(

@@ -68,6 +68,16 @@ class TaskConfig:
         twice = sorted(name for name, times in Counter(self.classes).items() if times > 1)
         if twice:
             raise ConfigError(f"task.classes names {', '.join(twice)} more than once")
+        if self.class_names is not None and self._classifies and len(self.class_names) < 2:
+            raise ConfigError(
+                f"task.classes=[{','.join(self.class_names)}] must name at least two classes: with "
+                "fewer there is nothing to learn"
+            )
+
+    @property
+    def _classifies(self) -> bool:
+        """Whether the model tells classes apart."""
+        return True
 
     @property
     def class_names(self) -> tuple[str, ...] | None:
@@ -234,6 +244,10 @@ class OwnConfig(TaskConfig):
     input_shape: tuple[int, ...] | None = None
     input_range: tuple[float, ...] | None = None
     transform: ClassVar[NoTransform] = NoTransform()
+
+    @property
+    def _classifies(self) -> bool:
+        return self.kind == "classification"
 
     @property
     def outputs(self) -> int:

@@ -336,17 +336,20 @@ class OwnTask(Measured, Partitioned):
     @property
     def count_names(self) -> tuple[str, ...]:
         """What the columns of :meth:`class_counts` count: classes, tenths, or all examples."""
-        return self.class_names if self.by_client or self.by_folder else self._stratified[1]
+        if self.by_client or self.by_folder:
+            return self.class_names if self.config.kind == "classification" else ("examples",)
+        return self._stratified[1]
 
     def class_counts(self) -> Indices:
         """Return how many examples of each class each client holds, (N, C).
 
-        In a regression they are of each tenth of the targets; where an example has several labels,
-        of all (N, 1).
+        In a regression they are of each tenth of the targets. Of all, (N, 1), where an example has
+        several labels, or in a regression of a function that gives each client its own.
         """
         if self.by_client or self.by_folder:
+            by_class = self.config.kind == "classification"
             clients = (self.client_data(number)[0] for number in range(self.num_clients))
-            return np.array([client.class_counts() for client in clients])
+            return np.array([one.class_counts() if by_class else [len(one)] for one in clients])
         labels, names = self._stratified
         size = len(names)
         return np.stack([np.bincount(labels[rows], minlength=size) for rows in self.client_rows])

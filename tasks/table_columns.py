@@ -114,6 +114,24 @@ class Columns:
         transformer = _transformer(list(numeric), list(categorical))
         return cls(target, tuple(numeric), tuple(categorical), transformer, labels)
 
+    def inputs(self) -> list[dict[str, Any]]:
+        """Return what each of a model's inputs (d,) is, in their order.
+
+        A number is of a ``column``, less ``mean``, over ``scale``, and a missing one is the mean;
+        another is 1 where a column has the ``category``, or no value (None), and else 0.
+        """
+        parts = self.transformer.named_transformers_
+        found: list[dict[str, Any]] = []
+        if self.numeric:
+            scaler = parts["numeric"].steps[-1][1]
+            for name, mean, scale in zip(self.numeric, scaler.mean_, scaler.scale_, strict=True):
+                found.append({"column": name, "mean": float(mean), "scale": float(scale)})
+        if self.categorical:
+            categories = parts["categorical"].categories_
+            for name, values in zip(self.categorical, categories, strict=True):
+                found += [{"column": name, "category": value} for value in values.tolist()]
+        return found
+
     def statistics(self, table: DataFrame) -> ColumnStatistics:
         """Return the statistics of a table's rows."""
         return ColumnStatistics.of(self.prepared(table), self.numeric)
@@ -197,7 +215,7 @@ def names_in(
 ) -> tuple[Sequence[str], Sequence[str]]:
     """Return the numeric and the categorical columns; a public part tells those that are None."""
     if len(public) == 0:
-        raise ConfigError(f"{KEY}.public: there is no row to fit the columns on")
+        raise ConfigError(f"{_where(public)} has no row that the columns could be fitted on")
     named = [target, *(numeric or ()), *(categorical or ())]
     rest = [name for name in public.columns if name not in named]
     if numeric is None:

@@ -127,6 +127,11 @@ TOGETHER = [
     (["clients=20", "task.train_size=10"], r"clients=20 is more than the 10 .*task\.train_size"),
     (["runtime.client_cpus=4", "runtime.num_cpus=2"], r"runtime\.num_cpus=2 is less than"),
     (["evaluation.per_class=true"], "names no metric: name some, such as evaluation.metrics="),
+    (
+        ["early_stopping.metric=client_accuracy", "early_stopping.patience=3"],
+        r"client_accuracy is not measured: set evaluation\.clients=true; allowed: accuracy",
+    ),
+    (["checkpoint.best=client_f1"], r"add f1 to evaluation\.metrics, and set evaluation\.clients"),
     (["calibration.alphas=[0.1]"], r"partition\.holdout=0\.0: set it to 0\.1"),
     (["strategy=fedcm", "local.initial=own"], r"needs local\.initial=received"),
 ]
@@ -137,6 +142,73 @@ def test_values_that_do_not_fit_together_are_refused(words, message, monkeypatch
     monkeypatch.delenv("FEDHET_DATA", raising=False)
     with pytest.raises(ConfigError, match=message):
         compose_overrides(tuple(words))
+
+
+UNREADABLE = {  # and how they are written
+    "task.path=~/images": "task.path='~/images'",
+    "results_dir=größe": "results_dir='größe'",
+    "task.data_options.target=Größe (cm)": "task.data_options.target='Größe (cm)'",
+    "task.data_options.path=a=b.csv": "task.data_options.path='a=b.csv'",
+    "task.data_options.path=a,b.csv": "task.data_options.path='a,b.csv'",
+    "task.classes=[größer,kleiner,1]": "task.classes=['größer',kleiner,1]",
+}
+
+
+@pytest.mark.parametrize(("word", "quoted"), UNREADABLE.items())
+def test_a_text_that_hydra_cannot_read_is_shown_with_its_quotes(word, quoted):
+    task = "task=image_folder" if word.startswith("task.path") else "task=tabular"
+    with pytest.raises(ConfigError) as refused:
+        compose_overrides((task, word))
+    line = str(refused.value)
+    assert line.startswith(f"{word} ")
+    assert f'"{quoted}"' in line
+    assert "Exception" not in line
+    compose_overrides((task, quoted))
+
+
+@pytest.mark.parametrize("word", ["rounds", "--rounds=3", "task = digits", "task.path='x"])
+def test_a_word_that_quotes_do_not_mend_is_shown_the_form(word):
+    with pytest.raises(ConfigError) as refused:
+        compose_overrides((word,))
+    assert str(refused.value) == f"{word} cannot be read: write KEY=VALUE, with texts in quotes"
+
+
+BROKEN_TASKS = {
+    "  model: my_project.model:Net": "broken.yaml cannot be read as YAML: line 3, column 8: mapp",
+    "model:\tmy_project.model:Net\n\tlora: null": "broken.yaml cannot be read as YAML: line 3, co",
+    "name: again": "broken.yaml cannot be read as YAML: line 3, column 1: found duplicate key name",
+}
+
+
+@pytest.mark.parametrize(("line", "message"), BROKEN_TASKS.items())
+def test_a_task_file_that_is_no_yaml_is_named_with_the_place(line, message, own_project):
+    path = own_project / "my_project" / "conf" / "task" / "broken.yaml"
+    path.write_text(f"defaults: [own]\nname: broken\n{line}\n")
+    with pytest.raises(ConfigError, match=message) as refused:
+        compose_overrides(("task=broken",))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_method_file_that_is_no_yaml_is_named_where_keys_are_looked_up(own_project):
+    path = own_project / "my_project" / "conf" / "strategy" / "broken.yaml"
+    path.write_text("methods: {broken: []}\n  mu: 1\n")
+    with pytest.raises(ConfigError, match=r"broken\.yaml cannot be read as YAML: line 2"):
+        compose_overrides(("strategy.sam.rho=1",))
+
+
+def test_a_task_file_without_defaults_is_told_that_it_needs_them(own_project):
+    folder = own_project / "my_project" / "conf" / "task"
+    functions = "data: my_project.data:load_data\nmodel: my_project.model:Net\n"
+    (folder / "bare.yaml").write_text(f"name: bare\n{functions}")
+    (folder / "based.yaml").write_text(f"defaults: [own]\nname: based\n{functions}")
+    with pytest.raises(ConfigError, match=r"task=bare: its file needs .*`defaults: \[own\]`"):
+        compose_overrides(("task=bare",))
+    assert compose_overrides(("task=based",)).task.kind == "classification"
+
+
+def test_a_key_of_other_tasks_is_told_with_the_task_that_there_is():
+    with pytest.raises(ConfigError, match=r"of task\.inputs=images, and this is task=tabular"):
+        compose_overrides(("task=tabular", "task.channels=3"))
 
 
 @pytest.mark.parametrize("word", ["rounds=0", "local.lrr=1", "strategy.fedprox.mu=abc"])
@@ -195,6 +267,11 @@ def test_methods_that_work_by_class_are_refused_where_there_are_none(method, tmp
 def test_a_relative_results_dir_is_refused(tmp_path):
     with pytest.raises(ValueError, match="must be absolute"):
         results_folder(compose(overrides("results_dir=results/x")))
+
+
+def test_a_home_folder_that_nobody_has_is_refused():
+    with pytest.raises(ConfigError, match=r"results_dir=~nobody-is-here/x: there is no such user"):
+        results_folder(compose(overrides("results_dir='~nobody-is-here/x'")))
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ TABLE = """
  evaluation.metrics=[f1] | checkpoint.best | f1 received_f1 | client_f1 mae
  strategy/secure_aggregation=secagg_plus | early_stopping.metric | received_loss | f1
  strategy/differential_privacy=local | early_stopping.metric | loss | received_loss
- strategy/differential_privacy=local | evaluation.model | global both | clients
+ strategy/differential_privacy=local | evaluation.model | global | clients both
  evaluation.every=0 | checkpoint.best | false | true
  | checkpoint.client_models | true false | maybe 1 null
  | early_stopping.metric | accuracy loss received_loss | f1 client_loss acuracy 3 null

@@ -79,7 +79,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _share(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"{text} is not an accuracy in (0, 1]; 30 % is 0.3")
     return value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Chart, Key, Picture
 from fedhet.report.colors import AXIS, GRID, INK, PALETTE, style_of
-from fedhet.report.legend import legend_of
+from fedhet.report.legend import in_lines, legend_of
 from fedhet.report.names import plain
 from fedhet.report.run_data import Run
 
@@ -99,7 +99,8 @@ def common_range(
 ) -> tuple[float, float] | None:
     """Return a range of y for all curves and marks; ``log``: on a logarithmic scale.
 
-    The first tenth of a curve does not widen it, so that late differences can be seen.
+    The first tenth of a curve does not widen it, so that late differences can be seen; of two
+    points both do.
     """
     if not curves:
         return None
@@ -114,7 +115,8 @@ def common_range(
 
 def _late(x: Sequence[float], values: Sequence[float]) -> list[float]:
     start = x[0] + EARLY * (x[-1] - x[0])
-    return [value for at, value in zip(x, values, strict=True) if at >= start]
+    late = [value for at, value in zip(x, values, strict=True) if at >= start]
+    return late if len(late) > 1 else list(values)
 
 
 def draw_panel(axes: Axes, panel: Panel, font: float) -> None:
@@ -248,19 +250,21 @@ def _short(values: Sequence[float]) -> list[float]:
 def _save_panels(panels: Sequence[Panel], legend: Sequence[Key], abreast: int, path: Path) -> None:
     import matplotlib
 
-    abreast = min(abreast, len(panels))
+    abreast, font = min(abreast, len(panels)), 9.0
+    panels = [replace(one, title=in_lines(one.title, 72 * 3.3, font + 1)) for one in panels]
+    one_row = 2.8 + 0.17 * max(panel.title.count("\n") for panel in panels)
     rows = -(-len(panels) // abreast)
     width = 4.0 * abreast
     with matplotlib.rc_context(_STYLE):
         shown = legend_of(legend, width)
         above = shown.height + 0.1
-        height = 2.8 * rows + above
+        height = one_row * rows + above
         figure = new_figure(width, height)
         for number, panel in enumerate(panels):
             left, top = 4.0 * (number % abreast), height - above
-            bottom = top - 2.8 * (number // abreast + 1)
+            bottom = top - one_row * (number // abreast + 1)
             place = ((left + 0.6) / width, (bottom + 0.5) / height, 3.3 / width, 1.95 / height)
-            draw_panel(figure.add_axes(place), panel, 9.0)
+            draw_panel(figure.add_axes(place), panel, font)
         shown.draw(figure)
         save(figure, path, "")
 

@@ -30,6 +30,7 @@ class Origin:
     name: str  # of the folder
     command: str = ""  # the command line, as far as it is known
     failures: Sequence[str] = ()  # jobs of the sweep without a results directory, with errors
+    unfinished: str = ""  # of a sweep that has not ended: how far it has come
 
 
 @dataclass(frozen=True)

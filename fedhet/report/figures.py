@@ -28,7 +28,7 @@ from fedhet.report.data_file import AGREEMENT, Partition
 from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs
 from fedhet.report.names import column_title, listed
 from fedhet.report.partition_plot import draw_partition
-from fedhet.report.run_data import Run
+from fedhet.report.run_data import AT_CLIENTS, ON_TEST_SET, Run, evaluation_place
 from fedhet.report.tables import cell_table
 
 # Columns that are shown elsewhere, or are not figures of a round.
@@ -38,6 +38,7 @@ NO_DIAGNOSTICS = (
 )
 MOST_DIAGNOSTICS = 40  # small panels of a section
 ROUND = "round"
+_ACCURACY = {ON_TEST_SET: "test accuracy (%)", AT_CLIENTS: "accuracy at the clients (%)"}
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))  # the largest unit of which there are two
 
 
@@ -51,21 +52,23 @@ def accuracy(
     """Return accuracy over rounds, wall time, simulated time and bytes, a panel per column."""
 
     def percentages(run: Run) -> dict[float, float]:
-        return {r: 100 * y for r, y in over_rounds(run, "accuracy").items() if r <= last}
+        return {float(r): 100 * y for r, y in run.points("accuracy") if r <= last}
 
     last = last_round or math.inf
     done = curves_of(layout, keys, percentages)
     cut = incomplete_curves(layout, keys, percentages)
     found = [whole + part for whole, part in zip(done, cut, strict=True)]
-    axes = _axes([run for lines in found for _, runs in lines for run in runs])
+    drawn = [run for lines in found for _, runs in lines for run in runs]
+    axes, where = _axes(drawn), evaluation_place(drawn)
     units = {label: unit for label, (_, unit) in axes.items()}
     found = [[(with_axes(line, runs, units), runs) for line, runs in lines] for lines in found]
     marks = [100 * target for target in targets]
     range_of = common_range([line for lines in found for line, _ in lines])
-    panels = panels_of(layout, found, ROUND, "test accuracy (%)", marks, range_of)
+    label = _ACCURACY.get(where, "accuracy (%)")
+    panels = panels_of(layout, found, ROUND, label, marks, range_of)
     if not panels:
         return []
-    caption = f"Accuracy on the test set. {lines_are(panels)}"
+    caption = f"Accuracy {where}. {lines_are(panels)}"
     caption += " Dotted, horizontal: the targets." if marks else ""
     caption += " A cross: the end of a run that is not completed." if any(cut) else ""
     if axes:
@@ -93,8 +96,8 @@ def _axes(runs: Sequence[Run]) -> dict[str, tuple[str, tuple[str, float]]]:
 
 
 def over_rounds(run: Run, column: str) -> dict[float, float]:
-    """Return a column of a run by round."""
-    return {float(round): value for round, value in run.points(column)}
+    """Return a column of metrics.jsonl by round."""
+    return {float(round): value for round, value in run.stored(column)}
 
 
 def curves_of(
@@ -164,7 +167,7 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
     shown = [
         name
         for name in names
-        if name not in NO_DIAGNOSTICS and any(run.points(name) for run in runs)
+        if name not in NO_DIAGNOSTICS and any(run.stored(name) for run in runs)
         if not is_of_new_model(name)  # they have a part of the page
     ]
     steady = [name for name in shown if all(_is_steady(run, name) for run in runs)]
@@ -191,7 +194,9 @@ def metrics(
     panels = _columns_over_rounds(layout, keys, [name for name in names if "/" not in name])
     if not panels:
         return []
-    caption = f"On the test set; client: mean over the clients, on theirs. {lines_are(panels)}"
+    caption = (
+        f"Client: mean over the clients, on theirs; others: on the test set. {lines_are(panels)}"
+    )
     abreast = len(layout.columns) if len(layout.columns) in (2, 4) else 3
     return [gallery(panels, caption, stem, {ROUND: "metrics"}, abreast)]
 
@@ -212,12 +217,12 @@ def _columns_over_rounds(
 
 
 def _is_steady(run: Run, name: str) -> bool:
-    return len({value for round, value in run.points(name) if round > 0}) <= 1
+    return len({value for round, value in run.stored(name) if round > 0}) <= 1
 
 
 def _steady_table(layout: Layout, names: Sequence[str]) -> Table:
     def text(runs: Sequence[Run], name: str) -> str:
-        values = [points[-1][1] for run in runs if (points := run.points(name))]
+        values = [points[-1][1] for run in runs if (points := run.stored(name))]
         mean = math.fsum(values) / len(values) if values else math.nan
         return "-" if not values else f"{mean:,.0f}" if abs(mean) >= 10_000 else f"{mean:.6g}"
 

@@ -23,6 +23,9 @@ KNOWN_KEYS = (
     *("target_accuracy", "runtime.name"),
 )
 
+# Keys whose values are clear without a word before them, and what they are called.
+_NAMED = {"task.name": "task", "partition.name": "partition", "task.model": "model"}
+
 
 @dataclass(frozen=True)
 class Published:
@@ -55,11 +58,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Layout:
-    """Rows and columns, and notes about them."""
+    """Rows and columns, notes about them, and the names of the keys whose values are columns."""
 
     columns: tuple[str, ...]
     lines: tuple[Line, ...]
     notes: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
 
 
 def automatic_layout(runs: Sequence[Run], by: Sequence[str] = ()) -> Layout:
@@ -82,7 +86,8 @@ def automatic_layout(runs: Sequence[Run], by: Sequence[str] = ()) -> Layout:
             for column in columns
         ]
         lines += split_lines(method_title(method), method, cells, notes)
-    return Layout(tuple(_label(keys, column) for column in columns), tuple(lines), tuple(notes))
+    labels = tuple(_label(keys, column) for column in columns)
+    return Layout(labels, tuple(lines), tuple(notes), tuple(_names(keys)))
 
 
 def split_lines(
@@ -234,14 +239,19 @@ def _sortable(value: str) -> tuple[int, float, str]:
 
 
 def _label(keys: Sequence[str], values: Sequence[str]) -> str:
-    """Return ``alpha 0.1, clients 10``: the last word of each key, or the key if it is unclear."""
+    """Return ``digits, alpha 0.1, clients 10``."""
     if not keys:
         return NO_COLUMN
-    last = [key.rpartition(".")[2] for key in keys]
     words = []
-    for key, word, value in zip(keys, last, values, strict=True):
+    for key, name, value in zip(keys, _names(keys), values, strict=True):
         shown = value.rpartition(".")[2] if key.endswith("_target_") else value
-        unclear = last.count(word) > 1 or word == "name"
-        named = key in ("task.name", "partition.name", "task.model")
-        words.append(shown if named else f"{key if unclear else word} {shown}")
+        words.append(shown if key in _NAMED else f"{name} {shown}")
     return ", ".join(words)
+
+
+def _names(keys: Sequence[str]) -> list[str]:
+    """Return the last word of each key, or the key if that is unclear."""
+    last = [key.rpartition(".")[2] for key in keys]
+    unclear = {word for word in last if last.count(word) > 1} | {"name"}
+    short = [key if word in unclear else word for key, word in zip(keys, last, strict=True)]
+    return [_NAMED.get(key, name) for key, name in zip(keys, short, strict=True)]

@@ -14,8 +14,8 @@ from fedhet.report.names import plain
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FONT, _LINE = 9.5, 2.6  # points; the line of an entry, in letters' heights
-_BESIDE = (_LINE + 0.8 + 2.0) * _FONT  # points beside a label: Matplotlib's .8 and 2 between them
+FONT, _LINE = 9.5, 2.6  # points; the line of an entry, in letters' heights
+_BESIDE = (_LINE + 0.8 + 2.0) * FONT  # points beside a label: Matplotlib's .8 and 2 between them
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Legend:
             for key in self.keys
         ]
         style: Any = {
-            **{"frameon": False, "fontsize": _FONT, "labelcolor": INK},
+            **{"frameon": False, "fontsize": FONT, "labelcolor": INK},
             **{"borderaxespad": 0.2, "handlelength": _LINE},
         }
         figure.legend(
@@ -58,16 +58,17 @@ class Legend:
 def legend_of(keys: Sequence[Key], width: float) -> Legend:
     """Return the legend of a picture that is ``width`` inches wide; a column takes 2 or more."""
     room = 72 * width - _BESIDE
-    labels = [_in_lines(key.label, room) for key in keys]
+    labels = [in_lines(key.label, room) for key in keys]
     entry = _BESIDE + max((_width(label) for label in labels), default=0.0)
-    columns = int(min(width / 2, (72 * width + 2.0 * _FONT) / entry, len(keys)))
+    columns = int(min(width / 2, (72 * width + 2.0 * FONT) / entry, len(keys)))
     return Legend(keys, labels, max(1, columns))
 
 
-def _in_lines(label: str, room: float) -> str:
+def in_lines(label: str, room: float, font: float = FONT) -> str:
     """Return a label in lines of at most ``room`` points, broken between words if that will do."""
+    room *= FONT / font
     found, letters = label, len(label)
-    while (width := _width(found)) > room and letters > 1:
+    while letters > 1 and (width := _width(found)) > room:
         letters = min(letters - 1, int(letters * room / width))
         found = "\n".join(textwrap.wrap(label, max(1, letters)))
     return found
@@ -80,4 +81,4 @@ def _width(label: str) -> float:
 
     font = FontProperties(family="DejaVu Sans")  # that of all pictures
     lines = label.split("\n")
-    return max(TextPath((0, 0), one, _FONT, prop=font).get_extents().width for one in lines)
+    return max(TextPath((0, 0), one, FONT, prop=font).get_extents().width for one in lines)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
+from fedhet.common.metrics import evaluation_of
 from fedhet.conf.project import conf_folders
 
 _FIRST = re.compile(
@@ -13,7 +14,10 @@ _FIRST = re.compile(
 )  # "# FedAvg (McMahan et al. 2017): "
 _COLUMNS = {
     "lr": "learning rate",
-    "f1": "F1",
+    **{"f1": "F1", "f1_weighted": "weighted F1", "auroc": "AUROC", "mcc": "MCC", "iou": "IoU"},
+    **{"mae": "MAE", "mse": "MSE", "rmse": "RMSE", "mape": "MAPE", "smape": "sMAPE", "r2": "R2"},
+    **{"top5_accuracy": "top-5 accuracy", "cohen_kappa": "Cohen's kappa"},
+    **{"pearson": "Pearson correlation", "spearman": "Spearman correlation"},
     "bytes_up": "bytes sent by the clients",
     "bytes_down": "bytes sent to the clients",
     "seconds": "seconds a round",
@@ -41,8 +45,12 @@ def method_title(method: str) -> str:
 
 
 def column_title(column: str) -> str:
-    """Return ``train loss`` for ``train_loss``."""
-    return _COLUMNS.get(column, column.replace("_", " "))
+    """Return ``train loss`` for ``train_loss``, ``client F1`` for ``client_f1``."""
+    metric, slash, class_name = column.partition("/")
+    where = evaluation_of(metric)
+    name = metric.removeprefix(where)
+    words = where.replace("_", " ") + _COLUMNS.get(name, name.replace("_", " "))
+    return f"{words}{slash}{class_name}"
 
 
 def listed(names: Iterable[str], most: int = 5) -> str:

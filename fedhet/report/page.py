@@ -21,7 +21,6 @@ from fedhet.report.distrusted import distrusted
 from fedhet.report.layer_plots import layers
 from fedhet.report.layout import (
     KNOWN_KEYS,
-    NO_COLUMN,
     Layout,
     automatic_layout,
     cells_with_runs,
@@ -31,7 +30,7 @@ from fedhet.report.names import listed, method_title
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.provenance import provenance, warnings
 from fedhet.report.published_tables import FigureByTarget, paper_layout, read_paper
-from fedhet.report.run_data import Run
+from fedhet.report.run_data import Run, evaluation_place
 from fedhet.report.score_chart import scores, single_round
 from fedhet.report.statistics import Figure, measured_metrics
 from fedhet.report.tables import (
@@ -164,8 +163,7 @@ def _lay_out(node: Mapping[str, Any] | None, runs: Sequence[Run], data: ReportDa
                 paper.source, layout, paper.figure, targets, runs, paper.note, published=True
             )
     layout = automatic_layout(runs, data.by)
-    keys = [word.rpartition(" ")[0] or "task" for word in layout.columns[0].split(", ")]
-    title = "Methods" if layout.columns == (NO_COLUMN,) else f"Methods by {', '.join(keys)}"
+    title = f"Methods by {', '.join(layout.keys)}" if layout.keys else "Methods"
     measured = any(run.points("accuracy") for run in runs)
     figure = Figure("accuracy", percent=True) if measured else Figure("loss")
     return Section(title, layout, figure, data.targets, runs, warnings=problems)
@@ -183,15 +181,16 @@ def compared_title(runs: Sequence[Run]) -> str:
 
 def _partitions_title(runs: Sequence[Run]) -> str:
     """Return ``dirichlet partition with alpha 0.1 and 1``, or ``data by client``."""
-    if all(run.summary.get("partition") == BY_CLIENT for run in runs):
-        return f"data {BY_CLIENT}"
     found: dict[str, list[float]] = {}
     for run in runs:
-        if name := run.settings.get("partition.name"):
+        if run.summary.get("partition") == BY_CLIENT:
+            found[f"data {BY_CLIENT}"] = []
+        elif name := run.settings.get("partition.name"):
             alpha = run.settings.get("partition.alpha")
-            found.setdefault(str(name), []).extend([] if alpha is None else [float(alpha)])
+            alphas = found.setdefault(f"{name} partition", [])
+            alphas += [] if alpha is None else [float(alpha)]
     return listed(
-        f"{name} partition" + (f" with alpha {listed(map('{:g}'.format, sorted(a)))}" if a else "")
+        name + (f" with alpha {listed(map('{:g}'.format, sorted(a)))}" if a else "")
         for name, a in found.items()
     )
 
@@ -257,9 +256,9 @@ def _accuracies(section: Section, keys: Mapping[str, Key], stem: Path) -> list[B
         return blocks
     if not single:
         text = (
-            "Rounds until the accuracy on the test set first reaches the target, and the megabytes "
-            "up and down until then, all clients together. > R: at least one run has not reached "
-            "it in R rounds."
+            f"Rounds until the accuracy {evaluation_place(section.runs)} first reaches the target, "
+            "and the megabytes up and down until then, all clients together. > R: at least one run "
+            "has not reached it in R rounds."
         )
         blocks += [Heading(3, "Rounds and bytes to a target"), Paragraph(text)]
         blocks += target_tables(layout, section.targets, last_round)

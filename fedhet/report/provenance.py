@@ -49,12 +49,18 @@ def warnings(data: ReportData) -> list[Block]:
     jobs = [text for origin in data.origins for text in origin.failures]
     if jobs:
         texts.append(f"Jobs of the sweep without results: {'; '.join(jobs)}")
+    texts += [origin.unfinished for origin in data.origins if origin.unfinished]
     versions = _versions(data.runs)
     for name in [name for name in versions if versions[name].nunique() > 1]:
         found = versions.groupby(name, sort=False).groups
         parts = [f"{value} ({_named(data.runs, rows)})" for value, rows in found.items()]
-        what = "the code" if name == "code" else name
-        texts.append(f"The runs used different versions of {what}: {'; '.join(parts)}.")
+        what = f"The runs used different versions of {name}"
+        if name == "code":
+            what = (
+                "The code of the runs differs, fedhet's or that of your own packages (recipes may "
+                "name different ones)"
+            )
+        texts.append(f"{what}: {'; '.join(parts)}.")
     if count := sum(int(run.summary.get("failures") or 0) for run in data.runs):
         texts.append(f"{count} replies of clients were refused or missing: see {PARTS[0]}.")
     return [Warn(text) for text in texts]
@@ -71,7 +77,7 @@ def provenance(data: ReportData) -> list[Block]:
         for run in data.runs
     )
     where = "The machine of the server and, in a simulation, of all clients."
-    code = "Versions, and the fingerprint of the code."
+    code = "Versions, and the fingerprint of the code, with your own packages that a recipe names."
     return [
         *_troubles(data.runs),
         Heading(2, PARTS[1]),
@@ -93,13 +99,14 @@ def _runs_table(runs: Sequence[Run]) -> Table:
 
 def _run_row(run: Run) -> dict[str, str]:
     summary = run.summary
+    accuracies = [value for _, value in run.points("accuracy")]
     sent = [summary[key] for key in ("bytes_up", "bytes_down") if summary.get(key) is not None]
     return {
         **{"run": run.name, "method": method_title(run.method), "seed": _format(run.seed, "")},
         "status": run.status,
         "rounds": _format(summary.get("rounds"), "d"),
-        "final (%)": _format(summary.get("accuracy"), ".2f", 100),
-        "best (%)": _format(summary.get("best_accuracy"), ".2f", 100),
+        "final (%)": _format(accuracies[-1] if accuracies else None, ".2f", 100),
+        "best (%)": _format(max(accuracies, default=None), ".2f", 100),
         "failures": _format(summary.get("failures"), "d"),
         "seconds": _format(summary.get("wall_seconds"), ".1f"),
         "s/round": _format(summary.get("seconds_per_round"), ".3g"),

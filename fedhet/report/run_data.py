@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedhet.common.results import (
+    BY_CLIENT,
     COMPLETED,
     CONFIG,
     DIVERGED,
@@ -73,8 +74,12 @@ class Run:
 
     def points(self, column: str) -> list[tuple[int, float]]:
         """Return (round, value) where the column has a value; see ``at_clients``."""
+        of_clients = column in _MEASURED and self.at_clients
+        return self.stored(f"client_{column}" if of_clients else column)
+
+    def stored(self, name: str) -> list[tuple[int, float]]:
+        """Return (round, value) of a column of metrics.jsonl, as the file has it."""
         rounds = self.columns.get("round", ())
-        name = f"client_{column}" if column in _MEASURED and self.at_clients else column
         values = self.columns.get(name, [None] * len(rounds))
         pairs = zip(rounds, values, strict=True)
         return [(int(r), float(v)) for r, v in pairs if r is not None and v is not None]
@@ -100,6 +105,17 @@ class Run:
     def bytes_until(self, last: int) -> float:
         """Return the bytes sent up and down until round ``last``, all clients together."""
         return max((v for round, v in self.bytes_by_round().items() if round <= last), default=0.0)
+
+
+ON_TEST_SET, AT_CLIENTS = "on the test set", "at the clients"
+
+
+def evaluation_place(runs: Iterable[Run]) -> str:
+    """Return where the accuracies of runs were measured: ON_TEST_SET, AT_CLIENTS, or both."""
+    places = {
+        AT_CLIENTS if run.at_clients else ON_TEST_SET for run in runs if run.points("accuracy")
+    }
+    return " or ".join(sorted(places, reverse=True))
 
 
 def by_seed(run: Run) -> int:
@@ -146,6 +162,9 @@ def read_run(folder: Path, name: str, source: int, *, resumed: bool = False) -> 
     plain = upgrade_config(cast(dict[str, Any], OmegaConf.to_container(recipe, resolve=False)))
     paper = plain.pop("paper", None)
     settings = flat(plain)
+    if summary.get("partition") == BY_CLIENT:  # nothing is divided: the run reads holdout alone
+        unread = {key for key in settings if key.startswith("partition.")} - {"partition.holdout"}
+        settings = {key: value for key, value in settings.items() if key not in unread}
     known = bool(OmegaConf.select(recipe, "strategy.methods"))
     return Run(
         name=name,

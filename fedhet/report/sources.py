@@ -12,9 +12,9 @@ from typing import Any
 import yaml
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.results import COMPLETED, FAILED
+from fedhet.common.results import COMPLETED, FAILED, STOPPED
 from fedhet.report.data_file import Origin, ReportData, merged, read_data
-from fedhet.report.run_data import Run, find_runs, read_run
+from fedhet.report.run_data import RUNNING, Run, find_runs, read_run
 
 
 def read_sources(paths: Sequence[Path]) -> ReportData:
@@ -74,7 +74,24 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
             f"{path} has no run: none of its folders has a config.yaml, metrics.jsonl or "
             "summary.json"
         )
-    return ReportData(runs=runs, origins=[Origin(folder.name, _command(folder, index), failures)])
+    unfinished = _unfinished(path, index, len(all_found))
+    origin = Origin(folder.name, _command(folder, index), failures, unfinished)
+    return ReportData(runs=runs, origins=[origin])
+
+
+def _unfinished(path: Path, index: Mapping[str, Any], found: int) -> str:
+    """Return how many jobs of a sweep that has not ended have results, and what continues it."""
+    ends = {STOPPED: ("was stopped", ""), RUNNING: ("has not ended", "If it was killed, ")}
+    status, total = index.get("status"), index.get("total")
+    if status not in ends:
+        return ""
+    how, condition = ends[status]
+    jobs = f"{total} jobs" if total else "jobs"  # a search may not know how many
+    resume = shlex.join(["fedhet", "-m", "--resume", str(path)])
+    return (
+        f"The sweep {path.resolve().name} {how}: it has results of {found} of its {jobs}. "
+        f"{condition}{resume} continues it."
+    )
 
 
 def _with_job_error(run: Run, job: Mapping[str, Any]) -> Run:

@@ -21,7 +21,7 @@ NAMES = {
     "rounds_to": "rounds to",
     "bytes_to": "MB to",
     "seconds_to": "simulated seconds to",
-    "loss": "final loss on the test set",
+    "loss": "final loss",
     "client_loss": "final loss of the output model at the clients",
 }
 

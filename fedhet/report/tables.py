@@ -19,7 +19,7 @@ from fedhet.report.layout import (
 )
 from fedhet.report.names import column_title
 from fedhet.report.published_tables import FigureByTarget, PublishedByTarget
-from fedhet.report.run_data import Run
+from fedhet.report.run_data import Run, evaluation_place
 from fedhet.report.statistics import (
     ACCURACIES,
     Estimate,
@@ -179,10 +179,11 @@ def accuracies_table(layout: Layout, figure: Figure) -> Table:
         Figure(name, percent=True, last_round=figure.last_round, evaluations=late)
         for name in ACCURACIES
     ]
+    runs = (run for _, _, cell in cells_with_runs(layout) for run in cell.runs)
     caption = (
-        "Accuracy on the test set: after the last round, of the best evaluation, and the mean of "
-        f"the last {late} evaluations, which is less noisy. Mean ± sample standard deviation over "
-        "n seeds."
+        f"Accuracy {evaluation_place(runs)}: after the last round, of the best evaluation, and the "
+        f"mean of the last {late} evaluations, which is less noisy. Mean ± sample standard "
+        "deviation over n seeds."
     )
     found = dict(zip(titles, figures, strict=True))
     return cell_table(layout, _figures(layout, found, 2), caption)
@@ -195,8 +196,8 @@ def metrics_tables(layout: Layout, names: Sequence[str], last_round: int | None)
         Figure(figure, last_round=last_round) for name in whole for figure in (name, f"best_{name}")
     ]
     caption = (
-        "On the test set, after the last round and the best evaluation; client: mean over the "
-        "clients, on theirs. Mean ± sample standard deviation over n seeds."
+        "After the last round and the best evaluation. Client: mean over the clients, on theirs; "
+        "others: on the test set. Mean ± sample standard deviation over n seeds."
     )
     frame = _figures(layout, {figure.title: figure for figure in found}, 4)
     classified = dict.fromkeys(name.partition("/")[0] for name in names)

@@ -2,12 +2,13 @@
 
     fedhet-evaluate RUN [RUN ...] [--best] [--task KEY=VALUE ...] [--state FILE]
 
-RUN is the folder of a run or of a sweep. Nothing is trained. With --best it is the model of the
-best round (checkpoint.best), and else that of the last one. With --task the examples are those of
-the run's task with other values, such as --task path=/data/new. With --augmented the test images
-are also flipped and cropped as training images are, as in code that uses one transform for both
-(the released code of FedDW). Where clients keep tensors of their own, such as FedPer's heads,
---state names the file of one of them.
+RUN is the folder of a run or of a sweep, of a classification. Nothing is trained. It prints
+accuracy, loss and the lowest accuracy of a class; --out writes that of every class. With --best it
+is the model of the best round (checkpoint.best), and else that of the last one. With --task the
+examples are those of the run's task with other values, such as --task path=/data/new. With
+--augmented the test images are also flipped and cropped as training images are, as in code that
+uses one transform for both (the released code of FedDW). Where clients keep tensors of their own,
+such as FedPer's heads, --state names the file of one of them.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from fedhet.report.command import rich_table
 from fedhet.report.run_data import Run
 from fedhet.report.sources import completed_runs
 from fedhet.tasks import AnyTask
+from fedhet.tasks.config import ImageConfig
 from fedhet.tasks.evaluation import class_accuracies
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
 
@@ -75,6 +77,11 @@ def evaluate(
         best: the model of the best round in place of the last one.
     """
     task = _task(folder, words, best)
+    if passes and not isinstance(task.config, ImageConfig):
+        raise ConfigError(
+            f"--augmented {passes}: only images that fedhet reads are flipped and cropped, and "
+            f"task={task.name} of {folder} has none"
+        )
     if passes and not task.config.transform.augments:
         raise ConfigError(
             f"--augmented {passes}: the task of {folder} does not augment its training examples; "

@@ -2,16 +2,17 @@
 
     fedhet-export RUN --out model.pt2 [--best] [--state FILE]
 
-The file holds the network, its parameters and the normalisation of its inputs:
+The file holds the network, its parameters and the normalisation of images:
 
     program = torch.export.load("model.pt2", extra_files=(about := {"about.json": ""}))
     probabilities = program.module()(images)        # (B, C), of uint8 (B, channels, H, W)
 
 about.json has the shape and type of the inputs, the names of the classes, for texts the words of
-the vocabulary by rank, and the run. --best exports the model of the best round
-(checkpoint.best=true), in place of that of the last one. Where clients keep tensors of their own,
-such as FedPer's heads, --state names the file of one of them (client-*/round-*.safetensors): the
-model is its.
+the vocabulary by rank, and the run. The inputs of a table's model are prepared outside the file:
+about.json has the column of each with its mean and scale, or its category. --best exports the model
+of the best round (checkpoint.best=true), in place of that of the last one. Where clients keep
+tensors of their own, such as FedPer's heads, --state names the file of one of them
+(client-*/round-*.safetensors): the model is its.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import argparse
 import io
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,10 @@ from fedhet.common.results import read_summary
 from fedhet.conf import method_name
 from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, task_of
 from fedhet.tasks import AnyTask, OwnTask
+from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.inference_model import InferenceModel
+from fedhet.tasks.own_task import PUBLIC_COLUMNS
+from fedhet.tasks.table_columns import Columns
 from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 
 ABOUT = "about.json"
@@ -49,7 +53,8 @@ def export(
     """Export a run's model to ``path``, check its outputs, and return its about.json."""
     path.parent.mkdir(parents=True, exist_ok=True)
     recipe = recipe_of(folder)
-    task = task_of(recipe, label_metadata_of(folder, best=best))
+    stored = label_metadata_of(folder, best=best)
+    task = task_of(recipe, stored)
     classifier = classifier_of(folder, task, state, best=best).cpu()
     module = InferenceModel(classifier, task.config.transform).eval()
     examples = _examples(task, 2)
@@ -63,13 +68,15 @@ def export(
     if best:
         figures = {"seed": figures["seed"]}
         figures |= {key: summary["best_model"][key] for key in OF_THE_BEST}
-    about = {
+    about: dict[str, Any] = {
         "classes": list(task.class_names),
         "input": {"shape": ["batch", *examples.shape[1:]], "dtype": str(examples.dtype)},
         "run": {"method": method_name(recipe), **figures},
     }
     if task.vocabulary is not None:
         about["vocabulary"] = list(task.vocabulary)
+    if columns := _columns(task, stored):
+        about["input"]["columns"] = columns
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={ABOUT: json.dumps(about)})
     _require_same_outputs(module, content, _examples(task, 3))
@@ -90,6 +97,22 @@ def main(words: Sequence[str] | None = None) -> None:
         highlight=False,
         markup=False,
     )
+
+
+def _columns(task: AnyTask, stored: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return what the inputs of a table's model are; empty if its file does not have it."""
+    if not isinstance(task, OwnTask):
+        return []
+    names: Mapping[str, Any] = task.config.data_options or {}
+    statistics = stored.get("columns")
+    if PUBLIC_COLUMNS in stored:
+        names = json.loads(stored[PUBLIC_COLUMNS])
+        statistics = names["fitted"]
+    if statistics is None:
+        return []
+    numeric, categorical = names["numeric"], names["categorical"]
+    found = ColumnStatistics.from_json(statistics)
+    return Columns.of_statistics(found, "", numeric, categorical, "regression", None).inputs()
 
 
 def _examples(task: AnyTask, count: int) -> Tensor:

@@ -8,8 +8,9 @@ the schedule from constant, cosine and multi_step.
 
 A candidate's score is the accuracy of its last model on the clients' held-out examples (the recipe
 needs partition.holdout), the mean over clients weighted by examples; the lower loss breaks ties.
-The test set is not used. --out gets search/CELL, a sweep of the candidates; choices.json, all
-scores; and runs/CELL, the run with the choice, whose config.yaml has it (`choice`). The same
+The test set is not used, so candidates do not stop early by it and keep no best model; the run with
+the choice does as the recipe says. --out gets search/CELL, a sweep of the candidates; choices.json,
+all scores; and runs/CELL, the run with the choice, whose config.yaml has it (`choice`). The same
 command continues where it was stopped.
 """
 
@@ -35,7 +36,7 @@ from fedhet.commands import at_least, parser_of, reported_errors
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text
 from fedhet.common.results import COMPLETED, FAILED
-from fedhet.conf import compose, quoted
+from fedhet.conf import compose, explain_words, quoted
 from fedhet.runtimes.processes import end_with_parent
 from fedhet.sweep.resume import Plan, make_ready, plan_for
 from fedhet.sweep.sweep_folder import INDEX, SweepFolder
@@ -78,7 +79,10 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def expanded(words: Sequence[str]) -> list[list[str]]:
     """Return the words of every combination of their values."""
-    parsed = OverridesParser.create().parse_overrides(list(words))
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(words))
+    except HydraException as error:
+        raise explain_words(error, words) from None
     try:
         (batch,) = BasicSweeper.split_arguments(parsed, None)
     except HydraException:
@@ -149,8 +153,10 @@ def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search
 def _search_words(cell: Sequence[str], sweep: Path, search: Search) -> list[str]:
     words = [*cell, *search.grid]
     words += [] if search.rounds is None else [f"rounds={search.rounds}"]
-    # Without the experiment's own sweep; clients evaluate, the server does not.
+    # Without the experiment's own sweep; clients evaluate, the server does not, so nothing goes by
+    # its evaluations.
     words += ["hydra.sweeper.params=null", "evaluation.clients=true", "evaluation.every=0"]
+    words += ["early_stopping.patience=null", "target_accuracy=null", "checkpoint.best=false"]
     if not (sweep / INDEX).is_file():
         return ["-m", *words, f"hydra.sweep.dir={quoted(str(sweep))}"]
     before = SweepFolder(sweep).read().overrides

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from logging import WARNING, getLogger
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.tasks.config import ImageConfig
-from fedhet.tasks.sources.arrays import Record
+from fedhet.tasks.sources.arrays import Record, Split
 from fedhet.tasks.sources.encodings import ImageEncoding
 from fedhet.tasks.sources.source import Source, require_folder
 from fedhet.tasks.sources.store import Decoder
@@ -49,8 +50,19 @@ class ImageSource(Source):
     def class_names(self) -> tuple[str, ...]:
         """Return the classes in the order of their labels; may look into the data folder."""
         if self.task.class_names is None and self.task.source == "image_folder":
-            return class_folders(self._train_folder())
+            return _several(self._train_folder())
         return super().class_names()
+
+    def load(self) -> tuple[Split, Split]:
+        """Return the training and the test split, decoded; log the classes without an image."""
+        train, test = super().load()
+        if self.task.source == "image_folder":
+            held = set(train.labels.tolist())
+            names = [name for n, name in enumerate(self.class_names()) if n not in held]
+            if names:
+                text = "%s: no training image of %s"
+                getLogger("flwr").log(WARNING, text, self._train_folder(), ", ".join(names))
+        return train, test
 
     def _train_decoder(self) -> Decoder:
         if self.task.source == "embedded":
@@ -101,6 +113,17 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     if not names:
         raise ConfigError(f"{folder} has no subfolder: give each class one with its images")
     return tuple(names)
+
+
+def _several(folder: Path) -> tuple[str, ...]:
+    """Return the classes that a folder's subfolders name, if there is something to tell apart."""
+    names = class_folders(folder)
+    if len(names) < 2:
+        raise ConfigError(
+            f"{folder} has one subfolder, {names[0]}, and needs one for each of at least two "
+            "classes: the images may lie one folder too deep"
+        )
+    return names
 
 
 def files_below(folder: Path) -> Iterator[Path]:

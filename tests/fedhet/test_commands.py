@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fedhet.commands import number_between, reported_errors, table_console
+from fedhet.commands import at_least, number_between, reported_errors, table_console
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, compose_overrides, with_open_keys
 from fedhet.help import check_flags
@@ -41,6 +41,7 @@ REFUSED_BY_THE_COMMAND = {  # each on a way of its own
     "-m strategy=fedavg,fedprx": "strategy=fedprx is unknown: did you mean fedprox",
     "-m strategy=fedavg,fedsam strategy.sam.rho=1": "strategy=fedavg of this sweep has no such",
     "-m strategy=fedsam,fedmrur local.lrr=1": r"unknown key local\.lrr: did you mean local\.lr",
+    "task.data_options.path=~/x": """: "task.data_options.path='~/x'"$""",
     "-m objective=acuracy seed=0,1": "objective=acuracy is unknown: did you mean accuracy",
 }
 
@@ -65,6 +66,17 @@ def test_help_and_what_cannot_start_leave_no_trace(cwd):
         done = fork(cwd, *word.split())
         assert done.returncode == 1
         assert re.search(rf"^fedhet: .*{message}.*$", done.stderr.rstrip()), done.stderr  # one line
+
+
+@pytest.mark.slow
+def test_a_file_of_a_project_that_is_no_yaml_is_named_with_the_line(own_project):
+    path = own_project / "my_project" / "conf" / "task" / "broken.yaml"
+    path.write_text("defaults: [own]\nname: broken\n  model: my_project.model:Net\n")
+    done = fork(own_project, "task=broken")
+    assert done.returncode == 1
+    said = f"fedhet: {path} cannot be read as YAML: line 3, column 8: mapping values are not"
+    assert done.stderr.startswith(said)
+    assert len(done.stderr.splitlines()) == 1
 
 
 def prepare(words: list[str]) -> None:
@@ -133,3 +145,7 @@ def test_a_number_of_an_option_lies_between_its_bounds():
     for text in ("0", "1"):
         with pytest.raises(argparse.ArgumentTypeError, match=r"must lie in \(0, 1\)"):
             number_between(0, 1)(text)
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^abc is not a number$"):
+        number_between(0, 1)("abc")
+    with pytest.raises(argparse.ArgumentTypeError, match=r"^1\.5 is not a whole number$"):
+        at_least(1)("1.5")

@@ -185,7 +185,9 @@ def test_broken_image_folders_are_refused_by_key(tmp_path):
     refused("no subfolder train/", **here)
     (tmp_path / "train").mkdir()
     refused("has no subfolder", **here)
-    write_image_folder(tmp_path / "train", {"cat": 3, "dog": 3})
+    write_image_folder(tmp_path / "train", {"cat": 3})
+    refused("one subfolder, cat, and needs .*images may lie one folder too deep", **here)
+    write_image_folder(tmp_path / "train", {"dog": 3})
     write_image_folder(tmp_path / "test", {"cow": 1})
     refused(r"subfolder 'cow' .* cat, dog", **here)
     (tmp_path / "train" / "cat" / "gone.png").symlink_to(tmp_path / "nothing")
@@ -194,6 +196,12 @@ def test_broken_image_folders_are_refused_by_key(tmp_path):
     (tmp_path / "train" / "cat" / "gone.png").unlink()
     (tmp_path / "train" / "cat" / "broken.png").write_bytes(b"no image")
     refused(r"broken\.png cannot be read as an image", **here)
+
+
+def test_classes_without_a_training_image_are_logged(tmp_path, caplog):
+    write_image_folder(tmp_path / "train", {"cat": 3, "cow": 0, "dog": 3})
+    make_task("image_folder", path=str(tmp_path), image_size=12).client_data(0)
+    assert f"{tmp_path / 'train'}: no training image of cow" in caplog.text
 
 
 @pytest.mark.parametrize(

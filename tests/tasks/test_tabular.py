@@ -136,6 +136,9 @@ def test_a_table_that_is_none_is_said(tmp_path):
         all_rows(tmp_path / "a.parquet")
     with pytest.raises(ConfigError, match="no_such does not exist"):
         all_rows(tmp_path / "no_such")
+    (tmp_path / "header.csv").write_text("age,income\n")
+    with pytest.raises(ConfigError, match=r"^\S+/header\.csv has no row that the columns could be"):
+        all_rows(tmp_path / "header.csv")
     for name in ("train.csv", "train.parquet"):
         (tmp_path / name).touch()
     with pytest.raises(ConfigError, match=r"train\.csv and train\.parquet are both there"):

@@ -105,6 +105,8 @@ def test_nobody_trains_on_what_another_client_holds_out():
             {"num_classes": None, "classes": ["a", "b", "a"]},
             r"task\.classes names a more than once",
         ),
+        ("image_folder", {"classes": ["a"]}, r"task\.classes=\[a\] must name at least two classes"),
+        ("tabular", {"classes": []}, r"task\.classes=\[\] must name at least two classes"),
         ("digits", {"model": "cvae"}, r"model=cvae takes pixels in \[0, 1\].*task\.mean"),
         (
             "imdb",

@@ -28,6 +28,7 @@ from fedhet.tasks.evaluation import logits_of
 
 LEVELS = 20  # of the curve, beside the requested one
 LOWEST = 0.02
+_IN_THE_RUN = "; a run calibrates on such data itself, with calibration.alphas=[0.1]"
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class RunSets:
 
 def measure(folder: Path, options: Options) -> RunSets:
     """Measure the sets of the model of the run in a folder."""
-    task = data_set_task_of(recipe_of(folder))
+    task = data_set_task_of(recipe_of(folder), _IN_THE_RUN)
     model = classifier_of(folder, task)
     test = Outputs(*logits_of(model, task.test_data(next(model.parameters()).device)))
     levels = levels_for(test.accuracy, options.alpha)

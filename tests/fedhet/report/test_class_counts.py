@@ -5,10 +5,11 @@ import json
 
 import numpy as np
 
-from fedhet.common.results import CLASS_COUNTS
+from fedhet.common.results import BY_CLIENT, CLASS_COUNTS
 from fedhet.conf import compose
 from fedhet.report.class_counts import MOST_PARTITIONS, partitions_of, read_counts, with_counts
 from fedhet.report.figures import partitions
+from fedhet.report.page import compared_title
 from fedhet.report.run_data import read_run
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.tasks import build_task
@@ -62,3 +63,13 @@ def test_each_recipe_has_one_partition_of_its_lowest_seed(finished_run, tmp_path
     assert "Examples per client: 3 to 5, median 4." in chart.caption
     assert blocks[-1].items[0].startswith("digits, dirichlet: clients=10 alpha=1 seed=0: its class")
     assert partitions_of([dataclasses.replace(read_run(tmp_path, "empty", 0))]) == []
+
+
+def test_a_run_whose_function_gives_each_client_its_data_has_no_partition(finished_run):
+    """Its recipe has one all the same, which nothing reads."""
+    own = finished_run(summary={"partition": BY_CLIENT}, partition__holdout=0.2)
+    assert partitions_of([own]) == []
+    assert {key for key in own.settings if "partition" in key} == {"partition.holdout"}
+    assert compared_title([own]) == "FedAvg on digits, data by client"
+    both = compared_title([finished_run(), own])
+    assert both == "FedAvg on digits, dirichlet partition with alpha 0.1 and data by client"

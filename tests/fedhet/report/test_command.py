@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedhet.common.results import read_rows, write_rows
 from fedhet.report import command, data_file, figures, paper_figures
 from fedhet.report.blocks import Chart, Paragraph
 from fedhet.report.colors import keys_of
@@ -200,19 +201,55 @@ def test_metrics_have_curves_and_tables_of_their_own(write_run, tmp_path, monkey
     for seed, f1 in enumerate((0.4, 0.6)):
         write_run(seed=seed, columns={"f1": f1, "client_f1": 0.3, "f1/cat": f1 / 2, "f1/dog": f1})
     text = report(tmp_path / "sweep")
-    assert drawn["metrics"] == ["F1", "client f1"]
-    assert not {"F1", "client f1"} & set(drawn.get("diagnostics", []))
+    assert drawn["metrics"] == ["F1", "client F1"]
+    assert not {"F1", "client F1"} & set(drawn.get("diagnostics", []))
     # .4 and .6: mean .5, sample sd sqrt(.02) = .1414
     spread = "0.5000 ± 0.1414"
-    assert "| method | n | F1 | best F1 | client f1 | best client f1 |" in text
+    assert "| method | n | F1 | best F1 | client F1 | best client F1 |" in text
     assert f"| FedAvg | 2 | {spread} | {spread} | 0.3000 ± 0.0000 | 0.3000 ± 0.0000 |" in text
     assert "| class | FedAvg |" in text
     assert f"| dog | {spread} |" in text
     write_run(seed=2, columns={"accuracy/cat": 0.25})  # without the metric
     text = report(tmp_path / "sweep")
-    assert drawn["metrics"] == ["F1", "client f1"]
+    assert drawn["metrics"] == ["F1", "client F1"]
     assert "accuracy of each class after the last round" in text
     assert "| cat | 0.2500 (n = 1) |" in text
+
+
+def measured_by_clients(folder):
+    """Turn a run into one that the clients alone have evaluated."""
+    rows = [
+        {f"client_{name}" if name in ("accuracy", "loss") else name: v for name, v in row.items()}
+        for row in read_rows(folder / "metrics.jsonl")
+    ]
+    write_rows(folder / "metrics.jsonl", rows)
+    summary = json.loads((folder / "summary.json").read_text())
+    nothing = {"accuracy": None, "best_accuracy": None}
+    (folder / "summary.json").write_text(json.dumps(summary | nothing))
+
+
+def test_what_clients_alone_have_measured_is_not_said_to_be_of_the_test_set(
+    write_run, tmp_path, monkeypatch
+):
+    drawn = {}
+
+    def gallery(panels, caption, stem, kinds, abreast=3):
+        drawn[next(iter(kinds.values()))] = panels
+        return Chart(caption, {})
+
+    monkeypatch.setattr(figures, "gallery", gallery)
+    measured_by_clients(write_run())
+    text = report(tmp_path / "sweep")
+    assert [panel.y_label for panel in drawn["rounds"]] == ["accuracy at the clients (%)"]
+    assert text.count("ccuracy at the clients") == 3  # the curves, the targets, final and best
+    assert "test set" not in text
+    assert "| 0_fedavg_seed0 | FedAvg | 0 | completed | 3 | 50.00 | 60.00 |" in text
+    write_run(task__name="cifar10")
+    text = report(tmp_path / "sweep")
+    assert {panel.y_label for panel in drawn["rounds"]} == {"accuracy (%)"}
+    assert text.count("ccuracy on the test set or at the clients") == 3
+    losses = [panel.title for panel in drawn["diagnostics"] if "loss" in panel.title]
+    assert losses == ["loss · cifar10", "client loss · digits"]
 
 
 @pytest.mark.usefixtures("no_pictures")
@@ -226,13 +263,17 @@ def test_different_code_refusals_and_jobs_that_left_nothing_are_warned_of(write_
         {"folder": "0_fedavg", "status": "completed"},
     ]
     index = {"overrides": ["strategy=fedavg,scaffold", "seed=0,1"], "jobs": jobs}
+    index |= {"status": "stopped", "total": 4}
     (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(index))
     text = report(tmp_path / "sweep")
     for words in (
         "different versions of torch: 2.15.0 (0_fedavg and 1 more); 2.16.0 (1_fedavg_seed1)",
-        "different versions of the code: code1 (0_fedavg and 1 more); code2 (2_fedavg_seed2)",
+        "code of the runs differs, fedhet's or that of your own packages (recipes may name",
+        "different ones): code1 (0_fedavg and 1 more); code2 (2_fedavg_seed2)",
         "2 replies of clients were refused or missing",
         "Jobs of the sweep without results: 8_fedavg: unknown key",
+        "The sweep sweep was stopped: it has results of 3 of its 4 jobs. fedhet -m --resume "
+        f"{tmp_path / 'sweep'} continues it.",
         "fedhet -m strategy=fedavg,scaffold seed=0,1",
     ):
         assert words in text
@@ -244,6 +285,7 @@ def test_different_code_refusals_and_jobs_that_left_nothing_are_warned_of(write_
         ("nowhere", 1, "nowhere is not a folder"),
         (".", 1, "has no run"),
         ("../sweep --by partition.alfa", 1, "alfa is unknown; the runs' keys are: clients"),
+        ("../sweep --targets abc", 2, "abc is not an accuracy in (0, 1]; 30 % is 0.3"),
         ("../sweep --targets 30", 2, "30 is not an accuracy in (0, 1]; 30 % is 0.3"),
         ("../sweep --baseline moon", 1, "moon is unknown; allowed: fedavg, FedAvg, scaffold"),
         ("../sweep --experiment fedpvr/x", 2, "fedpvr/x is unknown; allowed: "),

@@ -2,7 +2,11 @@
 
 from itertools import product
 
+import pytest
+
+from fedhet.report.data_file import ReportData
 from fedhet.report.layout import automatic_layout, differing_settings
+from fedhet.report.page import sections_of
 
 
 def shape(layout):
@@ -63,6 +67,25 @@ def test_labels_have_the_shortest_key_that_was_typed_and_not_what_follows_from_i
     layout = automatic_layout([finished_run("fedpvr", 0, **settings) for settings in both])
     assert [line.label for line in layout.lines] == ["FedPVR, layers last:2", "FedPVR, layers none"]
     assert "differ in strategy.fedpvr.layers." in layout.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("varied", "title"),
+    [
+        ({"partition__name": ("iid", "pathological")}, "Methods by partition"),
+        ({"task__model": ("mlp", "resnet8")}, "Methods by model"),
+        (
+            {"task__name": ("digits", "mnist"), "local__optimizer": ("sgd", "adam")},
+            "Methods by task, optimizer",
+        ),
+        ({"local__lr": (0.1, 0.2), "server__lr": (1, 2)}, "Methods by local.lr, server.lr"),
+    ],
+)
+def test_a_section_is_named_by_the_keys_of_its_columns(finished_run, varied, title):
+    every = product(*varied.values())
+    runs = [finished_run(**dict(zip(varied, values, strict=True))) for values in every]
+    (section,) = sections_of(ReportData(runs))
+    assert section.title == title
 
 
 def test_a_search_over_many_values_makes_rows(finished_run):

@@ -50,7 +50,7 @@ def test_metrics_are_best_where_they_are_largest_or_for_errors_smallest(finished
     run.columns["f1"][1:], run.columns["client_mae"][1:] = [0.7, 0.2, 0.4], [3.0, 1.0, 2.0]
     found = {name: Figure(name).of(run).number for name in ("f1", "best_f1", "best_client_mae")}
     assert found == {"f1": 0.4, "best_f1": 0.7, "best_client_mae": 1.0}
-    assert Figure("best_client_mae").title == "best client mae"
+    assert Figure("best_client_mae").title == "best client MAE"
 
 
 def test_a_run_whose_last_model_has_no_value_of_a_metric_does_not_count(finished_run):

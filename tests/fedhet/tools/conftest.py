@@ -64,6 +64,22 @@ def image_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def table_run(tmp_path_factory):
+    """Return a run on a table with a missing number and a missing category, and its table."""
+    folder = tmp_path_factory.mktemp("table")
+    rows = [f"{20 + n},7,{'ABC'[n % 3]},{'yes' if n % 2 else 'no'}" for n in range(60)]
+    rows[4], rows[5] = ",7,A,no", "25,7,,yes"
+    (folder / "rows.csv").write_text("\n".join(["age,constant,town,y", *rows]) + "\n")
+    run_recipe(
+        folder / "run",
+        *("task=tabular", f"task.data_options.path={folder / 'rows.csv'}", "clients=2", "rounds=1"),
+        *("task.data_options.target=y", "task.classes=[no,yes]", "partition=iid"),
+        clients=2,
+    )
+    return folder / "run", folder / "rows.csv"
+
+
+@pytest.fixture(scope="session")
 def text_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     texts = ["good film good", "bad film bad", "good good", "bad bad"] * 5

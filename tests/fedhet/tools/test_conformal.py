@@ -67,6 +67,7 @@ def test_it_writes_table_plot_and_data_of_finished_runs(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_runs_without_what_it_needs_are_refused(fedavg_run, fedper_run, refused):
+def test_runs_without_what_it_needs_are_refused(fedavg_run, fedper_run, table_run, refused):
     assert "partition.holdout=0.0: run it with" in refused(main, fedavg_run, "--federated")
     assert "is not the task's whole model" in refused(main, fedper_run)
+    assert "a run calibrates on such data itself, with calib" in refused(main, table_run[0])

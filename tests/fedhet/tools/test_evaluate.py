@@ -150,6 +150,11 @@ def test_bad_words_are_refused(words, message, fedavg_run, refused):
     assert message in refused(main, fedavg_run, *words)
 
 
+def test_a_table_is_not_augmented(table_run, refused):
+    message = "only images that fedhet reads are flipped and cropped, and task=tabular of"
+    assert message in refused(main, table_run[0], "--augmented", "2")
+
+
 def test_another_table_is_read_by_the_columns_of_the_runs_own(tmp_path, refused, monkeypatch):
     """By itself it would be scaled by its own first rows, and its towns be counted anew."""
     rows = [(n, "ABC"[n % 3], "no" if n % 3 else "yes") for n in range(60)]

@@ -1,5 +1,6 @@
 """fedhet-export: a finished run's model as a file that a process without fedhet reads."""
 
+import csv
 import json
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import torch
 
 from fedhet.common.results import read_summary, write_summary
 from fedhet.load_run import classifier_of, recipe_of, task_of
+from fedhet.tasks import tabular
 from fedhet.tools.export import export, main
 
 pytestmark = pytest.mark.slow  # nearly every test needs a run
@@ -70,6 +72,27 @@ def test_the_vocabulary_is_exported_with_a_text_model(text_run, tmp_path):
     about = json.loads(file["about.json"])
     assert about["vocabulary"] == ["bad", "good", "film"]
     assert about["input"] == {"shape": ["batch", 6], "dtype": "torch.int64"}
+
+
+def test_a_tables_inputs_are_made_by_what_is_exported_with_its_model(table_run, tmp_path):
+    folder, table = table_run
+    columns = export(folder, tmp_path / "model.pt2")["input"]["columns"]
+    names = [(one["column"], one.get("category", "")) for one in columns]
+    towns = [("town", town) for town in ("A", "B", "C", None)]
+    assert names == [("age", ""), ("constant", ""), *towns]
+    with table.open() as file:
+        rows = [{name: text or None for name, text in row.items()} for row in csv.DictReader(file)]
+    found = torch.tensor([[_input(row, one) for one in columns] for row in rows])
+    options = {"path": str(table), "target": "y", "classes": ["no", "yes"], "test_fraction": 0.0}
+    (expected, _), _ = tabular.load(**options)
+    torch.testing.assert_close(found, torch.from_numpy(expected))
+
+
+def _input(row, about):
+    value = row[about["column"]]
+    if "category" in about:
+        return float(value == about["category"])
+    return 0.0 if value is None else (float(value) - about["mean"]) / about["scale"]
 
 
 def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, refused):

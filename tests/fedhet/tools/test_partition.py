@@ -67,6 +67,9 @@ def test_own_data_are_shown_too_by_class_by_tenths_or_as_each_client_has_them(
     own = run([*words, "task.data=own_rows:of_one", "task.num_classes=2"])
     assert "examples a client: 1 to 2" in own
     assert "own_rows:of_one gives each client its own" in own
+    numbers = run([*words, "task.data=own_rows:of_one", "task.kind=regression"])
+    assert re.search(r"client +total +examples *\n", numbers)
+    assert "examples a client: 1 to 2" in numbers
     masks = run(["task=shapes", "clients=2", "partition=iid"])  # an image has no class
     assert re.search(r"client +total +examples *\n", masks)
     assert "classes a client" not in masks
