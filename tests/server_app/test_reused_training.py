@@ -11,6 +11,8 @@ from fedhet.server_app.reused_training import check_reused_training
 from fedhet.strategies.round.client_snapshots import FILE
 from fedhet.strategies.round.tensor_files import save_tensors
 
+pytestmark = pytest.mark.slow  # real runs
+
 
 @pytest.fixture
 def trained(tmp_path):
