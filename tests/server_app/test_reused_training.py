@@ -11,7 +11,7 @@ from fedhet.server_app.reused_training import check_reused_training
 from fedhet.strategies.round.client_snapshots import FILE
 from fedhet.strategies.round.tensor_files import save_tensors
 
-pytestmark = pytest.mark.slow  # real runs
+pytestmark = pytest.mark.slow  # each composes a recipe
 
 
 @pytest.fixture
