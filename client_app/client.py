@@ -371,22 +371,20 @@ class FederatedClient(NumPyClient):
             )
             scores |= {"personal-test-loss": loss, "personal-test-accuracy": accuracy}
             scores |= self._measured("personal-test-")
-            for name, value in self._weighted_as_held(by_class).items():
-                scores.setdefault(name, value)
+            if (matched := self._weighted_as_held(by_class)) is not None:
+                scores.setdefault("personal-accuracy", matched)
         return scores
 
-    def _weighted_as_held(self, by_class: Tensor) -> dict[str, Scalar]:
-        """Return "personal-accuracy" by the classes this client holds; none if none has examples.
+    def _weighted_as_held(self, by_class: Tensor) -> float | None:
+        """Return the mean over classes, weighted as held here; None if no such class was tested.
 
-        That is so of examples with several labels each.
+        Examples with several labels each are of no class.
         """
         if by_class.isnan().all():
-            return {}
+            return None
         held = torch.tensor(self.data.class_counts(), dtype=by_class.dtype)
         held[by_class.isnan()] = 0.0
-        if held.sum() == 0:
-            return {}
-        return {"personal-accuracy": float((held * by_class.nan_to_num()).sum() / held.sum())}
+        return float((held * by_class.nan_to_num()).sum() / held.sum()) if held.sum() > 0 else None
 
     def _finetune(self, state: ClientState, round: int, lr: float, epochs: int) -> None:
         options = replace(self.options, epochs=epochs, steps=None, phases=())

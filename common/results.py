@@ -186,19 +186,13 @@ class ResultsFollower:
         with self.metrics_path.open("rb") as file:
             file.seek(self._read)
             complete = file.read().rpartition(b"\n")[0]
-        rows = self._parsed(complete)
+        rows = _rows_of(complete, self.metrics_path)
         self._read += len(complete) + 1 if complete else 0
         before = -1 if replaced else self._last_round
         newest = max((int(row["round"]) for row in rows), default=before)
         since = min(self._last_round, newest) if replaced else -1
         self._last_round = newest
         return [row for row in rows if int(row["round"]) > since]
-
-    def _parsed(self, lines: bytes) -> list[Row]:
-        try:
-            return _parse_lines(lines.decode())
-        except (ValueError, RecursionError) as error:
-            raise DamagedFileError(f"{self.metrics_path} is damaged: {error}") from None
 
     def summary(self) -> Mapping[str, Any]:
         """Return summary.json, empty as long as there is no new one."""
@@ -219,8 +213,12 @@ def read_rows(path: Path) -> list[Row]:
         OSError: if it is missing or cannot be read.
         DamagedFileError: if a line is no JSON object with its round.
     """
+    return _rows_of(path.read_bytes().rpartition(b"\n")[0], path)
+
+
+def _rows_of(lines: bytes, path: Path) -> list[Row]:
     try:
-        rows = _parse_lines(path.read_text(encoding="utf-8").rpartition("\n")[0])
+        rows = _parse_lines(lines.decode())
     except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}") from None
     for number, row in enumerate(rows, 1):

@@ -1,6 +1,7 @@
 """The best round so far by a metric: early stopping, and the file of its model.
 
-Both follow from the rows of metrics.jsonl alone, so a resumed run goes on as if it had not ended.
+Both follow from the rows of metrics.jsonl, so a resumed run goes on as if it had not ended; where
+rows are lost, what the file says of its round still counts.
 """
 
 from __future__ import annotations
@@ -198,10 +199,10 @@ class BestModel:
             else:
                 self.keep()
         before = {} if done is None else self.summary()
-        if done is not None and before and int(before["round"]) > done:
+        if done is not None and before and (later := _round_of(self._path)) > done:
             self._path.unlink()
             text = "%s was of round %s and is gone: the run continues after round %s"
-            log(WARNING, text, BEST, before["round"], done)
+            log(WARNING, text, BEST, later, done)
             before = {}
         if before and before.get("metric") != rule.metric:
             self._path.unlink()

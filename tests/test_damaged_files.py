@@ -346,7 +346,7 @@ def test_metrics_of_another_run_are_refused(runs, whole, cut):
     assert "delete metrics.jsonl to continue without its rows" in message
 
 
-@pytest.mark.parametrize("line", [b'{"round": 4, "accu\n', b"\xff\xfe\n"])
+@pytest.mark.parametrize("line", [b'{"round": 4, "accu\n', b"\xff\xfe\n", b"[]\n", b"{}\n"])
 def test_a_launcher_refuses_damaged_metrics(line, cut):
     path = cut / "metrics.jsonl"
     path.write_bytes(path.read_bytes() + line)

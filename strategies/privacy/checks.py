@@ -17,7 +17,6 @@ from fedhet.strategies.privacy.secure_aggregation import KEY, SecAggPlus
 from fedhet.strategies.round.reply_fold import known_shapes, per_example, shapes_of
 from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.slots import SumAggregator
-from fedhet.strategies.statistics.update_diagnostics import step_norm
 
 
 def check_privacy(
@@ -31,7 +30,7 @@ def check_privacy(
 ) -> None:
     """Refuse parts that read single replies where the server only has their sum, or noise.
 
-    There, ``step.diagnose`` is replaced by figures of the sum. ``codec`` is of what clients send.
+    There, ``step.summed`` is set. ``codec`` is of what clients send.
     """
     require_private(client_sides)
     averaged = any(side.averages for side in step.sides.values())
@@ -60,7 +59,7 @@ def check_privacy(
         )
     if any(side.averages and side.keeps_replies for side in step.sides.values()):
         _require_uncoupled(step)
-    step.diagnose = step_norm
+    step.summed = True
     if evaluate_on_clients and summed:
         raise ConfigError(
             f"evaluation.clients=true asks each client for its loss and accuracy, and {KEY} hides "

@@ -71,7 +71,8 @@ class ServerStep:
 
     Attributes:
         output_model: tensors of the last output model, buffers included; None: the new x.
-        diagnose: (sum of the replies as received, Delta) -> scalars of the round's updates.
+        summed: the server knows no single reply (privacy/checks.py), so that diagnostics of the
+            round's updates are those of their sum.
         alarms: of the last round by client id, what stands out, and how far (robust/alarm.py);
             none under central privacy.
     """
@@ -97,7 +98,7 @@ class ServerStep:
         self.server_model = self._bind(server_model)
         self._model = dict(server_model.model.named_parameters()) if server_model else {}
         self.output_model: Tensors | None = None
-        self.diagnose: Callable[[ReplySum, Tensors], dict[str, float]] = diagnose
+        self.summed = False
         self._diagnostics: dict[str, float] = {}
         self.alarms: dict[int, dict[str, float]] = {}
         self.robust = aggregator if isinstance(aggregator, RobustAggregator) else None
@@ -230,7 +231,7 @@ class ServerStep:
         params, replies = self._trainable(tensors), fold.replies
         received = fold.total()
         kept: Sequence[Reply] = replies if fold.rule.keep else ()
-        cohort = Cohort(round, len(replies), num_clients, summed=self.diagnose is step_norm)
+        cohort = Cohort(round, len(replies), num_clients, summed=self.summed)
         for observe in self.observers:
             observe(params, received, kept, cohort)
         # central privacy covers the sum that it releases, and no norm of a single reply
@@ -243,7 +244,7 @@ class ServerStep:
         cohort = replace(cohort, size=len(total.replies))
         changes = self._changes(params, total, kept)
         update = self._trainable(changes)
-        self._diagnostics = self.diagnose(received, update)
+        self._diagnostics = (step_norm if self.summed else diagnose)(received, update)
         stepped = self.optimizer.step(params, update, cohort)
         for side in self.sides.values():
             side.reduce(total, update, cohort)

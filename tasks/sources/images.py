@@ -50,7 +50,7 @@ class ImageSource(Source):
     def class_names(self) -> tuple[str, ...]:
         """Return the classes in the order of their labels; may look into the data folder."""
         if self.task.class_names is None and self.task.source == "image_folder":
-            return _several(self._train_folder())
+            return _training_classes(self._train_folder())
         return super().class_names()
 
     def load(self) -> tuple[Split, Split]:
@@ -115,7 +115,7 @@ def class_folders(folder: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _several(folder: Path) -> tuple[str, ...]:
+def _training_classes(folder: Path) -> tuple[str, ...]:
     """Return the classes that a folder's subfolders name, if there is something to tell apart."""
     names = class_folders(folder)
     if len(names) < 2:
