@@ -11,6 +11,7 @@ from fedhet.conf.mistakes import did_you_mean
 from fedhet.conf.schema import FIGURES
 
 _RECEIVED = "received_"
+_SWITCHES = {CLIENT: "evaluation.clients", _RECEIVED: "evaluation.received"}
 _SUMMED = ("accuracy", "loss")  # what a secure sum has of metrics
 _LOCAL = "strategy/differential_privacy=local"
 
@@ -51,8 +52,8 @@ def _require(key: str, value: str, allowed: Iterable[str], more: str = "") -> No
         return
     base = value.removeprefix("best_").removeprefix(CLIENT).removeprefix(_RECEIVED)
     steps = [f"add {base} to evaluation.metrics"] if base not in options else []
-    steps += ["set evaluation.clients=true"] if CLIENT in value else []
-    if more and base in METRICS and steps:
+    steps += [f"set {switch}=true" for prefix, switch in _SWITCHES.items() if prefix in value]
+    if more and base in (*METRICS, *_SUMMED) and steps:
         raise ConfigError(
             f"{key}={value} is not measured: {', and '.join(steps)}; allowed: {', '.join(options)}"
         )

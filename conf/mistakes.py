@@ -123,14 +123,13 @@ def _unreadable(error: OverrideParseException) -> str:
     word = typed(error.override)
     key, _, value = word.partition("=")
     opened, closed = value[:1] == "[", value[-1:] == "]"
-    if opened and closed:
-        items = [item.strip() for item in value[1:-1].split(",")]
-        texts = [item if can_be_read(f"a={item}") else quoted(item) for item in items]
-        cure = f"{key}=[{','.join(texts)}]"
-    else:
-        cure = f"{key}={quoted(value)}"
+    items = [item.strip() for item in (value[1:-1] if opened and closed else value).split(",")]
+    several = ",".join(item if can_be_read(f"a={item}") else quoted(item) for item in items)
+    cure = f"{key}=[{several}]" if opened and closed else f"{key}={quoted(value)}"
     if value and not (opened ^ closed) and value[0] not in "{'\"" and can_be_read(cure):
-        return f"{word} cannot be read: quote the text for Hydra and the shell: {_in_shell(cure)}"
+        line = f"{word} cannot be read: quote the text for Hydra and the shell: {_in_shell(cure)}"
+        each = f"; several texts for -m: {_in_shell(f'{key}={several}')}"
+        return line + (each if not opened and len(items) > 1 else "")
     reason = one_line(error.message)
     if "=" not in word or reason.startswith("LexerNoViableAltException"):
         reason = "write KEY=VALUE, with texts in quotes"

@@ -56,7 +56,8 @@ def project() -> Project | None:
     """Return the project whose code Python finds first, if there is one.
 
     Raises:
-        ConfigError: if its pyproject.toml is wrong, or a recipe has the name of one of fedhet's.
+        ConfigError: if its pyproject.toml is wrong, or a recipe is not UTF-8, or has the name of
+            one of fedhet's.
     """
     return _first_project(tuple(map(os.path.abspath, sys.path)))
 
@@ -68,11 +69,11 @@ def _first_project(path: tuple[str, ...]) -> Project | None:
 
 
 def _read(path: Path) -> Project | None:
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    if _TABLE not in text:
+    content = path.read_bytes() if path.is_file() else b""
+    if _TABLE.encode() not in content:
         return None
     try:
-        table = tomllib.loads(text)["tool"]["fedhet"]
+        table = tomllib.loads(_text(path, content))["tool"]["fedhet"]
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from None
     if unknown := sorted(set(table) - {"conf"}):
@@ -87,7 +88,16 @@ def _read(path: Path) -> Project | None:
         name = recipe.relative_to(found.recipes)
         if (FOLDER / name).exists():
             raise ConfigError(f"{recipe}: fedhet has a recipe {name}, too; rename yours")
+        _text(recipe, recipe.read_bytes())
     return found
+
+
+def _text(path: Path, content: bytes) -> str:
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise ConfigError(f"{path} is not UTF-8 (line {line}): save it in that encoding") from None
 
 
 def conf_folders() -> tuple[Path, ...]:

@@ -131,6 +131,11 @@ TOGETHER = [
         ["early_stopping.metric=client_accuracy", "early_stopping.patience=3"],
         r"client_accuracy is not measured: set evaluation\.clients=true; allowed: accuracy",
     ),
+    (["checkpoint.best=client_loss"], r"client_loss is not measured: set evaluation\.clients=true"),
+    (
+        ["checkpoint.best=received_loss", "evaluation.received=false"],
+        r"received_loss is not measured: set evaluation\.received=true",
+    ),
     (["checkpoint.best=client_f1"], r"add f1 to evaluation\.metrics, and set evaluation\.clients"),
     (["calibration.alphas=[0.1]"], r"partition\.holdout=0\.0: set it to 0\.1"),
     (["strategy=fedcm", "local.initial=own"], r"needs local\.initial=received"),
@@ -187,6 +192,18 @@ def test_a_task_file_that_is_no_yaml_is_named_with_the_place(line, message, own_
     with pytest.raises(ConfigError, match=message) as refused:
         compose_overrides(("task=broken",))
     assert "\n" not in str(refused.value)
+
+
+def test_a_task_file_that_is_not_utf_8_is_named_with_the_line(own_project):
+    path = own_project / "my_project" / "conf" / "task" / "broken.yaml"
+    path.write_bytes("defaults: [own]\nname: café\n".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"broken\.yaml is not UTF-8 \(line 2\): save it"):
+        compose_overrides(("task=digits",))
+
+
+def test_several_texts_of_a_sweep_are_shown_quoted_one_by_one():
+    with pytest.raises(ConfigError, match=r"for -m: \"task\.path='~/a','~/b'\"$"):
+        compose_overrides(("task.path=~/a,~/b",))
 
 
 def test_a_method_file_that_is_no_yaml_is_named_where_keys_are_looked_up(own_project):

@@ -29,6 +29,7 @@ from fedhet.runtimes.local.worker_grid import WorkerGrid
 from fedhet.server_app import app as server
 from tests import killed_runs
 from tests.processes import (
+    SECONDS,
     Fork,
     alive,
     finish,
@@ -46,6 +47,9 @@ BIN = Path(sys.executable).parent
 SCAFFOLD = [*TINY, "strategy=scaffold", "clients=5", "participation=0.6"]
 # ... and in the state what was left out of each reply
 COMPRESSED = [*SCAFFOLD, "strategy/compression=top_k", "strategy.compression.down=int8"]
+
+# One after the other: Ray gives up where a node takes 30 s to start.
+RAY = pytest.mark.xdist_group("ray")
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -140,8 +144,12 @@ def test_an_asynchronous_compressed_run_that_is_killed_twice_ends_alike(tmp_path
     assert len(killed_runs.run_with_kills(tmp_path, words, rounds=8, kills=2, seed=3)) == 2
 
 
-def two_ray_nodes(pipe: Connection) -> None:
-    """Be two Ray nodes of two CPUs until told otherwise; send the cluster's address."""
+def two_ray_nodes(pipe: Connection, folder: str) -> None:
+    """Be two Ray nodes of two CPUs until told otherwise; send the cluster's address.
+
+    Its files are in a folder of its own: in Ray's, other tests' runs would find it and join.
+    """
+    os.environ["RAY_TMPDIR"] = folder
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 2, "include_dashboard": False}
@@ -156,14 +164,16 @@ def two_ray_nodes(pipe: Connection) -> None:
 def address() -> Iterator[str]:
     """Yield the address of a Ray cluster in another process: its threads survive no fork here."""
     here, there = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=two_ray_nodes, args=(there,))
-    process.start()
-    yield here.recv()
-    here.send("end")
-    process.join()
+    fork = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:  # a short name, for Ray's sockets
+        process = fork.Process(target=two_ray_nodes, args=(there, folder))
+        process.start()
+        yield here.recv()
+        here.send("end")
+        process.join()
 
 
-@pytest.mark.xdist_group("ray")
+@RAY
 def test_ray(tmp_path, request):
     run = tmp_path / "run"
     launch, started = in_round_2(run, *COMPRESSED, "runtime=ray")
@@ -209,7 +219,7 @@ PRIVATE = [
 ]
 
 
-@pytest.mark.xdist_group("flower_simulation")
+@RAY
 def test_flower_simulation(own_project):
     """A project's method, whose code travels, with secure sums and central privacy."""
     run = own_project / "run"
@@ -257,26 +267,28 @@ def flower_home(tmp_path: Path) -> Iterator[dict[str, str]]:
     kill_all(partial(marked, "FLWR_HOME", str(home)))
 
 
-@pytest.mark.xdist_group("plain_flwr_run")
+def flwr(cwd: Path, environment: dict[str, str], *words: str) -> str:
+    """Return what Flower's command prints; if it fails or hangs, say what it has printed."""
+    command = [str(BIN / "flwr"), *words]
+    try:
+        done = subprocess.run(
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=SECONDS
+        )
+    except subprocess.TimeoutExpired as hung:
+        printed = b"".join(one or b"" for one in (hung.stdout, hung.stderr))
+        pytest.fail(f"flwr {words[0]} hangs: {printed.decode()}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@RAY
 def test_plain_flwr_run(flower_home, tmp_path):
     """No file of the clone changes, nothing is installed, results appear."""
     before = (ROOT / "pyproject.toml").read_text()
     config = 'strategy="fedpvr" rounds=2 local.epochs=1 overrides="strategy.fedpvr.layers=last:1"'
-    words = ["run", str(ROOT), "--stream", "--run-config", config]
-    done, listed = (
-        subprocess.run(
-            [str(BIN / "flwr"), *arguments],
-            cwd=tmp_path,
-            env=flower_home,
-            capture_output=True,
-            text=True,
-            timeout=600,
-        )
-        for arguments in (words, ["list", "local", "--format", "json"])
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    (run,) = json.loads(listed.stdout)["runs"]
-    assert run["status"] == "finished:completed", done.stdout
+    shown = flwr(tmp_path, flower_home, "run", str(ROOT), "--stream", "--run-config", config)
+    (run,) = json.loads(flwr(tmp_path, flower_home, "list", "local", "--format", "json"))["runs"]
+    assert run["status"] == "finished:completed", shown
     (folder,) = (tmp_path / "fedhet-results").iterdir()
     summary = summary_of(folder)
     assert (summary["strategy"], summary["rounds"]) == ("fedpvr", 2)
