@@ -38,7 +38,9 @@ def check_metrics(values: Mapping[str, Any]) -> None:
     best = values["checkpoint"]["best"]
     if isinstance(best, str):
         _require("checkpoint.best", best, measured, more=f"{_MORE}; or true or false")
-    figures = list(dict.fromkeys((*FIGURES, *figures_of(names))))
+    at_clients = values["evaluation"]["clients"]
+    known = dict.fromkeys((*FIGURES, *figures_of(names)))
+    figures = [name for name in known if at_clients or CLIENT not in name]
     _require("objective", values["objective"], figures, more=_MORE)
     _check_stopping(values)
 

@@ -131,6 +131,7 @@ TOGETHER = [
         ["early_stopping.metric=client_accuracy", "early_stopping.patience=3"],
         r"client_accuracy is not measured: set evaluation\.clients=true; allowed: accuracy",
     ),
+    (["objective=client_loss"], r"client_loss is not measured: set evaluation\.clients=true; all"),
     (["checkpoint.best=client_loss"], r"client_loss is not measured: set evaluation\.clients=true"),
     (
         ["checkpoint.best=received_loss", "evaluation.received=false"],
