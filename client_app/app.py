@@ -14,6 +14,7 @@ from flwr.clientapp import ClientApp
 
 from fedhet.client_app.calibration import calibrate_reply
 from fedhet.client_app.columns import columns_reply, sent_columns
+from fedhet.client_app.errors import kept_at_site
 from fedhet.client_app.messages import evaluate_reply, train_reply, trained, upload_seed
 from fedhet.client_app.runtime import (
     ClientRuntime,
@@ -53,7 +54,7 @@ class Handlers:
 
     def register(self, message: Message, context: Context) -> Message:
         """Answer the registration: partition id, example count, hashes, versions."""
-        with self._exit_at_timeout(message, context):
+        with self._at_site(message, context):
             runtime = self._runtime(message, context)
             client_id = client_id_of(context, runtime.num_clients)
             data, held_out = runtime.client_data(client_id, site_folder(context))
@@ -71,7 +72,7 @@ class Handlers:
 
     def columns(self, message: Message, context: Context) -> Message:
         """Register for a common fit of a table's columns, or send the site's statistics of them."""
-        with self._exit_at_timeout(message, context):
+        with self._at_site(message, context):
             recipe = compose_overrides(tuple(self.words(context.run_config)))
             task = task_of(recipe, num_partitions_of(context), self.functions)
             client_id = client_id_of(context, task.num_clients)
@@ -80,7 +81,7 @@ class Handlers:
 
     def train(self, message: Message, context: Context) -> Message:
         """Train: "params", payloads and "config" in, "update", payloads and "metrics" out."""
-        with self._exit_at_timeout(message, context):
+        with self._at_site(message, context):
             runtime = self._runtime(message, context)
             every, own = runtime.evaluate_every, runtime.evaluates_own
             if runtime.secure_aggregation is None:
@@ -96,14 +97,14 @@ class Handlers:
 
     def evaluate(self, message: Message, context: Context) -> Message:
         """Evaluate "params" on the client's own data: "loss" and "accuracy" out."""
-        with self._exit_at_timeout(message, context):
+        with self._at_site(message, context):
             runtime = self._runtime(message, context)
             finetune_epochs = int(runtime.evaluation.finetune_epochs)
             return evaluate_reply(runtime.client_for(context, message), message, finetune_epochs)
 
     def calibrate(self, message: Message, context: Context) -> Message:
         """Send sums and counts of the scores that "params" give the held-out examples."""
-        with self._exit_at_timeout(message, context):
+        with self._at_site(message, context):
             runtime = self._runtime(message, context)
             return calibrate_reply(runtime.client_for(context, message), message)
 
@@ -112,11 +113,11 @@ class Handlers:
         return client_runtime(context, words, self.functions, columns)
 
     @contextlib.contextmanager
-    def _exit_at_timeout(self, message: Message, context: Context) -> Iterator[None]:
-        """End this process with a traceback when the server no longer waits for the reply.
+    def _at_site(self, message: Message, context: Context) -> Iterator[None]:
+        """Keep errors' texts here, and end when the server no longer waits; in no simulation.
 
         A SuperNode waits for its executor without end, so a client that hangs would never take
-        part again. Not in a simulation, whose workers play other clients, too.
+        part again. So the process ends with a traceback; a simulation's plays other clients, too.
         """
         if _is_simulation(tuple(self.words(context.run_config))):
             yield
@@ -124,7 +125,8 @@ class Handlers:
         seconds = float(config_of(message).get("timeout-seconds", message.metadata.ttl))
         faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)
         try:
-            yield
+            with kept_at_site():
+                yield
         finally:
             faulthandler.cancel_dump_traceback_later()
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedhet.client_app.state import ClientState, ClientStateStore
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     STATE_LOST,
     ClientData,
@@ -246,7 +247,7 @@ class FederatedClient(NumPyClient):
     ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Return logits (n, C) and labels (n,) of the held-out examples; see ``evaluate``."""
         if self.held_out is None:
-            raise ValueError("this client has no held-out examples: set partition.holdout")
+            raise ConfigError("this client has no held-out examples: set partition.holdout")
         self._load_known(parameters, config)
         return logits_of(self.model, self.held_out)
 
@@ -279,7 +280,7 @@ class FederatedClient(NumPyClient):
     @torch.no_grad()
     def _start_from_own(self) -> None:
         if self.build is None:
-            raise ValueError("local.initial=own needs `build`, which builds a client's own model")
+            raise ConfigError("local.initial=own needs `build`, which builds a client's own model")
         seed = np.random.SeedSequence([self.seed, self.client_id]).generate_state(1)[0]
         self._put(tensors_of(self.build(int(seed))))
 

@@ -15,6 +15,7 @@ from torch import nn
 from fedhet.client_app.client import FederatedClient
 from fedhet.client_app.messages import trained, without_state
 from fedhet.client_app.state import ClientStateStore, ContextStateStore, FolderStateStore
+from fedhet.common.errors import ConfigError
 from fedhet.conf import (
     build_local_optimizer,
     build_part,
@@ -210,10 +211,10 @@ def num_partitions_of(context: Context) -> int:
 def client_id_of(context: Context, num_clients: int) -> int:
     """Return the partition id of a node."""
     if "partition-id" not in context.node_config:
-        raise ValueError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
+        raise ConfigError("the node config lacks partition-id: --node-config 'partition-id=0 ...'")
     client_id = int(context.node_config["partition-id"])
     if not 0 <= client_id < num_clients:
-        raise ValueError(
+        raise ConfigError(
             f"partition-id={client_id} is not one of 0..{num_clients - 1}: there are more "
             f"SuperNodes than clients={num_clients}; change clients or the number of SuperNodes"
         )
@@ -229,7 +230,7 @@ def task_of(
     """Return the task of a recipe's clients; ``num_partitions`` is for clients=0."""
     num_clients = int(recipe.clients) or num_partitions
     if num_clients == 0:
-        raise ValueError(
+        raise ConfigError(
             "clients=0 takes N from the node config, which lacks num-partitions: set clients, or "
             "--node-config 'partition-id=0 num-partitions=N'"
         )

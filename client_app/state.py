@@ -19,7 +19,7 @@ from flwr.common.logger import log
 from torch import Tensor
 
 from fedhet.common.checksums import CLIENT_STATE
-from fedhet.common.errors import DamagedFileError
+from fedhet.common.errors import ConfigError, DamagedFileError, UnreadableFileError
 from fedhet.strategies.round.records import to_record, to_tensors
 from fedhet.strategies.round.tensor_files import below, load_tensors, save_tensors
 
@@ -66,6 +66,7 @@ class FolderStateStore:
 
     Files: ``<folder>/<experiment>/client-<id>/round-<t>.safetensors``, written atomically. One that
     is damaged, or of another client, round or run, is renamed to ``round-<t>.damaged``: it is lost.
+    One that cannot be read now stays, and costs the round.
     """
 
     def __init__(self, folder: Path, client_id: int) -> None:
@@ -74,10 +75,13 @@ class FolderStateStore:
     def load(self, experiment: str, round: int) -> ClientState:
         """Return the state after ``round``."""
         path = self._path(experiment, round)
-        if not os.path.exists(path):  # pathlib takes longer, and many methods keep no state
-            return {}
         try:
+            os.stat(path)  # pathlib takes longer, and many methods keep no state
             tensors, _, _ = load_tensors(path, **self._label(experiment, round))
+        except FileNotFoundError:
+            return {}
+        except UnreadableFileError:
+            raise
         except DamagedFileError as error:
             damaged = path.replace(path.with_suffix(".damaged"))
             log(WARNING, "%s; it is now %s, and the state is lost", error, damaged.name)
@@ -113,5 +117,5 @@ class FolderStateStore:
 @lru_cache(maxsize=64)  # asked for every message to a client
 def _folder_of(folder: Path, experiment: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9_.-]+", experiment) or experiment.startswith("."):
-        raise ValueError(f"experiment={experiment!r} is no folder name")
+        raise ConfigError(f"experiment={experiment!r} is no folder name")
     return folder / experiment

@@ -15,7 +15,7 @@ from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
-from fedhet.common.errors import DamagedFileError
+from fedhet.common.errors import DamagedFileError, UnreadableFileError
 
 FORMAT = 3  # of labels; files of version 0.1 have no such key
 CHECKPOINT, CLIENT_STATE, CLIENT_MODELS, MODEL = (
@@ -65,13 +65,13 @@ def read_header(path: Path) -> tuple[dict[str, str], dict[str, Any]]:
     """Return the metadata and the label of a safetensors file, if its checksum holds.
 
     Raises:
-        DamagedFileError: if it cannot be read, or is not what was written.
+        DamagedFileError: if it cannot be read (UnreadableFileError), or is not what was written.
     """
     try:
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
             return _read_header(path, content)
     except OSError as error:
-        raise DamagedFileError(f"{path} cannot be read: {error}") from None
+        raise UnreadableFileError(f"{path} cannot be read: {error}") from None
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
         if isinstance(error, DamagedFileError):
             raise
@@ -102,7 +102,7 @@ def read_label(path: Path) -> dict[str, Any]:
     try:
         status = path.stat()
     except OSError as error:
-        raise DamagedFileError(f"{path} cannot be read: {error}") from None
+        raise UnreadableFileError(f"{path} cannot be read: {error}") from None
     return dict(_label(path, status.st_ino, status.st_size, status.st_mtime_ns))
 
 

@@ -1,4 +1,4 @@
-"""ConfigError, and the checks that raise it; DamagedFileError; DivergedError."""
+"""ConfigError, and the checks that raise it; SetupError; DamagedFileError; DivergedError."""
 
 from __future__ import annotations
 
@@ -13,8 +13,19 @@ class ConfigError(ValueError):
     """An invalid configuration; the message names the key, its value and what is allowed."""
 
 
+class SetupError(ConfigError):
+    """What this machine lacks: a file, a folder, a package. The message has nothing of the data's.
+
+    So a site sends it; of other errors of what reads the data it sends no text.
+    """
+
+
 class DamagedFileError(ConfigError):
     """A file that is not what was written, or belongs to another run; the message names it."""
+
+
+class UnreadableFileError(DamagedFileError):
+    """A file that the system does not read, now: its content may be what was written."""
 
 
 class DivergedError(ArithmeticError):

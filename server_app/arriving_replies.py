@@ -3,6 +3,9 @@
 A reply is announced before its arrays are there. Flower waits for them in the place where it asks
 for replies, one after the other. So a site with a slow line, or one that vanished while it sent,
 would keep the others' replies waiting, for as long as the SuperLink gives it (three minutes).
+
+What a reply is, is read here as well: one that is none costs its site the round. Who sent it, and
+to which message, is what the SuperLink has checked, not what the reply says of itself.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from flwr.app import Message
+from flwr.app import Error, Message, RecordDict
+from flwr.app.message import make_message
+from flwr.common.constant import ErrorCode
+from flwr.common.serde_utils import metadata_from_proto
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
 _SECONDS = 0.1  # for what is there already
@@ -66,6 +72,7 @@ class _Pull:
     """One reply on its way, in a thread that nobody waits for."""
 
     def __init__(self, grid: Any, announcement: Any) -> None:
+        self._about = metadata_from_proto(announcement.messages_list[0].metadata)
         self.client = _OneReply(grid._runtime_client, announcement)
         self.reply: Future[list[Message]] = Future()
         threading.Thread(target=self._run, args=(grid,), daemon=True).start()
@@ -73,9 +80,31 @@ class _Pull:
     def _run(self, grid: Any) -> None:
         try:
             with _AT_ONCE:
-                self.reply.set_result(_messages(grid, self.client, ()))
+                self.reply.set_result(self._messages(grid))
         except BaseException as error:
             self.reply.set_exception(error)
+
+    def _messages(self, grid: Any) -> list[Message]:
+        """Return the reply; in the place of one that cannot be read, an error of it.
+
+        Raises:
+            Exception: of the connection.
+        """
+        try:
+            return [self._known(message) for message in _messages(grid, self.client, ())]
+        except Exception as error:
+            if not self.client.whole:
+                raise
+            reason = f"its reply is no message: {type(error).__name__}: {error}"
+            return [make_message(self._about, error=Error(ErrorCode.MESSAGE_UNAVAILABLE, reason))]
+
+    def _known(self, message: Message) -> Message:
+        """Return a reply as one of the node, and to the message, that the SuperLink knows."""
+        if message.has_error():
+            return make_message(self._about, error=message.error)
+        if not isinstance(message.content, RecordDict):
+            raise TypeError(f"its content is a {type(message.content).__name__}")
+        return make_message(self._about, content=message.content)
 
 
 class _Client:
@@ -113,6 +142,7 @@ class _OneReply(_Client):
     """Announces one reply, and pulls its arrays until it is given up."""
 
     given_up = False
+    whole = False  # all of it is here: what fails now is the reply
 
     def __init__(self, client: Any, announcement: Any) -> None:
         super().__init__(client)
@@ -125,6 +155,11 @@ class _OneReply(_Client):
         if self.given_up:
             raise ObjectPullError(request.object_id, "it is not waited for any more")
         return self._client.PullObject(request)
+
+    def ConfirmMessageReceived(self, request: Any) -> Any:
+        answer = self._client.ConfirmMessageReceived(request)
+        self.whole = True
+        return answer
 
 
 def _messages(grid: Any, client: _Client, message_ids: Iterable[str]) -> list[Message]:

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset
 from fedhet.common.errors import (
     ConfigError,
     DamagedFileError,
+    SetupError,
     require_finite,
     require_range,
     require_types,
@@ -296,7 +297,7 @@ def load_tokenizer(name: str) -> Any:
     try:
         from transformers import AutoTokenizer
     except ModuleNotFoundError:
-        raise ConfigError(
+        raise SetupError(
             f'{_KEY}.tokenizer={name} needs transformers: pip install -e ".[text]"'
         ) from None
     where, _, revision = name.partition("@")
@@ -334,5 +335,5 @@ def _open(path: str, subset: str | None) -> Mapping[str, Any]:
 
 def _split(splits: Mapping[str, Any], name: str, key: str, path: str) -> Any:
     if name not in splits:
-        raise ConfigError(f"{path} has no split {name} ({_KEY}.{key}); it has: {', '.join(splits)}")
+        raise SetupError(f"{path} has no split {name} ({_KEY}.{key}); it has: {', '.join(splits)}")
     return splits[name]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, SetupError
 from fedhet.tasks import tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.config import OwnConfig
@@ -432,7 +432,7 @@ class OwnTask(Measured, Partitioned):
     def _own(self, client_id: int, folder: Path | str | None) -> tuple[Any, Any]:
         """Return a client's own examples, of which partition.holdout may hold out some."""
         if self.by_folder and folder is None:
-            raise ConfigError(
+            raise SetupError(
                 "with partition=site every node reads its own folder: start it with "
                 "--node-config 'data-folder=\"/path/to/folder\"', or choose another partition"
             )

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from fedhet.common.errors import (
     ConfigError,
     DamagedFileError,
+    SetupError,
     require_range,
     require_types,
     require_whole,
@@ -203,7 +204,7 @@ def _upright(path: Path) -> Any:
 def _pictures(folder: Path) -> dict[str, Path]:
     """Return the pictures of a folder by name without its ending."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder: change {_KEY}.path or the data-folder")
+        raise SetupError(f"{folder} is not a folder: change {_KEY}.path or the data-folder")
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.suffix.lower() in _SUFFIXES and found.setdefault(path.stem, path) != path:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedhet.common.errors import (
     ConfigError,
     DamagedFileError,
+    SetupError,
     require_choice,
     require_finite,
     require_range,
@@ -300,7 +301,7 @@ def _files(path: Path) -> dict[str, Path]:
     if path.is_file():
         return {"train": path}
     if not path.exists():
-        raise ConfigError(
+        raise SetupError(
             f"{path} does not exist (from {Path.cwd()}): change {KEY}.path, or with partition=site "
             "the node config's data-folder"
         )
@@ -312,7 +313,7 @@ def _files(path: Path) -> dict[str, Path]:
         if found:
             files[split] = found[0]
     if "train" not in files:
-        raise ConfigError(
+        raise SetupError(
             f"{path} is neither a table nor a folder with train.csv or train.parquet: change "
             f"{KEY}.path, or with partition=site the node config's data-folder"
         )
@@ -334,7 +335,7 @@ def _read(path: Path, rows: int | None = None) -> DataFrame:
         else:
             table = pandas.read_parquet(path, dtype_backend="numpy_nullable")
     except FileNotFoundError:
-        raise ConfigError(f"{path} does not exist: change {KEY}.path or .public") from None
+        raise SetupError(f"{path} does not exist: change {KEY}.path or .public") from None
     except (OSError, ValueError) as error:  # pandas' and Arrow's own are among them
         raise DamagedFileError(f"{path} cannot be read as a table: {error}") from None
     table = table.reset_index(drop=True)  # errors name a row by its place in the file

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import SetupError
 from fedhet.common.metrics import Kind
 from fedhet.tasks.config import AnyConfig, ImageConfig, OwnConfig, TextConfig, read_config
 from fedhet.tasks.examples import Examples
@@ -240,7 +240,7 @@ class Task(Measured, Partitioned):
 
     def _site_splits(self, client_id: int, folder: Path | str | None) -> tuple[Split, Split | None]:
         if folder is None:
-            raise ConfigError(
+            raise SetupError(
                 "with partition=site every node reads its own folder: start it with "
                 "--node-config 'data-folder=\"/path/to/folder\"', or choose another partition"
             )

@@ -4,6 +4,7 @@ A table: every kind of damage times every kind of file. No damage may give anoth
 silence, and none may raise anything but an error of the user that names the file.
 """
 
+import errno
 import io
 import json
 import logging
@@ -245,6 +246,23 @@ def test_a_damaged_client_state_is_said_once_and_lost(change, whole, caplog):
     damage(path, change)
     assert store.load(run, 3) == {} == store.load(run, 3)
     assert [str(path) in line for line in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("where", ["fedhet.common.checksums.mmap", "fedhet.client_app.state.os.stat"])
+def test_a_client_state_that_cannot_be_read_now_stays(where, whole, monkeypatch):
+    """As with too many open files, or a network folder that is away: the client fails a round."""
+    store, run, path = states_of(whole)
+    before = store.load(run, 3)
+
+    def fail(*_, **__):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, fail)
+        with pytest.raises((OSError, ConfigError), match="Input/output error"):
+            store.load(run, 3)
+    assert path.exists()
+    assert store.load(run, 3).keys() == before.keys()
 
 
 @pytest.mark.parametrize("swap", ["other client", "other round", "other run", "checkpoint"])

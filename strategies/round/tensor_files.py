@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedhet.common.checksums import Label, add_checksum, metadata_of, read_header, require_label
-from fedhet.common.errors import DamagedFileError
+from fedhet.common.errors import DamagedFileError, UnreadableFileError
 from fedhet.common.files import prepare_file
 from fedhet.strategies.base import Tensors
 
@@ -78,7 +78,9 @@ def load_tensors(
     require_label(path, label, **expected)
     try:
         return dict(sorted(load_file(path).items())), metadata, label
-    except (SafetensorError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except OSError as error:
+        raise UnreadableFileError(f"{path} cannot be read: {error}") from None
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise DamagedFileError(f"{path} cannot be read: {error}") from None
 
 

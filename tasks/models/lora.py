@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import nn
 
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, SetupError
 
 
 def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -> None:
@@ -37,7 +37,7 @@ def add_adapters(network: nn.Module, lora: Mapping[str, Any], classifier: str) -
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ModuleNotFoundError:
-        raise ConfigError('task.lora needs peft: pip install -e ".[lora]"') from None
+        raise SetupError('task.lora needs peft: pip install -e ".[lora]"') from None
     whole = [classifier, *lora.get("modules_to_save", ())]
     modules = dict(network.named_modules())
     for path in whole:

@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedhet.common.errors import ConfigError, DamagedFileError
+from fedhet.common.errors import ConfigError, DamagedFileError, SetupError
 from fedhet.tasks.config import ImageConfig
 from fedhet.tasks.sources.arrays import Record, Split
 from fedhet.tasks.sources.encodings import ImageEncoding
@@ -88,7 +88,7 @@ class ImageSource(Source):
             return require_folder(Path(self.task.path).expanduser(), "task.path")
         root = os.environ.get("FEDHET_DATA")
         if root is None:
-            raise ConfigError(
+            raise SetupError(
                 "task.path is not set: it names the folder with train/ and, optionally, test/"
             )
         return require_folder(Path(root) / self.task.name, "task.path or FEDHET_DATA")
@@ -96,7 +96,7 @@ class ImageSource(Source):
     def _train_folder(self) -> Path:
         folder = self._image_folder() / "train"
         if not folder.is_dir():
-            raise ConfigError(
+            raise SetupError(
                 f"{folder.parent} has no subfolder train/ with one subfolder per class (nor test/, "
                 "which is enough to evaluate)"
             )

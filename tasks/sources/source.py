@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, SetupError
 from fedhet.tasks.config import SourceConfig
 from fedhet.tasks.sources.arrays import Indices, Split, stratified_split
 from fedhet.tasks.sources.encodings import Encoding
@@ -109,7 +109,7 @@ class Source(ABC):
             if decoder is not None:
                 splits.append(decode_once(f"{self.task.name}-site-{split}", decoder))
             elif split == "train":
-                raise ConfigError(f"{folder} has neither {self.site_layouts}")
+                raise SetupError(f"{folder} has neither {self.site_layouts}")
         return splits[0], splits[1] if len(splits) == 2 else None
 
     def _name(self, split: str) -> str:
@@ -139,7 +139,7 @@ class Source(ABC):
         if folder is not None:
             if files := parquet_files(folder, split):
                 return ParquetTable(tuple(files), self.columns, classes)
-            raise ConfigError(
+            raise SetupError(
                 f"{folder} has no {split}.parquet; the splits are named by task.train_split and "
                 "task.test_split (null: split off task.test_fraction)"
             )
@@ -158,7 +158,7 @@ class Source(ABC):
                 return folder
         if task.path is not None or task.source == "files":
             places = " nor ".join(map(str, folders)) or names[0]
-            raise ConfigError(
+            raise SetupError(
                 f"{places} is not a folder: task.path, or the environment variable FEDHET_DATA, "
                 f"must name a folder that has {names[0]}/train.parquet"
                 + (f", a copy of task.hub={task.hub}" if names[0] == task.hub else "")
@@ -183,5 +183,5 @@ class Source(ABC):
 def require_folder(folder: Path, key: str) -> Path:
     """Return the folder if it exists; ``key`` sets it."""
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder: change {key}")
+        raise SetupError(f"{folder} is not a folder: change {key}")
     return folder

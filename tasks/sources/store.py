@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from fedhet.common.checksums import file_sha256, text_sha256
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, SetupError
 from fedhet.tasks.sources.arrays import Record, Split
 from fedhet.tasks.sources.encodings import Encoding
 
@@ -141,7 +141,7 @@ def _require_writable(folder: Path) -> None:
             return
     except OSError as error:
         problem = error
-    raise ConfigError(
+    raise SetupError(
         f"the cache folder {folder} cannot be written ({problem}): let the environment variable "
         "FEDHET_CACHE name one that can"
     )

@@ -126,6 +126,37 @@ def test_a_reply_that_nobody_waits_for_is_given_up(how, connected):
     assert len(superlink.confirmed) == 2
 
 
+@pytest.mark.parametrize("kind", [b"ConfigRecord", b"RecordDict", b"Message"])
+def test_what_is_no_message_is_an_error_of_its_node_alone(kind, connected):
+    """The SuperLink has checked the head of each object, and no more."""
+    grid, superlink = connected()
+    message = reply_of(1)
+    broken = {
+        name: (head := one.deflate().partition(b"\0"))[0] + head[1] + b"\xff\xff"
+        for name, one in get_all_nested_objects(message).items()
+        if one.deflate().startswith(kind)
+    }
+    assert len(broken) == 1
+    superlink.objects |= broken
+    with fast_polling(grid):
+        found = list(grid.pull_messages({f"to {node}" for node in range(4)}))
+    (error,) = [one for one in found if one.has_error()]
+    assert error.metadata.src_node_id == 1
+    assert error.error.reason.startswith("its reply is no message: ")
+    assert sorted(one.content["config"]["node"] for one in found if one.has_content()) == [0, 2, 3]
+
+
+def test_who_answered_which_message_is_what_the_superlink_knows(connected):
+    grid, superlink = connected()
+    forged = reply_of(1)
+    forged.metadata.__dict__.update(_src_node_id=3, _reply_to_message_id="to 3")
+    superlink.objects[reply_of(1).object_id] = forged.deflate()
+    with fast_polling(grid):
+        (found,) = grid.pull_messages({"to 1"})
+    assert (found.metadata.src_node_id, found.metadata.reply_to_message_id) == (1, "to 1")
+    assert found.content["config"]["node"] == 1
+
+
 def test_an_upload_that_the_superlink_has_given_up_is_an_error(connected):
     grid, superlink = connected()
     gone = superlink.PullObject

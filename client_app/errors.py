@@ -1,0 +1,36 @@
+"""What a site tells the server of an error: nothing that its data may have said.
+
+An exception's text may quote a label, a row or a whole document, above all that of the user's own
+functions and of other libraries. It stays in the site's log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+
+from fedhet.common.errors import SetupError
+
+
+class SiteError(RuntimeError):
+    """An error at a site; the message is what the server may know of it."""
+
+
+@contextlib.contextmanager
+def kept_at_site() -> Iterator[None]:
+    """Raise a SiteError in the place of each error; its cause, in the site's log, says the rest."""
+    try:
+        yield
+    except Exception as error:
+        raise SiteError(told(error)) from error
+
+
+def told(error: Exception) -> str:
+    """Return fedhet's own text, if the error is not of what reads the data; else type and place."""
+    frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
+    raised_in = str(frame.f_globals.get("__name__"))
+    of_fedhet = type(error).__module__.startswith("fedhet.")
+    if isinstance(error, SetupError) or (of_fedhet and not raised_in.startswith("fedhet.tasks.")):
+        return str(error)
+    return f"{type(error).__name__} in {raised_in}, line {line}; the site's log has its text"
