@@ -343,7 +343,7 @@ class Run:
             run = self.strategy.state.experiment
             self.best_model.offer(self.results.rows, self.evaluation.output, run, self.metadata)
         due = reached or report.round == last or (every > 0 and report.round % every == 0)
-        if report.round > 0 and due:
+        if report.round > 0 and due and report.fatal is None:  # a resumed run does it again
             self._begin_checkpoint(arrays)
             if reached or report.round == last:
                 self._finish_checkpoint()
@@ -375,12 +375,18 @@ class Run:
     def _check_finite(self, report: RoundReport) -> None:
         """Raise a DivergedError if the evaluated model's loss is NaN or Inf."""
         loss = report.evaluation.get("loss", 0.0)
-        if not math.isfinite(loss):
+        if math.isfinite(loss):
+            return
+        what = f"after round {report.round} the loss of the evaluated model is {loss}"
+        if report.round == 0:
             raise DivergedError(
-                f"after round {report.round} the loss of the evaluated model is {loss}; "
-                f"{self.folder / 'checkpoints'} has the rounds before it (smaller steps may help: "
-                "local.lr, local.clip, server.lr)"
+                f"{what}, and nothing has been trained yet: there is NaN or Inf in the test "
+                "examples, or the initial model or the loss gives it"
             )
+        raise DivergedError(
+            f"{what}; {self.folder / 'checkpoints'} has the rounds before it (smaller steps may "
+            "help: local.lr, local.clip, server.lr)"
+        )
 
     def _about(self) -> dict[str, Any]:
         given = isinstance(self.task, OwnTask) and self.task.by_client  # nothing is divided

@@ -38,7 +38,7 @@ def left_by(folder):
 DIVERGING = {  # further words, what it says, rounds that it has measured
     "loss": (["server.lr=1e20"], "after round 1 the loss of the evaluated model is nan", 1),
     "model": (["server.lr=1e45"], "in round 1 the new model's 'body.1.weight' would hold NaN", 0),
-    "training": (["local.lr=1e30"], "2 rounds in a row .* NaN or Inf", 1),
+    "training": (["local.lr=1e30"], "2 rounds in a row .* NaN or Inf", 2),
 }
 
 

@@ -222,7 +222,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
             train_config: further entries of the clients' config.
             evaluate_config: the same for evaluation at the clients.
             evaluate_fn: evaluates the output at the server; returns None for a round to skip.
-            on_round: called with each finished round and its x; True ends the run.
+            on_round: called with each finished round and its x; True ends the run. After that of
+                the last of max_failed_rounds the report's ``fatal`` is raised.
 
         Returns the metrics by round and, as ``arrays``, the last output model.
         """
@@ -233,12 +234,14 @@ class FederatedStrategy(KeepsArguments, Strategy):
         evaluate_config = ConfigRecord({**(evaluate_config or {}), **run})
         result, arrays, report = Result(), initial_arrays, RoundReport(round=0)
         result.arrays = self._output_model(arrays)
-        first = self.state.round + 1
+        first, failed = self.state.round + 1, 0  # a resumed run has all its chances again
         for round in range(0 if first == 1 else first, num_rounds + 1):
             if round > 0:
                 report, trained, metrics = self._train(grid, round, arrays, train_config)
                 if trained is not None and metrics is not None:
                     arrays, result.train_metrics_clientapp[round] = trained, metrics
+                failed = failed + 1 if self.state.failed_rounds else 0
+                report.fatal = self._error_of_failed(failed, report) if failed else None
                 result.arrays = self._output_model(arrays)
                 asked = list(self.configure_evaluate(round, result.arrays, evaluate_config, grid))
                 replies = grid.send_and_receive(asked, timeout=timeout) if asked else ()
@@ -252,7 +255,10 @@ class FederatedStrategy(KeepsArguments, Strategy):
             if evaluation is not None:
                 result.evaluate_metrics_serverapp[round] = evaluation
                 report.evaluation = scalars(evaluation)
-            if on_round is not None and on_round(report, arrays):
+            stop = on_round is not None and on_round(report, arrays)
+            if report.fatal is not None:
+                raise report.fatal
+            if stop:
                 log(INFO, "Stopped after round %s", round)
                 break
         return result
@@ -312,9 +318,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         fold.refuse_misfits()
         report.take(fold, len(training.chosen.clients))
         self.state.round, self.state.clock = server_round, report.simulated_seconds or 0.0
-        if len(fold.replies) < (least := max(self.federation.min_replies, step.least_replies)):
+        if len(fold.replies) < max(self.federation.min_replies, step.least_replies):
             self.state.failed_rounds += 1
-            self.federation.check_failed_rounds(self.state.failed_rounds, report, least)
             return None, None
         self.state.failed_rounds = 0
         rounds = training.chosen.rounds(server_round)
@@ -435,6 +440,10 @@ class FederatedStrategy(KeepsArguments, Strategy):
             report.failures = [*report.failures, *exchanged.failures]
         report.seconds = time.perf_counter() - began
         return report, trained, metrics
+
+    def _error_of_failed(self, failed: int, report: RoundReport) -> Exception | None:
+        least = max(self.federation.min_replies, self.server_step.least_replies)
+        return self.federation.error_of_failed(failed, report, least)
 
     def _output_model(self, arrays: ArrayRecord) -> ArrayRecord:
         return arrays if (found := self.server_step.output_model) is None else to_record(found)

@@ -74,8 +74,8 @@ class FederationConfig:
                 f"take part in a round (participation): set min_replies to {most} or less"
             )
 
-    def check_failed_rounds(self, failed: int, last: RoundReport, least: int) -> None:
-        """Log the last of ``failed`` failed rounds in a row; raise its error if too many.
+    def error_of_failed(self, failed: int, last: RoundReport, least: int) -> Exception | None:
+        """Log the last of ``failed`` failed rounds in a row; return its error if too many.
 
         ``least`` is how many replies a round needs: min_replies, or what the aggregator needs.
         """
@@ -84,11 +84,12 @@ class FederationConfig:
         if least > self.min_replies:
             needed = f"the {least} that strategy.aggregator needs"
         log(WARNING, "%s valid replies, fewer than %s: the model is unchanged", valid, needed)
-        if failed >= most:
-            raise last.error(
-                f"{failed} rounds in a row had fewer valid replies than {needed} "
-                f"(max_failed_rounds={most}); the last failures: {last.reasons()}"
-            )
+        if failed < most:
+            return None
+        return last.error(
+            f"{failed} rounds in a row had fewer valid replies than {needed} "
+            f"(max_failed_rounds={most}); the last failures: {last.reasons()}"
+        )
 
 
 @dataclass
@@ -167,7 +168,7 @@ def register_clients(
         heard = {*infos, *refused, *(asked if over else ())}
         new = [node for node in connected if node not in heard]
         if new and (asked or over or len(connected) >= max(federation.num_clients, 1)):
-            infos |= _ask(grid, new, federation, refused, message_type)
+            infos |= _ask(grid, new, federation, refused, message_type, infos)
             asked |= set(new)
         size = federation.num_clients or _announced(infos)
         enough = min(federation.min_clients or size, size)
@@ -189,6 +190,8 @@ def register_clients(
         log(WARNING, "the nodes run different versions: %s", releases)
     examples = sum(registry.num_examples.values())
     log(INFO, "Registered %s clients with %s examples", len(registry.nodes), examples)
+    if federation.nodes_may_join:
+        _warn_of_outweighing(registry.num_examples)
     if missing := sorted(set(range(size)) - registry.nodes.keys()):
         log(WARNING, "clients %s are not connected; they may join later", missing)
     return registry
@@ -227,6 +230,21 @@ def valid_evaluations(
     for failure in failures:
         log(WARNING, "%s", failure)
     return [rows[client] for client in sorted(rows)], failures
+
+
+def _warn_of_outweighing(num_examples: Mapping[int, int]) -> None:
+    """Say which client's claim is as large as all others', where a mean weighs it by that."""
+    total = sum(num_examples.values())
+    for client, examples in num_examples.items():
+        if len(num_examples) > 2 and 2 * examples > total:
+            log(
+                WARNING,
+                "client %s says that it has %s of all %s examples: in a mean by examples it weighs "
+                "more than all others together",
+                client,
+                examples,
+                total,
+            )
 
 
 class ClientAvailability:
@@ -340,10 +358,12 @@ def _ask(
     federation: FederationConfig,
     refused: dict[int, str],
     message_type: str,
+    before: Mapping[int, NodeInfo] | None = None,
 ) -> dict[int, NodeInfo]:
     """Return the valid answers by node, without nodes that have gone or are silent.
 
-    The others are logged, and added to ``refused`` with the reason.
+    The others are logged, and added to ``refused`` with the reason. Once all N clients are there,
+    those of ``before`` among them, no other node is waited for.
     """
     infos: dict[int, NodeInfo] = {}
     timeout = federation.connect_timeout_seconds
@@ -356,6 +376,9 @@ def _ask(
             infos[node] = _node_info(node, answer, federation)
         except RefusedReplyError as refusal:
             _refuse(node, str(refusal), refused)
+        answered = {info.partition_id for info in {**(before or {}), **infos}.values()}
+        if before is not None and answered >= set(range(federation.num_clients)) > set():
+            return infos  # of N in node configs, which one may say wrongly, all are waited for
     if silent := sorted(set(node_ids) - infos.keys() - refused.keys()):
         log(WARNING, "nodes %s did not answer the registration", silent)
     return infos

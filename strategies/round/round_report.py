@@ -50,6 +50,7 @@ class RoundReport:
     client_evaluation: Mapping[str, float] = field(default_factory=dict)
     # with evaluation.per_client: by the name of a mean in the row, each client's own value by id
     per_client: dict[str, dict[int, float]] = field(default_factory=dict)
+    fatal: Exception | None = None  # the run ends with this round
 
     def take_chosen(self, chosen: Chosen) -> None:
         """Record who is asked, who in vain, when the round ends, and the bytes sent."""

@@ -225,6 +225,35 @@ def test_a_node_that_hangs_is_waited_for_once():
     assert asked == [100, 101, 102]
 
 
+def test_a_node_too_many_that_hangs_is_not_waited_for(caplog):
+    grid = grid_of(0, 1, 2)
+    join(grid, 109, 0)
+    grid.tamper = lambda reply: reply if reply.metadata.src_node_id != 109 else None
+
+    def until_the_timeout(messages, *, timeout):
+        yield from InProcessGrid.send_and_receive(grid, messages)
+        time.sleep(timeout)
+
+    grid.send_and_receive = until_the_timeout
+    began = time.monotonic()
+    with caplog.at_level(logging.WARNING, "flwr"):
+        registry = register(grid, timeout=30.0)
+    assert time.monotonic() - began < 10.0
+    assert registry.nodes == {0: 100, 1: 101, 2: 102}
+    assert caplog.text == ""
+
+
+def test_a_client_that_outweighs_all_others_is_named(caplog):
+    grid = grid_of(0, 1, 2)
+    with caplog.at_level(logging.WARNING, "flwr"):
+        register(grid)
+        assert caplog.text == ""
+        content = node_info(2, 3, 22)  # 10 + 11 + 22
+        grid.handlers[102] = lambda message: Message(content, reply_to=message)
+        register(grid)
+    assert "client 2 says that it has 22 of all 43 examples" in caplog.text
+
+
 def test_a_node_that_was_refused_is_asked_again_when_it_is_back():
     """Its site has mounted the data and restarted it, with the same key."""
     grid, looks = grid_of(0, 1), iter(range(1000))

@@ -132,6 +132,23 @@ def test_too_few_replies_leave_the_model_as_it_was_and_end_the_run_if_repeated()
     assert [len(report.clients) for report in reports[1:]] == [0, 3, 0]
 
 
+def test_the_round_that_ends_a_run_is_reported_and_a_resumed_run_has_all_its_chances():
+    federation, seen = FederationConfig(max_failed_rounds=2), []
+
+    def report_of(report, arrays):
+        seen.append((report.round, len(report.failures), report.fatal is None))
+
+    first = FedAvg(federation=federation)
+    with pytest.raises(RuntimeError, match="2 rounds in a row"):
+        run(first, rounds=9, tamper=without(0, 1, 2), on_round=report_of)
+    assert seen == [(0, 0, True), (1, 3, True), (2, 3, False)]
+    second = FedAvg(federation=federation)
+    second.restore(first.snapshot())
+    with pytest.raises(RuntimeError, match="2 rounds in a row"):
+        run(second, rounds=9, tamper=without(0, 1, 2), on_round=report_of)
+    assert seen[3:] == [(3, 3, True), (4, 3, False)]
+
+
 def test_failed_rounds_count_in_a_row():
     """Rounds 1 and 3 have too few replies."""
     strategy = FedAvg(federation=FederationConfig(min_replies=2, max_failed_rounds=2))
