@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from fedhet.tasks.column_statistics import (
 )
 
 FILE = "columns.json"
+_STRANGE = 100.0  # standard deviations
 _LARGEST = 1e100  # of a mean; of the sum of squares its square
 QUERY = f"{MessageType.QUERY}.{COLUMNS}"
 
@@ -53,21 +56,66 @@ def fitted_columns(recipe: DictConfig, grid: Grid, functions: Functions | None) 
         client: Message(RecordDict({CONFIG: asked}), dst_node_id=node, message_type=QUERY)
         for client, node in sorted(registry.nodes.items())
     }
-    found: list[ColumnStatistics] = []
+    found: dict[int, ColumnStatistics] = {}
     for client, answer in exchange(grid, messages, timeout).items():
         try:
             part = decode_statistics(answer, len(numeric), categorical)
             if part.rows != registry.num_examples[client]:
                 registered = registry.num_examples[client]
                 raise RefusedReplyError(f"it counts {part.rows} rows and registered {registered}")
-            found.append(part)
+            found[client] = part
         except RefusedReplyError as refusal:
             log(WARNING, "columns of client %s: refused: %s", client, refusal)
     if not found:
         raise ConfigError("task.data_options.fit=federated: no client sent valid statistics")
-    whole = merged(found, categorical)
+    found = _within_limits(found, categorical)
+    _warn_of_strange(found, numeric)
+    whole = merged(list(found.values()), categorical)
     log(INFO, "columns are fitted to %s rows of %s clients", whole.rows, len(found))
     return whole.to_json()
+
+
+def _within_limits(
+    found: Mapping[int, ColumnStatistics], categorical: Sequence[str]
+) -> dict[int, ColumnStatistics]:
+    """Return the sites whose categories can be merged; name the others, those with most of all.
+
+    If they are not fewer than half, the column is wrong and no site: ``merged`` refuses it.
+    """
+    kept: dict[int, ColumnStatistics] = {}
+    whole: list[set[str | None]] = [set() for _ in categorical]
+    for client in sorted(found, key=lambda one: max(map(len, found[one].categories), default=0)):
+        more = [one | {*own} for one, own in zip(whole, found[client].categories, strict=True)]
+        if all(len(one) <= MOST_CATEGORIES for one in more):
+            kept[client], whole = found[client], more
+    refused = sorted(found.keys() - kept.keys())
+    if 2 * len(refused) >= len(found):
+        return dict(found)
+    for client in refused:
+        text = "columns of client %s: refused: with it a column of %s has more than %s categories"
+        log(WARNING, text, client, list(categorical), MOST_CATEGORIES)
+    return dict(sorted(kept.items()))
+
+
+def _warn_of_strange(found: Mapping[int, ColumnStatistics], numeric: Sequence[str]) -> None:
+    """Name sites of which a column is far from the others', as in another unit: all are scaled."""
+    for place, name in enumerate(numeric):
+        parts = {client: one for client, one in found.items() if one.counts[place] > 0}
+        if len(parts) < 3:
+            continue
+        means = {client: float(one.means[place]) for client, one in parts.items()}
+        spreads = {
+            client: math.sqrt(one.squares[place] / one.counts[place])
+            for client, one in parts.items()
+        }
+        mean, spread = statistics.median(means.values()), statistics.median(spreads.values())
+        for client in parts:
+            if max(abs(means[client] - mean), spreads[client]) > _STRANGE * spread > 0:
+                text = (
+                    "columns of client %s: %s has the mean %g and the deviation %g, and the sites' "
+                    "medians are %g and %g: all sites' values are scaled by it"
+                )
+                log(WARNING, text, client, name, means[client], spreads[client], mean, spread)
 
 
 def store_columns(folder: Path, columns: str) -> None:

@@ -117,7 +117,9 @@ class Run:
         self.target = None if target is None else float(target)
         self.stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
         self.began, self.timeout = time.time(), float(recipe.runtime.round_timeout_seconds)
-        self.client_config = ConfigRecord({"state-folder": str(folder / STATES)})
+        self.client_config = ConfigRecord()
+        if recipe.runtime.simulation:
+            self.client_config["state-folder"] = str(folder / STATES)
         if columns is not None:
             self.client_config[COLUMNS] = columns
         self.device = pick_device(recipe.device)

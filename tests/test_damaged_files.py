@@ -248,7 +248,9 @@ def test_a_damaged_client_state_is_said_once_and_lost(change, whole, caplog):
     assert [str(path) in line for line in caplog.messages] == [True]
 
 
-@pytest.mark.parametrize("where", ["fedhet.common.checksums.mmap", "fedhet.client_app.state.os.stat"])
+@pytest.mark.parametrize(
+    "where", ["fedhet.common.checksums.mmap", "fedhet.client_app.state.os.stat"]
+)
 def test_a_client_state_that_cannot_be_read_now_stays(where, whole, monkeypatch):
     """As with too many open files, or a network folder that is away: the client fails a round."""
     store, run, path = states_of(whole)
@@ -258,7 +260,7 @@ def test_a_client_state_that_cannot_be_read_now_stays(where, whole, monkeypatch)
         raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(where, fail)
+        patch.setattr(f"fedhet.{call}", fail)
         with pytest.raises((OSError, ConfigError), match="Input/output error"):
             store.load(run, 3)
     assert path.exists()

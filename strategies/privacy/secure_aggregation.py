@@ -222,13 +222,17 @@ class SecAggPlus:
             {
                 Key.SAMPLE_NUMBER: size,
                 Key.SHARE_NUMBER: shares,
-                Key.THRESHOLD: max(2, round(self.reconstruction_threshold * shares)),
+                Key.THRESHOLD: self._threshold(shares),
                 Key.CLIPPING_RANGE: float(self.clipping_range),  # the mod requires a float
                 Key.TARGET_RANGE: self.steps(size),
                 Key.MOD_RANGE: _MODULUS,
                 Key.MAX_WEIGHT: 1.0,
             }
         )
+
+    def _threshold(self, shares: int) -> int:
+        """Return how many shares give a secret: more than half, so that no two groups have it."""
+        return max(shares // 2 + 1, round(self.reconstruction_threshold * shares))
 
     def reply(
         self,
@@ -304,7 +308,7 @@ class SecAggPlus:
             Key.TARGET_RANGE: self.steps(size),
             Key.MOD_RANGE: _MODULUS,
             Key.MAX_WEIGHT: 1.0,
-            Key.THRESHOLD: max(2, round(self.reconstruction_threshold * shares)),
+            Key.THRESHOLD: self._threshold(shares),
         }
         wrong = sorted(name for name, value in agreed.items() if configs[name] != value)
         if wrong or size < LEAST or shares < least:

@@ -205,6 +205,8 @@ class ExpectedReply:
             raise RefusedReplyError("it took no step")
         if metrics["partition-id"] != client_id:
             raise RefusedReplyError(f"it names partition {metrics['partition-id']:g}")
+        if (seconds := metrics.get("fit-seconds", 0.0)) < 0:
+            raise RefusedReplyError(f"its fit-seconds are {seconds:g}")
         if max_examples is not None and examples > max_examples:
             raise RefusedReplyError(
                 f"it counts {examples:g} examples and has registered {max_examples}"

@@ -10,9 +10,10 @@ import torch
 from flwr.app import ConfigRecord, RecordDict
 
 from fedhet.common.errors import ConfigError
-from fedhet.server_app.columns import FILE, decode_statistics
+from fedhet.server_app.columns import FILE, _warn_of_strange, decode_statistics
 from fedhet.strategies.base import RefusedReplyError
 from fedhet.strategies.round.records import CATEGORIES, COLUMNS, to_record, to_tensors
+from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tools.evaluate import evaluate
 from tests.recipes import run_recipe
 
@@ -81,6 +82,29 @@ def test_a_site_that_sends_nonsense_is_left_out_of_the_fit(sites, tmp_path, capl
     run(sites, tmp_path, "rounds=1", tamper=tamper)
     assert json.loads((tmp_path / FILE).read_text())["categories"] == [["Oslo", "Rome"]]
     assert "columns of client 2: refused: its categories of town must be different" in caplog.text
+
+
+@pytest.mark.slow
+def test_a_site_with_too_many_categories_is_left_out_of_the_fit(sites, tmp_path, caplog):
+    def tamper(reply):
+        if CATEGORIES in reply.content:
+            if len(reply.content[CATEGORIES]["town"]) == 3:
+                reply.content[CATEGORIES]["town"] = [str(n) for n in range(999)]
+        return reply
+
+    run(sites, tmp_path, "rounds=1", tamper=tamper)
+    assert json.loads((tmp_path / FILE).read_text())["categories"] == [["Oslo", "Rome"]]
+    assert "columns of client 2: refused: with it a column of ['town'] has more" in caplog.text
+
+
+def test_a_site_in_another_unit_is_named(caplog):
+    parts = {
+        client: ColumnStatistics(9, np.array([9.0]), np.array([mean]), np.array([81.0]), ())
+        for client, mean in enumerate([30.0, 31.0, 33.0, 31_000.0])
+    }
+    _warn_of_strange(parts, ["age"])
+    assert [line.split(":")[0] for line in caplog.messages] == ["columns of client 3"]
+    assert "the mean 31000 and the deviation 3, and the sites' medians are 32" in caplog.text
 
 
 @pytest.mark.slow

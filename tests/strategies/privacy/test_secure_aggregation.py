@@ -278,14 +278,15 @@ def test_a_value_out_of_range_is_refused_by_its_key():
 
 def test_the_sum_uses_32_bits_and_a_majority_can_unmask():
     """A majority, so that nobody can ask one half for a mask and the other half for a key."""
-    secure = SecAggPlus()
+    secure, least = SecAggPlus(), SecAggPlus(reconstruction_threshold=0.5001)
     for size in (2, 3, 4, 10, 16, 1000, 1024):
         steps = secure.steps(size)
         assert size * steps < 1 << 32
         assert steps == 1 << 30 or 2 * size * steps >= 1 << 32
         with pytest.raises(ConfigError, match="quantization_range"):
             SecAggPlus(quantization_range=1 << 30).steps(max(size, 5))
-    assert all(max(2, round(secure.reconstruction_threshold * n)) > n / 2 for n in range(3, 200))
+    for one in (secure, least):
+        assert all(n / 2 < one._setup(n)["threshold"] <= n for n in range(3, 200))
 
 
 def reply(client: int, n: int, value: float) -> Reply:

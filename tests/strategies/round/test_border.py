@@ -127,6 +127,7 @@ METRICS_SENT: dict[str, tuple[str, Any]] = {  # a number in place of a genuine o
     "10^9 examples": ("num-examples", 10**9),
     "10^300 examples": ("num-examples", 1e300),
     "a list of examples": ("num-examples", [60, 60]),
+    "no time": ("fit-seconds", -1.0),
     "no step": ("num-steps", 0),
     "-5 steps": ("num-steps", -5),
     "Inf steps": ("num-steps", float("inf")),
