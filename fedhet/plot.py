@@ -132,9 +132,10 @@ def _partition_panel(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.tick_params(colors=_INK, labelsize=8)
     axes.set_xlabel("client", color=_INK)
-    axes.set_ylabel("class", color=_INK)
+    what = "tenth of the targets" if class_names[0].startswith("tenth ") else "class"
+    axes.set_ylabel(what, color=_INK)
     few = f", the first {len(counts)} of {clients} clients" if len(counts) < clients else ""
-    axes.set_title(f"examples of each class{few}", loc="left", color=_INK, fontsize=9.5)
+    axes.set_title(f"examples of each {what}{few}", loc="left", color=_INK, fontsize=9.5)
     axes.spines[:].set_color("#b8c0cc")
     bar = axes.figure.colorbar(image, ax=axes, pad=0.02, aspect=30)
     bar.ax.tick_params(colors=_INK, labelsize=8)

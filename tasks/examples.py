@@ -127,7 +127,7 @@ class Examples:
     def _check(self, targets: Tensor) -> None:
         """Refuse labels that are no whole numbers, or none of the classes'."""
         if self.kind == "regression":
-            _require_finite(targets)
+            _require_finite(targets.float() if self.kind == "regression" else targets)
         if self.kind == "regression" or targets.numel() == 0:
             return
         labels = targets.long()
@@ -226,7 +226,7 @@ class _Dataset:
             raise ConfigError(
                 f"the Dataset's examples cannot be put into a batch: {error}. Give tensors of one "
                 "shape (of images by transforms, such as Resize and ToTensor), or a DataLoader "
-                "with a collate_fn"
+                "with a collate_fn; a pair of lists is a tuple (inputs, targets)"
             ) from None
         inputs, targets = _pair(batch, self._columns)
         self._check(targets)
@@ -252,8 +252,8 @@ def _reader(
         hasattr(given, "__getitem__") and hasattr(given, "__len__")
     ):
         raise ConfigError(
-            f"the data function gave a {type(given).__name__}: it must give arrays (inputs, "
-            "targets), a torch Dataset with a length, or a DataLoader of one"
+            f"the data function gave a {type(given).__name__}: it must give a tuple of arrays "
+            "(inputs, targets), a torch Dataset with a length, or a DataLoader of one"
         )
     return _Dataset(given, default_collate, columns, check)
 
@@ -270,9 +270,13 @@ def is_pair(given: Any) -> bool:
 def _numbers(what: str, given: Any) -> Tensor:
     """Return a user's array, data frame or list as a tensor, sharing memory where it can."""
     if isinstance(given, Tensor):
+        if given.layout != torch.strided:
+            raise ConfigError(f"the {what} are a sparse tensor: give {what}.to_dense()")
         return given.detach()
+    if isinstance(given, np.ma.MaskedArray) and np.ma.is_masked(given):
+        raise ConfigError(f"the {what} have masked values: fill them, or remove their examples")
     try:
-        values = np.asarray(given)
+        values = _of_frame(given) if hasattr(given, "iloc") else np.asarray(given)
     except ValueError as error:
         raise ConfigError(f"the {what} cannot be made an array: {error}") from None
     if values.ndim == 0 or values.dtype.kind not in "biuf":
@@ -281,11 +285,24 @@ def _numbers(what: str, given: Any) -> Tensor:
             f"{values.dtype}: they must be numbers in an array or list of n examples (labels of C "
             "classes: 0 to C - 1)"
         )
+    if values.dtype.itemsize > 8:  # longdouble, which torch lacks
+        values = values.astype(np.float64)
     backwards = any(stride < 0 for stride in values.strides)  # torch has neither
     if backwards or not values.dtype.isnative:
         values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
     # pandas locks its arrays, which torch warns of
     return torch.as_tensor(values if values.flags.writeable else values.copy())
+
+
+def _of_frame(given: Any) -> NDArray[Any]:
+    """Return pandas' numbers as one array, also those of several types and of its nullable ones."""
+    from pandas.api.types import is_numeric_dtype
+
+    types = given.dtypes if given.ndim == 2 else [given.dtype]
+    plain = np.asarray(given)
+    if plain.dtype.kind in "biuf" or not all(map(is_numeric_dtype, types)):  # bool is numeric
+        return plain
+    return np.asarray(given.to_numpy(dtype=np.float64, na_value=np.nan))
 
 
 def _require_finite(targets: Tensor) -> None:

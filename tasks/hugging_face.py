@@ -171,12 +171,13 @@ class Reader:
         if getattr(feature, "dtype", "") in ("string", "large_string"):
             return self._tokens(list(values)), targets
         try:
-            return np.asarray(list(values), dtype=np.float32), targets
+            numbers = np.asarray(list(values), dtype=np.float32)
         except (TypeError, ValueError):
             raise ConfigError(
                 f"{_KEY}.input_column={self.input_column} has {feature}: fedhet reads images, "
                 "texts and lists of numbers, all of the same length"
             ) from None
+        return _finite(numbers, place), targets
 
     def _targets(self, table: Any, place: str) -> NDArray[Any]:
         given = list(table[self.label_column])
@@ -309,6 +310,16 @@ def load_tokenizer(name: str) -> Any:
     if tokenizer.pad_token_id is None:
         raise ConfigError(f"{_KEY}.tokenizer={name} has no token for padding (pad_token)")
     return tokenizer
+
+
+def _finite(numbers: NDArray[np.float32], place: str) -> NDArray[np.float32]:
+    """Return rows of numbers; refuse one with a missing value, which would be NaN."""
+    if len(wrong := np.argwhere(~np.isfinite(numbers))):
+        raise ConfigError(
+            f"{place}, row {wrong[0, 0]}: a number is missing, NaN, or Inf in float32: fill it, or "
+            "remove the row"
+        )
+    return numbers
 
 
 def _open(path: str, subset: str | None) -> Mapping[str, Any]:

@@ -301,8 +301,9 @@ def _aligned(outputs: Tensor, labels: Tensor, num_outputs: int) -> tuple[Tensor,
         if values.numel() != math.prod(shape):
             raise ConfigError(
                 "evaluation.metrics of a regression compare outputs and targets of the shape "
-                f"{shape}, and the {what} have {tuple(values.shape)}: set evaluation.metrics=[], "
-                "or name the module that makes all outputs in task.classifier"
+                f"{shape}, and the {what} have {tuple(values.shape)}: give the model as many "
+                "outputs (task.model_options.outputs, if its function has that parameter), name "
+                "the module that makes them all in task.classifier, or set evaluation.metrics=[]"
             )
     kind = torch.float64 if outputs.dtype == torch.float64 else torch.float32
     return outputs.reshape(shape).to(kind), labels.reshape(shape).to(kind)

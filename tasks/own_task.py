@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset
 
@@ -367,7 +366,9 @@ class OwnTask(Measured, Partitioned):
         config, known = self.config, dict[str, Any]()
         if config.class_names is not None:
             known["num_classes"] = len(config.class_names)
-        if config.kind == "regression" or config.class_names is not None:
+        # 1 of a regression is a guess, which a function with a default of its own knows better
+        guess = config.kind == "regression" and _needs(self.functions.model, "outputs")
+        if guess or (config.kind != "regression" and config.class_names is not None):
             known["outputs"] = config.outputs
         if config.input_shape is not None or _needs(self.functions.model, "input_shape"):
             known["input_shape"] = self.input_shape
@@ -516,6 +517,9 @@ def _select(given: Any, rows: Indices) -> Any:
     return DataLoader(subset, given.batch_size, collate_fn=given.collate_fn)
 
 
-def _rows(values: Any, rows: Indices) -> NDArray[Any] | torch.Tensor:
-    chosen: Any = values[torch.from_numpy(rows)] if torch.is_tensor(values) else None
-    return np.asarray(values)[rows] if chosen is None else chosen
+def _rows(values: Any, rows: Indices) -> Any:
+    if torch.is_tensor(values):
+        return values[torch.from_numpy(rows)]
+    if hasattr(values, "iloc"):  # pandas': each column with its type
+        return values.iloc[rows]
+    return np.asanyarray(values)[rows]  # masked values stay so

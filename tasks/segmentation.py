@@ -23,13 +23,13 @@ from fedhet.common.errors import (
 )
 from fedhet.tasks.examples import IGNORED
 from fedhet.tasks.sources.encodings import in_bytes
+from fedhet.tasks.sources.images import by_suffix, warn_of_others
 
 Arrays = tuple[NDArray[np.float32], NDArray[np.int64]]
 Pair = tuple[Tensor, Tensor]
 
 _KEY = "task.data_options"
-_LOSSY = (".jpg", ".jpeg")
-_SUFFIXES = (".png", *_LOSSY, ".bmp", ".tif", ".tiff")
+_LOSSY = (".jpg", ".jpeg", ".jfif", ".webp")
 _SPLIT_SEED = 0  # the same test images whatever the run's seed
 
 
@@ -147,12 +147,14 @@ class MaskedImages(Dataset[Pair]):
         masks = _pictures(folder / "masks")
         if lossy := [path for path in masks.values() if path.suffix.lower() in _LOSSY]:
             raise ConfigError(
-                f"{lossy[0]} is a JPEG, whose pixels are not quite what was saved, so that labels "
-                "change: save masks as PNG"
+                f"{lossy[0]}: a JPEG's or WebP's pixels may not be quite what was saved, so that "
+                "labels change: save masks as PNG"
             )
         images = _pictures(folder / "images")
         if without := sorted(images.keys() - masks.keys()):
             raise ConfigError(f"{folder / 'masks'} has no mask of {', '.join(without[:3])}")
+        if without := sorted(masks.keys() - images.keys()):
+            raise ConfigError(f"{folder / 'images'} has no image of {', '.join(without[:3])}")
         self._paths = [(images[name], masks[name]) for name in sorted(images)]
         self._size, self._channels = (image_size, image_size), channels
         self._ignore_index = ignore_index
@@ -206,8 +208,10 @@ def _pictures(folder: Path) -> dict[str, Path]:
     if not folder.is_dir():
         raise SetupError(f"{folder} is not a folder: change {_KEY}.path or the data-folder")
     found: dict[str, Path] = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in _SUFFIXES and found.setdefault(path.stem, path) != path:
+    pictures, others = by_suffix(one for one in folder.iterdir() if one.is_file())
+    warn_of_others(folder, others)
+    for path in pictures:
+        if found.setdefault(path.stem, path) != path:
             raise ConfigError(
                 f"{folder} has {found[path.stem].name} and {path.name}: an image and its mask are "
                 "found by their name without its ending, so rename one of them"

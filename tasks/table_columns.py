@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from logging import WARNING, getLogger
+from logging import INFO, WARNING, getLogger
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -164,7 +164,8 @@ class Columns:
         import pandas
 
         _require_columns(table, (*self.numeric, *self.categorical))
-        numbers = {name: _numbers(table, name) for name in self.numeric}
+        cure = f"put it into {KEY}.categorical"
+        numbers = {name: _numbers(table, name, cure) for name in self.numeric}
         categories = {
             name: pandas.Series(_texts(table[name]), dtype=object) for name in self.categorical
         }
@@ -180,8 +181,9 @@ class Columns:
                 f"({KEY}.target): remove them; in CSV files words such as NA and None are none, too"
             )
         if self.labels is None:
-            return _numbers(table, self.target)
-        labels = {f"{one}.0": n for one, n in self.labels.items() if one.isdecimal()} | self.labels
+            return _numbers(table, self.target, "set task.kind=classification and task.classes")
+        whole = {one: n for one, n in self.labels.items() if one.removeprefix("-").isdecimal()}
+        labels = {f"{one}.0": n for one, n in whole.items()} | self.labels
         texts = _texts(table[self.target])  # whole numbers become 1.0 where one was missing
         if unknown := sorted(set(texts) - set(labels)):
             raise ConfigError(
@@ -218,10 +220,14 @@ def names_in(
         raise ConfigError(f"{_where(public)} has no row that the columns could be fitted on")
     named = [target, *(numeric or ()), *(categorical or ())]
     rest = [name for name in public.columns if name not in named]
+    given = numeric is not None
     if numeric is None:
         numeric = [name for name in rest if _holds_numbers(public[name])]
     if categorical is None:
         categorical = [name for name in rest if name not in numeric]
+        if given and categorical:
+            text = "%s: taken as categories, since only %s.numeric is given: %s"
+            getLogger("flwr").log(INFO, text, _where(public), KEY, ", ".join(categorical))
     return numeric, categorical
 
 
@@ -271,8 +277,8 @@ def _holds_numbers(column: Series[Any]) -> bool:
     return True
 
 
-def _numbers(table: DataFrame, name: str) -> NDArray[np.float64]:
-    """Return a column (n,), NaN where a value is missing."""
+def _numbers(table: DataFrame, name: str, cure: str) -> NDArray[np.float64]:
+    """Return a column (n,), NaN where a value is missing; ``cure`` is for one of text."""
     from pandas import to_numeric
 
     column = table[name]
@@ -282,8 +288,8 @@ def _numbers(table: DataFrame, name: str) -> NDArray[np.float64]:
     if other.any():
         row = table.index[int(np.argmax(other))] + 1  # not the value: a site's error is sent
         raise ConfigError(
-            f"{_where(table)}: the column {name} is numeric and has no finite number in row {row}. "
-            f"Put it into {KEY}.categorical, or mend the file"
+            f"{_where(table)}: the column {name} is numeric and has no finite number in row {row}: "
+            f"mend the file, or {cure}"
         )
     return found
 

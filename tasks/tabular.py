@@ -184,7 +184,7 @@ def mlp(
         hidden: the layers' widths.
         mean: of a regression's targets, added to the output.
         std: of a regression's targets, which the output is multiplied with, so that a target far
-            from 0 and 1 needs no other step size.
+            from 0 and 1 needs no other step size of Adam; that of SGD is to be divided by std^2.
     """
     require_types("task.model_options", {"hidden": hidden}, {"hidden": tuple[int, ...]})
     for width in hidden:

@@ -248,10 +248,8 @@ def test_a_damaged_client_state_is_said_once_and_lost(change, whole, caplog):
     assert [str(path) in line for line in caplog.messages] == [True]
 
 
-@pytest.mark.parametrize(
-    "where", ["fedhet.common.checksums.mmap", "fedhet.client_app.state.os.stat"]
-)
-def test_a_client_state_that_cannot_be_read_now_stays(where, whole, monkeypatch):
+@pytest.mark.parametrize("call", ["common.checksums.mmap", "client_app.state.os.stat"])
+def test_a_client_state_that_cannot_be_read_now_stays(call, whole, monkeypatch):
     """As with too many open files, or a network folder that is away: the client fails a round."""
     store, run, path = states_of(whole)
     before = store.load(run, 3)

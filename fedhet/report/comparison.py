@@ -211,10 +211,11 @@ def _gap_text(one: Comparison, row: Ranked, digits: int) -> str:
 
 def _caption(found: Sequence[Comparison]) -> str:
     title, compared = found[0].figure.title, max(len(one.rows) for one in found) - 1
+    order = "in each setting the best first" if len(found) > 1 else "the best first"
     baselines = listed(one.baseline for one in found)
     words = [
-        f"{title[0].upper()}{title[1:]}, the best first; mean ± sample standard deviation over the "
-        "seeds. Intervals: Student's t over the seeds."
+        f"{title[0].upper()}{title[1:]}, {order}; mean ± sample standard deviation over "
+        "the seeds. Intervals: Student's t over the seeds."
     ]
     if compared:
         words.append(f"Baseline: {baselines}; differences are over the seeds that both rows have.")

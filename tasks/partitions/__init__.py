@@ -37,7 +37,7 @@ def partition_rows(
     if num_clients > len(labels):
         raise ConfigError(
             f"clients={num_clients} is more than the {len(labels)} training examples: lower "
-            "clients or raise task.train_size"
+            "clients or take more examples"
         )
     seed = seed if config.seed is None else config.seed
     if not 0 <= seed < 2**32:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from logging import WARNING, getLogger
@@ -22,7 +22,21 @@ from fedhet.tasks.sources.source import Source, require_folder
 from fedhet.tasks.sources.store import Decoder
 from fedhet.tasks.sources.tables import Columns
 
-SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+def by_suffix(paths: Iterable[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the images of some files by their endings, sorted, and the others; hidden ones not."""
+    seen = sorted(path for path in paths if not path.name.startswith("."))
+    images = [path for path in seen if path.suffix.lower() in SUFFIXES]
+    return images, [path for path in seen if path.suffix.lower() not in SUFFIXES]
+
+
+def warn_of_others(folder: Path, others: Sequence[Path]) -> None:
+    """Say how many files of a folder are no images, by their endings."""
+    if others:
+        text = "%s: %s files are left out, whose endings are none of images', such as %s"
+        getLogger("flwr").log(WARNING, text, folder, len(others), others[0].name)
 
 
 @dataclass(frozen=True)
@@ -186,16 +200,18 @@ class FolderDecoder:
     @cached_property
     def _files(self) -> list[tuple[Path, int]]:
         labels = {name: label for label, name in enumerate(self.classes)}
-        files = []
+        files: list[tuple[Path, int]] = []
+        others: list[Path] = []
         for name in class_folders(self.folder):
             if name not in labels:
                 raise ConfigError(
                     f"{self.folder} has a subfolder {name!r} and the classes are: "
                     f"{', '.join(self.classes)}; rename it or set task.classes"
                 )
-            images = files_below(self.folder / name)
-            chosen = sorted(path for path in images if path.suffix.lower() in SUFFIXES)
-            files += [(path, labels[name]) for path in chosen]
+            images, more = by_suffix(files_below(self.folder / name))
+            files += [(path, labels[name]) for path in images]
+            others += more
+        warn_of_others(self.folder, others)
         return files
 
     @property

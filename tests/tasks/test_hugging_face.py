@@ -84,6 +84,15 @@ def test_columns_of_numbers_and_targets_of_a_regression(tmp_path):
     assert targets.tolist() == [0.5, 7]
 
 
+def test_a_missing_number_of_a_row_is_refused(tmp_path):
+    folder = saved(tmp_path / "set", {"x": [[1.0, 2.0], [3.0, None]], "y": [0.5, 7]})
+    options = {"input_column": "x", "label_column": "y", "test_split": None, "kind": "regression"}
+    with pytest.raises(
+        ConfigError, match=r"row 1: a number is missing.*fill it, or remove the row"
+    ):
+        load(path=folder, test_fraction=0.0, **options)
+
+
 def test_a_folder_of_parquet_is_read_as_the_hub_reads_it(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "set"

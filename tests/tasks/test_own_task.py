@@ -204,6 +204,23 @@ def test_an_own_model_is_told_what_its_parameters_name():
     assert model.body[1].in_features == 6
 
 
+def as_told(outputs):
+    return nn.Linear(3, outputs)
+
+
+def two(outputs=2):
+    return nn.Linear(3, outputs)
+
+
+@pytest.mark.parametrize(("build", "outputs"), [(two, 2), (as_told, 1)])
+def test_a_regression_has_as_many_outputs_as_the_functions_default(build, outputs):
+    def data():
+        return (np.ones((4, 3)), np.ones((4, outputs))), None
+
+    task = task_of(data, build, clients=1, kind="regression")
+    assert task.build_model(0).head.out_features == outputs
+
+
 def sized(num_classes, input_shape, width=7):
     return nn.Sequential(
         nn.Flatten(),
@@ -367,6 +384,7 @@ class OwnBatches(BatchSampler):
 
 
 BATCHED = DataLoader(PAIRS, batch_sampler=OwnBatches(range(4), 2, drop_last=False))
+LISTS = [[0.0, 1.0, 2.0, 3.0]] * 3
 IMAGE = {"img": torch.ones(4), "label": 1}
 
 
@@ -374,10 +392,10 @@ IMAGE = {"img": torch.ones(4), "label": 1}
     ("data", "options", "message"),
     [
         (lambda: 3, {}, "returned a int: it must return .train, test."),
-        (lambda: (3, None), {}, "gave a int: it must give arrays"),
+        (lambda: (3, None), {}, "gave a int: it must give a tuple of arrays"),
         (lambda: (np.ones((3, 4)), LABELS), {}, "with a ndarray for train: .*inputs, targets"),
         (lambda: ("/data/x.csv", None), {}, "with a str for train"),
-        (lambda: (Endless(), None), {}, "gave a Endless: it must give arrays"),
+        (lambda: (Endless(), None), {}, "gave a Endless: it must give a tuple of arrays"),
         (lambda: (WEIGHTED, None), {}, "WeightedRandomSampler, and fedhet draws them itself"),
         (lambda: (BATCHED, None), {}, "OwnBatches, and fedhet draws them itself"),
         (lambda: ((np.ones((3, 4)), np.ones(2)), None), {}, "3 inputs and 2 targets"),
@@ -396,6 +414,9 @@ IMAGE = {"img": torch.ones(4), "label": 1}
             {},
             "inputs are of the .*DataFrame",
         ),
+        (arrays(np.ma.masked_equal(np.eye(3), 1)), {}, "inputs have masked values: fill them"),
+        (arrays(torch.eye(3).to_sparse()), {}, r"a sparse tensor: give inputs\.to_dense"),
+        (lambda: ([LISTS, [0, 1, 2]], None), {}, r"a pair of lists is a tuple \(inputs, targets"),
         (arrays(np.ones((3, 4), dtype=complex)), {}, "inputs are of .* complex128: .* be numbers"),
         (arrays([[1.0], [2.0, 3.0], []]), {}, "inputs cannot be made an array: .* inhomogeneous"),
         (rows((np.ones(4), 1), (np.ones(3), 2)), {}, "cannot be put into a batch: stack expects"),
@@ -428,6 +449,17 @@ def test_lists_are_arrays_and_a_list_of_pairs_is_a_dataset():
         inputs, labels = next(task.client_data(0)[0].batches(2, generator=None, train=False))
         assert inputs.dtype == torch.float32
         assert inputs[:, 0].tolist() == labels.tolist() == [0, 1]
+
+
+def test_a_data_frame_of_numbers_of_several_types_is_an_array():
+    frame = DataFrame({"a": [1.5, 2.5], "b": [True, False], "c": [3, None]}).astype({"c": "Int64"})
+    exact = np.array([[1.5, 1, 3], [2.5, 0, np.nan]])
+    for inputs in (frame, exact.astype(np.longdouble)):
+        labels = frame["b"].astype("boolean")
+        task = task_of(lambda given=(inputs, labels): (given, None), clients=1)
+        found, targets = next(task.client_data(0)[0].batches(2, generator=None, train=False))
+        np.testing.assert_array_equal(found, exact)
+        assert targets.tolist() == [1, 0]
 
 
 def test_arrays_that_torch_cannot_share_are_copied():
@@ -558,7 +590,7 @@ def test_targets_that_are_no_numbers_are_refused_with_their_row():
         task = task_of(lambda client_id, d=data: (d, None), clients=1, kind="regression")
         with pytest.raises(ConfigError, match=r"the target nan, of example 1"):
             list(task.client_data(0)[0].batches(3, generator=None, train=False))
-    with pytest.raises(ConfigError, match=r"gave a dict: it must give arrays"):
+    with pytest.raises(ConfigError, match=r"gave a dict: it must give a tuple of arrays"):
         task_of(lambda client_id: ({"x": [1], "y": [0]}, None), clients=1).client_data(0)
 
 

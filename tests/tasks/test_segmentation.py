@@ -144,6 +144,24 @@ def test_pixels_of_the_ignored_label_count_nowhere(tmp_path):
         load(path=str(tmp_path), ignore_index=-1)
 
 
+def test_images_of_all_endings_are_read_and_other_files_are_named(tmp_path, caplog):
+    draw(tmp_path / "train", 3)
+    images = tmp_path / "train" / "images"
+    Image.open(images / "1.png").save(images / "1.webp", lossless=True)
+    Image.open(images / "2.png").save(images / "2.GIF")
+    (images / "1.png").unlink()
+    (images / "2.png").rename(images / "2.dcm")
+    assert len(load(path=str(tmp_path), test_fraction=0.0)[0]) == 3
+    assert "images: 1 files are left out, whose endings are none of images', such as 2.dcm" in (
+        caplog.text
+    )
+    (tmp_path / "train" / "masks" / "3.png").write_bytes(
+        (tmp_path / "train" / "masks" / "0.png").read_bytes()
+    )
+    with pytest.raises(ConfigError, match="images has no image of 3"):
+        load(path=str(tmp_path))
+
+
 def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"is not a folder: change task\.data_options\.path"):
         load(path=str(tmp_path))
@@ -151,6 +169,11 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     (tmp_path / "train" / "masks" / "1.png").unlink()
     with pytest.raises(ConfigError, match="has no mask of 1"):
         load(path=str(tmp_path))
+    (tmp_path / "train" / "images" / "0.png").rename(tmp_path / "train" / "images" / "2.png")
+    with pytest.raises(ConfigError, match="masks has no mask of 1, 2"):
+        load(path=str(tmp_path))
+    (tmp_path / "train" / "images" / "1.png").rename(tmp_path / "train" / "images" / "0.png")
+    (tmp_path / "train" / "images" / "2.png").rename(tmp_path / "train" / "images" / "1.png")
     with pytest.raises(ConfigError, match="channels=2 must be 1"):
         load(path=str(tmp_path), channels=2)
     Image.fromarray(np.full((6, 6), 0.5, "float32")).save(tmp_path / "train" / "masks" / "1.tif")
@@ -171,7 +194,7 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     with pytest.raises(ConfigError, match=r"0\.png: a pixel has more than 8 bits"):
         load(path=str(tmp_path), test_fraction=0.0)[0][0]
     (tmp_path / "train" / "masks" / "0.png").rename(tmp_path / "train" / "masks" / "0.jpg")
-    with pytest.raises(ConfigError, match=r"0\.jpg is a JPEG.*: save masks as PNG"):
+    with pytest.raises(ConfigError, match=r"0\.jpg: a JPEG's.*: save masks as PNG"):
         load(path=str(tmp_path))
     (tmp_path / "train" / "masks" / "0.jpg").rename(tmp_path / "train" / "masks" / "0.png")
     Image.new("L", (6, 6)).save(tmp_path / "train" / "images" / "1.tif")

@@ -74,6 +74,20 @@ def test_a_missing_date_is_a_missing_number(tmp_path):
     np.testing.assert_allclose(inputs[:, 0], np.array([0, -1, 1]) / scale, rtol=1e-5)
 
 
+def test_a_negative_class_is_found_as_programs_write_it_too(tmp_path):
+    (tmp_path / "rows.csv").write_text("a,b\n1,-1.0\n2,1.0\n")
+    _, targets = all_rows(tmp_path / "rows.csv", target="b", classes=["-1", "1"])
+    assert targets.tolist() == [0, 1]
+
+
+def test_columns_that_become_categories_for_want_of_a_name_are_said(table, caplog):
+    with caplog.at_level("INFO", "flwr"):
+        all_rows(table, public=4, numeric=["age"])
+    assert "taken as categories, since only task.data_options.numeric is given: town, member" in (
+        caplog.text
+    )
+
+
 def test_numbers_can_be_categories(table):
     inputs, _ = all_rows(table, public=4, categorical=["age"], numeric=[])
     assert inputs.tolist() == [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 1, 0, 0]]
@@ -108,6 +122,10 @@ WRONG = [
     (
         {"numeric": ["town"]},
         "town is numeric and has no finite number in row 1.*task.data_options.categorical",
+    ),
+    (
+        {"target": "town", "kind": "regression"},
+        "town is numeric .* in row 1: mend the file, or set task.kind=classification",
     ),
     ({"numeric": ["town"], "categorical": ["town"]}, "names the column town twice"),
     ({"classes": ["low"]}, "income has high, and task.classes has low"),
@@ -176,7 +194,7 @@ def test_a_value_that_is_no_number_is_named_by_its_row_of_the_file(table, value,
     rows[row - 1] = f"{value},1"
     table.write_text("\n".join(["a,b", *rows]))
     options = {"target": "b", "kind": "regression", "classes": None, "test_fraction": 0.3}
-    with pytest.raises(ConfigError, match=rf"column a .* no finite number in row {row}\.") as said:
+    with pytest.raises(ConfigError, match=rf"column a .* no finite number in row {row}:") as said:
         all_rows(table, numeric=["a"], public=1, **options)
     assert value not in str(said.value).removeprefix(str(table))  # a site's error is sent
 
