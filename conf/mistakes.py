@@ -68,7 +68,7 @@ def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:
     if near:
         line += f": did you mean {' or '.join(list(dict.fromkeys(near))[:3])}?"
     if group and siblings:
-        line += f"{'' if near else ';'} {group} has: {', '.join(siblings)}"
+        line += f"; {group} has: {', '.join(siblings)}"
     return line if near or (group and siblings) else f"{line}; `fedhet --help` lists all keys"
 
 

@@ -252,6 +252,7 @@ class ClientSide:
             updates and models: floats by parameter name, of the parameters' shapes; a sent one is
             added up by the server from round to round, and ``expected`` there. Statistics are not.
         by_class: whether it works by class, and so on classification alone.
+        moves_start: whether ``begin`` may let the client start elsewhere than at x.
     """
 
     needs: frozenset[str] = frozenset()
@@ -263,6 +264,7 @@ class ClientSide:
     dtypes: Mapping[str, torch.dtype] = MappingProxyType({})
     compressible: frozenset[str] = frozenset()
     by_class: bool = False
+    moves_start: bool = False
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse, before round 1, a model or optimizer that this side cannot work with.

@@ -61,6 +61,8 @@ class FedALAClient(ClientSide):
             10 passes' mean losses is below this; None: one pass, as in every other round.
     """
 
+    moves_start = True
+
     def __init__(
         self,
         layers: TensorSelector | str = "head.*",

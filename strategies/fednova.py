@@ -101,6 +101,7 @@ class NormalizedMean:
     """The mean of updates, each divided by its |a_i|, times tau_eff."""
 
     individual = "it divides every client's update by the steps behind it"
+    one_start = True  # what clients moved by without a step it would stretch, too
 
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the aggregate."""

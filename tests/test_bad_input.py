@@ -140,6 +140,8 @@ TOGETHER = [
     (["checkpoint.best=client_f1"], r"add f1 to evaluation\.metrics, and set evaluation\.clients"),
     (["calibration.alphas=[0.1]"], r"partition\.holdout=0\.0: set it to 0\.1"),
     (["strategy=fedcm", "local.initial=own"], r"needs local\.initial=received"),
+    (["strategy=fednova", "local.initial=own"], r"needs local\.initial=received"),
+    (["strategy=fedbabu", "local.initial=own"], r"needs local\.initial=received"),
 ]
 
 

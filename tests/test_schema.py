@@ -63,7 +63,8 @@ TABLE = """
  | early_stopping.min_delta | 0 0.01 | -1 abc null .inf
  | early_stopping.mode | auto min max | largest 3 null
  | objective | accuracy loss bytes_up | accurcy f1 3 null
- evaluation.metrics=[f1] | objective | f1 best_f1 client_f1 best_client_f1 | best_mae f1/3
+ evaluation.metrics=[f1] | objective | f1 best_f1 | best_mae f1/3 client_f1 client_loss
+ evaluation.clients=true | objective | client_accuracy client_loss | client_f1
  | choice | null abc | 3 [a]
  | paper | null {} | 3 abc
  | results_dir | null a/b | 7 true [a]

@@ -11,8 +11,9 @@ InnerProduct    -e mean                 Xie, Koyejo, Gupta. UAI 2019.
 
 ALIE's and InnerProduct's attackers know each other and no honest client: mean and standard
 deviation are of their own honest updates, the variant of the papers without omniscience. Each of
-them computes the others' updates itself, from the state of a client that has not taken part yet, so
-all send the same.
+them computes the others' updates itself, from the state of a client that has not taken part yet. So
+all send the same, with methods that keep no state at the clients; with others, such as SCAFFOLD,
+each counts its own update with the state that it has.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class SGD(_OneGradient):
     """SGD with momentum and weight decay.
 
     Args:
-        momentum: heavy-ball coefficient in [0, 1).
+        momentum: heavy-ball coefficient in [0, 1].
         weight_decay: L2 coefficient, added to the gradient at the step (after clipping).
         momentum_layers: the tensors that momentum acts on; the others take plain steps.
     """

@@ -56,7 +56,7 @@ def transport(rows: Tensor, anchor: Tensor) -> Tensor:
 class Alignment:
     """The transform: every reply in the neuron order of the first one, projections included."""
 
-    reads_models = True
+    reads_models = reorders = True
 
     def __init__(self) -> None:
         if importlib.util.find_spec("ot") is None:

@@ -40,6 +40,33 @@ def check_sides(
         )
 
 
+def check_aggregation(
+    client_sides: Mapping[str, ClientSide],
+    server_sides: Mapping[str, ServerSide],
+    aggregator: object,
+    optimizer: object,
+    transforms: Iterable[object],
+) -> None:
+    """Refuse an aggregation of updates that do not mean there what they mean at the clients."""
+    moving = sorted(name for name, side in client_sides.items() if side.moves_start)
+    if moving and getattr(aggregator, "one_start", False):
+        raise ConfigError(
+            f"{type(aggregator).__name__} divides updates by their steps, and with "
+            f"{', '.join(moving)} clients do not start at one model: drop one from strategy=[...]"
+        )
+    reordering = [type(one).__name__ for one in transforms if getattr(one, "reorders", False)]
+    parts = {**server_sides, type(optimizer).__name__: optimizer}
+    kept = [name for name, part in parts.items() if getattr(part, "coupled_state", ())]
+    sent = sorted(name for side in client_sides.values() for name in side.sends & side.compressible)
+    if reordering and (kept or sent):
+        why = f"clients send {', '.join(sent)} for each parameter" if sent else ""
+        why = why or f"{', '.join(kept)} adds up what clients have kept in their own order"
+        raise ConfigError(
+            f"{why}, which {reordering[0]} cannot reorder: drop it or the method that needs it "
+            "from strategy=[...]"
+        )
+
+
 def check_output(output: Output) -> None:
     """Refuse an output that the clients cannot evaluate."""
     if isinstance(output, BuildsOutputModel):

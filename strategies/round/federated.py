@@ -37,7 +37,13 @@ from fedhet.strategies.privacy.secure_aggregation import LEAST, SecAggPlus
 from fedhet.strategies.robust.checks import check_robust
 from fedhet.strategies.round.arguments import KeepsArguments
 from fedhet.strategies.round.asynchronous import SimulatedClients
-from fedhet.strategies.round.checks import check_downlink, check_output, check_sides, reading_models
+from fedhet.strategies.round.checks import (
+    check_aggregation,
+    check_downlink,
+    check_output,
+    check_sides,
+    reading_models,
+)
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.cohort import Exchange
 from fedhet.strategies.round.compressed_records import Downlink, compressible
@@ -151,6 +157,9 @@ class FederatedStrategy(KeepsArguments, Strategy):
             observers,
         )
         step = self.server_step
+        check_aggregation(
+            self.client_sides, step.sides, step.aggregator, step.optimizer, step.transforms
+        )
         self.client_metrics = client_metrics or ClientMetrics()
         self.compression = compression or Compression()
         self.secure_aggregation = secure_aggregation

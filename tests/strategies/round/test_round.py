@@ -17,8 +17,10 @@ from fedhet.strategies.base import ClientSide, ServerSide
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.server_optimizers import SGD
+from fedhet.strategies.fedala import FedALAClient
 from fedhet.strategies.fedavg import FedAvg
 from fedhet.strategies.feddyn import FedDyn
+from fedhet.strategies.fednova import FedNovaClient, FedNovaServer, NormalizedMean
 from fedhet.strategies.fedpvr import FedPVR
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.client_versions import ClientVersions
@@ -319,6 +321,33 @@ def test_a_tensor_travels_with_its_type_shape_and_bits(dtype):
         back = to_tensors(content["payload"])["a"]
         torch.testing.assert_close(back, tensor, rtol=0, atol=0)
         assert count_bytes(content) == 128 + tensor.numel() * tensor.element_size()
+
+
+class Reordering:
+    """As alignment does, without its library."""
+
+    reorders = True
+
+
+def fedala_with_fednova() -> FederatedStrategy:
+    return FederatedStrategy(
+        client_sides={"fedala": FedALAClient(), "fednova": FedNovaClient()},
+        server_sides={"fednova": FedNovaServer()},
+        aggregator=NormalizedMean(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (partial(FedDyn, transforms=[Reordering()]), "FedDynServer adds up .* Reordering cannot"),
+        (partial(FedPVR, transforms=[Reordering()]), "control_variate_delta for each parameter"),
+        (fedala_with_fednova, "NormalizedMean divides updates by their steps, and with fedala"),
+    ],
+)
+def test_an_aggregation_that_does_not_mean_what_clients_mean_is_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
 
 
 def test_replies_without_their_round_are_refused():
