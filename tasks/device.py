@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import SetupError
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # <malloc.h>
 _TRIM_BYTES, _MMAP_BYTES = 1 << 30, 32 << 20  # the second is glibc's largest
@@ -20,11 +20,11 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(
+        raise SetupError(
             f"device={name} is unknown; allowed: auto, cpu, cuda, or one GPU such as cuda:1"
         ) from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
+        raise SetupError(
             f"device={name}: this machine has {torch.cuda.device_count() or 'no'} CUDA devices; "
             "set device=auto or cpu"
         )
