@@ -27,10 +27,14 @@ def kept_at_site() -> Iterator[None]:
 
 
 def told(error: Exception) -> str:
-    """Return fedhet's own text, if the error is not of what reads the data; else type and place."""
+    """Return fedhet's own text, if the error is not of what reads the data; else type and place.
+
+    Of the system's errors fedhet writes the text, too: a file, and what is wrong with its disk.
+    """
     frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
     raised_in = str(frame.f_globals.get("__name__"))
-    of_fedhet = type(error).__module__.startswith("fedhet.")
-    if isinstance(error, SetupError) or (of_fedhet and not raised_in.startswith("fedhet.tasks.")):
+    own = type(error).__module__.startswith("fedhet.") or isinstance(error, OSError)
+    reads_data = not raised_in.startswith("fedhet.") or raised_in.startswith("fedhet.tasks.")
+    if isinstance(error, SetupError) or (own and not reads_data):
         return str(error)
     return f"{type(error).__name__} in {raised_in}, line {line}; the site's log has its text"
