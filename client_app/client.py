@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from logging import WARNING
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,6 +105,8 @@ class FederatedClient(NumPyClient):
             for name, value in self.model.named_buffers()
             if name not in self._tensors
         }
+        self._attributes: list[tuple[dict[str, Any], str, Any]]
+        self._attributes = getattr(self.model, "kept_attributes", list)()
 
     def rebind(
         self,
@@ -269,6 +272,8 @@ class FederatedClient(NumPyClient):
         for name, value in self._passing.items():
             owner, _, leaf = name.rpartition(".")
             setattr(self.model.get_submodule(owner), leaf, value.clone())
+        for variables, name, value in self._attributes:
+            variables[name] = value.clone() if isinstance(value, Tensor) else value
 
     def _load_known(self, parameters: NDArrays, config: dict[str, Scalar]) -> ClientState:
         """Load ``parameters`` and the committed client state; return the state."""

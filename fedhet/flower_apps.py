@@ -250,7 +250,12 @@ def _recipe_of(method: Method) -> str:
     names = kind.__name__.lower(), kind.__module__.rpartition(".")[2]
     for name in names:
         if name in options and (name in ours) == is_ours:
-            return name
+            if is_ours:
+                return name
+            raise ConfigError(
+                f"method={kind.__module__}.{kind.__name__}: an app takes a method of your own by "
+                f"its recipe's name, {name!r}; what the class itself does would not be run"
+            )
     raise ConfigError(
         f"method={kind.__module__}.{kind.__name__} has no recipe: it is none of "
         f"{', '.join(options)}. A method of your own needs one (docs/own.md)"

@@ -71,8 +71,9 @@ def check_output(output: Output) -> None:
     """Refuse an output that the clients cannot evaluate."""
     if isinstance(output, BuildsOutputModel):
         raise ConfigError(
-            f"evaluation.clients=true, but the output {type(output).__name__} builds another "
-            "model than the clients have: set it to false"
+            "the clients are to evaluate the model (evaluation.clients=true, or no test examples "
+            f"at the server), but the output {type(output).__name__} builds another than theirs: "
+            "set evaluation.clients=false and give the server test examples (task.test_data)"
         )
 
 

@@ -23,6 +23,19 @@ from fedhet.strategies.round.server_step import ServerStep
 from fedhet.strategies.slots import ClientSampler
 
 
+def drawn_by(sampler: ClientSampler, round: int, size: int) -> list[int]:
+    """Return the positions that a sampler draws; refuse what is none, or is drawn twice."""
+    found = list(sampler.sample(round, size))
+    if len(set(found)) < len(found) or not all(
+        0 <= one < size and one == int(one) for one in found
+    ):
+        raise ConfigError(
+            f"strategy/sampler: {type(sampler).__name__} drew {found[:10]}: it must draw different "
+            f"whole numbers from 0 to {size - 1}"
+        )
+    return [int(one) for one in found]
+
+
 @dataclass(frozen=True)
 class Exchange:
     """With whom a round is, and how its messages are written."""
@@ -101,15 +114,15 @@ class Cohorts:
         present = availability.present
         if self.from_all:
             known = set(present)
-            drawn = self.sampler.sample(round, len(availability.registry))
+            drawn = drawn_by(self.sampler, round, len(availability.registry))
             chosen = availability.ask(grid, [client for client in drawn if client in known])
             return SimulatedRound(chosen, [], [], 0.0), clock
         if self.system is None:
-            chosen = [present[i] for i in self.sampler.sample(round, len(present))]
+            chosen = [present[i] for i in drawn_by(self.sampler, round, len(present))]
             return SimulatedRound(availability.ask(grid, chosen), [], [], 0.0), clock
         clock = self.system.until_available(present, clock, self._needed(len(present)))
         present = self.system.available(present, clock)
-        chosen = [present[i] for i in self.sampler.sample(round, len(present))]
+        chosen = [present[i] for i in drawn_by(self.sampler, round, len(present))]
         asked = availability.ask(grid, self.system.asked(chosen, present, round))
         num_bytes = exchange.num_bytes(arrays)
         work = {i: work_of(self.options, availability.registry.num_examples[i]) for i in asked}

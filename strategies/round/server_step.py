@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
-from fedhet.common.errors import ConfigError, DivergedError
+from fedhet.common.errors import ConfigError, DivergedError, require_choice
 from fedhet.strategies.base import (
     ClientSide,
     Cohort,
@@ -23,6 +24,7 @@ from fedhet.strategies.base import (
     ServerSide,
     Shapes,
     Tensors,
+    Weighting,
 )
 from fedhet.strategies.robust.aggregator import RobustAggregator
 from fedhet.strategies.robust.alarm import standing_out
@@ -155,7 +157,10 @@ class ServerStep:
         """
         sides, everything = client_sides.values(), {**self._model, **params}
         summed, grown = summed_payloads(self.sides), per_example(client_sides)
-        by = self.aggregator.weighting if isinstance(self.aggregator, SumAggregator) else "clients"
+        by: Weighting = "clients"
+        if isinstance(self.aggregator, SumAggregator):
+            key = f"{type(self.aggregator).__name__}.weighting"
+            by = require_choice(key, self.aggregator.weighting, get_args(Weighting))
         largest = min(largest_of(everything, num_clients), largest_summand(most_weight))
         expected = ExpectedReply(
             {name: torch.empty_like(value, device="meta") for name, value in params.items()},
@@ -243,9 +248,11 @@ class ServerStep:
             total = rebase(total, tensors)
         cohort = replace(cohort, size=len(total.replies))
         changes = self._changes(params, total, kept)
+        _require_like("strategy/aggregator", self.aggregator, changes, params, tensors)
         update = self._trainable(changes)
         self._diagnostics = (step_norm if self.summed else diagnose)(received, update)
         stepped = self.optimizer.step(params, update, cohort)
+        _require_like("strategy/server_optimizer", self.optimizer, stepped, params, params)
         for side in self.sides.values():
             side.reduce(total, update, cohort)
         moved = {name: tensors[name] + changes.get(name, c) for name, c in total.buffers.items()}
@@ -254,6 +261,7 @@ class ServerStep:
         if isinstance(self.output, BuildsOutputModel):
             self.output_model = output_model
         else:
+            _require_like("strategy/output", self.output, output_model, {}, tensors)
             self.output_model = None if output_model is stepped else {**new, **output_model}
         for what, model in (("new", new), (OUTPUT, self.output_model or {})):
             _require_finite(what, model, known, round)
@@ -340,6 +348,26 @@ class ServerStep:
                 )
             part.bind(server_model)
         return server_model if running else None
+
+
+def _require_like(slot: str, part: object, found: Any, least: Tensors, most: Tensors) -> None:
+    """Refuse what a part gives, if it is no tensors by name, of ``least`` or more, of their shapes.
+
+    Raises:
+        ConfigError: names the part and the tensor.
+    """
+    start = f"{slot}: {type(part).__name__} gave"
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{start} a {type(found).__name__}: it must give tensors by name")
+    if missing := sorted(least.keys() - found.keys()):
+        raise ConfigError(f"{start} no {missing[0]!r}: it must give all of {sorted(least)}")
+    for name, value in found.items():
+        shape = tuple(most[name].shape) if name in most else None
+        if shape is None:
+            raise ConfigError(f"{start} {name!r}, which is none of {sorted(most)}")
+        if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+            what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ConfigError(f"{start} {name!r} as {what}: it must be a tensor of shape {shape}")
 
 
 def _require_finite(what: str, model: Tensors, replies: Sequence[Reply], round: int) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -125,6 +128,21 @@ def build_model(
         return model
 
 
+@contextmanager
+def _drawn_from(seed: int) -> Iterator[None]:
+    """Let a user's function draw from generators with this seed; the program's stay as they are."""
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed the GPUs, too
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
+
+
 def build_own_model(
     function: Function,
     known: Mapping[str, Any],
@@ -148,10 +166,9 @@ def build_own_model(
         head_bias: False removes that layer's bias.
         head_init: as in :func:`build_model`.
         classifies: whether the outputs are logits of classes.
-        seed: of the initial parameters, which must come from torch's generator.
+        seed: of the initial parameters, which may come from torch's, NumPy's or Python's generator.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
+    with _drawn_from(seed):
         network = call_with_known("task.model", function, known, options)
         if not isinstance(network, nn.Module):
             raise ConfigError(

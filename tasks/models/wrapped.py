@@ -86,6 +86,19 @@ class WrappedModel(nn.Module):
         """Return tensors by the names that the user's network has for them."""
         return {own_name(name, self.classifier): value for name, value in tensors.items()}
 
+    def kept_attributes(self) -> list[tuple[dict[str, Any], str, Any]]:
+        """Return tensors, numbers and None in plain attributes: owner's ``vars``, name, value.
+
+        What forward writes there would pass from one client to the next.
+        """
+        return [
+            (vars(module), name, value.clone() if isinstance(value, Tensor) else value)
+            for module in self.modules()
+            for name, value in vars(module).items()
+            if isinstance(value, Tensor | int | float | None)
+            and name not in ("training", *getattr(module, FROZEN, ()))
+        ]
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move frozen tensors, too, which are no parameters any more."""
         for module in self.modules():
@@ -129,6 +142,12 @@ class _Place(nn.Module):
     def __init__(self, owner: WrappedModel) -> None:
         super().__init__()
         self._owner = (owner,)  # a tuple hides it from the submodules
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the classifier, such as ``weight``, for models that read it."""
+        if name.startswith("_"):
+            return super().__getattr__(name)
+        return getattr(self._owner[0].head, name)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the classifier's outputs."""
@@ -182,11 +201,7 @@ def _put(network: nn.Module, path: str, place: nn.Module) -> nn.Module:
     if not path:  # the network is its classifier, as in logistic regression
         return place
     parent, _, name = path.rpartition(".")
-    owner: Any = network.get_submodule(parent)
-    if isinstance(owner, (nn.Sequential, nn.ModuleList)):
-        owner[int(name)] = place
-    else:
-        setattr(owner, name, place)
+    network.get_submodule(parent)._modules[name] = place
     return network
 
 

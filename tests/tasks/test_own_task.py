@@ -1,7 +1,9 @@
 """Tasks on a user's own data and model: what their functions may give, and what is refused."""
 
 import copy
+import random
 import re
+from collections import OrderedDict
 from contextlib import nullcontext
 from functools import partial
 
@@ -194,6 +196,59 @@ def test_the_same_seed_gives_the_same_model_and_torchs_generator_is_left_alone()
     assert not torch.equal(first["head.weight"], other["head.weight"])
     assert "head.bias" not in first
     assert torch.equal(torch.get_rng_state(), before)
+
+
+class Chain(nn.Module):
+    """A classifier with a name in a Sequential, whose weights are read, too."""
+
+    def __init__(self):
+        super().__init__()
+        layers = {"first": nn.Linear(4, 6), "fc": nn.Linear(6, 3)}
+        self.layers = nn.Sequential(OrderedDict(layers))
+        self.seen = torch.zeros(6)
+        self.calls = 0
+        self.scale = float(np.random.rand()) + random.random()  # noqa: NPY002
+
+    def forward(self, inputs):
+        features = self.layers.first(inputs).to(self.layers.fc.weight.dtype)
+        self.seen += features.detach().mean(0)
+        self.calls += 1
+        return self.layers.fc(features) * self.scale
+
+
+def test_a_classifier_with_a_name_in_a_sequential_is_found_and_its_weights_can_be_read():
+    network = Chain()
+    inputs = torch.randn(5, 4)
+    expected = network(inputs)
+    model = WrappedModel(network)
+    assert model.classifier == "layers.fc"
+    assert torch.equal(model(inputs)[1], expected)
+    again = copy.deepcopy(model)
+    assert torch.equal(again(inputs)[1], expected)
+
+
+def test_what_forward_writes_into_attributes_is_known():
+    model = WrappedModel(Chain())
+    kept = model.kept_attributes()
+    before = {name: value for variables, name, value in kept if name in ("seen", "calls")}
+    model(torch.randn(5, 4))
+    for variables, name, value in kept:
+        variables[name] = value
+    assert (model.body.calls, before["calls"]) == (0, 0)
+    assert torch.equal(model.body.seen, torch.zeros(6))
+
+
+def test_a_model_may_draw_from_numpy_and_python_and_leaves_them_alone():
+    task = task_of(lambda: None, Chain)
+    first, second, other = (task.build_model(seed).body.scale for seed in (3, 3, 4))
+    assert first == second != other
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    task.build_model(3)
+    found = random.random(), np.random.rand()  # noqa: NPY002
+    random.seed(1)
+    np.random.seed(1)  # noqa: NPY002
+    assert found == (random.random(), np.random.rand())  # noqa: NPY002
 
 
 def test_an_own_model_is_told_what_its_parameters_name():

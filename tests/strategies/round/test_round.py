@@ -14,6 +14,7 @@ from fedhet.client_app.state import ContextStateStore, FolderStateStore
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.server_app.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedhet.strategies.base import ClientSide, ServerSide
+from fedhet.strategies.components.aggregators import WeightedMean
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.server_optimizers import SGD
@@ -321,6 +322,59 @@ def test_a_tensor_travels_with_its_type_shape_and_bits(dtype):
         back = to_tensors(content["payload"])["a"]
         torch.testing.assert_close(back, tensor, rtol=0, atol=0)
         assert count_bytes(content) == 128 + tensor.numel() * tensor.element_size()
+
+
+class Drawing(FixedSizeSampler):
+    def __init__(self, drawn: list) -> None:
+        super().__init__()
+        self.drawn = drawn
+
+    def sample(self, round: int, size: int) -> list:
+        return self.drawn
+
+
+@pytest.mark.parametrize("drawn", [[0, 0], [-1], [0, 7], [0.5]])
+def test_what_a_sampler_draws_is_checked(drawn):
+    with pytest.raises(ConfigError, match=r"Drawing drew .*different whole numbers from 0 to 2"):
+        run(FedAvg(sampler=Drawing(drawn)), rounds=1)
+
+
+class Wrong(WeightedMean):
+    """An aggregator that gives what a function makes of the right Delta."""
+
+    def __init__(self, change, weighting="examples") -> None:
+        self.change, self.weighting = change, weighting
+
+    def __call__(self, params, total):
+        return self.change(super().__call__(params, total))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda delta: {}, r"Wrong gave no 'head\.weight': it must give all of"),
+        (lambda delta: None, r"Wrong gave a NoneType: it must give tensors by name"),
+        (lambda delta: {**delta, "x": torch.zeros(1)}, r"Wrong gave 'x', which is none of"),
+        (
+            lambda delta: {name: value.numpy() for name, value in delta.items()},
+            r"'head\.weight' as ndarray: it must be a tensor of shape \(1, 2\)",
+        ),
+        (
+            lambda delta: {name: value.sum() for name, value in delta.items()},
+            r"as \(\): it must be",
+        ),
+    ],
+)
+def test_what_an_aggregator_gives_is_checked(change, message):
+    with pytest.raises(ConfigError, match=message):
+        run(FederatedStrategy(aggregator=Wrong(change)), rounds=1)
+
+
+def test_a_weighting_that_there_is_not_is_refused():
+    with pytest.raises(
+        ConfigError, match=r"Wrong\.weighting='example' is unknown; allowed: clients"
+    ):
+        run(FederatedStrategy(aggregator=Wrong(lambda delta: delta, "example")), rounds=1)
 
 
 class Reordering:
