@@ -44,7 +44,7 @@ class EarlyStopping:
     An evaluation improves when its value is better than the last improvement's by more than
     ``min_delta``; NaN improves nothing. After ``patience`` evaluations in a row without an
     improvement the run ends. All rows that have the metric count, the initial model's (round 0)
-    too.
+    too, but those of rounds without a valid reply, which leave the model as it was.
     """
 
     metric: str = "accuracy"
@@ -65,7 +65,8 @@ class EarlyStopping:
     def evaluations_without_improvement(self, rows: Sequence[Row]) -> int:
         """Return how many evaluations have passed since the last improvement."""
         sign, reference, passed = 1.0 if self.maximises else -1.0, -math.inf, 0
-        for value in (row[self.metric] for row in rows if self.metric in row):
+        measured = [row for row in rows if self.metric in row and _has_trained(row)]
+        for value in (row[self.metric] for row in measured):
             if value is not None and sign * value > reference + self.min_delta:
                 reference, passed = sign * value, 0
             else:
@@ -99,6 +100,10 @@ class EarlyStopping:
             for round, value in pairs
             if value is not None and math.isfinite(value)
         ]
+
+
+def _has_trained(row: Row) -> bool:
+    return row["round"] == 0 or row.get("clients") != []
 
 
 def why_ended(rows: Sequence[Row], target: float | None, stopping: EarlyStopping) -> str | None:

@@ -33,6 +33,7 @@ class Checkpoint:
     recipe: str  # its hash
     rows: str | None = None  # the hash of metrics.jsonl up to the round
     data: Mapping[str, str] = field(default_factory=dict)  # the hashes of the examples, by split
+    made_by: Mapping[str, str] = field(default_factory=dict)  # the code's hash, packages' versions
 
 
 def save_checkpoint(folder: Path, checkpoint: Checkpoint) -> Path:
@@ -49,7 +50,7 @@ def prepare_checkpoint(folder: Path, checkpoint: Checkpoint) -> Callable[[], Pat
         tensors |= {f"state/{group}/{name}": value for name, value in values.items()}
     label: dict[str, Any] = {"kind": CHECKPOINT, "run": state.experiment}
     label |= {key: getattr(state, key) for key in (*_PLAIN, *_SIMULATED, *_BY_CLIENT)}
-    label |= {key: getattr(checkpoint, key) for key in ("recipe", "rows", "data")}
+    label |= {key: getattr(checkpoint, key) for key in ("recipe", "rows", "data", "made_by")}
     label["groups"] = sorted(state.tensors)
     path = folder / f"round-{state.round:06d}.safetensors"
     rename = prepare_tensors(path, tensors, label)
@@ -161,7 +162,9 @@ def load_checkpoint(path: Path, order: Sequence[str]) -> Checkpoint:
             kept[key] = {int(c): value for c, value in label.get(key, {}).items()}
         groups = {group: below(f"state/{group}/", tensors) for group in label["groups"]}
         state = StrategyState(**kept, tensors=groups)
-        about = (str(label["recipe"]), label.get("rows"), label.get("data", {}))
+        recipe, rows = str(label["recipe"]), label.get("rows")
+        data, made_by = label.get("data", {}), label.get("made_by", {})
     except (KeyError, ValueError, AttributeError):
         raise DamagedFileError(f"{path} is no checkpoint of this version or of 0.1") from None
-    return Checkpoint({name: params[name] for name in order}, state, *about)
+    params = {name: params[name] for name in order}
+    return Checkpoint(params, state, recipe, rows, data, made_by)

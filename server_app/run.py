@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +113,12 @@ class Run:
         self.recipe, self.folder = recipe, folder
         # read once: OmegaConf takes its time, and so does the hash
         self.fingerprint, self.rounds = resume_fingerprint(recipe), int(recipe.rounds)
+        code = fingerprint(recipe)["code"]
+        self.made_by = {"code": code, **versions()}
         self.checkpoint_every, target = int(recipe.checkpoint.every), recipe.target_accuracy
         self.target = None if target is None else float(target)
         self.stopping = EarlyStopping(**plain_part(recipe, "early_stopping"))
-        self.began, self.timeout = time.time(), float(recipe.runtime.round_timeout_seconds)
+        self.began, self.timeout = time.monotonic(), float(recipe.runtime.round_timeout_seconds)
         self.client_config = ConfigRecord()
         if recipe.runtime.simulation:
             self.client_config["state-folder"] = str(folder / STATES)
@@ -268,6 +270,10 @@ class Run:
                     f"{self.data[split]}; {last} names the hash {checkpoint.data[split]}"
                 )
         log(INFO, "Resuming after round %s", checkpoint.state.round)
+        for name, found in checkpoint.made_by.items():
+            if self.made_by.get(name) != found:
+                text = "the rounds before had %s %s, and this run goes on with %s"
+                log(WARNING, text, name, found, self.made_by.get(name))
         self.strategy.restore(checkpoint.state)
         return to_record(checkpoint.params)
 
@@ -332,7 +338,7 @@ class Run:
 
     def _on_round(self, report: RoundReport, arrays: ArrayRecord) -> bool:
         self._finish_checkpoint()
-        elapsed = self.elapsed_before + time.time() - self.began
+        elapsed = self.elapsed_before + time.monotonic() - self.began
         row = report.row() | {"elapsed_seconds": elapsed}
         self.last_report = report
         self.results.append(row)  # before the checkpoint: resuming drops rows it measures again
@@ -364,7 +370,7 @@ class Run:
     def _begin_checkpoint(self, arrays: ArrayRecord) -> None:
         state, recipe = self.strategy.snapshot(), self.fingerprint
         rows, data = self.results.sha256, self._data_hashes()
-        checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data)
+        checkpoint = Checkpoint(to_tensors(arrays), state, recipe, rows, data, self.made_by)
         self.checkpoints.begin(checkpoint, self.results.sync)
 
     def _finish_checkpoint(self) -> None:
@@ -397,7 +403,7 @@ class Run:
             **({"partition": BY_CLIENT} if given else {}),
             "run": self.strategy.state.experiment,
             "data": self.data,
-            "wall_seconds": time.time() - self.began,
+            "wall_seconds": time.monotonic() - self.began,
             "versions": versions(),
             "machine": machine(self.device),
             "fingerprint": fingerprint(self.recipe),

@@ -24,7 +24,7 @@ from fedhet.client_app.state import FolderStateStore
 from fedhet.common.checksums import read_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import ResultsFollower, read_rows, read_summary
-from fedhet.conf import compose
+from fedhet.conf import compose, versions
 from fedhet.load_run import classifier_of, recipe_of, task_of
 from fedhet.report.run_data import read_run
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
@@ -277,6 +277,13 @@ def test_a_swapped_client_state_is_lost(swap, runs, whole, caplog):
     shutil.copy(source, path)
     assert store.load(run, 3) == {}
     assert "is another file" in caplog.text
+
+
+def test_a_run_that_goes_on_with_other_code_or_packages_says_so(cut, caplog, monkeypatch):
+    monkeypatch.setattr("fedhet.server_app.run.versions", lambda: versions() | {"torch": "0.1"})
+    run_recipe(cut, *WORDS, "resume=true", "checkpoint.client_models=true")
+    (said,) = [line for line in caplog.messages if "the rounds before had" in line]
+    assert said.startswith(f"the rounds before had torch {torch.__version__}, and this run goes on")
 
 
 def test_a_lost_state_starts_again(cut, caplog):

@@ -139,6 +139,14 @@ def test_local(tmp_path):
 
 
 @pytest.mark.xdist_group("local")
+@pytest.mark.parametrize("closed", ["2>&-", ">&-", "0<&- >&- 2>&-"])
+def test_a_daemon_may_close_the_standard_files(closed, tmp_path):
+    command = f"{BIN / 'fedhet'} {' '.join(TINY)} rounds=1 results_dir={tmp_path}/run {closed}"
+    assert subprocess.run(["sh", "-c", command], check=False, timeout=SECONDS).returncode == 0
+    assert summary_of(tmp_path / "run")["status"] == "completed"
+
+
+@pytest.mark.xdist_group("local")
 def test_an_asynchronous_compressed_run_that_is_killed_twice_ends_alike(tmp_path):
     words = killed_runs.RUNS["asynchronous and compressed"]
     assert len(killed_runs.run_with_kills(tmp_path, words, rounds=8, kills=2, seed=3)) == 2

@@ -26,9 +26,8 @@ from fedhet.strategies.slots import ClientSampler
 def drawn_by(sampler: ClientSampler, round: int, size: int) -> list[int]:
     """Return the positions that a sampler draws; refuse what is none, or is drawn twice."""
     found = list(sampler.sample(round, size))
-    if len(set(found)) < len(found) or not all(
-        0 <= one < size and one == int(one) for one in found
-    ):
+    whole = all(0 <= one < size and one == int(one) for one in found)
+    if not whole or len(set(found)) < len(found):
         raise ConfigError(
             f"strategy/sampler: {type(sampler).__name__} drew {found[:10]}: it must draw different "
             f"whole numbers from 0 to {size - 1}"

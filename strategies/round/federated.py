@@ -205,6 +205,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
             compression=self.compression,
         )
         self.state = StrategyState()
+        self._resumed_after = 0  # the round of the checkpoint
         self._availability: ClientAvailability | None = None
         self._per_client: dict[str, dict[int, float]] = {}  # of the last evaluation at the clients
 
@@ -274,7 +275,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
 
     def restore(self, state: StrategyState) -> None:
         """Continue after ``state.round`` when ``start`` is called next."""
-        self.state = state
+        self.state, self._resumed_after = state, state.round
         self.state.mark_durable()
 
     def snapshot(self) -> StrategyState:
@@ -331,13 +332,13 @@ class FederatedStrategy(KeepsArguments, Strategy):
             self.state.failed_rounds += 1
             return None, None
         self.state.failed_rounds = 0
-        rounds = training.chosen.rounds(server_round)
+        rounds, before = training.chosen.rounds(server_round), dict(self.state.committed)
         self.state.commit({client: rounds[client] for client in report.clients})
         began, valid = time.perf_counter(), fold.replies
         params = step(training.params, fold, server_round, num_clients, training.chosen.rebase)
         report.server_seconds = time.perf_counter() - began
         report.take_trust(step.robust.trust if step.robust else {}, step.alarms)
-        self._restart_if_lost(valid, params, server_round)
+        self._restart_if_lost(valid, params, server_round, before)
         scores = {reply.client_id: personal_scores(reply.metrics) for reply in valid}
         scores = {client: found for client, found in scores.items() if found}
         # a secure sum has the mean of this round's clients alone, which is no client's own score
@@ -457,12 +458,19 @@ class FederatedStrategy(KeepsArguments, Strategy):
     def _output_model(self, arrays: ArrayRecord) -> ArrayRecord:
         return arrays if (found := self.server_step.output_model) is None else to_record(found)
 
-    def _restart_if_lost(self, replies: Sequence[Reply], params: Tensors, round: int) -> None:
-        """Restart the parts that are coupled to client states, where a client has lost its own."""
+    def _restart_if_lost(
+        self, replies: Sequence[Reply], params: Tensors, round: int, before: Mapping[int, int]
+    ) -> None:
+        """Restart the parts that are coupled to client states, where a client has lost its own.
+
+        A state from before the run was resumed (``before``: the versions that the clients started
+        from) is gone with the Flower run that it was kept in, through no fault of the client's.
+        """
         if lost := [reply.client_id for reply in replies if reply.metrics.get(STATE_LOST)]:
             keys = self.server_step.restart_coupled(params)
             again = f": all clients restart {', '.join(sorted(keys))}" if keys else ""
             log(WARNING, "round %s: clients %s have lost their state%s", round, lost, again)
             if keys:
-                self.state.restart(keys, round, lost)
+                by = [client for client in lost if before.get(client, 0) > self._resumed_after]
+                self.state.restart(keys, round, by)
                 self._clients.forget()

@@ -31,6 +31,13 @@ def stopped_after(rule, every_row):
     return every_row[ends[0] - 1]["round"] if ends else None
 
 
+def test_a_round_without_a_reply_is_no_evaluation_without_improvement():
+    found = rows(0.1, 0.1, 0.1, 0.1)
+    for row, clients in zip(found[1:], ([], [], [0]), strict=True):
+        row["clients"] = clients
+    assert stopped_after(EarlyStopping(patience=1), found) == 3
+
+
 @pytest.mark.parametrize(
     ("how", "values", "end"),
     [

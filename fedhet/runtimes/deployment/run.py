@@ -8,10 +8,9 @@ brings the model and the checkpoints.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from fedhet.runtimes.deployment.control_client import Control, RunStatus, Unreac
 from fedhet.runtimes.deployment.log_stream import LogStream, update_rows
 from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.flower_install import LaunchError
+from fedhet.runtimes.local.memory_folder import memory_folder
 from fedhet.runtimes.processes import signals_afterwards
 
 MODEL = "model.safetensors"
@@ -54,6 +54,7 @@ class DeploymentRun:
         self._fetch = _fetch_command(runtime.fetch)
         self._log_path, self._folder = log_path, log_path.parent
         self._status = RunStatus("pending")
+        self._stack = contextlib.ExitStack()
         self._record: RunRecord | None = None
         self._log: LogStream | None = None
         self._broken_since: float | None = None
@@ -63,7 +64,7 @@ class DeploymentRun:
     def __enter__(self) -> Self:
         """Check that the SuperLink can be reached."""
         check_reachable(self._connection)
-        self._temporary = Path(tempfile.mkdtemp(prefix=f"fedhet-{os.getpid()}-"))
+        self._temporary = self._stack.enter_context(memory_folder(Path(tempfile.gettempdir())))
         self._control = Control(self._connection, self._temporary)
         return self
 
@@ -78,7 +79,7 @@ class DeploymentRun:
                 self._control.stop(self._record.run_id)
                 self._stopped = True
         finally:
-            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._stack.close()
 
     def submit(self, recipe: DictConfig, overrides: Sequence[str]) -> None:
         """Submit the run, or follow this results directory's run if it has not ended."""

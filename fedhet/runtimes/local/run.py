@@ -52,7 +52,7 @@ _HEAVY = (
     "fedhet.runtimes.local.worker_grid",
     "fedhet.runtimes.local.forked_workers",
 )
-_GRACE_SECONDS, _END_SECONDS = 0.3, 5.0
+_GRACE_SECONDS, _END_SECONDS = 3.0, 5.0
 _ERROR = 1  # exit code of a server whose log ends with a traceback
 _CLEANUP_SECONDS = 10  # for a server that was told to stop
 _launchers_streams: list[object] = []
@@ -139,7 +139,8 @@ def serve(overrides: Sequence[str], folder: Path, log_path: Path) -> None:
         os.setsid()  # the launcher handles the terminal's Ctrl-C
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _stop)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     _redirect_output(log_path)
     try:
         _run_server_app(overrides, folder)

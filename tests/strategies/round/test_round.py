@@ -226,6 +226,28 @@ def test_resume_from_an_older_checkpoint_equals_the_uninterrupted_run(tmp_path):
     assert torch.equal(whole["head.weight"], resumed["head.weight"])
 
 
+def test_states_that_a_resumed_run_cannot_have_are_no_fault_of_the_clients():
+    """They were in the Context of the Flower run before; a later loss is one."""
+    first, second = SCAFFOLD(local_lr=0.1), SCAFFOLD(local_lr=0.1)
+    run(first, rounds=2)
+    second.restore(first.snapshot())
+
+    def losing(message: Message) -> Message:
+        if from_client(message, 1) and second.state.round == 3:
+            message.content["metrics"]["state-lost"] = 1.0
+        return message
+
+    seen = []
+    _, reports = run(
+        second,
+        rounds=4,
+        tamper=losing,
+        on_round=lambda report, arrays: seen.append(set(second.state.restarted_by)),
+    )
+    assert [report.metrics.get("state-lost") for report in reports] == [1.0, 1.0]
+    assert seen == [set(), {1}]
+
+
 def test_folder_store_keeps_what_may_be_asked_for(tmp_path):
     store = FolderStateStore(tmp_path, 7)
     for round in (1, 4, 6, 9):
