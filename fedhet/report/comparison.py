@@ -19,6 +19,7 @@ from fedhet.report.statistics import ACCURACIES, Estimate, Figure, decimals, est
 LEVEL = 0.95
 _ROUNDING = 1e-9  # of a score: differences that are less come from the order of sums
 DEFAULT_BASELINES = ("fedavg", "average")  # the first that is there
+_MOST_DECIMALS = 4  # of a difference
 _UNITS = {
     **dict.fromkeys(ACCURACIES, " points"),
     **{"rounds_to": " rounds", "bytes_to": " MB", "seconds_to": " simulated seconds"},
@@ -100,6 +101,14 @@ class Comparison:
         """Decimals of its numbers."""
         return decimals(self.figure, [row.score.mean for row in self.rows], of_percent=1)
 
+    @property
+    def gap_digits(self) -> int:
+        """Decimals of its differences: enough for the end next to 0 of an interval without it."""
+        gaps = [row.difference for row in self.rows if row.difference and row.difference.sign]
+        ends = [min(abs(gap.low or 0.0), abs(gap.high or 0.0)) for gap in gaps]
+        needed = [math.ceil(-math.log10(end)) for end in ends if end > 0]
+        return max(self.digits, min(_MOST_DECIMALS, max(needed, default=0)))
+
 
 def comparisons(layout: Layout, figure: Figure, baseline: str = "") -> list[Comparison]:
     """Return the comparison of each column that has runs.
@@ -173,7 +182,7 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
         means = [row.score.mean if row.score.complete else None for row in one.rows]
         for row in one.rows:
             place = means.index(row.score.mean) + 1 if row.score.complete else None
-            digits, gap = one.digits, row.difference
+            digits, gap_digits, gap = one.digits, one.gap_digits, row.difference
             best = place == 1 and len(one.rows) > 1
             records.append(
                 {
@@ -183,8 +192,8 @@ def ranked_table(found: Sequence[Comparison]) -> Table:
                     "mean": Entry(_mean_text(row, digits), best=best),
                     "95 % interval": row.interval.range_text(digits) if row.interval else "-",
                     "seeds": str(row.score.count),
-                    "minus the baseline": _gap_text(one, row, digits),
-                    "its 95 % interval": gap.range_text(digits, "+") if gap else "-",
+                    "minus the baseline": _gap_text(one, row, gap_digits),
+                    "its 95 % interval": gap.range_text(gap_digits, "+") if gap else "-",
                     "common seeds": str(gap.count) if gap else "-",
                 }
             )
@@ -280,8 +289,8 @@ def _pair_text(one: Comparison, row: Ranked) -> str:
     if gap is None:
         alone = f"it has no seed in common with {one.baseline}"
         return f"{row.label} has the best mean, {_score_text(one, row)}; {alone}."
-    digits = one.digits
-    unit = _UNITS.get(one.figure.name, "") if one.figure.percent or digits == 1 else ""
+    digits = one.gap_digits
+    unit = _UNITS.get(one.figure.name, "") if one.figure.percent or one.digits == 1 else ""
     size, side = f"{abs(gap.mean):.{digits}f}{unit}", "above" if gap.mean > 0 else "below"
     pair = f"{row.label} is {size} {side} {one.baseline}"
     missed = _missed_text(one, row)

@@ -114,8 +114,10 @@ def _verdict(sections: Sequence[Section], compared: Sequence[Sequence[Comparison
 
 
 def _decides(key: str) -> bool:
-    """Return whether rows that differ in a key had other work, data or clients."""
-    return key.partition(".")[0] in ("task", "partition", "clients", "participation", "rounds")
+    """Return whether rows that differ in a key had other work, data, clients or scores."""
+    first = key.partition(".")[0]
+    kinds = ("task", "partition", "clients", "participation", "rounds")
+    return first in kinds or key in ("evaluation.model", "evaluation.clients")
 
 
 def _unfinished(section: Section) -> list[str]:

@@ -46,6 +46,20 @@ def warnings(data: ReportData) -> list[Block]:
             f"Accuracy and loss of {listed(theirs)} are those that clients measured, on what they "
             "hold out or else on what they train on: the server has no test examples."
         )
+    own = [run.name for run in data.runs if run.settings.get("evaluation.model") == "clients"]
+    if own and len(own) < len(data.runs):
+        texts.append(
+            f"Accuracy and loss of {listed(own)} are the mean of the clients' own models "
+            "(evaluation.model=clients) on the data that the others' global model is measured on; "
+            "on each client's own data they are personal_accuracy."
+        )
+    early = [run for run in data.runs if run.summary.get("stop_reason")]
+    if early:
+        rounds = [f"{run.name} after round {run.summary.get('rounds')}" for run in early]
+        texts.append(
+            f"{len(early)} of {len(data.runs)} runs ended before their last round, by "
+            f"early_stopping or target_accuracy: {listed(rounds)}."
+        )
     jobs = [text for origin in data.origins for text in origin.failures]
     if jobs:
         texts.append(f"Jobs of the sweep without results: {'; '.join(jobs)}")

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.results import COMPLETED, FAILED, STOPPED
+from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED
 from fedhet.report.data_file import Origin, ReportData, merged, read_data
 from fedhet.report.run_data import RUNNING, Run, find_runs, read_run
 
@@ -74,7 +74,8 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
             f"{path} has no run: none of its folders has a config.yaml, metrics.jsonl or "
             "summary.json"
         )
-    unfinished = _unfinished(path, index, len(all_found))
+    done = sum(run.status in (COMPLETED, DIVERGED) for run in runs)
+    unfinished = _unfinished(path, index, done)
     origin = Origin(folder.name, _command(folder, index), failures, unfinished)
     return ReportData(runs=runs, origins=[origin])
 
@@ -89,7 +90,7 @@ def _unfinished(path: Path, index: Mapping[str, Any], found: int) -> str:
     jobs = f"{total} jobs" if total else "jobs"  # a search may not know how many
     resume = shlex.join(["fedhet", "-m", "--resume", str(path)])
     return (
-        f"The sweep {path.resolve().name} {how}: it has results of {found} of its {jobs}. "
+        f"The sweep {path.resolve().name} {how}: {found} of its {jobs} are done. "
         f"{condition}{resume} continues it."
     )
 

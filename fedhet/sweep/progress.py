@@ -114,6 +114,7 @@ def _latest(path: Path, modified: int, size: int) -> Mapping[str, Any]:
 def _shortened(word: str) -> str:
     key, _, value = re.sub(r"\\(.)", r"\1", word).partition("=")  # without Hydra's escapes
     name = key.lstrip("+").rpartition(".")[2]
+    name = key.lstrip("+") if name == "seed" else name  # partition.seed is another one
     try:
         value = f"{float(value):.4g}" if len(value) > 6 else value
     except ValueError:

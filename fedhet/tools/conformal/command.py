@@ -25,6 +25,7 @@ from fedhet.commands import (
     say_error,
     table_console,
 )
+from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text
 from fedhet.report.blocks import Table
 from fedhet.report.command import rich_table
@@ -56,7 +57,14 @@ def _measure_all(options: argparse.Namespace) -> None:
     found = {}
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
-        found[id(run)] = measure(folder, chosen)
+        try:
+            found[id(run)] = measure(folder, chosen)
+        except ConfigError as error:
+            say_error("fedhet-conformal", f"{run.name}: {error}")
+    measured = [(run, folder) for run, folder in runs if id(run) in found]
+    failed, runs = len(runs) - len(measured), measured
+    if not runs:
+        raise ConfigError("none of the runs could be measured")
     target = options.out or options.sources[0] / NAME
     target.mkdir(parents=True, exist_ok=True)
     layout = automatic_layout([run for run, _ in runs])
@@ -74,6 +82,8 @@ def _measure_all(options: argparse.Namespace) -> None:
         if isinstance(block, Table):
             console.print(rich_table(block))
     console.print(f"results  {target}", soft_wrap=True, highlight=False)
+    if failed:
+        raise SystemExit(1)
 
 
 def _parser() -> argparse.ArgumentParser:

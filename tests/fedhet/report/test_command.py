@@ -272,7 +272,7 @@ def test_different_code_refusals_and_jobs_that_left_nothing_are_warned_of(write_
         "different ones): code1 (0_fedavg and 1 more); code2 (2_fedavg_seed2)",
         "2 replies of clients were refused or missing",
         "Jobs of the sweep without results: 8_fedavg: unknown key",
-        "The sweep sweep was stopped: it has results of 3 of its 4 jobs. fedhet -m --resume "
+        "The sweep sweep was stopped: 3 of its 4 jobs are done. fedhet -m --resume "
         f"{tmp_path / 'sweep'} continues it.",
         "fedhet -m strategy=fedavg,scaffold seed=0,1",
     ):

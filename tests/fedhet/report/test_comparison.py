@@ -57,6 +57,10 @@ def test_rows_are_ranked_and_paired_with_the_baseline_over_common_seeds(compared
         "FedPVR is 3.0 points above FedAvg [0.5, 5.5] over 3 common seeds.",
         "No difference to FedAvg can be seen for MOON.",
     ]
+    (found,) = compared(fedavg=(50, 60, 70), fedpvr=(50.030, 60.035, 70.040))
+    assert verdict([found]) == [
+        "FedPVR is 0.04 points above FedAvg [0.02, 0.05] over 3 common seeds."
+    ]  # 0.035 [0.0226, 0.0474], and no 0.0 [0.0, 0.0]
     (found,) = compared("FedPVR", fedavg=(50, 60, 70), fedpvr=(52, 63, 74))
     assert found.baseline == "FedPVR"
     assert verdict([found]) == [

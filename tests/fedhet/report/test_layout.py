@@ -43,7 +43,7 @@ def test_seeds_folders_and_keys_of_the_site_are_no_difference(finished_run):
     assert layout.notes == ()
     assert differing_settings(layout) == ["server.lr"]
     swept = [finished_run("fedavg", 0, partition__seed=seed) for seed in (1, 2)]
-    assert automatic_layout(swept).columns == ("seed 1", "seed 2")
+    assert automatic_layout(swept).columns == ("partition.seed 1", "partition.seed 2")
 
 
 def test_a_key_of_the_method_makes_rows_and_is_not_averaged_over(finished_run):
