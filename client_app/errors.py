@@ -34,7 +34,7 @@ def told(error: Exception) -> str:
     frame, line = list(traceback.walk_tb(error.__traceback__))[-1]
     raised_in = str(frame.f_globals.get("__name__"))
     own = type(error).__module__.startswith("fedhet.") or isinstance(error, OSError)
-    reads_data = not raised_in.startswith("fedhet.") or raised_in.startswith("fedhet.tasks.")
+    reads_data = not raised_in.startswith("fedhet.") or f"{raised_in}.".startswith("fedhet.tasks.")
     if isinstance(error, SetupError) or (own and not reads_data):
         return str(error)
     return f"{type(error).__name__} in {raised_in}, line {line}; the site's log has its text"

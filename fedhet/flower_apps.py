@@ -88,8 +88,8 @@ def make_client_app(
             ``data_folder``, the node config's data-folder as a Path); without one it gives
             everybody's, which the setting ``partition`` divides. Each is a pair of arrays (inputs,
             targets), a torch Dataset, or a DataLoader, whose Dataset is used; test may be None.
-        method: a method (``FedPVR(layers="last:2")``), its class, its recipe's name ("fedpvr"), or
-            several of them.
+        method: one of fedhet's (``FedPVR(layers="last:2")``), its class, a recipe's name
+            ("fedpvr"), or several of them.
         kind: classification, regression (targets (B,) or (B, k)) or segmentation (logits
             (B, C, H, W), labels (B, H, W)).
         loss: (outputs, targets) -> mean loss, or the name of one of the kind's; by default

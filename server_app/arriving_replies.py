@@ -80,11 +80,11 @@ class _Pull:
     def _run(self, grid: Any) -> None:
         try:
             with _AT_ONCE:
-                self.reply.set_result(self._messages(grid))
+                self.reply.set_result(self._read(grid))
         except BaseException as error:
             self.reply.set_exception(error)
 
-    def _messages(self, grid: Any) -> list[Message]:
+    def _read(self, grid: Any) -> list[Message]:
         """Return the reply; in the place of one that cannot be read, an error of it.
 
         Raises:

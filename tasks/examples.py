@@ -127,7 +127,7 @@ class Examples:
     def _check(self, targets: Tensor) -> None:
         """Refuse labels that are no whole numbers, or none of the classes'."""
         if self.kind == "regression":
-            _require_finite(targets.float() if self.kind == "regression" else targets)
+            _require_finite(targets.float())
         if self.kind == "regression" or targets.numel() == 0:
             return
         labels = targets.long()

@@ -30,7 +30,7 @@ from rich.console import Console
 from torch import Tensor
 
 from fedhet.commands import parser_of, reported_errors
-from fedhet.common.checksums import sha256_of
+from fedhet.common.checksums import file_sha256
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import replace_file
 from fedhet.common.results import read_summary
@@ -70,7 +70,7 @@ def export(
         figures = {"seed": figures["seed"]}
         figures |= {key: summary["best_model"][key] for key in OF_THE_BEST}
     if state is not None:  # another model than the run's, which a client keeps
-        figures = {"seed": figures["seed"], "state_sha256": sha256_of(state.read_bytes())}
+        figures = {"seed": figures["seed"], "state_sha256": file_sha256(state)}
     about: dict[str, Any] = {
         "classes": list(task.class_names),
         "input": {"shape": ["batch", *examples.shape[1:]], "dtype": str(examples.dtype)},

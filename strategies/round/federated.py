@@ -232,8 +232,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
             train_config: further entries of the clients' config.
             evaluate_config: the same for evaluation at the clients.
             evaluate_fn: evaluates the output at the server; returns None for a round to skip.
-            on_round: called with each finished round and its x; True ends the run. After that of
-                the last of max_failed_rounds the report's ``fatal`` is raised.
+            on_round: called with each finished round and its x; True ends the run. An error that
+                ends the run is in the report (``fatal``), and is raised afterwards.
 
         Returns the metrics by round and, as ``arrays``, the last output model.
         """
@@ -332,7 +332,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
             self.state.failed_rounds += 1
             return None, None
         self.state.failed_rounds = 0
-        rounds, before = training.chosen.rounds(server_round), dict(self.state.committed)
+        rounds = training.chosen.rounds(server_round)
+        before = {client: self.state.committed.get(client, 0) for client in report.clients}
         self.state.commit({client: rounds[client] for client in report.clients})
         began, valid = time.perf_counter(), fold.replies
         params = step(training.params, fold, server_round, num_clients, training.chosen.rebase)
@@ -471,6 +472,6 @@ class FederatedStrategy(KeepsArguments, Strategy):
             again = f": all clients restart {', '.join(sorted(keys))}" if keys else ""
             log(WARNING, "round %s: clients %s have lost their state%s", round, lost, again)
             if keys:
-                by = [client for client in lost if before.get(client, 0) > self._resumed_after]
+                by = [client for client in lost if before[client] > self._resumed_after]
                 self.state.restart(keys, round, by)
                 self._clients.forget()

@@ -368,6 +368,9 @@ def _ask(
     infos: dict[int, NodeInfo] = {}
     timeout = federation.connect_timeout_seconds
     asked = [_question(node, federation, message_type, {TIMEOUT: timeout}) for node in node_ids]
+    # 0 where N is in the node configs, which one may say wrongly: then all are waited for
+    expected = 0 if before is None else federation.num_clients
+    missing = set(range(expected)) - {info.partition_id for info in (before or {}).values()}
     for answer in grid.send_and_receive(asked, timeout=timeout):
         if answer.has_error() and answer.error.code == ErrorCode.NODE_UNAVAILABLE:
             continue  # the SuperLink notices a killed node only after a minute
@@ -376,9 +379,10 @@ def _ask(
             infos[node] = _node_info(node, answer, federation)
         except RefusedReplyError as refusal:
             _refuse(node, str(refusal), refused)
-        answered = {info.partition_id for info in {**(before or {}), **infos}.values()}
-        if before is not None and answered >= set(range(federation.num_clients)) > set():
-            return infos  # of N in node configs, which one may say wrongly, all are waited for
+        else:
+            missing.discard(infos[node].partition_id)
+        if expected and not missing:
+            return infos
     if silent := sorted(set(node_ids) - infos.keys() - refused.keys()):
         log(WARNING, "nodes %s did not answer the registration", silent)
     return infos
