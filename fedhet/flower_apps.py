@@ -204,9 +204,7 @@ class _App:
 
     def words(self, run_config: RunConfig) -> list[str]:
         """Return the recipe's overrides, those of the run config last; its other keys are yours."""
-        named = {TEMPLATE_KEYS.get(key, key): value for key, value in run_config.items()}
-        ours = {key: value for key, value in named.items() if _is_key(key)}
-        return [*self.overrides, *overrides_of(ours)]
+        return [*self.overrides, *overrides_of(_of_recipe(run_config))]
 
 
 def _batch_size_of(data: Function) -> dict[str, str]:
@@ -220,8 +218,17 @@ def _serve(parts: _App, grid: Grid, context: Context) -> None:
     run_recipe(compose_overrides(tuple(words)).copy(), grid, words, parts.functions)
 
 
-def _is_key(key: str) -> bool:
-    return key == "overrides" or key.partition(".")[0] in fields_of(Recipe)
+def _of_recipe(run_config: RunConfig) -> RunConfig:
+    """Return the entries that set a key of the recipe, by that key."""
+    given: dict[str, str] = {}
+    for name in run_config:
+        key = TEMPLATE_KEYS.get(name, name)
+        if key != "overrides" and key.partition(".")[0] not in fields_of(Recipe):
+            continue
+        if key in given:
+            raise ConfigError(f"the run config has {given[key]!r} and {name!r}: both set {key}")
+        given[key] = name
+    return {key: run_config[name] for key, name in given.items()}
 
 
 def _words(settings: Mapping[str, Any]) -> list[str]:

@@ -121,8 +121,8 @@ def classifier_of(
         differ = sorted({name for name, _ in found ^ whole})
         raise ConfigError(
             f"{path} is not the task's whole model (it differs in {differ[:3]}): its clients keep "
-            "tensors of their own (--state names a client's), or the run's output is another "
-            "network, or the task is another"
+            "tensors of their own (--state of fedhet-evaluate and fedhet-export names a client's), "
+            "or the run's output is another network, or the task is another"
         )
     if not classifies(model):
         raise ConfigError(f"{folder}: its model {task.config.model} is not a classifier")

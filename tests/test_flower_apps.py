@@ -143,6 +143,13 @@ def test_an_app_of_loaders_learns_and_its_weights_load_into_the_users_model(tmp_
         fedhet.load_weights(nn.Sequential(nn.Linear(4, 2)), tmp_path)
 
 
+def test_two_entries_of_a_run_config_for_one_key_are_refused():
+    server_app = fedhet.make_server_app(Net, load_data)
+    message = "the run config has 'learning-rate' and 'local.lr': both set local.lr"
+    with pytest.raises(ConfigError, match=message):
+        serve((fedhet.make_client_app(Net, load_data), server_app), [], {**CONFIG, "local.lr": 0.2})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "key", "value"),

@@ -26,7 +26,10 @@ from fedhet.strategies.slots import ClientSampler
 def drawn_by(sampler: ClientSampler, round: int, size: int) -> list[int]:
     """Return the positions that a sampler draws; refuse what is none, or is drawn twice."""
     found = list(sampler.sample(round, size))
-    whole = all(0 <= one < size and one == int(one) for one in found)
+    try:
+        whole = all(0 <= one < size and one == int(one) for one in found)
+    except (TypeError, ValueError):  # no numbers
+        whole = False
     if not whole or len(set(found)) < len(found):
         raise ConfigError(
             f"strategy/sampler: {type(sampler).__name__} drew {found[:10]}: it must draw different "

@@ -21,7 +21,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result, Strategy
 
-from fedhet.common.errors import require_range
+from fedhet.common.errors import ConfigError, require_range
 from fedhet.strategies.base import STATE_LOST, ClientSide, Reply, ServerSide, Tensors
 from fedhet.strategies.components import schedules, server_optimizers
 from fedhet.strategies.components.aggregators import WeightedMean
@@ -236,7 +236,15 @@ class FederatedStrategy(KeepsArguments, Strategy):
                 ends the run is in the report (``fatal``), and is raised afterwards.
 
         Returns the metrics by round and, as ``arrays``, the last output model.
+
+        Raises:
+            ConfigError: if an earlier call has run these rounds already.
         """
+        if self.state.round > self._resumed_after and self.state.round >= num_rounds:
+            raise ConfigError(
+                f"num_rounds={num_rounds}: this strategy has run {self.state.round} rounds. Make a "
+                "new one to begin again, or name a later last round to go on from initial_arrays"
+            )
         self._register(grid, to_tensors(initial_arrays))
         self.summary()
         run = {NUM_ROUNDS: num_rounds, TIMEOUT: timeout}

@@ -344,7 +344,8 @@ class ServerStep:
             if server_model is None:
                 raise ConfigError(
                     f"{name} {type(part).__name__} runs the model at the server: pass "
-                    "server_model=ServerModel(...) (server_model.py) to the strategy"
+                    "server_model=ServerModel(...) (server_model.py) to the strategy, or give an "
+                    "app its class or its recipe's name in place of an object"
                 )
             part.bind(server_model)
         return server_model if running else None

@@ -34,8 +34,8 @@ from fedhet.runtimes.deployment.control_client import Control, RunStatus, Unreac
 from fedhet.runtimes.deployment.log_stream import LogStream, update_rows
 from fedhet.runtimes.deployment.run_record import RunRecord, read_record
 from fedhet.runtimes.flower_install import LaunchError
-from fedhet.runtimes.local.memory_folder import memory_folder
 from fedhet.runtimes.processes import signals_afterwards
+from fedhet.runtimes.temporary_folder import temporary_folder
 
 MODEL = "model.safetensors"
 _END_SECONDS = 15.0  # the SuperLink takes some seconds to end a completed run
@@ -64,7 +64,7 @@ class DeploymentRun:
     def __enter__(self) -> Self:
         """Check that the SuperLink can be reached."""
         check_reachable(self._connection)
-        self._temporary = self._stack.enter_context(memory_folder(Path(tempfile.gettempdir())))
+        self._temporary = self._stack.enter_context(temporary_folder(Path(tempfile.gettempdir())))
         self._control = Control(self._connection, self._temporary)
         return self
 

@@ -29,7 +29,6 @@ from omegaconf import DictConfig
 from fedhet.common.files import last_error, last_lines
 from fedhet.common.imports import quick_imports
 from fedhet.conf import compose_overrides
-from fedhet.runtimes.local.memory_folder import memory_folder
 from fedhet.runtimes.processes import (
     NOTHING_LEFT,
     ProcessTree,
@@ -39,6 +38,7 @@ from fedhet.runtimes.processes import (
     ray_environment,
 )
 from fedhet.runtimes.resources import cohort_size, cpus_for, share_of_machine
+from fedhet.runtimes.temporary_folder import temporary_folder
 
 if TYPE_CHECKING:  # imports Flower and torch, which takes seconds
     from fedhet.runtimes.local.early_server import EarlyServer
@@ -72,7 +72,7 @@ class LocalRun:
         """Import what the apps need, once for all runs of this process; no early server has."""
         if self._early is None:
             import_apps()
-        self._folder = self._stack.enter_context(memory_folder())
+        self._folder = self._stack.enter_context(temporary_folder())
         adopt_orphans()
         self._process_tree = ProcessTree(MARK, str(self._folder))
         return self

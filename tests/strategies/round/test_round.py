@@ -152,6 +152,15 @@ def test_the_round_that_ends_a_run_is_reported_and_a_resumed_run_has_all_its_cha
     assert seen[3:] == [(3, 3, True), (4, 3, False)]
 
 
+def test_a_strategy_goes_on_after_its_last_round_and_does_not_run_one_again():
+    strategy, seen = FedAvg(), []
+    run(strategy, rounds=2)
+    with pytest.raises(ConfigError, match="num_rounds=2: this strategy has run 2 rounds"):
+        run(strategy, rounds=2)
+    run(strategy, rounds=3, on_round=lambda report, arrays: seen.append(report.round))
+    assert seen == [3]
+
+
 def test_failed_rounds_count_in_a_row():
     """Rounds 1 and 3 have too few replies."""
     strategy = FedAvg(federation=FederationConfig(min_replies=2, max_failed_rounds=2))
@@ -355,7 +364,7 @@ class Drawing(FixedSizeSampler):
         return self.drawn
 
 
-@pytest.mark.parametrize("drawn", [[0, 0], [-1], [0, 7], [0.5]])
+@pytest.mark.parametrize("drawn", [[0, 0], [-1], [0, 7], [0.5], ["0"]])
 def test_what_a_sampler_draws_is_checked(drawn):
     with pytest.raises(ConfigError, match=r"Drawing drew .*different whole numbers from 0 to 2"):
         run(FedAvg(sampler=Drawing(drawn)), rounds=1)

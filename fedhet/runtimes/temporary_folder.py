@@ -1,4 +1,4 @@
-"""A folder in memory for one run, which a later run removes if nobody was left to do it."""
+"""A folder for as long as a run runs, which a later run removes if nobody was left to do it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NEW_SECONDS = 60.0  # a folder may have no lock yet
 
 
 @contextlib.contextmanager
-def memory_folder(root: Path | None = None) -> Iterator[Path]:
-    """Make a folder in ``root``, /dev/shm where there is one, and remove it in the end.
+def temporary_folder(root: Path | None = None) -> Iterator[Path]:
+    """Make a folder in ``root`` (by default in memory, /dev/shm) and remove it in the end.
 
     When all processes of a run are killed at once, as by a job scheduler, their folder stays and
-    takes memory. Its lock is free then, and the next run removes it.
+    takes memory or disk. Its lock is free then, and the next run removes it.
     """
     if root is None:
         memory = Path("/dev/shm")

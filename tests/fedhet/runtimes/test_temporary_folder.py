@@ -1,16 +1,16 @@
-"""The folder in memory of a run: no two runs share one, and one without a process goes."""
+"""The folder of a run while it runs: no two runs share one, and one without a process goes."""
 
 import os
 import subprocess
 import sys
 
-from fedhet.runtimes.local.memory_folder import memory_folder
+from fedhet.runtimes.temporary_folder import temporary_folder
 
 WAITING = """
 import sys
 from pathlib import Path
-from fedhet.runtimes.local.memory_folder import memory_folder
-with memory_folder(Path(sys.argv[1])) as folder:
+from fedhet.runtimes.temporary_folder import temporary_folder
+with temporary_folder(Path(sys.argv[1])) as folder:
     (folder / "sums").write_bytes(b"0" * 100)
     print(folder, flush=True)
     sys.stdin.read()
@@ -28,15 +28,15 @@ def test_a_folder_whose_processes_were_all_killed_goes_and_no_other(tmp_path):
         (tmp_path / "fedhet-1-of-others").mkdir()  # without a lock: not one of ours
         for folder in tmp_path.iterdir():
             grow_old(folder)
-        with memory_folder(tmp_path) as ours:
+        with temporary_folder(tmp_path) as ours:
             assert {ours, theirs, tmp_path / "fedhet-1-of-others"} == set(tmp_path.iterdir())
         assert not ours.exists()
         other.kill()
     assert (theirs / "sums").exists()
     os.utime(theirs)  # it may be one that has no lock yet
-    with memory_folder(tmp_path):
+    with temporary_folder(tmp_path):
         assert theirs.exists()
     grow_old(theirs)
-    with memory_folder(tmp_path):
+    with temporary_folder(tmp_path):
         assert not theirs.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["fedhet-1-of-others"]
