@@ -1,5 +1,5 @@
 # Everything runs in the project's own environment, .venv; `make` alone lists what there is.
-# PYTHON is the interpreter that makes that environment (3.11 or newer); ARGS goes to the command a target runs.
+# PYTHON is the interpreter that makes that environment (3.11 to 3.14); ARGS goes to the command a target runs.
 PYTHON ?= python3
 ARGS ?=
 VENV := .venv
@@ -10,16 +10,16 @@ STAMP := $(VENV)/.installed
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-docker test-flwr check lint docs bench clean
+.PHONY: help install run test test-docker test-releases check lint docs bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with the pinned dependencies, if that has not been done
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "fedhet needs Python 3.11 or newer, and $(PYTHON) is older: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' || \
+	  { echo "fedhet is installed with Python 3.11 to 3.14, and $(PYTHON) is another: make $(MAKECMDGOALS) PYTHON=python3.13"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev,plots,sweep]"
 	@touch $@
@@ -33,8 +33,8 @@ test: $(STAMP) ## the whole test suite, real Flower runs included
 test-docker: $(STAMP) ## the image and its containers in a Docker Engine (FEDHET_TARGET=cpu where torch's CPU index can be reached)
 	$(BIN)/python -m pytest -m docker -rs --durations=0 tests/test_containers.py tests/test_containers_readme.py $(ARGS)
 
-test-flwr: $(STAMP) ## the wheel in two empty environments, with the oldest and the newest flwr that it allows; downloads gigabytes
-	$(BIN)/python -m pytest -s tests/flwr_releases.py $(ARGS)
+test-releases: $(STAMP) ## the wheel in empty environments, with the oldest and the newest releases that it allows; downloads gigabytes
+	$(BIN)/python -m pytest -s tests/releases.py $(ARGS)
 
 check: lint ## lint, types and the unit tests, for every commit; a minute
 	$(BIN)/python -m mypy

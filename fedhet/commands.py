@@ -26,7 +26,7 @@ def reported_errors(command: str) -> Iterator[None]:
     An error of the user is printed as `COMMAND: message`, with exit code 1; Ctrl-C has 130.
     """
     try:
-        find_modules_in(os.getcwd())
+        find_modules_in(_current_folder())
         yield
     except (ConfigError, LaunchError, HydraException, OSError) as error:
         say_error(command, error)
@@ -34,6 +34,13 @@ def reported_errors(command: str) -> Iterator[None]:
     except KeyboardInterrupt as interrupt:
         say_error(command, str(interrupt) or "stopped")
         raise SystemExit(130) from None
+
+
+def _current_folder() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current folder is no more: go to another and start again") from None
 
 
 def say_error(command: str, error: Exception | str) -> None:

