@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,22 @@ Other groups, GROUP=OPTION:"""
 
 def check_flags(words: Sequence[str]) -> None:
     """Refuse a flag that neither fedhet nor Hydra has, with the nearest one."""
+    _take_help_texts_unread()
     known = [flag for action in get_args_parser()._actions for flag in action.option_strings]
     for word in words:
         flag = word.partition("=")[0]
         if flag.startswith("--") and not any(one.startswith(flag) for one in known):
             near = did_you_mean(flag, [*known, *_OWN_FLAGS])
             raise ConfigError(f"unknown option {flag}{near}; fedhet --hydra-help lists Hydra's")
+
+
+def _take_help_texts_unread() -> None:
+    """Let Hydra give argparse a help text that is made when it is shown, here and in its main.
+
+    The argparse of Python 3.14 reads each text at once, and Hydra, up to 1.3.8, would end there.
+    """
+    if hasattr(argparse.ArgumentParser, "_check_help"):
+        argparse.ArgumentParser._check_help = lambda parser, action: None
 
 
 def print_help(words: Sequence[str]) -> None:

@@ -7,7 +7,6 @@ codes: 0 if the run completed, 1 if it failed or diverged, 130 for Ctrl-C, 143 f
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import shlex
@@ -107,7 +106,6 @@ def main(early: EarlyServer | None = None) -> None:
         words = with_open_keys(sys.argv[1:])
         sys.argv[1:] = take_resume(with_single_sweeps(words))
         refuse_old_keys(sys.argv[1:])
-        _take_help_texts_unread()
         check_flags(sys.argv[1:])
         set_defaults()
         register_project_recipes()
@@ -121,15 +119,6 @@ def main(early: EarlyServer | None = None) -> None:
         finally:
             all_completed = session.close()
     sys.exit(0 if all_completed else 1)
-
-
-def _take_help_texts_unread() -> None:
-    """Let Hydra give argparse a help text that is made when it is shown.
-
-    The argparse of Python 3.14 reads each text at once, and Hydra, up to 1.3.8, would end there.
-    """
-    if hasattr(argparse.ArgumentParser, "_check_help"):
-        argparse.ArgumentParser._check_help = lambda parser, action: None
 
 
 @hydra.main(version_base="1.3", config_path="pkg://fedhet.conf", config_name="config")
