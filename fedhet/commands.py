@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -23,8 +25,11 @@ _Number = TypeVar("_Number", int, float)
 def reported_errors(command: str) -> Iterator[None]:
     """Run a command's body, which may import the user's modules of the current folder.
 
-    An error of the user is printed as `COMMAND: message`, with exit code 1; Ctrl-C has 130.
+    An error of the user is printed as `COMMAND: message`, with exit code 1; Ctrl-C has 130. A
+    letter that the terminal's encoding has not is printed as its number.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does
     try:
         find_modules_in(_current_folder())
         yield

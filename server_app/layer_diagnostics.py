@@ -15,9 +15,9 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
+from fedhet.common.cpus import usable_cpus
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import RowsFile
-from fedhet.server_app.machine import usable_cpus
 from fedhet.strategies.base import Cohort, Reply, ReplySum, Tensors
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.round.server_model import ServerModel

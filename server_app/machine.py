@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from pathlib import Path
 
 import psutil
 import torch
 from torch import nn
+
+from fedhet.common.cpus import usable_cpus
 
 # Parameters times examples that one thread has evaluated before others are awake: on a machine
 # whose cores have just trained clients, that took up to 30 ms.
@@ -35,11 +36,6 @@ def _cpu_model() -> str:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(named, "") or platform.processor() or platform.machine()
-
-
-def usable_cpus() -> int:
-    """Return the CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def evaluation_threads(model: nn.Module, examples: int) -> int:

@@ -239,7 +239,8 @@ class Runtime(Section):
         "else what lets all CPUs work"
     )
     num_cpus: Annotated[int, Field(ge=1, le=65536)] | None = Field(
-        description="CPUs of the whole simulation; null: all of the machine"
+        description="CPUs of the whole simulation; null: all that affinity and control groups "
+        "(a container's quota) let it keep busy"
     )
     simulation: bool = Field(
         description="all clients share this machine's disk, so their state lives below results_dir"

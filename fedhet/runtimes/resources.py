@@ -8,6 +8,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
+from fedhet.common.cpus import usable_cpus
 from fedhet.common.errors import ConfigError
 
 _WSL = Path("/dev/dxg")  # its GPUs have no /dev/nvidia*
@@ -74,8 +75,7 @@ def cohort_size(recipe: DictConfig) -> int:
 
 def cpus_for(recipe: DictConfig) -> int:
     """Return the number of CPUs to use: at most what a cohort can use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    available = int(recipe.runtime.num_cpus or usable or 1)
+    available = int(recipe.runtime.num_cpus or usable_cpus())
     least = int(recipe.runtime.client_cpus)
     return max(least, min(available, cohort_size(recipe) * least))
 

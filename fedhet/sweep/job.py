@@ -22,6 +22,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, read_write
 
 from fedhet import signals
+from fedhet.common.cpus import usable_cpus
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import METRICS, figures_of
 from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, write_end
@@ -130,7 +131,7 @@ class _Attempt:
         """Keep to a part of the machine, if jobs run at once."""
         job: Any = HydraConfig.get()
         launcher = plain_part(job, "launcher")
-        cpus = resource_slots.usable_cpus()
+        cpus = usable_cpus()
         at_once = resource_slots.jobs_at_once(launcher, sweep.batch_size, cpus)
         if at_once == 1:
             yield

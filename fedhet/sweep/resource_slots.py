@@ -20,11 +20,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 from omegaconf import DictConfig
 
+from fedhet.common.cpus import affinity, usable_cpus
 from fedhet.common.errors import ConfigError
 from fedhet.runtimes.resources import MOST_CLIENTS_A_GPU, gpu_names
 
 _POLL_SECONDS = 0.1
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True)
@@ -49,16 +49,6 @@ def jobs_at_once(launcher: Mapping[str, Any], batch_size: int | None, cpus: int)
     return min(at_once, batch_size) if batch_size else at_once
 
 
-def usable_cpus() -> int:
-    """Return how many CPUs this process may keep busy at once: a container may have a quota."""
-    count = len(_affinity())
-    try:
-        allowed, period = _CPU_QUOTA.read_text(encoding="ascii").split()
-        return max(1, min(count, math.ceil(int(allowed) / int(period))))
-    except (OSError, ValueError):  # no such group, or "max"
-        return count
-
-
 def divide(cpus: Sequence[int], num_cpus: int, gpus: Sequence[str], jobs: int) -> list[Slot]:
     """Divide CPUs and GPUs among so many jobs, or fewer: each slot has at least one CPU.
 
@@ -80,7 +70,7 @@ def divide(cpus: Sequence[int], num_cpus: int, gpus: Sequence[str], jobs: int) -
 
 def slots_of_machine(jobs: int) -> list[Slot]:
     """Divide what this process may use among so many jobs."""
-    return divide(sorted(_affinity()), usable_cpus(), gpu_names(), jobs)
+    return divide(sorted(affinity()), usable_cpus(), gpu_names(), jobs)
 
 
 @contextmanager
@@ -127,7 +117,7 @@ def _acquire_one(locks: Sequence[FileLock]) -> int:
 @contextmanager
 def _confined(slot: Slot) -> Iterator[None]:
     """Keep this process to a slot for a while; a launcher's worker has other jobs later."""
-    affinity = _affinity()
+    before = affinity()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         if hasattr(os, "sched_setaffinity"):
@@ -137,13 +127,7 @@ def _confined(slot: Slot) -> Iterator[None]:
         yield
     finally:
         if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(0, affinity)
+            os.sched_setaffinity(0, before)
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if visible is not None:
             os.environ["CUDA_VISIBLE_DEVICES"] = visible
-
-
-def _affinity() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return set(os.sched_getaffinity(0))
-    return set(range(os.cpu_count() or 1))

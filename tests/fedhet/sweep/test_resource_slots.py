@@ -54,16 +54,6 @@ def test_gpus_are_divided_or_shared(monkeypatch):
 
 
 @on_linux
-def test_a_container_may_have_fewer_cpus_than_it_sees(tmp_path, monkeypatch):
-    quota = tmp_path / "cpu.max"
-    monkeypatch.setattr(resource_slots, "_CPU_QUOTA", quota)
-    seen = len(os.sched_getaffinity(0))
-    for text, expected in (("100000 100000", 1), ("max 100000", seen), ("9900000 100000", seen)):
-        quota.write_text(text)
-        assert resource_slots.usable_cpus() == expected
-
-
-@on_linux
 def test_a_job_is_kept_to_a_slot_that_no_other_has(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     before = os.sched_getaffinity(0)
@@ -79,7 +69,7 @@ def test_a_job_is_kept_to_a_slot_that_no_other_has(tmp_path, monkeypatch):
 
 
 def test_a_job_waits_until_another_has_released_its_slot(tmp_path):
-    slot = Slot(sorted(resource_slots._affinity()), 1, [], 1)
+    slot = Slot(sorted(resource_slots.affinity()), 1, [], 1)
     with free_slot(tmp_path, [slot]):
         [path] = tmp_path.rglob("*.lock")
     other = FileLock(path, thread_local=False)
