@@ -14,20 +14,21 @@ from filelock import FileLock, Timeout
 
 from fedhet.common.files import LOCK
 
+MEMORY = Path("/dev/shm")
 _PREFIX = "fedhet-"
+_LEAST_BYTES = 256 << 20  # a container's /dev/shm has 64 MiB if nobody asks for more
 _NEW_SECONDS = 60.0  # a folder may have no lock yet
 
 
 @contextlib.contextmanager
 def temporary_folder(root: Path | None = None) -> Iterator[Path]:
-    """Make a folder in ``root`` (by default in memory, /dev/shm) and remove it in the end.
+    """Make a folder in ``root`` and remove it in the end; by default in memory that has room.
 
     When all processes of a run are killed at once, as by a job scheduler, their folder stays and
     takes memory or disk. Its lock is free then, and the next run removes it.
     """
     if root is None:
-        memory = Path("/dev/shm")
-        root = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+        root = MEMORY if _has_room(MEMORY) else Path(tempfile.gettempdir())
     _remove_abandoned(root)
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
     try:
@@ -35,6 +36,10 @@ def temporary_folder(root: Path | None = None) -> Iterator[Path]:
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _has_room(folder: Path) -> bool:
+    return os.access(folder, os.W_OK) and shutil.disk_usage(folder).free >= _LEAST_BYTES
 
 
 def _remove_abandoned(root: Path) -> None:

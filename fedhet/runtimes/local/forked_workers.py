@@ -19,6 +19,7 @@ from pathlib import Path
 from flwr.app import ArrayRecord
 from flwr.common.logger import log
 
+from fedhet.common.errors import ConfigError
 from fedhet.runtimes.local.protocol import Answer, Collect, Lost, Place, Task
 from fedhet.runtimes.local.shared_memory import Channel, ReadableFiles, SharedSums, WritableFile
 from fedhet.runtimes.local.worker import ClientWorker
@@ -85,7 +86,11 @@ class ForkedWorkers:
         return [one for one in answers.values() if isinstance(one, ReplyFold)], lost
 
     def wait(self, timeout: float | None) -> Sequence[tuple[int, Sequence[Answer] | Lost]]:
-        """Return the answers to one ``send`` per worker at most."""
+        """Return the answers to one ``send`` per worker at most.
+
+        Raises:
+            ConfigError: if the shared memory has no room for a worker's answer.
+        """
         seconds = None if timeout is None else min(timeout, _LONGEST_SECONDS)
         ready = [key.data for key, _ in self._selector.select(seconds)]
         answers = [(worker, self._read(worker)) for worker in ready]
@@ -131,6 +136,8 @@ class ForkedWorkers:
             reason = f"its worker process died (exit code {code})"
             self.replace(worker, reason)
             return Lost(reason)
+        if isinstance(answer, ConfigError):
+            raise answer
         assert isinstance(answer, list | ReplyFold)
         return answer
 
@@ -169,4 +176,7 @@ def _work(
         except EOFError:
             return
         assert isinstance(tasks, list | Collect)
-        channel.send(worker.collect() if isinstance(tasks, Collect) else worker.handle(tasks))
+        try:
+            channel.send(worker.collect() if isinstance(tasks, Collect) else worker.handle(tasks))
+        except ConfigError as error:  # the shared memory has no room for it
+            channel.send(error)

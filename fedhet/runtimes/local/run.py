@@ -38,7 +38,7 @@ from fedhet.runtimes.processes import (
     ray_environment,
 )
 from fedhet.runtimes.resources import cohort_size, cpus_for, share_of_machine
-from fedhet.runtimes.temporary_folder import temporary_folder
+from fedhet.runtimes.temporary_folder import MEMORY, temporary_folder
 
 if TYPE_CHECKING:  # imports Flower and torch, which takes seconds
     from fedhet.runtimes.local.early_server import EarlyServer
@@ -175,8 +175,13 @@ def _run_server_app(overrides: Sequence[str], folder: Path) -> None:
 
 def _start_workers(recipe: DictConfig, folder: Path, stack: contextlib.ExitStack) -> Workers:
     if recipe.runtime.name == "local":
+        from flwr.common.logger import log
+
         from fedhet.runtimes.local.forked_workers import ForkedWorkers
 
+        if MEMORY.is_dir() and not folder.is_relative_to(MEMORY):
+            text = "%s has little room: the workers share models on disk, in %s, which is slower"
+            log(logging.INFO, text, MEMORY, folder.parent)
         share = share_of_machine(recipe)
         return ForkedWorkers(share.workers, folder, share.gpus)
     stack.callback(Watchdog(folder, MARK, str(folder)).dismiss)  # ends Ray if this is killed

@@ -13,12 +13,14 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedhet.common.errors import ConfigError
+from fedhet.runtimes.temporary_folder import MEMORY
 
 _INLINE_BYTES = 1 << 14  # fits in a pipe in one piece
 _BUFFERS = 2
@@ -83,10 +85,12 @@ def _allocate(file: int, size: int, path: str) -> None:
         if hasattr(os, "posix_fallocate"):  # not on macOS
             os.posix_fallocate(file, 0, size)
     except OSError as error:
+        room = "let TMPDIR name a larger disk"
+        if Path(path).is_relative_to(MEMORY):
+            room = "give a container more with --shm-size=2g"
         raise ConfigError(
             f"{path} cannot have {size / 1e6:.1f} MB ({error.strerror}): the processes of a run "
-            "share models there; give a container more with --shm-size=2g, or run fewer clients "
-            "at a time (runtime.client_cpus)"
+            f"share models there; {room}, or run fewer clients at a time (runtime.num_cpus)"
         ) from None
 
 

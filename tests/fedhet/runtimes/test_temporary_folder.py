@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+from fedhet.runtimes import temporary_folder as where
 from fedhet.runtimes.temporary_folder import temporary_folder
 
 WAITING = """
@@ -40,3 +41,18 @@ def test_a_folder_whose_processes_were_all_killed_goes_and_no_other(tmp_path):
     with temporary_folder(tmp_path):
         assert not theirs.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["fedhet-1-of-others"]
+
+
+def test_it_lies_on_disk_where_memory_has_little_room(tmp_path, monkeypatch):
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    disk.mkdir()
+    monkeypatch.setattr(where, "MEMORY", memory)
+    monkeypatch.setattr("tempfile.tempdir", str(disk))
+    for least, expected in ((1, memory), (1 << 60, disk)):
+        monkeypatch.setattr(where, "_LEAST_BYTES", least)
+        with temporary_folder() as folder:
+            assert folder.parent == expected
+    memory.rmdir()  # another system than Linux has none
+    with temporary_folder() as folder:
+        assert folder.parent == disk

@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import subprocess
 import sys
 import time
@@ -14,6 +15,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
+from fedhet.common.errors import ConfigError
 from fedhet.runtimes.local.forked_workers import ForkedWorkers
 from fedhet.runtimes.local.protocol import Federation
 from fedhet.runtimes.local.worker_grid import WorkerGrid
@@ -70,6 +72,18 @@ def test_every_client_gets_its_own_and_the_shared_records_and_its_state(grid, si
         grid.push_messages(messages(params, [8]))
     # every push overwrites the files: one per record, two per worker for answers
     assert len(list((tmp_path / "shared").iterdir())) <= 1 + 2 * 2
+
+
+def test_a_worker_without_room_for_its_answer_says_so_and_how_to_give_it_some(tmp_path):
+    """Its files may not be large here, as on a container's small /dev/shm; the server's may."""
+    least, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
+    workers = ForkedWorkers(1, tmp_path)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (least, most))
+    grid = WorkerGrid(workers, Federation(APP, {}, num_clients=5))
+    with pytest.raises(ConfigError, match=r"worker-0-answer-\d cannot have 0\.4 MB .*TMPDIR"):
+        list(grid.send_and_receive(messages(np.zeros(100_000, np.float32), [0])))
+    grid.close()
 
 
 def test_a_shared_record_is_placed_once_and_clients_with_more_examples_go_first(grid, monkeypatch):
