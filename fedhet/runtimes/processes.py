@@ -31,6 +31,12 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
+def exit_text(code: int | None) -> str:
+    """Return an exit code in words; Linux kills a process where memory is short."""
+    killed = " (killed: was there too little memory?)" if code == -signal.SIGKILL else ""
+    return f"exit code {code}{killed}"
+
+
 def adopt_orphans() -> None:
     """Make this process the parent of its descendants whose own parent ends (Linux only)."""
     if _LIBC is not None:

@@ -23,7 +23,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.runtimes.local.protocol import Answer, Collect, Lost, Place, Task
 from fedhet.runtimes.local.shared_memory import Channel, ReadableFiles, SharedSums, WritableFile
 from fedhet.runtimes.local.worker import ClientWorker
-from fedhet.runtimes.processes import end_with_parent
+from fedhet.runtimes.processes import end_with_parent, exit_text
 from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
 
 _LONGEST_SECONDS = 86_400.0  # of one wait: a selector's timer overflows after 24 days
@@ -132,8 +132,7 @@ class ForkedWorkers:
             answer = self._channels[worker].receive()
         except (EOFError, OSError):
             self._processes[worker].join(timeout=1.0)
-            code = self._processes[worker].exitcode
-            reason = f"its worker process died (exit code {code})"
+            reason = f"its worker process died: {exit_text(self._processes[worker].exitcode)}"
             self.replace(worker, reason)
             return Lost(reason)
         if isinstance(answer, ConfigError):

@@ -35,6 +35,7 @@ from fedhet.runtimes.processes import (
     Watchdog,
     adopt_orphans,
     end_with_parent,
+    exit_text,
     ray_environment,
 )
 from fedhet.runtimes.resources import cohort_size, cpus_for, share_of_machine
@@ -114,7 +115,7 @@ class LocalRun:
         if (code := self._server.exitcode) == _ERROR:
             return last_error(self.log_path)
         said = last_lines(self.log_path, 3)
-        return f"its server process ended with exit code {code}: {said}"
+        return f"its server process ended with {exit_text(code)}: {said}"
 
     def continues(self) -> bool:
         """Return whether the run goes on after the launcher was stopped."""

@@ -106,7 +106,7 @@ def test_a_client_that_raises_or_whose_worker_dies_has_an_error_and_the_worker_i
     assert replies[1].error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert replies[1].error.reason == "ValueError: this client cannot"
     assert replies[2].error.code == ErrorCode.CLIENT_APP_CRASHED
-    assert "exit code -9" in str(replies[2].error.reason)
+    assert "exit code -9 (killed: was there too little memory?)" in str(replies[2].error.reason)
     again = by_client(grid.send_and_receive(messages(np.zeros(2, np.float32), [0, 1, 2, 3])))
     assert all(reply.has_content() for reply in again.values())
     assert len({r.content.metric_records["metrics"]["pid"] for r in again.values()}) == 2
