@@ -32,6 +32,7 @@ class Value:
 
     number: float
     reached: bool = True
+    averaged: int = 1  # evaluations that it is the mean of
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,8 @@ class Figure:
             return Value((max if larger_is_better(column) else min)(values) * scale)
         if self.name == "late_accuracy":
             trained = [value for round, value in points if round > 0] or values
-            return Value(statistics.fmean(trained[-self.evaluations :]) * scale)
+            late = trained[-self.evaluations :]
+            return Value(statistics.fmean(late) * scale, averaged=len(late))
         if points[-1][0] < _last_evaluation(run, column, last):
             return None  # the last model has no value, as the R2 of a constant
         return Value(values[-1] * scale)

@@ -179,10 +179,12 @@ def accuracies_table(layout: Layout, figure: Figure) -> Table:
         Figure(name, percent=True, last_round=figure.last_round, evaluations=late)
         for name in ACCURACIES
     ]
-    runs = (run for _, _, cell in cells_with_runs(layout) for run in cell.runs)
+    runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
+    averaged = min((value.averaged for run in runs if (value := figures[-1].of(run))), default=late)
+    fewer = f" (of as many as there are: {averaged} at least)" if averaged < late else ""
     caption = (
         f"Accuracy {evaluation_place(runs)}: after the last round, of the best evaluation, and the "
-        f"mean of the last {late} evaluations, which is less noisy. Mean ± sample standard "
+        f"mean of the last {late} evaluations{fewer}, which is less noisy. Mean ± sample standard "
         "deviation over n seeds."
     )
     found = dict(zip(titles, figures, strict=True))
