@@ -28,14 +28,14 @@ class Iterate(ABC):
     """
 
     remaining = 0.0  # share of the initial W - V_i that is left where no projection acts
-    fold = True
+    matrices = False  # whether every move is needed as a matrix on the inputs
 
     def __init__(self, layer: Layer, start: Tensor, cap: float | None) -> None:
         self.layer, self.start, self.cap = layer, start, cap
-        self.span = Span(layer, fold=self.fold)
+        self.span = Span(layer, reduce=self.matrices)
         # F_i^T (W - V_i)^T, for eq. 11 F_i^T (W - W_i)^T (R, out)
         self.coordinates = self.span.coordinates(lambda i: start - layer.local[i])
-        self.steps = Steps(self.span)
+        self.steps = Steps(self.span, matrices=self.matrices)
         self.weights = start.new_full((len(layer.local),), 1.0 / len(layer.local))
         # how far W has moved
         self.total = self.steps.move(torch.zeros_like(self.coordinates), self.weights)
@@ -127,26 +127,36 @@ class FromLocal(Iterate):
 
 
 class Normalised(Iterate):
-    """The released loop with Norm and step s, which needs W - V_i as matrices (N, out, d)."""
+    """The released loop with Norm and step s, which needs the length of each row of W - V_i.
 
-    fold = False
+    In an orthonormal basis of what the projections span, W - V_i is a matrix (out, q). Outside,
+    Norm only changes the length of each of its rows (out,), never the direction.
+    """
+
+    matrices = True
     remaining = 1.0  # increments of a fixed length do not fade
 
     def __init__(self, layer: Layer, start: Tensor, cap: float | None, step: float) -> None:
         super().__init__(layer, start, cap)
-        self.step = step
-        self.apart = start - layer.local
+        self.step, inputs = step, self.span.inputs
+        apart = start - layer.local
+        self.inside = torch.stack([inputs.fold(one) for one in apart])  # (N, out, q)
+        outside = apart - torch.stack([inputs.unfold(one) for one in self.inside])
+        self.lengths: Tensor = outside.norm(dim=2)  # (N, out)
+        self.directions = outside / self.lengths.clamp_min(1e-30).unsqueeze(2)
 
     def follow(self, moved: Tensor) -> None:
         """W - V_i <- W - V_i - s Norm((W - V_i) (I - P_i)), row by row."""
         move = self.steps.on_inputs(moved)
-        for apart, part in zip(self.apart, self.span.parts, strict=True):
-            apart += move
-            free = torch.addmm(apart, self.coordinates[part].T, self.span.rows[part], alpha=-1.0)
-            free /= free.norm(dim=1, keepdim=True).clamp_min(1e-12)
-            apart.sub_(free, alpha=self.step)
-            torch.mm(self.span.rows[part], apart.T, out=self.coordinates[part])
+        for inside, lengths, part in zip(self.inside, self.lengths, self.span.parts, strict=True):
+            inside += move
+            free = torch.addmm(inside, self.coordinates[part].T, self.span.rows[part], alpha=-1.0)
+            shares = self.step / torch.hypot(free.norm(dim=1), lengths).clamp_min(1e-12)
+            inside.addcmul_(free, shares.unsqueeze(1), value=-1.0)
+            lengths.mul_(1.0 - shares)
+            self.coordinates[part] *= 1.0 - shares * (1.0 - self.span.values[part])
 
     def result(self) -> Tensor:
         """Return mean_i V_i."""
-        return super().result() - self.apart.mean(0)
+        outside = torch.einsum("nod,no->od", self.directions, self.lengths) / len(self.lengths)
+        return super().result() - self.span.inputs.unfold(self.inside.mean(0)) - outside

@@ -12,7 +12,7 @@ operations with rows rows^T (R, R) and moves in units of the rows, 4 out R d wit
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,11 +27,13 @@ class Inputs:
     """A layer's inputs, with those merged that no client's projection tells apart.
 
     MNIST's border, black in every image, is such a group of pixels. m equal columns of the rows
-    become one, times sqrt(m): every product with P_i stays the same.
+    become one, times sqrt(m): every product with P_i stays the same. So does it in an orthonormal
+    basis of the rows.
     """
 
     group: Tensor | None  # the merged column of each input (d,); None: nothing is merged
     scale: Tensor  # 1 / sqrt(m) of each merged column (D,)
+    basis: Tensor | None = None  # of what the rows span (D, q), columns of length 1; None: all
 
     @classmethod
     def of(cls, rows: Tensor) -> Inputs:
@@ -49,14 +51,15 @@ class Inputs:
         return cls(None if len(counts) == width else group, counts.to(rows.dtype).rsqrt())
 
     def fold(self, matrix: Tensor) -> Tensor:
-        """Return a matrix (n, d) on the merged columns (n, D)."""
-        if self.group is None:
-            return matrix
-        folded = matrix.new_zeros(len(matrix), len(self.scale))
-        return folded.index_add_(1, self.group, matrix).mul_(self.scale)
+        """Return a matrix (n, d) on the merged columns (n, D), or in the basis (n, q)."""
+        if self.group is not None:
+            folded = matrix.new_zeros(len(matrix), len(self.scale))
+            matrix = folded.index_add_(1, self.group, matrix).mul_(self.scale)
+        return matrix if self.basis is None else matrix @ self.basis
 
     def unfold(self, matrix: Tensor) -> Tensor:
-        """Return a matrix (n, D) on the inputs (n, d)."""
+        """Return such a matrix on the inputs (n, d)."""
+        matrix = matrix if self.basis is None else matrix @ self.basis.T
         return matrix if self.group is None else (matrix * self.scale)[:, self.group]
 
 
@@ -64,18 +67,23 @@ class Span:
     """The stacked projection factors of a layer, without directions of eigenvalue 0.
 
     Attributes:
-        rows: the F_i^T (R, D), whose columns are ``inputs``, merged where ``fold``.
+        rows: the F_i^T (R, D), whose columns are ``inputs``; where ``reduce`` and R < D, they are
+            in a basis (R, R).
         values: the eigenvalues (R, 1).
         parts: each client's slice of the rows.
         owners: each row's client (R,).
     """
 
-    def __init__(self, layer: Layer, *, fold: bool) -> None:
+    def __init__(self, layer: Layer, *, reduce: bool) -> None:
         kept = layer.values > _ZERO_EIGENVALUE
         self.values = layer.values[kept].unsqueeze(1)
         rows = layer.bases.transpose(1, 2)[kept].mul_(self.values.sqrt())
-        self.inputs = Inputs.of(rows) if fold else Inputs(None, rows.new_ones(rows.shape[1]))
+        self.inputs = Inputs.of(rows)
         self.rows = self.inputs.fold(rows)
+        if reduce and len(rows) < self.rows.shape[1]:
+            basis, triangle = torch.linalg.qr(self.rows.T)
+            self.inputs = replace(self.inputs, basis=basis)
+            self.rows = triangle.T.contiguous()
         ranks = kept.sum(1)
         ends = ranks.cumsum(0).tolist()
         self.parts = [slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)]
@@ -91,14 +99,14 @@ class Span:
 class Steps:
     """Computes weighted sums of pulls and their effect; z (R, out) are the pulls' coordinates.
 
-    A move has the form (R, out), in units of the rows, or (D, out), whichever takes fewer
-    operations.
+    A move has the form (R, out), in units of the rows, or (D, out): where ``on_inputs`` is not
+    needed in every iteration, whichever takes fewer operations.
     """
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: Span, *, matrices: bool) -> None:
         self.span = span
         directions, width = span.rows.shape
-        self.by_row = directions < 2 * width
+        self.by_row = directions < 2 * width and not matrices
         self.basis = span.rows @ span.rows.T if self.by_row else span.rows
 
     def gram(self, z: Tensor) -> Tensor:

@@ -101,11 +101,13 @@ def test_a_loop_with_the_program_s_weights_is_the_dense_one(loop, rank):
     assert (found - dense_result(loop, local, factors, 4)).abs().max() > 1e-3
 
 
-def test_float32_is_within_a_hundred_thousandth():
-    local, factors = problem(clients=6, out=20, width=60, rank=30)
-    wide = fuse(HarmonizedOptima(tolerance=0), local, factors)
-    narrow = fuse(HarmonizedOptima(tolerance=0), local.float(), factors.float())
-    torch.testing.assert_close(narrow.double(), wide, atol=1e-5, rtol=0)
+@pytest.mark.parametrize("loop", ["long steps", "norm"])
+@pytest.mark.parametrize("rank", [8, 30])  # of 60; 6 clients have 48 directions or 180
+def test_float32_is_within_a_hundred_thousandth(loop, rank):
+    local, factors = problem(clients=6, out=20, width=60, rank=rank)
+    found = fuse(HarmonizedOptima(LOOPS[loop], 300, tolerance=0), local.float(), factors.float())
+    expected = dense_result(loop, local, factors, 300)
+    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(("dtype", "within"), [(torch.float16, 2e-3), (torch.float64, 1e-5)])
