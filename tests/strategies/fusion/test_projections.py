@@ -133,6 +133,18 @@ def test_rank_by_energy_by_hand():
     assert found.factor(9, 1.0).shape == (5, 3)
 
 
+def test_a_second_moment_of_several_blocks_is_its_spectrum():
+    """600 inputs are three blocks of columns; U diag(values) U^T is X^T X / n."""
+    rows = draw(40, 600)
+    moment = statistics.SecondMoment(600, torch.device("cpu"))
+    for part in rows.split(17):
+        moment.add(part)
+    found, expected = moment.spectrum(), rows.T.double() @ rows.double() / 40
+    again = (found.vectors * found.values) @ found.vectors.T
+    torch.testing.assert_close(again, expected, rtol=0, atol=1e-5)
+    assert float(moment.mean_eigenvalue()) == pytest.approx(float(expected.trace()) / 600, 1e-6)
+
+
 def test_a_sketch_of_low_rank_rows_is_exact():
     """Rank 4 in 50 inputs, a sketch of 10: A and its trace come out."""
     rows = draw(200, 4) @ draw(4, 50, seed=1)
