@@ -49,6 +49,12 @@ def sent_by(side: ProjectionClient, model: nn.Module, inputs: torch.Tensor):
     [
         (lambda bias: nn.Conv2d(2, 3, 3, bias=bias), (4, 2, 8, 8)),
         (lambda bias: nn.Conv2d(2, 3, 3, 2, padding=1, dilation=2, bias=bias), (4, 2, 9, 9)),
+        (
+            lambda bias: nn.Conv2d(2, 3, (2, 3), (1, 2), (3, 1), (2, 1), bias=bias).to(
+                memory_format=torch.channels_last
+            ),
+            (4, 2, 9, 7),
+        ),
         (lambda bias: nn.Linear(5, 3, bias=bias), (2, 7, 5)),
     ],
 )
@@ -59,7 +65,11 @@ def test_rows_times_weight_is_the_layer(make, shape, bias):
         weight = torch.cat([weight, layer.bias[:, None]], dim=1)
     if expected.dim() == 4:
         expected = expected.flatten(2).transpose(1, 2)
-    torch.testing.assert_close(statistics.rows_of(layer, inputs) @ weight.T, expected.flatten(0, 1))
+    rows = statistics.rows_of(layer, inputs)
+    torch.testing.assert_close(rows @ weight.T, expected.flatten(0, 1))
+    if isinstance(layer, nn.Conv2d):
+        last = inputs.contiguous(memory_format=torch.channels_last)
+        assert torch.equal(statistics.rows_of(layer, last), rows)
 
 
 def test_mean_rows_are_patches_of_the_mean_image_at_stride_2_without_padding():
