@@ -7,8 +7,10 @@ on 5,000 examples in one thread. Every measurement stands between two of FedAvg,
 turns. A METHOD is the name of a strategy, with further words of its recipe if need be:
 "fedmrur strategy.sam.rho=0.05". FedDW's head has no bias: add task.head_bias=false to ``--words``,
 so that FedAvg's has none either. "begin" and "end" of the halves are timed apart, as a share of
-five epochs. FedDW's Table III: ``local=adam task.model=feddw_cnn``; FedMRUR's Table 11:
-``local.lr=0.1 local.batch_size=50 local.weight_decay=0.0005 local.clip=10 task.model=gn_cnn``.
+five epochs. "plain" is a loop in PyTorch's own words on the same images, without augmentation: add
+task.flip=false task.crop_padding=0 to ``--words``, and device=cuda for a GPU. FedDW's Table III:
+``local=adam task.model=feddw_cnn``; FedMRUR's Table 11: ``local.lr=0.1 local.batch_size=50
+local.weight_decay=0.0005 local.clip=10 task.model=gn_cnn``.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from torch import nn
+from torch.nn import functional as F
 
 from benchmarks.harness import in_turns, options_of, save, spread
 from fedhet.conf import build_local_optimizer, build_part, compose, plain_part
@@ -28,7 +32,7 @@ from fedhet.strategies.base import ClientSide, LocalContext
 from fedhet.strategies.components.local_training import train_locally
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names
-from fedhet.tasks import build_task, keep_freed_memory
+from fedhet.tasks import build_task, keep_freed_memory, make_repeatable, pick_device
 
 CLIENTS, SEED, EPOCHS_OF_A_ROUND = 10, 0, 5
 
@@ -37,17 +41,20 @@ class Client:
     """A client of a recipe's method, from round to round.
 
     Args:
-        recipe: of the method.
+        recipe: of the method; its ``device`` counts.
     """
 
     def __init__(self, recipe: DictConfig) -> None:
         self.recipe, self.around = recipe, []
+        self.device = pick_device(str(recipe.device))
+        make_repeatable(self.device)
         self.state: dict[str, Any] = {}  # from round to round
         parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
         self.task = build_task(*parts, seed=SEED, num_clients=CLIENTS)
-        how = {"device": "cpu", "channels_last": bool(recipe.runtime.channels_last)}
+        how = {"device": self.device, "channels_last": bool(recipe.runtime.channels_last)}
         self.data = self.task.client_data(0, **how)[0]
-        self.model, tensors = self.task.build_model(SEED), self.task.classifier_tensors
+        self.model = self.task.build_model(SEED).to(self.device)
+        tensors = self.task.classifier_tensors
         if how["channels_last"]:
             self.model = self.model.to(memory_format=torch.channels_last)
         self.optimizer = build_local_optimizer(recipe, tensors)
@@ -91,10 +98,42 @@ class Client:
         return taken
 
 
+class PlainLoop(Client):
+    """SGD on FedAvg's client in PyTorch's own words, without augmentation."""
+
+    def epoch(self) -> float:
+        """Return the seconds of an epoch, always on the same batches."""
+        self.model.load_state_dict(self.initial)
+        self.model.train()
+        self.around.append(0.0)
+        return seconds(self._train)[0]
+
+    def _train(self) -> None:
+        local = self.recipe.local
+        [(images, labels)] = self.data.batches(len(self.data), generator=None, train=False)
+        params = list(self.model.parameters())
+        optimizer = torch.optim.SGD(params, lr=local.lr, weight_decay=local.weight_decay)
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SEED))
+        total = torch.zeros((), device=self.device)
+        for chosen in order.to(self.device).split(local.batch_size):
+            optimizer.zero_grad()
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=local.autocast):
+                _, logits = self.model(images[chosen])
+                loss = F.cross_entropy(logits, labels[chosen])
+            loss.backward()
+            if local.clip is not None:
+                nn.utils.clip_grad_norm_(params, local.clip)
+            optimizer.step()
+            total += loss.detach()
+        float(total)
+
+
 def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
     """Return how long it takes, and what it returns."""
     began = time.perf_counter()
     result = work()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return time.perf_counter() - began, result
 
 
@@ -112,6 +151,8 @@ def main() -> None:
     common += [f"clients={CLIENTS}", "partition=iid", "runtime=local", "local.epochs=1"]
 
     def client(method: str) -> Client:
+        if method == "plain":
+            return PlainLoop(compose({"overrides": json.dumps([*common, *options.words])}))
         strategy, *own = method.split()
         words = [*common, *options.words, f"strategy={strategy}", *own]
         return Client(compose({"overrides": json.dumps(words)}))

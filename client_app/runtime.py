@@ -33,7 +33,15 @@ from fedhet.strategies.privacy.reply_vector import Layout
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
 from fedhet.strategies.round.records import CONFIG, record_in
 from fedhet.strategies.round.registration import FROZEN_MODEL
-from fedhet.tasks import AnyData, AnyTask, Functions, build_task, keep_freed_memory, pick_device
+from fedhet.tasks import (
+    AnyData,
+    AnyTask,
+    Functions,
+    build_task,
+    keep_freed_memory,
+    make_repeatable,
+    pick_device,
+)
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.models.wrapped import WrappedModel
 from fedhet.tasks.pixels import black_and_white
@@ -69,6 +77,7 @@ class ClientRuntime:
         self.task, self.seed = task_of(recipe, num_partitions, functions, columns), int(recipe.seed)
         self.num_clients = self.task.num_clients
         self.device = pick_device(device or str(recipe.device))
+        make_repeatable(self.device)
         self.model: nn.Module = self.task.build_model(self.seed).to(self.device)
         own = isinstance(self.model, WrappedModel)  # its forward may call view
         self.channels_last = bool(recipe.runtime.channels_last) and not own

@@ -84,7 +84,7 @@ from fedhet.strategies.round.client_snapshots import FILE, ClientSnapshots
 from fedhet.strategies.round.records import COLUMNS, to_record, to_tensors
 from fedhet.strategies.round.round_report import RoundReport
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
-from fedhet.tasks import Functions, OwnTask, keep_freed_memory, pick_device
+from fedhet.tasks import Functions, OwnTask, keep_freed_memory, make_repeatable, pick_device
 from fedhet.tasks.models.own_weights import model_metadata
 from fedhet.tasks.models.wrapped import WrappedModel
 
@@ -125,6 +125,7 @@ class Run:
         if columns is not None:
             self.client_config[COLUMNS] = columns
         self.device = pick_device(recipe.device)
+        make_repeatable(self.device)
         self.task = task_of(recipe, functions, columns)
         if reused := recipe.local.reuse_training:
             check_reused_training(recipe, Path(reused), self.task.classifier_tensors)

@@ -1,7 +1,7 @@
 """Data sets, partitions, models and metrics."""
 
 from fedhet.common.errors import ConfigError
-from fedhet.tasks.device import keep_freed_memory, pick_device
+from fedhet.tasks.device import keep_freed_memory, make_repeatable, pick_device
 from fedhet.tasks.models import MODELS, Model, build_model
 from fedhet.tasks.own_task import Functions, OwnTask
 from fedhet.tasks.task import AnyData, AnyTask, Task, build_task
@@ -22,5 +22,6 @@ __all__ = [
     "build_model",
     "build_task",
     "keep_freed_memory",
+    "make_repeatable",
     "pick_device",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 import torch
@@ -29,6 +30,20 @@ def pick_device(name: str) -> torch.device:
             "set device=auto or cpu"
         )
     return device
+
+
+def make_repeatable(device: torch.device) -> None:
+    """Let this process's work on a GPU come out with the same bits every time.
+
+    Of an operator's algorithms PyTorch then takes one that adds in a fixed order, and warns where
+    it has none; on a CPU all have. cuBLAS reads its setting when it is first used.
+    """
+    if device.type != "cuda":
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False  # it would choose by the clock
 
 
 def keep_freed_memory() -> bool:
