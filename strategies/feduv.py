@@ -69,12 +69,14 @@ def crowding(features: Tensor) -> Tensor:
 def median_apart(distances: Tensor) -> Tensor:
     """Return sigma, the median of the distances (n,) that are not zero; 1 where all are.
 
-    The gradient is nanmedian's, in equal parts to all that are the median. It is written out, since
-    on a GPU every step would wait for nanmedian without a dim, and with one it goes to one of them.
+    The gradient is nanmedian's, in equal parts to all that are the median. Both are written out:
+    on a GPU every step would wait for nanmedian without a dim, and with one its gradient goes to
+    one of them, not always the same.
     """
     with torch.no_grad():
-        apart = torch.where(distances > 0, distances, torch.nan)
-        median = apart.nanmedian(dim=0).values  # NaN where all are equal
+        ordered = torch.where(distances > 0, distances, torch.nan).sort().values  # NaN is last
+        middle = ((distances > 0).sum() - 1).clamp_min(0) // 2
+        median = ordered.gather(0, middle[None])[0]  # NaN where all are equal
         chosen = distances == median
     through = torch.where(chosen, distances, 0.0).sum() / chosen.sum().clamp_min(1)
     return torch.nan_to_num(median, nan=1.0) + (through - through.detach())

@@ -86,7 +86,7 @@ def class_accuracies(
         losses.append(batch_loss * counted[-1])
         all_right.append(hits.sum())
         classes, found = (labels, hits) if labels.dim() == 1 else (labels[:0, 0], hits[:0])
-        right.append(torch.bincount(classes, found.float(), minlength=num_classes))
+        right.append(torch.bincount(classes[found > 0], minlength=num_classes))
         counts.append(torch.bincount(classes, minlength=num_classes))
     by_class = torch.stack(right).sum(0).cpu() / torch.stack(counts).sum(0).cpu()
     mean_loss = float(torch.stack(losses).sum()) / max(float(sum(counted)), 1.0)
