@@ -304,6 +304,13 @@ def test_replies_hold_what_the_page_lists(run):
         assert payloads == {name for name, methods in PAYLOADS.items() if method in methods}
 
 
+def test_none_of_its_parts_looks_for_a_gpu_when_it_is_made(run, monkeypatch):
+    """They are made before runtime=local forks its workers, which could not use one after that."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: pytest.fail("looked for a GPU"))
+    for part in ("aggregator", "client_sides", "server_sides"):
+        build_part(run.recipe, f"strategy.{part}", 1)
+
+
 def test_the_order_of_methods_does_not_matter(run):
     """One round: the same tensors, and the same state, to the last bit."""
     method, *options = run.words
