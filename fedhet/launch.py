@@ -13,7 +13,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,7 @@ from fedhet.sweep.optuna_search import set_defaults
 from fedhet.sweep.resume import key_of, take_resume
 
 _POLL_SECONDS = 0.02
-_LOCK = ".launcher.lock"
+_LOCK, _LOG = ".launcher.lock", "log.txt"
 _LAST_MOMENTS = 5.0  # seconds that a run which was just stopped may take to end
 _early: EarlyServer | None = None  # of this process: Hydra passes on nothing but the recipe
 _ENDED = {"failed": "failed", "diverged": "diverged", "stopped": "was stopped"}  # by status
@@ -157,7 +157,7 @@ def _run_in(
     overrides = app_overrides(words, recipe, results_dir)
     results = ResultsFollower(results_dir)
     title = f"{method_name(recipe)} on {recipe.task.name}"
-    runtime = runtime_for(recipe, results_dir / "log.txt", early)
+    runtime = runtime_for(recipe, results_dir / _LOG, early)
     before = _written(results_dir)
 
     def end(status: str, reason: str) -> None:
@@ -186,7 +186,7 @@ def _run_in(
     if status != FAILED:
         _close(console, results, summary, title)
     if status != COMPLETED:
-        log = results_dir / "log.txt"
+        log = results_dir / _LOG
         raise LaunchError(f"the run {_ENDED[status]}: {reason}\nits log: {log}", status)
 
 
@@ -199,9 +199,18 @@ def _close(
     lines = [f"results  {folder}", f"plot     {_draw(results, title)}"]
     if server_folder := summary.get("server_folder"):
         lines.append(f"model    {server_folder} at the server (runtime.fetch brings it)")
+    if warnings := _count_warnings(folder / _LOG):
+        lines.append(f"log      {folder / _LOG}, with {warnings} warning{'s' * (warnings > 1)}")
     if summary["status"] == STOPPED and HydraConfig.get().mode == RunMode.RUN:
         lines.append(f"continue {_resuming(sys.argv[1:], folder)}")
     console.print(Text("\n".join(lines)), soft_wrap=True)
+
+
+def _count_warnings(path: Path) -> int:
+    """Return how many lines of a log are warnings; Flower's logger colours the first word."""
+    with suppress(OSError), path.open(encoding="utf-8", errors="replace") as log:
+        return sum(line.removeprefix("\x1b[93m").startswith("WARNING") for line in log)
+    return 0
 
 
 def _resuming(words: Sequence[str], folder: Path) -> str:
@@ -321,7 +330,7 @@ def _only_launcher(folder: Path, *, resuming: bool) -> Iterator[None]:
 
 def _content_of(folder: Path) -> list[Path]:
     # A job of a sweep has its log before it starts; a run that was killed at once left its lock.
-    return [path for path in folder.glob("*") if path.name not in ("log.txt", LOCK, _LOCK)]
+    return [path for path in folder.glob("*") if path.name not in (_LOG, LOCK, _LOCK)]
 
 
 def _not_empty(folder: Path) -> ConfigError:

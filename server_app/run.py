@@ -75,6 +75,7 @@ from fedhet.server_app.loggers import LoggedRun, Loggers
 from fedhet.server_app.machine import machine
 from fedhet.server_app.reused_training import check_reused_training
 from fedhet.server_app.root_set import root_set_of
+from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.tensor_selection import (
     TensorSelector,
     personal_names,
@@ -89,6 +90,7 @@ from fedhet.tasks.models.own_weights import model_metadata
 from fedhet.tasks.models.wrapped import WrappedModel
 
 _SHOWN = 5  # changed keys in an error
+_FEW, _SHOWN_CLIENTS = 1 / 16, 10  # of a batch, in a warning
 STATES = "client_state"  # where the clients of a simulation store theirs, in the results directory
 
 
@@ -342,6 +344,8 @@ class Run:
         elapsed = self.elapsed_before + time.monotonic() - self.began
         row = report.row() | {"elapsed_seconds": elapsed}
         self.last_report = report
+        if report.round == 0 and self.rounds == 1 and not self.recipe.local.reuse_training:
+            self._warn_of_last_steps()
         self.results.append(row)  # before the checkpoint: resuming drops rows it measures again
         self.loggers.log(row)
         self._check_finite(report)
@@ -363,6 +367,22 @@ class Run:
         if self.stop_reason:
             log(INFO, "%s", self.stop_reason)
         return reached
+
+    def _warn_of_last_steps(self) -> None:
+        """Say whose training ends with a step on few examples, where no later round mends it."""
+        options = local_training_config(self.recipe.local, self.recipe.strategy.phases)
+        size, sizes = options.batch_size, self.strategy.availability.registry.num_examples
+        last = {client: options.last_batch(n) for client, n in sizes.items() if n > size}
+        few = [f"{n} of client {client}" for client, n in last.items() if n <= size * _FEW]
+        if few:
+            log(
+                WARNING,
+                "the last batch of an epoch has few examples (local.batch_size=%s): %s. Its step "
+                "is as long as any other and may undo much, and no later round mends that: "
+                "local.drop_last=true leaves it out",
+                size,
+                ", ".join(few[:_SHOWN_CLIENTS]) + (", ..." if few[_SHOWN_CLIENTS:] else ""),
+            )
 
     def _reached(self, rows: Sequence[Row]) -> str | None:
         """Return why the run ends with the last of its rows, if it does before its last round."""

@@ -79,6 +79,12 @@ class LocalTrainingConfig:
         assert self.epochs is not None
         return self.epochs * math.ceil(num_examples / self.batch_size)
 
+    def last_batch(self, num_examples: int) -> int:
+        """Return how many examples the last step of a client with so many is taken on."""
+        if self.steps is not None or self.drop_last:
+            return min(num_examples, self.batch_size)
+        return num_examples % self.batch_size or min(num_examples, self.batch_size)
+
     def _check_phases(self) -> None:
         lengths = [phase.epochs for phase in self.phases]
         given = [length for length in lengths if length is not None]

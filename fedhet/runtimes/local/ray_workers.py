@@ -19,7 +19,7 @@ from fedhet.runtimes.local.worker import ClientWorker
 from fedhet.runtimes.resources import even_share
 from fedhet.strategies.round.reply_fold import FoldRule, ReplyFold
 
-_START_SECONDS = 120.0  # for the first actor: a node may import torch from a cold disk
+_START_SECONDS = 300.0  # for the first actor: a busy node may import torch from a cold disk
 _STRAGGLER_SECONDS = 20.0  # for the others: a busy cluster may lack room for them
 
 
