@@ -290,6 +290,6 @@ if __name__ == "__main__":
 
 
 def test_bad_replies_are_refused_and_a_restarted_site_keeps_its_state(federation):
-    """The drill has the assertions: thirteen bad replies, an empty card, forged metrics."""
+    """The drill has the assertions: bad replies, forged metrics, an empty card."""
     seen = replies(Scene(federation))
     assert seen[-1].startswith("site 2 restarted: all rounds have the bits of one machine")
