@@ -112,7 +112,9 @@ class PlainLoop(Client):
         local = self.recipe.local
         [(images, labels)] = self.data.batches(len(self.data), generator=None, train=False)
         params = list(self.model.parameters())
-        optimizer = torch.optim.SGD(params, lr=local.lr, weight_decay=local.weight_decay)
+        optimizer = torch.optim.SGD(
+            params, local.lr, local.momentum, weight_decay=local.weight_decay
+        )
         order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SEED))
         total = torch.zeros((), device=self.device)
         for chosen in order.to(self.device).split(local.batch_size):

@@ -34,7 +34,6 @@ one example of it, and 0 where no client does. Tensors that belong to no layer a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from logging import INFO
 from typing import Literal, Unpack
 
@@ -144,7 +143,7 @@ class HarmonizedOptima:
         self.cap = require_range(f"{key}.cap", cap, high=1.0, open_low=True)
         self.tolerance = require_range(f"{key}.tolerance", tolerance)
         self.seed = seed
-        self.device = device
+        self.device = None if device == "auto" else torch.device(device)
         if initial == "regmean" and form != "ridge":
             raise ConfigError(
                 f"{key}.initial=regmean needs the inputs' second moments, which "
@@ -154,22 +153,17 @@ class HarmonizedOptima:
     @torch.no_grad()
     def __call__(self, params: Tensors, replies: Sequence[Reply]) -> dict[str, Tensor]:
         """Return the change from x to the fused model."""
+        # looked for here: processes that are forked after that could not use a GPU
+        device = self.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
         fused = masked_classifier(params, replies, self.absent)
         for name in projected_layers(replies):
             own = {part: params[part] for part in (name, bias_of(name)) if part in params}
             local = local_models(own, replies)  # one layer at a time: N models are large
-            layer = read_layer(name, local, replies, self._device)
+            layer = read_layer(name, local, replies, device)
             fused |= unflattened(name, self._fuse(layer).cpu(), params)
         rest = {name: x for name, x in params.items() if name not in fused}
         fused |= {name: values.mean(0) for name, values in local_models(rest, replies).items()}
         return {name: fused[name] - x for name, x in params.items()}
-
-    @cached_property
-    def _device(self) -> torch.device:
-        """Looks for a GPU when it is needed: processes forked after that could not use it."""
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
 
     def _fuse(self, layer: Layer) -> Tensor:
         cap = self.cap if self.weights == "program" else None

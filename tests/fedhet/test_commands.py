@@ -9,7 +9,7 @@ from fedhet.commands import at_least, number_between, reported_errors, table_con
 from fedhet.common.errors import ConfigError
 from fedhet.conf import compose, compose_overrides, with_open_keys
 from fedhet.help import check_flags
-from fedhet.launch import _prepare_results_dir, check_run
+from fedhet.launch import _count_warnings, _prepare_results_dir, check_run
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.runtimes import flower_install
@@ -157,3 +157,10 @@ def test_a_number_of_an_option_lies_between_its_bounds():
         number_between(0, 1)("abc")
     with pytest.raises(argparse.ArgumentTypeError, match=r"^1\.5 is not a whole number$"):
         at_least(1)("1.5")
+
+
+def test_the_warnings_of_a_log_are_counted(tmp_path):
+    log = tmp_path / "log.txt"
+    assert _count_warnings(log) == 0
+    log.write_text("\x1b[93mWARNING \x1b[0m: a\nWARNING : b\n\x1b[92mINFO \x1b[0m: no WARNING\n")
+    assert _count_warnings(log) == 2

@@ -4,7 +4,6 @@ import logging
 
 import pytest
 
-from fedhet.launch import _count_warnings
 from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.slow
@@ -30,10 +29,3 @@ def test_it_is_warned_of(words, warned, tmp_path, caplog):
     expected = "(local.batch_size=33): 2 of client 0, 2 of client 1, 2 of client 2. Its step"
     assert (expected in caplog.text) == warned
     assert ("the last batch" in caplog.text) == warned
-
-
-def test_the_warnings_of_a_log_are_counted(tmp_path):
-    log = tmp_path / "log.txt"
-    assert _count_warnings(log) == 0
-    log.write_text("\x1b[93mWARNING \x1b[0m: a\nWARNING : b\n\x1b[92mINFO \x1b[0m: no WARNING\n")
-    assert _count_warnings(log) == 2
