@@ -25,6 +25,7 @@ from fedhet.client_app.runtime import (
     task_of,
 )
 from fedhet.conf import RunConfig, compose_overrides, fingerprint, overrides_of, versions
+from fedhet.strategies.round.packed_records import with_plain_records
 from fedhet.strategies.round.records import CLIENT, COLUMNS, config_of
 from fedhet.tasks import Functions
 from fedhet.tasks.conformal import CALIBRATE
@@ -44,7 +45,7 @@ class Handlers:
 
     def client_app(self) -> ClientApp:
         """Return the ClientApp that answers so."""
-        app = ClientApp()
+        app = ClientApp(mods=[with_plain_records])
         app.query()(self.register)
         app.query(COLUMNS)(self.columns)
         app.query(CALIBRATE)(self.calibrate)

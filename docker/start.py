@@ -8,8 +8,9 @@ in a word is replaced by the environment variable.
 
 A SuperNode ends when one of its threads dies, and Docker restarts it: Flower 1.39's own continues
 without its heartbeat after an error of the SuperLink, and the server never sees it again. A
-SuperLink activates a node only for the owner of its key, which Flower 1.39's own does not check. An
-executor forks its apps from a process that has torch imported already (fork_executor.py).
+SuperLink activates a node only for the owner of its key, which Flower 1.39's own does not check;
+and it waits for its database. An executor forks its apps from a process that has torch imported
+already (fork_executor.py).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any, NoReturn
 
 FLOWER = "1.39"
 OPEN_CONTROL = "FEDHET_ALLOW_OPEN_CONTROL"
+LOCK_SECONDS = 60
 PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec")
 
 
@@ -61,9 +63,11 @@ def become_superlink(command: Sequence[str]) -> NoReturn:
     from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
         NodeAuthServerInterceptor,
     )
+    from flwr.supercore import sql_mixin
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
     check_activation(NodeAuthServerInterceptor)
+    wait_for_locks(sql_mixin)
     sys.argv = list(command)
     sys.exit(flower_superlink())
 
@@ -103,6 +107,16 @@ def check_activation(interceptor: Any) -> None:
         )
 
     interceptor._wrap_method_handler = wrap_and_check
+
+
+def wait_for_locks(module: Any) -> None:
+    """Let each request wait a minute for its turn to write to the SuperLink's database.
+
+    Flower 1.39's own waits 5 s, and SQLite gives turns by chance: where several sites send large
+    replies at the same time, a request fails, and with it the run or a node, if it is a heartbeat.
+    """
+    pragmas = {**dict(module.SQLITE_PRAGMAS), "busy_timeout": str(1000 * LOCK_SECONDS)}
+    module.SQLITE_PRAGMAS = tuple(pragmas.items())
 
 
 def end_process(died: threading.ExceptHookArgs) -> None:

@@ -22,6 +22,8 @@ from flwr.common.constant import ErrorCode
 from flwr.common.serde_utils import metadata_from_proto
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 
+from fedhet.strategies.round.packed_records import unpacked
+
 _SECONDS = 0.1  # for what is there already
 _LONGEST_SECONDS = 1.0  # for the first of what is on its way; the caller looks again
 _AT_ONCE = threading.BoundedSemaphore(32)  # each holds a reply in memory
@@ -104,7 +106,7 @@ class _Pull:
             return make_message(self._about, error=message.error)
         if not isinstance(message.content, RecordDict):
             raise TypeError(f"its content is a {type(message.content).__name__}")
-        return make_message(self._about, content=message.content)
+        return make_message(self._about, content=unpacked(message.content))
 
 
 class _Client:

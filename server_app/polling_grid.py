@@ -1,8 +1,11 @@
-"""Faster polling for Flower's grids.
+"""Faster polling for Flower's grids, which also outlast a busy SuperLink.
 
 Flower looks for replies every 0.1 s in a simulation and every 3 s in a deployment, where a round
 of one second would take three. A deployment's reply is announced before its arrays have arrived;
 for an array that is missing Flower's ServerApp waits 1 s, 2 s, 4 s, ... (at most 10 s).
+
+A SuperLink whose database is locked answers "500 Internal Server Error", with which Flower's own
+grid ends the run. The same request is good a moment later.
 """
 
 from __future__ import annotations
@@ -10,18 +13,24 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from threading import get_ident
 from types import ModuleType
+from typing import Any
 
 from flwr.app import Message
+from flwr.app.message import make_message
 from flwr.serverapp import Grid
 
 from fedhet.server_app.arriving_replies import ArrivingReplies
+from fedhet.strategies.round.packed_records import packed
 from fedhet.strategies.round.polling import give_up, pause
 
 _SIMULATION_SECONDS = 0.02
+_SERVER_ERROR = 500
+_ERRORS_SECONDS = 300.0  # how long a SuperLink may answer one request with these
 # Between two looks for an array, until Flower's own limit of two hours.
 _ARRAY_SECONDS = {"initial_backoff": 0.1, "backoff_cap": 1.0, "max_tries_per_object": None}
 
@@ -35,6 +44,8 @@ def fast_polling(grid: Grid) -> Iterator[None]:
         grid.send_and_receive = partial(send_and_receive, grid)  # type: ignore[method-assign]
         _notice_arrays(sys.modules.get(type(grid).__module__))
         if hasattr(type(grid), "_runtime_client"):
+            _outlast_errors(vars(grid)["_retry_invoker"])
+            grid.push_messages = partial(_push_packed, grid.push_messages)  # type: ignore[method-assign]
             replies = ArrivingReplies(grid)
             grid.pull_messages = replies.pull_messages  # type: ignore[method-assign]
             grid.give_up = replies.give_up  # type: ignore[attr-defined]
@@ -42,6 +53,42 @@ def fast_polling(grid: Grid) -> Iterator[None]:
                 yield
             return
     yield
+
+
+def _outlast_errors(invoker: Any) -> None:
+    """Let a grid ask again for some minutes where its SuperLink answers with an error of its own.
+
+    Such an answer undoes what the request had changed in the SuperLink's database.
+    """
+    gives_up, on_success = invoker.should_giveup, invoker.on_success
+    began: dict[int, float] = {}  # by thread: each makes one request at a time
+
+    def should_giveup(error: Exception) -> bool:
+        answer = getattr(error, "response", None)
+        if answer is None or answer.status_code != _SERVER_ERROR:
+            began.pop(get_ident(), None)
+            return bool(gives_up(error))
+        waited = time.monotonic() - began.setdefault(get_ident(), time.monotonic())
+        if waited <= _ERRORS_SECONDS:
+            return False
+        del began[get_ident()]
+        return True
+
+    def succeeded(state: Any) -> None:
+        began.pop(get_ident(), None)
+        on_success(state)
+
+    invoker.should_giveup, invoker.on_success = should_giveup, succeeded
+
+
+def _push_packed(
+    push: Callable[[Iterable[Message]], Iterable[str]], messages: Iterable[Message]
+) -> Iterable[str]:
+    """Push messages whose records are packed; the messages have the ids afterwards."""
+    plain = list(messages)
+    contents = packed(message.content for message in plain)
+    pairs = zip(plain, contents, strict=True)
+    return push([make_message(message.metadata, content) for message, content in pairs])
 
 
 def _notice_arrays(module: ModuleType | None) -> None:

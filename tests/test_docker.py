@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -116,6 +117,22 @@ def changed(old: str, *new: str) -> list[str]:
 
 def on(host: str) -> list[str]:
     return changed("--host=127.0.0.1", f"--host={host}")
+
+
+def test_a_superlink_waits_a_minute_for_its_database(monkeypatch):
+    from flwr.supercore import sql_mixin
+
+    def seconds() -> float:
+        connection = sqlite3.connect(":memory:")
+        sql_mixin._set_sqlite_pragmas(connection, None)
+        return connection.execute("PRAGMA busy_timeout").fetchone()[0] / 1000
+
+    before = sql_mixin.SQLITE_PRAGMAS
+    monkeypatch.setattr(sql_mixin, "SQLITE_PRAGMAS", before)
+    assert seconds() == 5.0
+    start.wait_for_locks(sql_mixin)
+    assert seconds() == 60.0
+    assert [name for name, _ in sql_mixin.SQLITE_PRAGMAS] == [name for name, _ in before]
 
 
 @pytest.mark.slow

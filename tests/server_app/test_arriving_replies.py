@@ -3,19 +3,28 @@
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
+import torch
 from flwr.app import ConfigRecord, Message, Metadata, RecordDict
 from flwr.app.message import make_message, remove_content_from_message
 from flwr.common.serde import message_to_proto
-from flwr.proto.message_pb2 import PullObjectResponse
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+from flwr.proto.message_pb2 import PullObjectResponse, PushObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse, PushAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 
 from fedhet.server_app.polling_grid import fast_polling
+from fedhet.strategies.round.packed_records import PACKED, packed, unpacked
 from fedhet.strategies.round.polling import give_up
+from fedhet.strategies.round.records import to_record
 
 
 class SuperLink:
@@ -151,6 +160,60 @@ def test_what_is_no_message_is_an_error_of_its_node_alone(kind, connected):
     assert error.metadata.src_node_id == 1
     assert error.error.reason.startswith("its reply is no message: ")
     assert sorted(one.content["config"]["node"] for one in found if one.has_content()) == [0, 2, 3]
+
+
+def test_a_packed_reply_is_plain_again_and_a_damaged_one_is_an_error_of_its_node(connected):
+    grid, superlink = connected()
+    record = to_record({"a": torch.arange(3.0), "b": torch.ones(2)})
+    for node in (1, 2):
+        message = make_message(reply_of(node).metadata, packed([RecordDict({"x": record})])[0])
+        if node == 2:
+            array = message.content["x"][PACKED]
+            message.content["x"][PACKED] = replace(array, data=array.data[:-1])
+        message.metadata.__dict__["_message_id"] = message.object_id
+        found = {name: one.deflate() for name, one in get_all_nested_objects(message).items()}
+        superlink.objects |= found
+        about = message_to_proto(remove_content_from_message(message))
+        superlink.announced[f"to {node}"] = (about, get_object_tree(message))
+    with fast_polling(grid):
+        first, second = sorted(
+            pulled_messages(grid, {1, 2}, 2), key=lambda one: one.metadata.src_node_id
+        )
+    assert [*first.content["x"]] == ["a", "b"]
+    assert first.content["x"]["a"].data == record["a"].data
+    assert second.metadata.src_node_id == 2
+    assert "a packed record has" in second.error.reason
+
+
+def test_what_is_sent_is_packed_and_the_messages_have_their_ids(connected):
+    grid, superlink = connected()
+    record = to_record({str(i): torch.full((2,), float(i)) for i in range(50)})
+    messages = [Message(RecordDict({"x": record}), node, "train") for node in (1, 2)]
+    requests, pushed = [], {}
+
+    def push(request):
+        requests.append(request)
+        trees = request.message_object_trees
+        ids = {one.object_id for tree in trees for one in iterate_object_tree(tree)}
+        named = [one.metadata.message_id for one in request.messages_list]
+        return PushAppMessagesResponse(message_ids=named, objects_to_push=ids, session_id="s")
+
+    def push_object(request):
+        pushed[request.object_id] = request.object_content
+        return PushObjectResponse(stored=True)
+
+    superlink.PushMessages, superlink.PushObject = push, push_object
+    with fast_polling(grid):
+        ids = list(grid.push_messages(messages))
+    assert ids == [message.metadata.message_id for message in messages]
+    assert len(set(ids)) == 2
+    assert len(pushed) < 10
+    assert all(message.content["x"] is record for message in messages)
+    (request,) = requests
+    for one, tree in zip(request.messages_list, request.message_object_trees, strict=True):
+        needed = {each.object_id: pushed[each.object_id] for each in iterate_object_tree(tree)}
+        sent = inflate_object_from_contents(one.metadata.message_id, needed)
+        assert unpacked(sent.content)["x"]["49"].data == record["49"].data
 
 
 def test_who_answered_which_message_is_what_the_superlink_knows(connected):
