@@ -1,14 +1,15 @@
 """What a round of a deployment costs, beside a plain Flower app that moves the same arrays.
 
-    python -m benchmarks deployment [--sizes trivial 20MB 100MB] [--rounds 5] [--containers] [--add]
+    python -m benchmarks deployment [--sizes trivial 20MB 100MB resnet18] [--rounds 5]
+                                    [--containers] [--add]
 
 docker/federation.yaml as processes of this machine (tests/deployed.py), or in a Docker Engine from
 the image fedhet:test of `make test-docker` (tests/containers.py): SuperLink, executors, three
 SuperNodes, TLS, node keys. On it, in turns: ``fedhet runtime=deployment`` (FedAvg on 90 digits, one
-local step on 8 of them, an MLP of that size; all else as by default, so every client evaluates and
-every round has a checkpoint), and the floor (benchmarks/floor_app: Flower's own Grid, NumPy, no
-learning). The first round of a run, in which the app is installed, is left out. Bytes are those
-that the SuperLink counts. Memory is each process' own peak (VmHWM), read once a second.
+local step on 8 of them, an MLP of that size or ResNet-18; all else as by default, so every client
+evaluates and every round has a checkpoint), and the floor (benchmarks/floor_app: Flower's own Grid,
+NumPy, no learning). The first round of a run, in which the app is installed, is left out. Bytes are
+those that the SuperLink counts. Memory is each process' own peak (VmHWM), read once a second.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from tests.deployed import SITES, Deployment
 
 RECIPE = [
     "task=digits",
-    "task.model=mlp",
     "task.train_size=90",
     "task.test_size=50",
     "strategy=fedavg",
@@ -49,7 +49,12 @@ RECIPE = [
     "local.batch_size=8",
     "runtime=deployment",
 ]
-SIZES = {"trivial": 8, "20MB": 127, "100MB": 286}  # the images' height: the MLP's first layer grows
+SIZES = {  # an MLP's first layer grows with the image
+    "trivial": ["task.model=mlp", "task.image_size=8"],
+    "20MB": ["task.model=mlp", "task.image_size=127"],
+    "100MB": ["task.model=mlp", "task.image_size=286"],
+    "resnet18": ["task.model=resnet18_gn"],  # 62 arrays, where the MLP has 4
+}
 ROLES = {  # by the first of these words in a process' name or command line
     "flower-superlink": "SuperLink",
     "flwr-serverapp": "ServerApp",
@@ -129,7 +134,7 @@ def ours(deployment: Deployment, size: str, rounds: int, name: str) -> Measured:
     load = os.getloadavg()[0]
     words = [
         *RECIPE,
-        f"task.image_size={SIZES[size]}",
+        *SIZES[size],
         f"rounds={rounds}",
         "runtime.address=127.0.0.1:8000",
         f"results_dir=/results/{name}",

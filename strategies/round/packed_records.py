@@ -47,7 +47,10 @@ def unpacked(content: RecordDict) -> RecordDict:
 def with_plain_records(
     message: Message, context: Context, app: Callable[[Message, Context], Message]
 ) -> Message:
-    """Show an app plain records, and pack its reply to a packed message: a mod of a ClientApp."""
+    """Show an app plain records, and pack its reply to a packed message: a mod of a ClientApp.
+
+    fedhet's ClientApp has it; one of your own that calls fedhet's needs it, too.
+    """
     records = message.content.values() if message.has_content() else ()
     if not any(isinstance(one, ArrayRecord) and _is_packed(one) for one in records):
         return app(message, context)

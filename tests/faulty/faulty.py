@@ -15,9 +15,10 @@ from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedhet.client_app import app as honest
+from fedhet.strategies.round.packed_records import with_plain_records
 from fedhet.strategies.round.records import CONFIG, METRICS, UPDATE, to_record, to_tensors
 
-app = ClientApp()
+app = ClientApp(mods=[with_plain_records])
 DELTA = "control_variate_delta"
 WAITING, GO = "waiting", "go"
 
