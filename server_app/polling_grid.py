@@ -37,14 +37,18 @@ _ARRAY_SECONDS = {"initial_backoff": 0.1, "backoff_cap": 1.0, "max_tries_per_obj
 
 @contextmanager
 def fast_polling(grid: Grid) -> Iterator[None]:
-    """Let a Grid of Flower's notice replies sooner, and none wait for another's arrays."""
+    """Let a Grid of Flower's notice replies sooner, and none wait for another's arrays.
+
+    What a deployment's grid sends is packed, and what it receives unpacked (packed_records.py).
+    """
     if hasattr(grid, "pull_interval"):  # of a simulation
         grid.pull_interval = _SIMULATION_SECONDS
     elif type(grid).__module__.startswith("flwr."):
         grid.send_and_receive = partial(send_and_receive, grid)  # type: ignore[method-assign]
         _notice_arrays(sys.modules.get(type(grid).__module__))
         if hasattr(type(grid), "_runtime_client"):
-            _outlast_errors(vars(grid)["_retry_invoker"])
+            if (invoker := getattr(grid, "_retry_invoker", None)) is not None:
+                _outlast_errors(invoker)
             grid.push_messages = partial(_push_packed, grid.push_messages)  # type: ignore[method-assign]
             replies = ArrivingReplies(grid)
             grid.pull_messages = replies.pull_messages  # type: ignore[method-assign]
@@ -58,7 +62,7 @@ def fast_polling(grid: Grid) -> Iterator[None]:
 def _outlast_errors(invoker: Any) -> None:
     """Let a grid ask again for some minutes where its SuperLink answers with an error of its own.
 
-    Such an answer undoes what the request had changed in the SuperLink's database.
+    Each request can be made again: a message or array that the SuperLink has already is no error.
     """
     gives_up, on_success = invoker.should_giveup, invoker.on_success
     began: dict[int, float] = {}  # by thread: each makes one request at a time
