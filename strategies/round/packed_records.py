@@ -20,6 +20,9 @@ from flwr.app.message import make_message
 
 PACKED = "fedhet.packed"  # the one array's name and serialisation
 _LENGTH = struct.Struct("<Q")
+_LONGEST_HEAD = (
+    4 << 20
+)  # some 40,000 arrays: a site must not make the server build millions of them
 _HEAD = (str, str, list, str, int)  # name, dtype, shape, serialisation, bytes
 
 
@@ -76,6 +79,8 @@ def _pack(record: ArrayRecord) -> ArrayRecord:
         (name, one.dtype, list(one.shape), one.stype, len(one.data)) for name, one in record.items()
     ]
     head = json.dumps(heads).encode()
+    if len(head) > _LONGEST_HEAD:
+        return record
     data = b"".join([_LENGTH.pack(len(head)), head, *(one.data for one in record.values())])
     one = ArrayRecord()
     one[PACKED] = Array(dtype="uint8", shape=(len(data),), stype=PACKED, data=data)
@@ -86,8 +91,11 @@ def _unpack(array: Array) -> ArrayRecord:
     data = memoryview(array.data)
     if len(data) < _LENGTH.size:
         raise ValueError(f"a packed record of {len(data)} bytes has no head")
-    end = _LENGTH.size + _LENGTH.unpack(data[: _LENGTH.size])[0]
-    heads = json.loads(bytes(data[_LENGTH.size : end])) if end <= len(data) else None
+    (length,) = _LENGTH.unpack(data[: _LENGTH.size])
+    if length > min(len(data) - _LENGTH.size, _LONGEST_HEAD):
+        raise ValueError(f"a packed record's head of {length} bytes is too long")
+    end = _LENGTH.size + length
+    heads = json.loads(bytes(data[_LENGTH.size : end]))
     if not isinstance(heads, list) or not all(map(_is_head, heads)):
         raise ValueError("the head of a packed record is damaged")
     if sum(size for *_, size in heads) != len(data) - end:

@@ -9,6 +9,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
+from fedhet.strategies.round import packed_records
 from fedhet.strategies.round.packed_records import (
     PACKED,
     packed,
@@ -94,6 +95,15 @@ def test_damaged_records_are_refused_whatever_the_damage():
     for one in damaged:
         with pytest.raises((ValueError, RecursionError)):
             received(one)
+
+
+def test_a_head_of_millions_of_arrays_is_neither_made_nor_read(monkeypatch):
+    heads = [[str(i), "f", [0], "?", 0] for i in range(200_000)]
+    with pytest.raises(ValueError, match=r"head of \d{7} bytes is too long"):
+        received(with_head(heads, b""))
+    monkeypatch.setattr(packed_records, "_LONGEST_HEAD", 100)
+    plain = content()
+    assert packed([plain])[0]["x"] is plain["x"]  # it travels as Flower's own do
 
 
 def test_random_bytes_in_the_head_give_arrays_or_a_refusal_and_nothing_else():
