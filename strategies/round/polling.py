@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from flwr.serverapp import Grid
 
-# A SuperLink answers each look with some 20 ms of its CPU time; a site looks for work every 3 s.
+# Each look costs the SuperLink CPU time; a site looks for work every 3 s.
 _SHORTEST_SECONDS, _LONGEST_SECONDS = 0.25, 3.0
 _SHARE = 0.05  # of the time waited so far: the most by which a pause lengthens a round
 

@@ -52,10 +52,7 @@ def test_what_several_messages_hold_is_packed_once_and_travels_once():
     state = to_record({str(i): torch.tensor([float(i)]) for i in range(200)})
     one, two = packed([RecordDict({"x": state}), RecordDict({"x": state})])
     assert one["x"] is two["x"]
-    objects = [
-        set(get_all_nested_objects(Message(one, 1, "train")))
-        for one in (one, two, packed([one])[0])
-    ]
+    objects = [set(get_all_nested_objects(Message(each, 1, "train"))) for each in (one, two)]
     assert len(objects[0] ^ objects[1]) == 2  # the messages themselves
     single = packed([RecordDict({"x": to_record({"0": torch.zeros(1)})})])[0]
     assert len(objects[0]) == len(get_all_nested_objects(Message(single, 1, "train"))) < 10
