@@ -62,8 +62,8 @@ def fast_polling(grid: Grid) -> Iterator[None]:
 def _outlast_errors(invoker: Any) -> None:
     """Let a grid ask again for some minutes where its SuperLink answers with an error of its own.
 
-    A message that the SuperLink has already is no error to it. A reply that it had marked as delivered
-    before the error is lost: the round misses it at its timeout.
+    A message that the SuperLink has already is no error to it. A reply that it had marked as
+    delivered before the error is lost: the round misses it at its timeout.
     """
     gives_up, on_success = invoker.should_giveup, invoker.on_success
     began: dict[int, float] = {}  # by thread: each makes one request at a time
