@@ -45,7 +45,7 @@ for line in sys.stdin:
 """
 # An app: the token says what it does. It writes what it sees to a file of the token's name.
 PROBE = """
-import json, os, random, resource, signal, sys, time
+import atexit, json, os, random, resource, signal, sys, threading, time
 kept = []
 def opens(process):
     try:
@@ -81,6 +81,14 @@ def main():
     with open(f"{token}.part", "w") as file:
         json.dump([seen, own], file)
     os.rename(f"{token}.part", token)
+    if token == "ends":
+        kept.append(open("open", "w"))
+        kept[-1].write("written out")
+        atexit.register(lambda: open("atexit", "w").write("called"))
+        def thread():
+            time.sleep(0.5)
+            open("thread", "w").write("awaited")
+        threading.Thread(target=thread).start()
     if token == "stay":
         from flwr.supercore.app_utils import start_parent_process_monitor
         start_parent_process_monitor(own["executor"])
@@ -214,6 +222,14 @@ def test_the_output_goes_to_the_executors_log_or_nowhere(forks):
     forks.seen("later")
     until(lambda: "complained by later" in forks.said(), forks.said())
     assert "by quiet" not in forks.said()
+
+
+@pytest.mark.slow
+def test_an_app_ends_as_python_ends(forks):
+    _, own = forks.seen("ends")
+    until(lambda: not psutil.pid_exists(own["pid"]), "it does not end")
+    files = {"open": "written out", "atexit": "called", "thread": "awaited"}
+    assert {name: (forks.folder / name).read_text() for name in files} == files
 
 
 @pytest.mark.slow
