@@ -4,8 +4,8 @@ Flower looks for replies every 0.1 s in a simulation and every 3 s in a deployme
 of one second would take three. A deployment's reply is announced before its arrays have arrived;
 for an array that is missing Flower's ServerApp waits 1 s, 2 s, 4 s, ... (at most 10 s).
 
-A SuperLink whose database is locked answers "500 Internal Server Error", with which Flower's own
-grid ends the run. The same request is good a moment later.
+A SuperLink whose database is locked answers "500 Internal Server Error", or that it has not stored
+an object, and with both Flower's own grid ends the run. The same request is good a moment later.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from fedhet.strategies.round.polling import give_up, pause
 _SIMULATION_SECONDS = 0.02
 _SERVER_ERROR = 500
 _ERRORS_SECONDS = 300.0  # how long a SuperLink may answer one request with these
+_REFUSALS_SECONDS, _PAUSE_SECONDS = 60.0, 1.0  # how long it may refuse an object; between tries
 # Between two looks for an array, until Flower's own limit of two hours.
 _ARRAY_SECONDS = {"initial_backoff": 0.1, "backoff_cap": 1.0, "max_tries_per_object": None}
 
@@ -49,6 +50,7 @@ def fast_polling(grid: Grid) -> Iterator[None]:
         if hasattr(type(grid), "_runtime_client"):
             if (invoker := getattr(grid, "_retry_invoker", None)) is not None:
                 _outlast_errors(invoker)
+            _outlast_refusals(grid._runtime_client)  # type: ignore[attr-defined]
             grid.push_messages = partial(_push_packed, grid.push_messages)  # type: ignore[method-assign]
             replies = ArrivingReplies(grid)
             grid.pull_messages = replies.pull_messages  # type: ignore[method-assign]
@@ -84,6 +86,26 @@ def _outlast_errors(invoker: Any) -> None:
         on_success(state)
 
     invoker.should_giveup, invoker.on_success = should_giveup, succeeded
+
+
+def _outlast_refusals(client: Any) -> None:
+    """Let a grid push an object again that its SuperLink has not stored.
+
+    It answers so where its database is locked, and where the push is no longer awaited.
+    """
+    push = getattr(client, "PushObject", None)
+    if push is None:  # another Flower's
+        return
+
+    def push_until_stored(request: Any) -> Any:
+        began = time.monotonic()
+        while not (answer := push(request)).stored:
+            if time.monotonic() - began >= _REFUSALS_SECONDS:
+                break
+            time.sleep(_PAUSE_SECONDS)
+        return answer
+
+    client.PushObject = push_until_stored
 
 
 def _push_packed(

@@ -122,6 +122,30 @@ def test_a_busy_superlink_is_asked_again_and_a_broken_one_ends_the_run(monkeypat
         assert invoker.invoke(answer, [500]) == "an answer"  # another request
 
 
+def test_an_object_that_is_not_stored_is_pushed_again_for_a_minute(monkeypatch):
+    """A locked database says so at first; a push that has expired, to the end."""
+    from flwr.proto.message_pb2 import PushObjectResponse
+    from flwr.superlink.grid.http_grid import HttpGrid
+
+    grid, clock = HttpGrid(token="t"), SlowGrid({})
+    monkeypatch.setattr(polling_grid, "time", clock)
+    refusals, pushed = [3, 1000], []
+
+    def push(request: str) -> PushObjectResponse:
+        pushed.append(request)
+        refusals[0] -= 1
+        return PushObjectResponse(stored=refusals[0] < 0)
+
+    monkeypatch.setattr(grid._runtime_client, "PushObject", push)
+    with fast_polling(grid):
+        assert grid._runtime_client.PushObject("an object").stored
+        assert pushed == ["an object"] * 4
+        refusals.pop(0)
+        began = clock.now
+        assert not grid._runtime_client.PushObject("another").stored
+        assert 60.0 <= clock.now - began < 62.0
+
+
 def test_only_flowers_own_grids_are_changed():
     ours = InProcessGrid({})
     simulated = type("InMemoryGrid", (InProcessGrid,), {"pull_interval": 0.1})({})
