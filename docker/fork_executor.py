@@ -45,6 +45,7 @@ PRELOAD = (
     "safetensors.torch",
     "torch",
 )
+WRITERS = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 PR_SET_DUMPABLE = 4
 SECONDS = 60.0  # the longest wait for a fork: the first one waits for the imports
 
@@ -118,7 +119,8 @@ def say(text: str) -> None:
 
 def main() -> None:
     """Import, then fork for each order until the SuperExec ends; a fork becomes its command."""
-    atexit.register(leave)  # before anything else registers, so that it is called last
+    apps: list[int] = []
+    atexit.register(leave, apps)  # before anything else registers, so that it is called last
     orders = socket.socket(fileno=int(sys.argv[1]))
     set_dumpable(False)
     del sys.path[0]  # this file's folder
@@ -130,18 +132,22 @@ def main() -> None:
     gc.freeze()  # a collection in a fork would copy all these pages
     order = next_fork(orders)
     if order is not None:
+        apps.append(os.getpid())
         become(order, programs)
 
 
-def leave() -> None:
-    """End the process as it is: Python would take all of torch apart, .4 s of CPU time a fork.
+def leave(apps: Sequence[int]) -> None:
+    """End an app as it is: Python would take all of torch apart, .4 s of CPU time a fork.
 
-    Threads and functions of atexit have ended; files that are still open are written out.
+    Threads and functions of atexit have ended; files that are still open are written out. A process
+    that the app itself has forked ends in Python's way, with its own exit status.
     """
-    for one in gc.get_objects():
-        if type(one) in (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom):
-            with contextlib.suppress(Exception):  # closed, or its disk is full
-                one.flush()
+    if os.getpid() not in apps:
+        return
+    opened = [one for one in gc.get_objects() if type(one) in WRITERS]  # since the fork
+    for one in (*opened, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(Exception):  # closed, or its disk is full
+            one.flush()
     os._exit(0)
 
 

@@ -82,12 +82,17 @@ def main():
         json.dump([seen, own], file)
     os.rename(f"{token}.part", token)
     if token == "ends":
+        if (child := os.fork()) == 0:
+            sys.exit(3)
+        with open("status", "w") as file:
+            file.write(str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])))
         kept.append(open("open", "w"))
         kept[-1].write("written out")
         atexit.register(lambda: open("atexit", "w").write("called"))
         def thread():
             time.sleep(0.5)
             open("thread", "w").write("awaited")
+            print("said at the end")
         threading.Thread(target=thread).start()
     if token == "stay":
         from flwr.supercore.app_utils import start_parent_process_monitor
@@ -228,8 +233,9 @@ def test_the_output_goes_to_the_executors_log_or_nowhere(forks):
 def test_an_app_ends_as_python_ends(forks):
     _, own = forks.seen("ends")
     until(lambda: not psutil.pid_exists(own["pid"]), "it does not end")
-    files = {"open": "written out", "atexit": "called", "thread": "awaited"}
+    files = {"open": "written out", "atexit": "called", "thread": "awaited", "status": "3"}
     assert {name: (forks.folder / name).read_text() for name in files} == files
+    assert "said at the end" in forks.said()
 
 
 @pytest.mark.slow

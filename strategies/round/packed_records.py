@@ -20,9 +20,8 @@ from flwr.app.message import make_message
 
 PACKED = "fedhet.packed"  # the one array's name and serialisation
 _LENGTH = struct.Struct("<Q")
-_LONGEST_HEAD = (
-    4 << 20
-)  # some 40,000 arrays: a site must not make the server build millions of them
+# Some 40,000 arrays: a site must not make the server build millions of them.
+_LONGEST_HEAD = 4 << 20
 _HEAD = (str, str, list, str, int)  # name, dtype, shape, serialisation, bytes
 
 
