@@ -59,14 +59,14 @@ def become_supernode(command: Sequence[str]) -> NoReturn:
 
 
 def become_superlink(command: Sequence[str]) -> NoReturn:
-    """Run a SuperLink in this process, which activates nodes for the owners of their keys only."""
+    """Run a SuperLink in this process, in which no node can speak for another."""
     from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
         NodeAuthServerInterceptor,
     )
     from flwr.supercore import sql_mixin
     from flwr.superlink.cli.flower_superlink import flower_superlink
 
-    check_activation(NodeAuthServerInterceptor)
+    check_callers(NodeAuthServerInterceptor)
     wait_for_locks(sql_mixin)
     sys.argv = list(command)
     sys.exit(flower_superlink())
@@ -82,11 +82,13 @@ def become_superexec(command: Sequence[str]) -> NoReturn:
     sys.exit(flower_superexec())
 
 
-def check_activation(interceptor: Any) -> None:
-    """Let Flower's interceptor refuse ActivateNode with the key of another node than the caller.
+def check_callers(interceptor: Any) -> None:
+    """Let Flower's interceptor refuse what a node says in the name of another.
 
-    Flower 1.39 verifies that a caller owns the key that it calls with, and for ActivateNode not
-    that the node is the caller: a stranger with a key of its own could lock a site out.
+    Flower 1.39 verifies that a caller owns the key that it calls with, and that the request names
+    its node. It does not look at whose key ActivateNode activates: a stranger with a key of its own
+    could lock a site out. Nor does it look into the messages that a node pushes: a site could
+    answer for another, or send it instructions as if they came from the SuperLink.
     """
     import grpc
 
@@ -96,8 +98,8 @@ def check_activation(interceptor: Any) -> None:
         served = wrap(self, handler, caller)
 
         def serve(request: Any, context: Any) -> Any:
-            if type(request).__name__ == "ActivateNodeRequest" and request.public_key != caller:
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, "the key of another node")
+            if fault := _in_anothers_name(request, caller):
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, fault)
             return served.unary_unary(request, context)
 
         return grpc.unary_unary_rpc_method_handler(
@@ -107,6 +109,20 @@ def check_activation(interceptor: Any) -> None:
         )
 
     interceptor._wrap_method_handler = wrap_and_check
+
+
+def _in_anothers_name(request: Any, caller: bytes) -> str | None:
+    """Return what a request says that its caller may not; Flower checks ``request.node``."""
+    kind = type(request).__name__
+    if kind == "ActivateNodeRequest" and request.public_key != caller:
+        return "the key of another node"
+    if kind == "PushMessagesRequest":
+        for sent in (message.metadata for message in request.messages_list):
+            if sent.src_node_id != request.node.node_id:
+                return "a message of another node"
+            if not sent.reply_to_message_id:
+                return "a message that is no reply"
+    return None
 
 
 def wait_for_locks(module: Any) -> None:

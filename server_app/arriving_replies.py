@@ -5,7 +5,8 @@ for replies, one after the other. So a site with a slow line, or one that vanish
 would keep the others' replies waiting, for as long as the SuperLink gives it (three minutes).
 
 What a reply is, is read here as well: one that is none costs its site the round. Who sent it, and
-to which message, is what the SuperLink has checked, not what the reply says of itself.
+to which message, is what the SuperLink has checked, not what the reply says of itself
+(docker/start.py completes Flower's check).
 """
 
 from __future__ import annotations

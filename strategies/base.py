@@ -92,6 +92,7 @@ class ReplySum:
     update: Tensors  # sum_i w_i u_i
     payloads: Payloads  # the sums of the payloads
     buffers: Tensors  # the means of the buffers, weighted by n_i, less if some are stale
+    rounding: float = 0.0  # clients have rounded their numbers to multiples of it; 0: they have not
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,20 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from unittest.mock import Mock
 
+import grpc
 import pytest
 import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, PushMessagesRequest
+from flwr.proto.message_pb2 import Message, Metadata
+from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
+    NodeAuthServerInterceptor,
+)
 
 from fedhet.conf import PACKAGES
 from fedhet.runtimes.flower_install import FLOWER
@@ -136,6 +144,45 @@ def test_a_superlink_waits_a_minute_for_its_database(monkeypatch):
 
 
 @pytest.mark.slow
+def test_no_node_can_speak_for_another():
+    """Flower's interceptor alone serves what is refused here: its gaps are still there."""
+
+    class Interceptor(NodeAuthServerInterceptor):
+        pass
+
+    nodes = SimpleNamespace(get_node_id_by_public_key={b"mine": 7, b"theirs": 8}.get)
+
+    def answer(request: object) -> str:
+        context = Mock()
+        context.abort.side_effect = PermissionError
+        handler = grpc.unary_unary_rpc_method_handler(lambda request, context: "served")
+        serve = Interceptor(SimpleNamespace(state=lambda: nodes))._wrap_method_handler
+        try:
+            return serve(handler, b"mine").unary_unary(request, context)
+        except PermissionError:
+            return context.abort.call_args.args[1]
+
+    def push(src: int, answers: str) -> PushMessagesRequest:
+        own, other = (
+            Message(metadata=Metadata(src_node_id=one, dst_node_id=1, reply_to_message_id=to))
+            for one, to in ((7, "question"), (src, answers))
+        )
+        return PushMessagesRequest(node=Node(node_id=7), messages_list=[own, other])
+
+    requests = {
+        "a message of another node": push(8, "question"),
+        "a message that is no reply": push(7, ""),
+        "the key of another node": ActivateNodeRequest(public_key=b"theirs"),
+    }
+    assert [answer(request) for request in requests.values()] == ["served"] * 3
+    start.check_callers(Interceptor)
+    assert [answer(request) for request in requests.values()] == list(requests)
+    assert answer(push(1, "")) == "a message of another node"  # the SuperLink's
+    assert answer(PushMessagesRequest(node=Node(node_id=8))) == "Invalid node ID"
+    assert answer(push(7, "question")) == "served"
+    assert answer(ActivateNodeRequest(public_key=b"mine")) == "served"
+
+
 def test_a_closed_or_knowingly_opened_control_and_the_files_own_commands_are_accepted():
     for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
         start.check(on(host), {})

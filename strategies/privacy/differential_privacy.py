@@ -11,6 +11,8 @@ v_i is the upload of client i, clipped to the norm C (strategies/privacy/clippin
 m is the number of clients expected in a round, participation * N: fixed before round 1, however
 many replies arrive. So one client more or less moves the sum by C at most, which the accountant
 assumes. (Divided by the number of replies |S|, the sum would also shift with |S|: by up to 2 C.)
+Secure aggregation rounds the d numbers of v_i to multiples of a step h, after it was clipped: it is
+then no longer than C + h sqrt(d), which takes the place of C in the noise.
 
 Clipping is Flower's function (``flwr.supercore.differential_privacy``). Its strategy wrappers and
 mods take each record of a reply for a whole model, while our replies hold an update and payloads,
@@ -18,7 +20,7 @@ and they divide by |S|.
 
 Every client must weigh the same in the mean. epsilon comes from Opacus' accountant: one Gaussian
 mechanism for every request to a client. ``dp_epsilon_sampled`` is lower, since it assumes that
-nobody knows who took part; it is reported for samplers that draw every client independently.
+nobody knows who took part; it is reported where a secret draws every client independently.
 docs/privacy.md says which federations are neighbours, and what epsilon covers.
 """
 
@@ -111,10 +113,12 @@ class CentralPrivacy(ServerSide):
             the bit; it then hides nothing from those who know the seed, as every client does.
         seed: of the run.
         sampler: class of the run's sampler.
+        sampler_seed: of the run's sampler; None: nobody can foresee who takes part.
         participation: the expected share of the N clients in a round.
 
     Attributes:
         size: m, the expected number of clients in a round.
+        sensitivity: by how much one client moved the last round's sum at most; None: before it.
     """
 
     averages = True
@@ -133,6 +137,7 @@ class CentralPrivacy(ServerSide):
         reproducible_noise: bool = False,
         seed: int = 0,
         sampler: type[ClientSampler] | None = None,
+        sampler_seed: int | None = 0,
         participation: float = 1.0,
     ) -> None:
         if clients < 1:
@@ -148,12 +153,14 @@ class CentralPrivacy(ServerSide):
         self.keeps_replies = not self.at_client
         self.delta = require_range(f"{KEY}.delta", delta, low=1e-10, high=0.1)
         self.reproducible_noise, self.seed = reproducible_noise, seed
-        self.sampler, self.clients, self.participation = sampler, clients, participation
+        self.clients, self.participation = clients, participation
+        self.poisson = sampler is BernoulliSampler and sampler_seed is None
         self.sends = frozenset({CLIPPING} if self.at_client else ())
         self.needs = frozenset({NORM_BIT} if self.at_client and self.norm.adaptive else ())
         self.adds = frozenset({NORM_BIT} if not self.at_client and self.norm.adaptive else ())
         self.size = FixedSizeSampler(participation).size(clients)
         self.multiplier = self.norm.noise_multiplier(self.z, self.size)
+        self.sensitivity: float | None = None
         self.uploads = Uploads()
         self.rounds = 0
 
@@ -191,10 +198,12 @@ class CentralPrivacy(ServerSide):
         count = len(total.replies)
         mean = mean_reply(total, self.size)
         arrays = arrays_of(mean)
+        longer = total.rounding * math.sqrt(sum(array.size for array in arrays))
+        self.sensitivity = self.norm.value + longer
         seed = np.random.SeedSequence([self.seed, self.rounds, _STREAM])
         with noise_from(seed if self.reproducible_noise else None) as noise:
             for array in arrays:
-                array += noise(self.multiplier * self.norm.value / self.size, array.shape)
+                array += noise(self.multiplier * self.sensitivity / self.size, array.shape)
             if self.norm.adaptive:
                 unclipped = float(total.payloads[NORM_BIT][UNCLIPPED])
                 self.norm.move(unclipped, count, self.size, noise if self.z > 0 else None)
@@ -206,25 +215,27 @@ class CentralPrivacy(ServerSide):
         return with_norm_bit(short, was_longer) if self.norm.adaptive else short
 
     def metrics(self) -> Mapping[str, float]:
-        """Return C, and epsilon if there is noise."""
+        """Return C, by how much a client moves the sum, and epsilon if there is noise."""
         found = {"clipping-norm": self.norm.value}
+        if self.sensitivity is not None:
+            found["dp-sensitivity"] = self.sensitivity
         if self.z > 0:
             found["dp-epsilon"] = epsilon_of(self.z, self.uploads.most, self.delta, KEY)
-            if self._poisson_sampled():
+            if self._amplified():
                 found["dp-epsilon-sampled"] = epsilon_of(
                     self.z, self.rounds, self.delta, KEY, self.participation
                 )
         return found
 
-    def _poisson_sampled(self) -> bool:
+    def _amplified(self) -> bool:
         """Return whether sampling amplifies privacy.
 
-        The sampler takes one client even if it has drawn none; that must be negligible beside
-        delta.
+        Who knows the sampler's seed knows all cohorts. And the sampler takes one client even if it
+        has drawn none; that must be negligible beside delta.
         """
         rate = self.participation
         nobody = self.rounds * (1 - rate) ** self.clients
-        return self.sampler is BernoulliSampler and rate < 1.0 and nobody <= 1e-3 * self.delta
+        return self.poisson and rate < 1.0 and nobody <= 1e-3 * self.delta
 
     def state_dict(self) -> Payloads:
         """Return C, the number of rounds and the uploads by client."""

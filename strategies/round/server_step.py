@@ -75,6 +75,7 @@ class ServerStep:
         output_model: tensors of the last output model, buffers included; None: the new x.
         summed: the server knows no single reply (privacy/checks.py), so that diagnostics of the
             round's updates are those of their sum.
+        rounding: step to which this round's clients round what a secure sum adds up; 0: none.
         alarms: of the last round by client id, what stands out, and how far (robust/alarm.py);
             none under central privacy.
     """
@@ -100,7 +101,7 @@ class ServerStep:
         self.server_model = self._bind(server_model)
         self._model = dict(server_model.model.named_parameters()) if server_model else {}
         self.output_model: Tensors | None = None
-        self.summed = False
+        self.summed, self.rounding = False, 0.0
         self._diagnostics: dict[str, float] = {}
         self.alarms: dict[int, dict[str, float]] = {}
         self.robust = aggregator if isinstance(aggregator, RobustAggregator) else None
@@ -284,6 +285,7 @@ class ServerStep:
         total = received if replies is kept else sum_of(replies, rule)
         if self.robust is not None:
             total = self.robust.combine(params, total, replies, round)
+        total = replace(total, rounding=self.rounding)
         for side in self.sides.values():
             total = side.release(total)
         return total, replies

@@ -89,6 +89,18 @@ def test_bernoulli_sampler():
     assert all(len(BernoulliSampler(0.001).sample(t, 3)) == 1 for t in range(20))
 
 
+def test_secret_cohorts_have_the_probability_and_are_drawn_anew_by_each_sampler():
+    first, second = (BernoulliSampler(0.1, seed=None) for _ in range(2))
+    cohorts = [first.sample(t, 1000) for t in range(1, 101)]
+    assert cohorts == [first.sample(t, 1000) for t in range(1, 101)]
+    assert cohorts[0] != cohorts[1]
+    assert cohorts[0] != second.sample(1, 1000)
+    # 100,000 draws: five standard deviations
+    assert sum(map(len, cohorts)) == pytest.approx(10_000, abs=5 * 95)
+    with pytest.raises(ConfigError, match=r"strategy\.sampler\.seed=None"):
+        FixedSizeSampler(0.1, seed=None)
+
+
 def test_schedules_by_hand():
     assert Constant()(7, 10) == 1.0
     assert ExponentialDecay(0.5)(3, 10) == 0.25

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.secure_aggregation.quantization import dequantize, quantize
 
 from fedhet.client_app.messages import upload_seed
 from fedhet.client_app.state import ContextStateStore
@@ -29,6 +30,7 @@ from fedhet.strategies.privacy.differential_privacy import (
 )
 from fedhet.strategies.privacy.gaussian_mechanism import GaussianMechanism, epsilon_of
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.privacy.seeded_rng import seeded_numpy
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.records import CONFIG
 from fedhet.strategies.scaffold import (
@@ -41,7 +43,7 @@ from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.labelled import train
 from tests.strategies.privacy.test_gaussian_mechanism import exact_epsilon
 from tests.strategies.round.test_round import Forgetful
-from tests.strategies.sides import released
+from tests.strategies.sides import released, total_of
 
 SEED = np.random.SeedSequence(0)
 REPEATABLE = {"reproducible_noise": True, "seed": 1}
@@ -129,6 +131,16 @@ def test_central_noise_has_the_standard_deviation_of_the_formula(reproducible):
     assert not torch.equal(following, found.update["w"])
 
 
+def test_what_clients_round_after_clipping_has_its_noise():
+    """z (C + h sqrt(d)) / m with C = h sqrt(d) = .5."""
+    side, size = CentralPrivacy(4, 2.0, FixedNorm(0.5)), 40_000
+    total = replace(total_of([many(client) for client in range(4)]), rounding=0.5 / size**0.5)
+    found = side.release(total)
+    drawn = noise_of(found.update["w"], found.payloads["delta"]["w"] / 4)
+    assert drawn.std().item() == pytest.approx(0.5, rel=0.025)
+    assert side.metrics()["dp-sensitivity"] == pytest.approx(1.0)
+
+
 def test_local_noise_has_the_standard_deviation_of_the_formula():
     """2 C sqrt(2 ln(1.25 / delta)) / epsilon, on what is clipped to C before."""
     mechanism = LocalMechanism(clipping_norm=0.5, epsilon=0.5, delta=1e-4)
@@ -200,14 +212,17 @@ def test_epsilon_under_poisson_sampling_is_that_of_the_literature():
 
 
 @pytest.mark.slow
-def test_amplification_is_claimed_where_clients_are_drawn_one_by_one():
-    for sampler, clients, participation, claimed in (
-        (BernoulliSampler, 400, 0.1, True),
-        (BernoulliSampler, 40, 0.1, False),  # nobody drawn happens, and the sampler takes one
-        (BernoulliSampler, 400, 1.0, False),
-        (FixedSizeSampler, 400, 0.1, False),
+def test_amplification_is_claimed_where_clients_are_drawn_one_by_one_and_in_secret():
+    for sampler, seed, clients, participation, claimed in (
+        (BernoulliSampler, None, 400, 0.1, True),
+        (BernoulliSampler, 5, 400, 0.1, False),  # who knows the seed knows who takes part
+        (BernoulliSampler, None, 40, 0.1, False),  # nobody drawn happens, and it takes one
+        (BernoulliSampler, None, 400, 1.0, False),
+        (FixedSizeSampler, None, 400, 0.1, False),
     ):
-        side = CentralPrivacy(clients, sampler=sampler, participation=participation)
+        side = CentralPrivacy(
+            clients, sampler=sampler, sampler_seed=seed, participation=participation
+        )
         side.asked(0)
         released(side, [reply(0, 1.0)])
         found = side.metrics()
@@ -277,6 +292,20 @@ def test_with_secure_aggregation_it_is_the_same_round(adaptive):
         assert "update_norm" not in report.metrics
     torch.testing.assert_close(*params, rtol=0, atol=1e-6)
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
+
+
+def test_a_rounded_upload_is_longer_than_the_norm_and_no_longer_than_the_noise_is_for():
+    """Flower's rounding, to 2^12 steps of 2 * 8 / 2^12."""
+    secure = SecAggPlus(max_examples=50, quantization_range=1 << 12)
+    params, [*_, report] = train(central(0.5, FixedNorm(0.01), secure_aggregation=secure), rounds=1)
+    size, step = sum(value.numel() for value in params.values()), 2.0**-8
+    sensitivity = report.metrics["dp-sensitivity"]
+    assert sensitivity == pytest.approx(0.01 + step * size**0.5)
+    with seeded_numpy(np.random.SeedSequence(1)):
+        clipped = np.full(size, 0.01 / size**0.5)
+        drawn = [dequantize(quantize([clipped], 8.0, 1 << 12), 8.0, 1 << 12) for _ in range(100)]
+    norms = [float(np.linalg.norm(one)) for [one] in drawn]
+    assert 0.01 < max(norms) <= sensitivity
 
 
 def test_a_norm_that_clips_nobody_and_no_noise_is_the_plain_round():
