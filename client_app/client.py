@@ -24,6 +24,7 @@ from fedhet.strategies.base import (
     STATE_LOST,
     ClientData,
     ClientSide,
+    FinetunesOtherwise,
     LocalContext,
     LocalOptimizer,
     LocalSummary,
@@ -235,8 +236,8 @@ class FederatedClient(NumPyClient):
         Args:
             parameters: x, in the order of ``shared_names``.
             config: optionally "experiment", "state-round" (as for ``fit``), and "finetune-epochs":
-                first train all tensors with the plain task loss at the step size "lr". The
-                fine-tuned model is not kept.
+                first train all tensors with the plain task loss at the step size "lr", or as the
+                local optimizer has it (``for_finetuning``). The fine-tuned model is not kept.
         """
         state = self._load_known(parameters, config)
         if epochs := int(config.get("finetune-epochs", 0)):
@@ -394,9 +395,12 @@ class FederatedClient(NumPyClient):
 
     def _finetune(self, state: ClientState, round: int, lr: float, epochs: int) -> None:
         options = replace(self.options, epochs=epochs, steps=None, phases=())
+        optimizer = self.optimizer
+        if isinstance(optimizer, FinetunesOtherwise):
+            optimizer, lr = optimizer.for_finetuning(lr)
         with seeded(self.seed, round, self.client_id, self._device) as (generator, for_sides):
             context = self._context(dict(state), round, lr, for_sides)
-            train_locally(context, [], self.optimizer, options, generator)
+            train_locally(context, [], optimizer, options, generator)
 
 
 def _accuracy(name: str, accuracy: float | None) -> dict[str, Scalar]:

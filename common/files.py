@@ -13,7 +13,8 @@ from pathlib import Path
 from fedhet.common.errors import ConfigError
 
 LOCK = ".lock"  # in a folder, while one process writes into it
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}")  # what a killed process has left of a file
+# what a killed process has left of a file; safetensors writes one of its own first
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{16}|\.tmp[A-Za-z0-9]{6}")
 
 
 def save_text(path: Path, text: str) -> None:

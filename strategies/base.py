@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequenc
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -99,13 +99,15 @@ class ReplySum:
 class Cohort:
     """The round t (from 1), the number of valid replies |S| and the number of clients N.
 
-    Where ``summed``, the server knows no single reply: each is a copy of their mean.
+    Where ``summed``, the server knows no single reply: each is a copy of their mean. Where
+    ``robust``, the aggregator expects some of the replies to be lies.
     """
 
     round: int
     size: int
     num_clients: int
     summed: bool = False
+    robust: bool = False
 
 
 @dataclass(frozen=True)
@@ -233,6 +235,14 @@ class LocalOptimizer(Protocol):
 
     def stateful(self, names: Sequence[str]) -> list[str]:
         """Return the named tensors whose step is not plain SGD (momentum, Adam)."""
+
+
+@runtime_checkable
+class FinetunesOtherwise(Protocol):
+    """A local optimizer with which a client does not fine-tune the model before it scores it."""
+
+    def for_finetuning(self, lr: float) -> tuple[LocalOptimizer, float]:
+        """Return the optimizer and the step size for that, instead of itself and ``lr``."""
 
 
 class ClientSide:

@@ -9,14 +9,17 @@ A client's step mixes its own gradient with the direction in which all moved in 
     y <- y - eta_l v
 
 m is the size of a gradient: m <- - Delta / mean_i lr_sum_i, of the round's aggregate Delta, where
-``lr_sum``, the sum of the step sizes that client i really took, stands for K eta_l. m starts at
-zero, so the steps of round 1 are alpha times FedAvg's. alpha = 1 is FedAvg (with a plain mean); the
-paper has alpha = .1. m travels down (d numbers).
+``lr_sum``, the sum of the step sizes that client i really took, stands for K eta_l, and the mean
+weighs clients as Delta does. m starts at zero, so the steps of round 1 are alpha times FedAvg's.
+alpha = 1 is FedAvg (with a plain mean); the paper has alpha = .1. m travels down (d numbers).
 
 alpha multiplies the gradient of the whole local objective, penalties of other methods included.
 Clipping sees v; weight decay comes after it and is not multiplied, as in FL-Simulator's code.
 A local optimizer with momentum, or Adam, is refused: its displacement is no mean of gradients, and
 m would be 1 / (1 - momentum) times too long.
+
+lr_sum is the client's own claim, and too small a mean would let m grow from round to round. Under a
+robust aggregator it is their median, and m is no longer than the median of ||U_i|| / lr_sum_i.
 
 Where rounds do not wait, Delta = sum_i w_i U_i is discounted, and m is - Delta over sum_i w_i, too:
 late replies do not make it shorter. FedAsync's updates, to y_i from where the server is by now, are
@@ -39,6 +42,7 @@ from __future__ import annotations
 
 import logging
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Literal, Unpack
@@ -52,6 +56,7 @@ from fedhet.strategies.base import (
     Cohort,
     LocalContext,
     LocalOptimizer,
+    LocalSummary,
     Payloads,
     ReplySum,
     ServerSide,
@@ -93,6 +98,16 @@ class ClientMomentum(ClientSide):
             torch._foreach_mul_(mixed, self.alpha)
             torch._foreach_add_(mixed, list(momentum.values()), alpha=1.0 - self.alpha)
 
+    def end(self, context: LocalContext, summary: LocalSummary) -> Payloads:
+        """Refuse phases that train shared tensors in different numbers of steps."""
+        sums = {summary.lr_sum_of(name) for name in context.received[MOMENTUM]} - {0.0}
+        if len(sums) > 1:
+            raise ConfigError(
+                "client momentum divides every tensor's change by the same steps, and "
+                "strategy.phases trains some of them longer: train all that are shared together"
+            )
+        return {}
+
 
 class ClientMomentumServer(ServerSide):
     """The server half: keeps m.
@@ -126,8 +141,8 @@ class ClientMomentumServer(ServerSide):
 
     def reduce(self, total: ReplySum, update: Tensors, cohort: Cohort) -> None:
         """m <- - Delta / mean lr_sum, of stale replies without their discount."""
-        lr_sum = math.fsum(reply.lr_sum for reply in total.replies) / len(total.replies)
         whole = math.fsum(total.weights)
+        lr_sum = _lr_sum(total, robust=cohort.robust)
         mean = {name: value / whole for name, value in total.update.items()}
         update = {name: value / whole for name, value in update.items()}
         self._figures = self._steps(replace(total, update=mean), update, lr_sum)
@@ -135,6 +150,10 @@ class ClientMomentumServer(ServerSide):
             self._figures.pop("gradient_reach", None)
         moved = mean if self.source == "mean" else update
         self.momentum = {name: value / -lr_sum for name, value in moved.items()}
+        if cohort.robust:
+            longest = statistics.median(reply.norm / reply.lr_sum for reply in total.replies)
+            factor = min(1.0, longest / (norm(self.momentum) or math.inf))
+            self.momentum = {name: factor * value for name, value in self.momentum.items()}
 
     def metrics(self) -> Mapping[str, float]:
         """Return ``gradient_reach``, where single replies are known, and ``effective_step``."""
@@ -181,6 +200,15 @@ class ClientMomentumServer(ServerSide):
     def load_state_dict(self, state: Payloads) -> None:
         """Restore m."""
         self.momentum = dict(state[MOMENTUM])
+
+
+def _lr_sum(total: ReplySum, *, robust: bool) -> float:
+    """Return the mean lr_sum of the replies, weighted as their updates are, or their median."""
+    sums = [reply.lr_sum for reply in total.replies]
+    if robust:
+        return statistics.median(sums)
+    pairs = zip(total.weights, sums, strict=True)
+    return math.fsum(weight * one for weight, one in pairs) / math.fsum(total.weights)
 
 
 class FedCM(FederatedStrategy):

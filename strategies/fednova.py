@@ -39,6 +39,7 @@ from fedhet.strategies.base import (
     ServerSide,
     Shapes,
     Tensors,
+    Weighting,
 )
 from fedhet.strategies.components.local_optimizers import reach
 from fedhet.strategies.round.arguments import Slots
@@ -100,6 +101,7 @@ class FedNovaServer(ServerSide):
 class NormalizedMean:
     """The mean of updates, each divided by its |a_i|, times tau_eff."""
 
+    weighs: Weighting = "examples"  # p_i
     individual = "it divides every client's update by the steps behind it"
     one_start = True  # what clients moved by without a step it would stretch, too
 

@@ -23,8 +23,9 @@ end of training, or of a phase, are not used. A client with too few for one step
 error: raise local.epochs, or lower local.batch_size.
 
 The global model is evaluated without adaptation, as in FedDW's paper;
-``evaluation.clients=true evaluation.finetune_epochs=1`` adds its accuracy after an epoch of these
-steps at every client. Where alpha is too large, f can grow while F (``train_loss``) stays small.
+``evaluation.clients=true evaluation.finetune_epochs=1`` adds its accuracy after an epoch of plain
+steps of size alpha at every client, as F has it. Where alpha is too large, f can grow while F
+(``train_loss``) stays small.
 
 FedDW's released code takes both gradients on the same mini-batch (``same_batch=true``), with alpha
 .01 and beta .001, in a copy of the model that it throws away with BatchNorm's statistics: those of
@@ -94,6 +95,10 @@ class PerFedAvgOptimizer:
         correct()
         self.outer.move()
         return loss
+
+    def for_finetuning(self, lr: float) -> tuple[SGD, float]:
+        """Return what adapts the model to a client, and its step size: alpha, not beta."""
+        return SGD(), self.alpha
 
     momentum = 0.0  # the moves are plain steps
 

@@ -35,7 +35,10 @@ class Observer(Protocol):
 
 
 class ReplyAggregator(Protocol):
-    """(x, replies) -> Delta, over the trainable shared tensors; all replies are kept for it."""
+    """(x, replies) -> Delta, over the trainable shared tensors; all replies are kept for it.
+
+    One that weighs clients by their examples says so in an attribute ``weighs``.
+    """
 
     def __call__(self, params: Tensors, replies: Sequence[Reply], /) -> dict[str, Tensor]:
         """Return Delta; a buffer that it leaves out moves by the clients' mean change."""

@@ -135,7 +135,8 @@ def plan_for(folder: Path, recipe: DictConfig) -> Plan:
     if last is not None:
         if last.get("recipe") != resume_fingerprint(recipe):
             return Plan.REPLACE
-        if last["round"] < int(recipe.rounds):
+        left = int(recipe.rounds) - last["round"]
+        if left > 0 or (left == 0 and not completed):  # it may lack no more than its end
             return Plan.CONTINUE
     return Plan.REPLACE if completed else Plan.RESTART
 

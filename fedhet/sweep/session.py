@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -96,37 +96,54 @@ class Session:
         if self._stopped:
             return
         self._stopped = True
-        self._folder.ask_to_stop()
-        end_jobs(self._folder)
-        cancel_slurm_jobs(self._folder, self._launcher)
+        try:
+            self._folder.ask_to_stop()
+        finally:  # on a full disk, too
+            end_jobs(self._folder)
+            cancel_slurm_jobs(self._folder, self._launcher)
 
     def close(self) -> bool:
-        """End what still runs and print the summary; return whether all jobs completed."""
+        """End what still runs and print the summary; return whether all jobs completed.
+
+        Raises:
+            OSError: if sweep.json cannot be written, as on a full disk. Nothing runs any more then.
+        """
         self._closing.set()
         self._thread.join(timeout=5.0)
-        self._update()
-        over = sum(job.report.is_over for job in self._snapshot.jobs)
-        if not self._stopped and self._snapshot.total == over:
-            self.all_ended = True  # even if the sweeper failed afterwards
-        gave_up = not self.all_ended and not self._stopped
-        if not self.all_ended:
-            self.stop()
-            self._process_tree.end()
+        unexplained = True
+        try:
+            unexplained = self._conclude()
+        finally:  # what is raised can be read where the streams are back
+            self._stack.close()
+            errors = self._release()
+            if unexplained:  # Hydra, the launcher or the sweeper says why
+                sys.stderr.write(errors)
+        return self._sweep.status == COMPLETED
+
+    def _conclude(self) -> bool:
+        """End what still runs and print the summary; return whether nobody asked for that end."""
+        try:
             self._update()
+        finally:
+            over = sum(job.report.is_over for job in self._snapshot.jobs)
+            if not self._stopped and self._snapshot.total == over:
+                self.all_ended = True  # even if the sweeper failed afterwards
+            gave_up = not self.all_ended and not self._stopped
+            if not self.all_ended:
+                self.stop()
+                self._process_tree.end()
+        self._update()
         self._finish()
         self._display.close()
         direction = direction_of(self._sweeper) if is_search(self._sweeper) else None
         about = self._folder.path, self._sweep.objective, direction
         self._console.print(closing_summary(self._snapshot, *about), soft_wrap=True)
-        self._stack.close()
-        errors = self._release()
-        if gave_up:  # Hydra, the launcher or the sweeper says why
-            sys.stderr.write(errors)
-        return self._sweep.status == COMPLETED
+        return gave_up
 
     def _show_until_closed(self) -> None:
         while not self._closing.wait(_POLL_SECONDS):
-            self._update()
+            with suppress(OSError):  # close() has it again
+                self._update()
 
     def _update(self) -> None:
         with _DRAWING:
@@ -163,8 +180,8 @@ class Session:
     def _release(self) -> str:
         """Release the folder; return what was printed to stderr."""
         errors = (self._folder.inner / "errors.txt").read_text(encoding="utf-8", errors="replace")
-        with (self._folder.path / "log.txt").open("a", encoding="utf-8") as log:
-            log.write(errors)
+        with suppress(OSError), (self._folder.path / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(errors)  # if there is room on the disk
         os.environ.pop(MARK, None)
         self._folder.clear()
         self._lock.release()
@@ -200,7 +217,7 @@ def redirected(output: Path, errors: Path) -> Iterator[None]:
             before = os.dup(number)
             stack.callback(os.close, before)
             stack.callback(os.dup2, before, number)
-            stack.callback(_flush)
+            stack.callback(_flush_if_possible)
             _flush()
             with path.open("ab") as file:
                 os.dup2(file.fileno(), number)
@@ -210,6 +227,11 @@ def redirected(output: Path, errors: Path) -> Iterator[None]:
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
+
+
+def _flush_if_possible() -> None:
+    with suppress(OSError):  # on a full disk; what is left comes after the old streams are back
+        _flush()
 
 
 _current: Session | None = None

@@ -92,9 +92,9 @@ class Float16(Codec):
         return {VALUES: (size, self.wire)}
 
     def encode(self, numbers: Tensor, seed: SeedSequence) -> dict[str, Tensor]:
-        """Cast; a finite number that becomes Inf is a ConfigError."""
+        """Cast; a finite number that becomes Inf is a ConfigError. NaN and Inf are sent as such."""
         cast = numbers.to(self.dtype)
-        if bool((cast.isinf() & numbers.isfinite()).any()):
+        if not bool(cast.isfinite().all()) and bool(numbers.isfinite().all()):
             largest = torch.finfo(self.dtype).max
             raise ConfigError(
                 f"{numbers.abs().max():.3g} is too large for {type(self).__name__.lower()}, which "
@@ -137,7 +137,8 @@ class Int8(Codec):
 
     def encode(self, numbers: Tensor, seed: SeedSequence) -> dict[str, Tensor]:
         """Round to the levels; NaN and Inf are then in the scales."""
-        blocks = pad(numbers.float(), (0, -len(numbers) % self.block)).view(-1, self.block)
+        block = self._block(len(numbers))
+        blocks = pad(numbers.float(), (0, -len(numbers) % block)).view(-1, block)
         scales = blocks.abs().amax(1, keepdim=True) / self.levels
         exact = (blocks / scales.where(scales > 0, 1.0)).clamp(-self.levels, self.levels)
         low = exact.floor()
@@ -153,7 +154,11 @@ class Int8(Codec):
         whole = self.unpack(arrays[VALUES], size)
         if (whole < -self.levels).any():
             raise ValueError(f"holds a level below {-self.levels}")
-        return whole * arrays[SCALES].repeat_interleave(self.block)[:size]
+        return whole * arrays[SCALES].repeat_interleave(self._block(size))[:size]
+
+    def _block(self, size: int) -> int:
+        """Return the block's length: a longer one would only pad the vector."""
+        return min(self.block, size)
 
     def pack(self, whole: Tensor) -> Tensor:
         """Return the bytes of int8 numbers from -levels to levels."""

@@ -67,4 +67,5 @@ class BernoulliSampler(_Sampler):
             return self._generator(round).random(num_clients)
         # a keyed hash: from the rounds in which a client was asked, nobody finds the others
         stream = hashlib.shake_256(self._secret + round.to_bytes(8)).digest(8 * num_clients)
-        return (np.frombuffer(stream, np.uint64) >> np.uint64(11)) * 2.0**-53
+        words = np.frombuffer(stream, np.uint64) >> np.uint64(11)
+        return words.astype(np.float64) * 2.0**-53

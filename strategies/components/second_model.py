@@ -27,7 +27,7 @@ def slopes_at(tensors: Tensors, step: Step) -> Tensors:
 
     Args:
         tensors: of the model at which it is taken, in train mode; its buffers are changed. Dropout
-            draws anew, and leaves y_i's draws as they are.
+            leaves y_i's draws as they are: until y_i's next pass, every call has the same ones.
         step: of y_i, which stays as it is.
     """
     names = [name for name in tensors if name in step.params]

@@ -98,8 +98,9 @@ def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     Counts ("num-examples", "num-steps") are summed; a metric that only some clients report is the
     mean over those.
     """
-    counts = ("num-examples", "num-steps")
-    names = sorted({name for row in metrics for name in row} - {"partition-id", *counts})
+    given = {name for row in metrics for name in row}
+    counts = [name for name in ("num-examples", "num-steps") if name in given]
+    names = sorted(given - {"partition-id", *counts})
     result = {name: sum(row[name] for row in metrics if name in row) for name in counts}
     for name in names:
         rows = [row for row in metrics if name in row]

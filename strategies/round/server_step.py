@@ -158,7 +158,7 @@ class ServerStep:
         """
         sides, everything = client_sides.values(), {**self._model, **params}
         summed, grown = summed_payloads(self.sides), per_example(client_sides)
-        by: Weighting = "clients"
+        by: Weighting = getattr(self.aggregator, "weighs", "clients")
         if isinstance(self.aggregator, SumAggregator):
             key = f"{type(self.aggregator).__name__}.weighting"
             by = require_choice(key, self.aggregator.weighting, get_args(Weighting))
@@ -237,7 +237,8 @@ class ServerStep:
         params, replies = self._trainable(tensors), fold.replies
         received = fold.total()
         kept: Sequence[Reply] = replies if fold.rule.keep else ()
-        cohort = Cohort(round, len(replies), num_clients, summed=self.summed)
+        robust = self.robust is not None
+        cohort = Cohort(round, len(replies), num_clients, summed=self.summed, robust=robust)
         for observe in self.observers:
             observe(params, received, kept, cohort)
         # central privacy covers the sum that it releases, and no norm of a single reply

@@ -16,9 +16,10 @@ from fedhet.strategies.components.local_optimizers import SGD, Adam
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.tensor_selection import TensorSelector
 from fedhet.strategies.fedbabu import FedBABU
+from fedhet.strategies.per_fedavg import PerFedAvgOptimizer
 from tests.federation import TensorBatches
 from tests.recipes import TINY, run_recipe
-from tests.strategies.labelled import Classifier, assert_same, blobs
+from tests.strategies.labelled import Classifier, WithoutDropout, assert_same, blobs
 
 CONFIG = {"round": 1, "lr": 0.1, "evaluate-trained": True}
 
@@ -124,6 +125,18 @@ def test_fine_tuning_helps_at_the_client_and_trains_all_tensors(optimizer):
     expected = sum(hits(Classifier().eval(), blobs(1)[0])) / 17
     assert scores[0] == scores[1] == pytest.approx(expected)
     assert scores[2] > expected + 0.2
+
+
+def test_per_fedavg_is_scored_after_plain_steps_of_alpha():
+    """F(w) = f(w - alpha grad f(w)): one step on all of 17 examples, which are one mini-batch."""
+    data, found, alpha = blobs(1)[0], WithoutDropout(), 0.7
+    loss = F.cross_entropy(found(data.inputs)[1], data.labels)
+    slopes = torch.autograd.grad(loss, list(found.parameters()))
+    expected = [p - alpha * slope for p, slope in zip(found.parameters(), slopes, strict=True)]
+    options = LocalTrainingConfig(batch_size=17, epochs=1)
+    one = client(WithoutDropout(), optimizer=PerFedAvgOptimizer(alpha), options=options)
+    one.evaluate(one.get_parameters({}), {"round": 1, "lr": 0.1, "finetune-epochs": 1})
+    torch.testing.assert_close(list(one.model.parameters()), expected)
 
 
 @pytest.mark.parametrize("trained", [True, False])

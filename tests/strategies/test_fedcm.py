@@ -1,21 +1,32 @@
 """FedCM against a plain loop of its algorithm."""
 
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from fedhet.strategies.base import Cohort, Reply
-from fedhet.strategies.components.aggregators import NormMean, UniformMean
+from fedhet.common.errors import ConfigError
+from fedhet.strategies.base import Cohort, LocalSummary, Reply
+from fedhet.strategies.components.aggregators import NormMean, UniformMean, WeightedMean
 from fedhet.strategies.components.local_optimizers import SGD
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.schedules import ExponentialDecay
-from fedhet.strategies.fedcm import ClientMomentumServer, FedCM
+from fedhet.strategies.fedcm import MOMENTUM, ClientMomentum, ClientMomentumServer, FedCM
+from fedhet.strategies.fednova import REACH, NormalizedMean
+from fedhet.strategies.robust.aggregator import RobustAggregator
+from fedhet.strategies.robust.clipping import CenteredClipping
+from fedhet.strategies.robust.coordinates import Median
+from fedhet.strategies.robust.geometric_median import GeometricMedian
+from fedhet.strategies.robust.selection import MultiKrum
+from fedhet.strategies.round.reply_fold import SumRule, sum_of
 from tests.federation import Regression, TensorBatches, federate
 from tests.strategies.sides import total_of
 from tests.strategies.test_closed_forms import clients, gradient
 
 ROUNDS, EPOCHS, ALPHA, LR, DECAY = 4, 3, 0.3, 0.05, 0.9
+ONE = torch.ones(1)
 
 
 def plain_loop(datasets, stretch=None, clip=None, weight_decay=0.0, of_mean=False):
@@ -108,6 +119,58 @@ def test_momentum_of_late_replies_has_the_size_of_their_gradients():
         stale = replace(total_of(replies), weights=[0.25, 0.25], update={"w": update / 2})
         side.reduce(stale, stale.update, Cohort(round, 2, 10))
     torch.testing.assert_close(side.broadcast(0)["momentum"]["w"], gradient, rtol=1e-4, atol=0)
+
+
+def after_rounds_of_a_constant_gradient(aggregator, steps, claimed, examples) -> list[float]:
+    """Return |m| after each of 40 rounds of honest updates, with the gradient 1."""
+    side, momenta = ClientMomentumServer(0.1), []
+    side.init({"w": torch.zeros(1)})
+    weighting = getattr(aggregator, "weighs", None) or aggregator.weighting
+    robust = isinstance(aggregator, RobustAggregator)
+    for round in range(1, 41):
+        direction = 0.1 + 0.9 * side.broadcast(0)["momentum"]["w"]
+        replies = [
+            Reply(i, n, k, k * LR, {"w": -k * LR * direction}, {REACH: {"reach": k * LR * ONE}})
+            for i, (k, n) in enumerate(zip(steps, examples, strict=True))
+        ]
+        replies = [replace(r, lr_sum=k * LR) for r, k in zip(replies, claimed, strict=True)]
+        total = sum_of(replies, SumRule(weighting))
+        if robust:
+            total = aggregator.combine({"w": torch.zeros(1)}, total, replies, round)
+        single = isinstance(aggregator, NormalizedMean)
+        delta = aggregator({"w": torch.zeros(1)}, replies if single else total)
+        side.reduce(total, delta, Cohort(round, len(steps), len(steps), robust=robust))
+        momenta.append(float(side.broadcast(0)["momentum"]["w"].norm()))
+    return momenta
+
+
+@pytest.mark.parametrize(
+    "aggregator", [UniformMean(), WeightedMean(), NormMean(), NormalizedMean()], ids=type
+)
+def test_momentum_tends_to_the_gradient_however_clients_are_weighed(aggregator):
+    """100 steps and 10, with examples in proportion: m <- .1 g + .9 m, as with equal clients."""
+    found = after_rounds_of_a_constant_gradient(aggregator, [100, 10], [100, 10], [3200, 320])
+    assert found == pytest.approx([1 - 0.9**t for t in range(1, 41)], rel=1e-5)
+
+
+@pytest.mark.parametrize("lie", [1, 2000])
+@pytest.mark.parametrize(
+    "rule", [Median, partial(MultiKrum, attackers=2), CenteredClipping, GeometricMedian]
+)
+def test_momentum_is_no_longer_than_the_gradient_where_clients_lie_about_their_steps(rule, lie):
+    """Two of ten, whose updates are honest; the others take 10 to 40 steps, the median 20."""
+    steps = [20, 20, 10, 10, 15, 20, 20, 20, 40, 40]
+    claimed = [lie, lie, *steps[2:]]
+    found = after_rounds_of_a_constant_gradient(rule(), steps, claimed, [100] * 10)
+    assert 0.3 < found[-1] <= 1.0 + 1e-5
+    assert max(found) <= 1.0 + 1e-5
+
+
+def test_phases_that_train_shared_tensors_for_different_times_are_refused():
+    side, context = ClientMomentum(), SimpleNamespace(received={MOMENTUM: {"a": ONE, "b": ONE}})
+    assert side.end(context, LocalSummary(40, 4, 0.4, {"b": 0.0})) == {}
+    with pytest.raises(ConfigError, match=r"strategy\.phases"):
+        side.end(context, LocalSummary(40, 4, 0.4, {"b": 0.1}))
 
 
 def test_clients_of_unequal_length_count_by_their_mean_lr_sum():

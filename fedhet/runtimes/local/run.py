@@ -81,7 +81,8 @@ class LocalRun:
     def __exit__(self, *error: object) -> None:
         """End the server and its workers."""
         if self._server is not None and self._server.pid is not None:
-            self._server.join(_GRACE_SECONDS)  # a completed run ends by itself
+            if error[0] is None:  # a completed run ends by itself
+                self._server.join(_GRACE_SECONDS)
             self._server.terminate()
             self._server.join(_END_SECONDS)
             with contextlib.suppress(ProcessLookupError):

@@ -244,7 +244,8 @@ class WorkerGrid(Grid):
             return []
         done, folded = [], list[str]()
         for worker, outcome in self._workers.wait(timeout):
-            done.append((worker, self._given[worker].pop(0), outcome))
+            given = self._given[worker]
+            done.append((worker, given.pop(0) if given else [], outcome))  # an idle one may die
             if isinstance(outcome, Lost):
                 self._take_back(worker, replaced=outcome.replaced)
         self._dispatch()  # first of all: an idle worker wastes a core
@@ -277,7 +278,7 @@ class WorkerGrid(Grid):
 
     def _note_loss(self, batch: Sequence[_Waiting], outcome: Lost) -> None:
         """Answer with an error for the client that the worker was lost with; if it is known."""
-        if len(batch) > 1:  # one by one
+        if len(batch) != 1:  # one by one
             self._queue += [replace(waiting, alone=True) for waiting in batch]
             return
         error = Error(code=ErrorCode.CLIENT_APP_CRASHED, reason=outcome.reason)

@@ -55,7 +55,10 @@ def update_of(client: int, shapes) -> dict[str, torch.Tensor]:
 
 @numbers.train()
 def numbers_of(message: Message, context: Context) -> Message:
-    """Send random numbers of the client; die or sleep as ``train`` does, or once, or send NaN."""
+    """Send random numbers of the client; die or sleep as ``train`` does, or once, or send NaN.
+
+    One that pauses waits for the marker, or ten seconds.
+    """
     client = int(context.node_config["partition-id"])
     config = message.content.config_records["config"]
     asked, marker = config.get(f"client-{client}", ""), config.get("marker")
@@ -67,6 +70,9 @@ def numbers_of(message: Message, context: Context) -> Message:
         os.kill(os.getpid(), signal.SIGKILL)
     if asked == "sleep":
         time.sleep(60)
+    until = time.monotonic() + 10
+    while asked == "pause" and not os.path.exists(str(marker)) and time.monotonic() < until:
+        time.sleep(0.05)
     visits = int(context.state.metric_records.get("visits", {"count": 0})["count"]) + 1
     context.state["visits"] = MetricRecord({"count": visits})
     shapes = {n: array.shape for n, array in message.content.array_records["params"].items()}

@@ -160,6 +160,26 @@ def test_clients_of_a_lost_worker_are_asked_once_more_and_count_once(grid, tmp_p
 
 
 @pytest.mark.flower
+def test_a_worker_that_dies_while_it_waits_for_the_other_costs_nothing(grid, tmp_path):
+    grid.send_and_fold(messages(), rule())  # from here on it knows who takes long
+    workers, wait, marker = grid._workers, grid._workers.wait, tmp_path / "marker"
+
+    def killing(timeout):
+        [*idle] = [worker for worker, given in grid._given.items() if not given]
+        if len(idle) == 1 and not marker.exists():  # with what it has folded
+            workers._processes[idle[0]].kill()
+            workers._processes[idle[0]].join()
+            marker.touch()
+        return wait(timeout)
+
+    workers.wait = killing
+    found = grid.send_and_fold(messages(client_5="pause", marker=str(marker)), rule())
+    assert marker.exists()
+    require_equal(found, expected_sum())
+    assert not found.refused
+
+
+@pytest.mark.flower
 def test_a_client_that_takes_too_long_costs_itself_only(grid, monkeypatch):
     # in a message of its own: clients that share one with it are asked once more, and so is it
     monkeypatch.setattr("fedhet.runtimes.local.worker_grid._BATCH_SECONDS", 0.0)

@@ -76,7 +76,8 @@ def test_a_job_continues_from_its_checkpoint_and_restarts_without_one(tmp_path):
     assert plan_for(tmp_path, recipe_of()) is Plan.CONTINUE
     write_summary(tmp_path, "failed")
     assert plan_for(tmp_path, recipe_of()) is Plan.CONTINUE
-    assert plan_for(tmp_path, recipe_of("rounds=4")) is Plan.RESTART  # it died before its summary
+    assert plan_for(tmp_path, recipe_of("rounds=4")) is Plan.CONTINUE  # it died before its summary
+    assert plan_for(tmp_path, recipe_of("rounds=3")) is Plan.RESTART
     assert plan_for(tmp_path, recipe_of("local.lr=0.2")) is Plan.REPLACE
 
 

@@ -1,6 +1,7 @@
 """Codecs: what they send and what comes of it, against closed forms and brute force."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from fedhet.common.errors import ConfigError
 from fedhet.strategies.components.compression import (
     COUNTS,
     INDICES,
+    SCALES,
     VALUES,
     BFloat16,
     Compression,
@@ -60,6 +62,15 @@ def test_numbers_on_the_levels_come_back_exactly(codec, levels, size):
     whole = torch.tensor([levels, -levels, 1, 0, -3, -levels, 2, 0, -1, levels])[:size]
     assert torch.equal(sent(codec, scales * whole), scales * whole)
     assert torch.equal(sent(codec, torch.zeros(size)), torch.zeros(size))
+
+
+@pytest.mark.parametrize("codec", [Int8(2**40), Int4(2**40)])
+def test_a_block_longer_than_the_vector_is_as_long_as_the_vector(codec):
+    numbers = drawn(300)
+    found = sent(codec, numbers)
+    assert len(codec.encode(numbers, SEED)[SCALES]) == 1
+    assert float((found - numbers).abs().max()) <= float(numbers.abs().max()) / codec.levels
+    assert torch.equal(found, sent(replace(codec, block=300), numbers))
 
 
 def test_rounding_is_off_by_the_stated_share_at_most():
@@ -113,6 +124,8 @@ def test_casts_are_torchs_and_half_precision_refuses_what_it_cannot_hold():
     assert torch.equal(sent(BFloat16(), numbers * 1e30), (numbers * 1e30).bfloat16().float())
     with pytest.raises(ConfigError, match=r"7e\+04 is too large for float16.*bfloat16"):
         Float16().encode(torch.tensor([1.0, -70_000.0]), SEED)
+    diverged = sent(Float16(), torch.tensor([1.0, -70_000.0, math.nan]))  # not the codec's fault
+    assert not diverged[1:].isfinite().any()
 
 
 @pytest.mark.parametrize("codec", [Float16(), BFloat16(), Int8(), Int4(), TopK(), RandomK()])
