@@ -23,6 +23,7 @@ from torch.utils.data import (
 )
 from torch.utils.data import Dataset as TorchDataset
 
+from fedhet.common.checksums import sha256_of
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.tensor_data import order_of
 
@@ -83,6 +84,10 @@ class Examples:
     def num_classes(self) -> int:
         """C, the number of classes."""
         return self._num_classes
+
+    def sha256(self) -> str | None:
+        """Return the hash of all examples, with their types and shapes; None of a Dataset's."""
+        return self._read.sha256()
 
     def targets(self) -> NDArray[Any]:
         """Return all targets (n, ...), read once."""
@@ -172,6 +177,12 @@ class _Arrays:
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.inputs.shape[1:])
 
+    def sha256(self) -> str | None:
+        parts = [one.cpu().contiguous() for one in (self.inputs, self._targets)]
+        about = [f"{one.dtype} {tuple(one.shape)} ".encode() for one in parts]
+        content = [one.view(-1).view(torch.uint8).numpy().data for one in parts]
+        return sha256_of(*about, *content)
+
     def to(self, device: torch.device) -> _Arrays:
         return _Arrays(self.inputs.to(device), self._targets.to(device))
 
@@ -201,6 +212,9 @@ class _Dataset:
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def sha256(self) -> str | None:
+        return None
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -200,7 +200,7 @@ class OwnTask(Measured, Partitioned):
         """The shape of one input: of the recipe, or else of the server's own examples."""
         if self.config.input_shape is not None:
             return self.config.input_shape
-        given = self._server_test() if self.by_client else self._all[0]
+        given = self._server_test if self.by_client else self._all[0]
         if given is None:
             raise ConfigError(
                 "task.input_shape=null, and the server has no example to take it from: set it"
@@ -308,13 +308,25 @@ class OwnTask(Measured, Partitioned):
         self, device: torch.device | str = "cpu", *, channels_last: bool = False
     ) -> Examples | None:
         """Return the server's test set; None if there is none, and the clients evaluate."""
-        given = self._server_test()
+        given = self._server_test
         test = None if given is None else self._examples(given, device, channels_last)
         return test if test is not None and len(test) else None
 
     def data_used(self, *, train: bool = True) -> dict[str, dict[str, object]]:
-        """Return nothing: where a user's function has its examples from is not known."""
-        return {}
+        """Return which functions gave the server's examples, and their hashes, by split.
+
+        Those of a client alone are not the server's, and a Dataset's are read too slowly.
+        """
+        config, given = self.config, dict[str, tuple[str | None, Any]]()
+        if train and not (self.by_client or self.by_folder or self.partition.name == "site"):
+            given["train"] = (config.data, self._all[0])
+        given["test"] = (config.test_data or config.data, self._server_test)
+        found = dict[str, dict[str, object]]()
+        for split, (function, examples) in given.items():
+            known = None if examples is None else self._examples(examples, "cpu").sha256()
+            if known is not None:
+                found[split] = {"function": function, "sha256": known}
+        return found
 
     @property
     def num_train(self) -> int:
@@ -412,6 +424,7 @@ class OwnTask(Measured, Partitioned):
     def _all(self) -> tuple[Any, Any]:
         return self._given(None, None)
 
+    @cached_property
     def _server_test(self) -> Any:
         if self.functions.test_data is not None:
             known = self._known(None, None) | dict(self.config.data_options or {})

@@ -598,6 +598,25 @@ def test_a_model_is_not_evaluated_on_a_test_set_that_has_changed(mnist_run, data
     assert evaluate.evaluate(tmp_path / "run", [f"path={data}"]).examples == 12  # as asked for
 
 
+def test_a_table_that_has_changed_is_noticed(tmp_path, capsys):
+    rows = [f"{number},{number % 7},{'low' if number % 3 else 'high'}" for number in range(40)]
+    table, words = tmp_path / "rows.csv", ["task=tabular", "task.classes=[low,high]", "clients=2"]
+    words += [f"task.data_options.path={table}", "task.data_options.target=c", "partition=iid"]
+    for lines in (rows, [row.replace("low", "high") if row[0] == "1" else row for row in rows]):
+        table.write_text("\n".join(["a,b,c", *lines]) + "\n")
+        if lines is rows:
+            used = run_recipe(tmp_path / "run", *words, "rounds=1", clients=2)["data"]
+            assert {split: about["function"] for split, about in used.items()} == dict.fromkeys(
+                ("train", "test"), "fedhet.tasks.tabular:load"
+            )
+            assert evaluate.evaluate(tmp_path / "run").examples == 8
+    with pytest.raises(ConfigError, match="the train examples are not those"):
+        run_recipe(tmp_path / "run", *words, "rounds=2", "resume=true", clients=2)
+    with pytest.raises(SystemExit):
+        evaluate.main([str(tmp_path / "run")])
+    assert "the test set has changed since the run" in " ".join(capsys.readouterr().err.split())
+
+
 def test_the_summary_names_what_was_used(mnist_run, data, tmp_path):
     used = read_summary(tmp_path / "run")["data"]
     assert used["train"]["files"] == [str(data / "mnist" / "train.parquet")]

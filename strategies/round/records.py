@@ -101,7 +101,9 @@ def mean_metrics(metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
     given = {name for row in metrics for name in row}
     counts = [name for name in ("num-examples", "num-steps") if name in given]
     names = sorted(given - {"partition-id", *counts})
-    result = {name: sum(row[name] for row in metrics if name in row) for name in counts}
+    result: dict[str, float] = {
+        count: sum(row[count] for row in metrics if count in row) for count in counts
+    }
     for name in names:
         rows = [row for row in metrics if name in row]
         weight = sum(row["num-examples"] for row in rows)
