@@ -34,18 +34,25 @@ MODEL_FILE = "model.safetensors"
 
 
 def recipe_of(folder: Path) -> DictConfig:
-    """Return the recipe that a run has written, with the keys of today."""
+    """Return the recipe that a run has written, with the keys of today.
+
+    Where it has clients=0, they are as many as have registered.
+    """
     folder = expanded(str(folder), "folder")
     if not (folder / CONFIG).is_file():
         raise ConfigError(f"{folder} is not the results directory of a run: it has no {CONFIG}")
-    text = read_config(folder, summary_of(folder))
+    summary = summary_of(folder)
+    text = read_config(folder, summary)
     try:
         plain = OmegaConf.to_container(OmegaConf.create(text))
     except (OmegaConfBaseException, YAMLError, ValueError) as error:
         raise DamagedFileError(f"{folder / CONFIG} is damaged: {error}") from None
     if not isinstance(plain, dict) or not plain:
         raise DamagedFileError(f"{folder / CONFIG} is damaged: it holds no recipe")
-    return OmegaConf.create(upgrade_config({str(key): value for key, value in plain.items()}))
+    recipe = upgrade_config({str(key): value for key, value in plain.items()})
+    if not recipe.get("clients"):
+        recipe["clients"] = int(summary.get("clients", 0))
+    return OmegaConf.create(recipe)
 
 
 def summary_of(folder: Path) -> dict[str, Any]:

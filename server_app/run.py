@@ -421,6 +421,8 @@ class Run:
         given = isinstance(self.task, OwnTask) and self.task.by_client  # nothing is divided
         return {
             **identity(self.recipe),
+            # of clients=0, whoever registered
+            "clients": int(self.recipe.clients) or self.strategy.num_clients,
             **({"partition": BY_CLIENT} if given else {}),
             "run": self.strategy.state.experiment,
             "data": self.data,

@@ -13,12 +13,13 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import fedhet
 from fedhet.common.errors import ConfigError
-from fedhet.common.results import read_rows
+from fedhet.common.results import read_rows, read_summary
 from fedhet.conf import compose_overrides, plain_part
 from fedhet.flower_apps import _words
 from fedhet.strategies.round.tensor_files import load_tensors
 from fedhet.tasks import build_task
 from fedhet.tasks.models.mlp import mlp
+from fedhet.tools.export import export
 from tests.federation import InProcessGrid
 from tests.recipes import TINY, run_recipe
 from tests.test_every_strategy import METHODS, mark, name_of
@@ -141,6 +142,9 @@ def test_an_app_of_loaders_learns_and_its_weights_load_into_the_users_model(tmp_
     assert torch.equal(model.hidden.bias, tensors["body.hidden.bias"])
     with pytest.raises(ConfigError, match="tensors that the model lacks: hidden"):
         fedhet.load_weights(nn.Sequential(nn.Linear(4, 2)), tmp_path)
+    assert read_summary(tmp_path)["clients"] == CLIENTS  # its config says 0: whoever is there
+    about = export(tmp_path, tmp_path / "model.pt2")
+    assert about["input"]["shape"] == ["batch", 4]
 
 
 def test_two_entries_of_a_run_config_for_one_key_are_refused():

@@ -162,6 +162,8 @@ def read_run(folder: Path, name: str, source: int, *, resumed: bool = False) -> 
     plain = upgrade_config(cast(dict[str, Any], OmegaConf.to_container(recipe, resolve=False)))
     paper = plain.pop("paper", None)
     settings = flat(plain)
+    if settings.get("clients") == 0:  # whoever registered
+        settings["clients"] = summary.get("clients", 0)
     if summary.get("partition") == BY_CLIENT:  # nothing is divided: the run reads holdout alone
         unread = {key for key in settings if key.startswith("partition.")} - {"partition.holdout"}
         settings = {key: value for key, value in settings.items() if key not in unread}

@@ -295,6 +295,11 @@ class FederatedStrategy(KeepsArguments, Strategy):
         return replace(copy.deepcopy(replace(self.state, tensors={})), tensors=tensors)
 
     @property
+    def num_clients(self) -> int:
+        """N, how many clients have registered; 0 before ``start``."""
+        return 0 if self._availability is None else len(self._availability.registry)
+
+    @property
     def availability(self) -> ClientAvailability:
         """The registered clients, and which of them are connected; after ``start``."""
         if self._availability is None:
