@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -163,7 +164,8 @@ def _most_examples(task: Mapping[str, Any]) -> tuple[int, str] | None:
     if "source" not in task:  # a function gives the examples
         return None
     if task["source"] == "embedded":
-        return _DIGITS, f"task={task['name']}"
+        test = math.ceil(_DIGITS * float(task["test_fraction"]) - 1e-9)
+        return _DIGITS - test, f"task={task['name']}"
     from_hub = task["source"] == "hub" and not task.get("path") and "FEDHET_DATA" not in os.environ
     found = HUB_EXAMPLES.get(str(task.get("hub"))) if from_hub else None
     return (found, f"task={task['name']}") if found else None

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 from omegaconf import DictConfig, OmegaConf
 from yaml import YAMLError
 
-from fedhet.common.checksums import MODEL, text_sha256
+from fedhet.common.checksums import MODEL, read_label, text_sha256
 from fedhet.common.errors import ConfigError, DivergedError
 from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
 from fedhet.common.results import (
@@ -251,13 +251,13 @@ class Run:
     # ---- pieces ------------------------------------------------------------------------------
 
     def _restore(self, last: Path) -> ArrayRecord:
-        checkpoint = load_checkpoint(last, self.names)
-        if checkpoint.recipe != self.fingerprint:
+        if read_label(last).get("recipe", self.fingerprint) != self.fingerprint:
             raise ConfigError(
                 f"resume=true, but {last} was written by another recipe{self._changes()}; you may "
                 f"change only {', '.join((*LONGER, *SITE_KEYS, *NOTES, *FOLDER_KEYS))} (its recipe "
                 f"is {self.folder / CONFIG})"
             )
+        checkpoint = load_checkpoint(last, self.names)
         self._check_not_done(checkpoint.state.round, last)
         hashes = self._data_hashes()
         if "columns" in checkpoint.data.keys() - hashes.keys():
@@ -265,7 +265,7 @@ class Run:
                 f"resume=true, but {self.folder} has lost its columns.json, which says how the "
                 "sites' columns were fitted: bring it back, or begin anew in another results_dir"
             )
-        for split in hashes.keys() & checkpoint.data.keys():
+        for split in sorted(hashes.keys() & checkpoint.data.keys()):
             if hashes[split] != checkpoint.data[split]:
                 what = split if split == "columns" else f"{split} examples"
                 raise ConfigError(

@@ -122,7 +122,7 @@ TOGETHER = [
     (["clients=3", "min_replies=4"], r"of the 3 clients at most 3 .*to 3 or less"),
     (["clients=3", "min_replies=3", "participation=0.5"], r"min_replies=3.*at most 2 take part"),
     (["clients=3", "runtime.min_clients=4"], r"runtime\.min_clients=4 is more than clients=3"),
-    (["clients=2000"], r"clients=2000 is more than the 1797 training examples"),
+    (["clients=2000"], r"clients=2000 is more than the 1437 training examples"),
     (["task=mnist", "clients=60001"], r"clients=60001 is more than the 60000 training examples"),
     (["clients=20", "task.train_size=10"], r"clients=20 is more than the 10 .*task\.train_size"),
     (["runtime.client_cpus=4", "runtime.num_cpus=2"], r"runtime\.num_cpus=2 is less than"),
@@ -333,6 +333,10 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_another_recipe(tmp_path):
         (
             ["rounds=4", "local.lr=0.3", "resume=true"],
             r"another recipe \(local.lr=0.3, was 0.[0-9]+\); you may change only rounds",
+        ),
+        (
+            ["task.model=resnet8", "rounds=4", "resume=true"],
+            r"another recipe \(task.model=resnet8, was mlp",
         ),
         (["resume=true"], "rounds=2 are done already"),
     ):

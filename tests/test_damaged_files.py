@@ -610,7 +610,7 @@ def test_a_table_that_has_changed_is_noticed(tmp_path, capsys):
                 ("train", "test"), "fedhet.tasks.tabular:load"
             )
             assert evaluate.evaluate(tmp_path / "run").examples == 8
-    with pytest.raises(ConfigError, match="the train examples are not those"):
+    with pytest.raises(ConfigError, match="the test examples are not those"):
         run_recipe(tmp_path / "run", *words, "rounds=2", "resume=true", clients=2)
     with pytest.raises(SystemExit):
         evaluate.main([str(tmp_path / "run")])

@@ -25,7 +25,7 @@ REFUSED = {
     "resume=true results_dir=new": "new holds no run: leave resume out to begin one",
     "runtime.name=moon": "runtime.name=moon is unknown; allowed: deployment, flower, local",
     "clients=100000000": r"clients=100000000 is not allowed: .*\[0, 1000000\]",
-    "clients=2000": "clients=2000 is more than the 1797 training examples of task=digits",
+    "clients=2000": "clients=2000 is more than the 1437 training examples of task=digits",
     "device=cuda:77": "device=cuda:77: this machine has .* set device=auto or cpu",
     "strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
     "+strategy.aggregator.foo=1": r"unknown key strategy\.aggregator\.foo",
