@@ -29,6 +29,7 @@ from fedhet.strategies.components.samplers import most_clients
 from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
 from fedhet.strategies.robust.aggregator import RobustAggregator
 from fedhet.strategies.robust.fltrust import FLTrust, RootTraining
+from fedhet.strategies.round.checks import check_sides
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.records import COLUMNS
@@ -69,8 +70,11 @@ def check_parts(recipe: DictConfig) -> None:
     PartitionConfig.from_mapping(plain_part(recipe, "partition"))
     local_training_config(recipe.local, recipe.strategy.phases)
     build_local_optimizer(recipe, classifier_tensors=1)
-    for key in _PARTS:
-        build_part(recipe, key, classifier_tensors=1)
+    parts = {key: build_part(recipe, key, classifier_tensors=1) for key in _PARTS}
+    client_sides, server_sides = parts["strategy.client_sides"], parts["strategy.server_sides"]
+    stacked = bool(recipe.strategy.allow_stacked_corrections)
+    check_sides(client_sides, server_sides, allow_stacked=stacked)
+    _check_kind(recipe, kind_of(task), client_sides)
     _check_cohort(recipe)
     check_arguments(recipe.logger, "logger")  # not built: its package is the server's
 
@@ -146,10 +150,9 @@ def server_model_of(task: AnyTask, model: nn.Module) -> ServerModel:
     return ServerModel(model, shape, task.num_classes, black, white)
 
 
-def _check_kind(recipe: DictConfig, task: AnyTask, sides: Mapping[str, ClientSide]) -> None:
+def _check_kind(recipe: DictConfig, kind: str | None, sides: Mapping[str, ClientSide]) -> None:
     """Refuse methods that work by class where the labels are none."""
-    kind = task.config.kind if isinstance(task.config, OwnConfig) else "classification"
-    if kind == "classification":
+    if kind in (None, "classification"):
         return
     if any(side.by_class for side in sides.values()):
         raise ConfigError(
@@ -205,7 +208,7 @@ def build_strategy(
     """
     model, tensors = server_model.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
-    _check_kind(recipe, task, client_sides)
+    _check_kind(recipe, kind_of(task.config), client_sides)
     optimizer = build_local_optimizer(recipe, tensors)
     shared = trainable_shared(model, TensorSelector(recipe.strategy.personal))
     for side in client_sides.values():

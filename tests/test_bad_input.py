@@ -231,13 +231,22 @@ def test_a_key_of_other_tasks_is_told_with_the_task_that_there_is():
         compose_overrides(("task=tabular", "task.channels=3"))
 
 
-@pytest.mark.parametrize("word", ["rounds=0", "local.lrr=1", "strategy.fedprox.mu=abc"])
-def test_flwr_run_refuses_before_it_makes_a_folder(word, tmp_path):
-    words = ["strategy=fedprox", word, f"results_dir={tmp_path / 'run'}"]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rounds=0"], "rounds"),
+        (["local.lrr=1"], r"local\.lrr"),
+        (["strategy=fedprox", "strategy.fedprox.mu=abc"], r"strategy\.fedprox\.mu"),
+        (["strategy=[fedpvr,scaffold]"], "fedpvr and scaffold both send control_variate"),
+        (["strategy=feddw", "task=shapes"], "strategy=feddw works by class"),
+    ],
+)
+def test_flwr_run_refuses_before_it_makes_a_folder(words, message, tmp_path):
+    words = [*words, f"results_dir={tmp_path / 'run'}"]
     context = Context(
         run_id=1, node_id=1, node_config={}, state=RecordDict(), run_config=overrides(*words)
     )
-    with pytest.raises(ConfigError, match=word.partition("=")[0]):
+    with pytest.raises(ConfigError, match=message):
         server.main(None, context)
     assert list(tmp_path.iterdir()) == []
 
@@ -253,7 +262,6 @@ BEFORE_ROUND_1 = [
         r"none of .*head\.weight.*strategy\.fedpvr\.layers",
     ),
     (["strategy=fedpvr", "strategy.fedpvr.layers=last:99"], r"last:99"),
-    (["strategy=[fedpvr,scaffold]"], r"control_variate"),
     (["strategy=[fedpvr,fedper]"], r"corrects \['head\.weight'\].*strategy\.personal"),
     (["strategy=[fedala,fedper]"], r"strategy\.fedala\.layers='head\.\*' selects none of"),
     (["clients=4"], r"clients=4"),
@@ -336,7 +344,7 @@ def test_a_run_is_neither_overwritten_nor_resumed_with_another_recipe(tmp_path):
         ),
         (
             ["task.model=resnet8", "rounds=4", "resume=true"],
-            r"another recipe \(task.model=resnet8, was mlp",
+            r"another recipe \(.*task.model=resnet8, was mlp",
         ),
         (["resume=true"], "rounds=2 are done already"),
     ):

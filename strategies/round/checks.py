@@ -105,14 +105,22 @@ def sides_with(hook: str, sides: Mapping[str, ClientSide]) -> list[str]:
 def _all_payloads(
     half: str, sides: Mapping[str, ClientSide] | Mapping[str, ServerSide]
 ) -> frozenset[str]:
-    names = [payload for side in sides.values() for payload in side.sends]
-    clashes = sorted({n for n in names if names.count(n) > 1 or n in RESERVED_RECORDS})
-    if clashes:
-        raise ConfigError(
-            f"the payloads {clashes} are sent by two of the {half} sides {sorted(sides)}, or are "
-            f"reserved ({sorted(RESERVED_RECORDS)}); drop one from strategy=[...]"
-        )
-    return frozenset(names)
+    senders: dict[str, list[str]] = {}
+    for name, side in sides.items():
+        for payload in side.sends:
+            senders.setdefault(payload, []).append(name)
+    for payload, names in sorted(senders.items()):
+        if payload in RESERVED_RECORDS:
+            raise ConfigError(
+                f"the {half} side of {names[0]} sends a payload {payload!r}: call it otherwise "
+                f"than {', '.join(sorted(RESERVED_RECORDS))}"
+            )
+        if len(names) > 1:
+            raise ConfigError(
+                f"strategy: {' and '.join(sorted(names))} both send {payload} from the {half}: "
+                "drop one from strategy=[...]"
+            )
+    return frozenset(senders)
 
 
 def _require_payloads(key: str, needs: frozenset[str], offered: frozenset[str], other: str) -> None:

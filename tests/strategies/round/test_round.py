@@ -318,7 +318,7 @@ class Owner(ClientSide):
         ([Owner, Owner], [], r"\['0', '1'\] all have a model of the client's own to score"),
         ([Needy], [], r"client_sides\.0 needs the payloads \['soft_labels'\]"),
         ([], [Giver], r"server_sides\.0 needs the payloads \['sums'\]"),
-        ([Needy], [Giver, Giver], r"\['soft_labels'\] are sent by two of the server sides"),
+        ([Needy], [Giver, Giver], "0 and 1 both send soft_labels from the server: drop one"),
         ([Corrector, Corrector], [], r"\['0', '1'\] all correct .*allow_stacked_corrections"),
     ],
 )
