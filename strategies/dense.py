@@ -18,8 +18,9 @@ mu_il, var_il are the running statistics of client i's l-th BatchNorm layer; a n
 BatchNorm has L_BN = 0. adversarial = 0 generates without the student.
 
 Weights, steps and rates are those of the authors' README (their argument parser has all weights 0,
-tau 1, 10 epochs). As in their code L_BN is the sum over clients (the paper: the mean), and G is
-drawn anew every epoch. Differences from their code:
+tau 1, 10 epochs). L_BN is the sum over clients, as their code has it (the paper: the mean), though
+there it is 0: the ensemble keeps its models in a list, where its search for BatchNorm finds none. G
+is drawn anew every epoch. Differences from their code:
 
     the student starts at the plain mean of the clients' models; the code computes that mean, then
         starts from fresh random numbers: ``initial=server``, in round 1

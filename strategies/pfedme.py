@@ -43,7 +43,7 @@ class PFedMeClient(ClientSide):
     Args:
         coefficient: lambda, how strongly theta is drawn to w.
         steps: K, gradient steps on theta for each on w.
-        lr: their size; from lr lambda = 2 on theta does not settle.
+        lr: their size; theta does not settle from lr (lambda + the loss's curvature) = 2 on.
     """
 
     def __init__(self, coefficient: float = 15.0, steps: int = 5, lr: float = 0.05) -> None:

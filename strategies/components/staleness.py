@@ -14,6 +14,8 @@ reply of staleness tau (the server has stepped so often since the client got its
 
     FedBuff      x <- x + eta_g (1 / K) sum_i s(tau_i) (y_i - x_i)        x_i: what client i got
     FedAsync     x <- x + eta_g s(tau) (y_i - x),  K = 1,  eta_g its alpha
+
+No server optimizer sees buffers: BatchNorm's statistics move by s(tau) alone, in FedAsync, too.
 """
 
 from __future__ import annotations
