@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import dropwhile
 from pathlib import Path
 
@@ -62,9 +62,11 @@ def _removed_on_error(beside: Path, path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        beside.unlink(missing_ok=True)
+        with suppress(OSError):  # as of a read-only file system, where there is nothing to remove
+            beside.unlink()
         if isinstance(error, OSError):  # it names the temporary file, or none
-            raise OSError(f"{path} could not be written: {error}") from error
+            what = f"[Errno {error.errno}] {error.strerror}" if error.strerror else error
+            raise OSError(f"{path} could not be written: {what}") from error
         raise
 
 
@@ -106,24 +108,47 @@ def expanded(path: str, key: str) -> Path:
         raise ConfigError(f"{key}={path}: there is no such user, or no home folder") from None
 
 
-def writable_folder(folder: Path) -> Path:
+def writable_folder(folder: Path, option: str = "results_dir=") -> Path:
     """Make a folder, if it is not there, and return it.
+
+    Args:
+        folder: that is to be written to.
+        option: that names it, for the error, such as ``--out`` and a space; "" without one.
 
     Raises:
         ConfigError: if it cannot be made or written to.
     """
+    if reason := _why_not_writable(folder):
+        verb = "name" if option else "go to"
+        raise ConfigError(f"{option}{folder} {reason}: {verb} a folder that you can write to")
+    return folder
+
+
+def writable_file(path: Path, option: str) -> Path:
+    """Make the folder of a file that is to be written, if it is not there, and return the file.
+
+    Call it before the work whose result the file is to hold. ``option`` names the file.
+
+    Raises:
+        ConfigError: if the path is a folder, or its folder cannot be made or written to.
+    """
+    if path.is_dir():
+        raise ConfigError(f"{option}{path} is a folder: name a file")
+    if reason := _why_not_writable(path.parent):
+        raise ConfigError(
+            f"{option}{path} cannot be written, since {path.parent.absolute()} {reason}: name a "
+            "file in a folder that you can write to"
+        )
+    return path
+
+
+def _why_not_writable(folder: Path) -> str:
+    """Make a folder, if it is not there; return why nothing can be written to it, or ""."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            f"results_dir={folder} cannot be made ({error.strerror}): name a folder that you can "
-            "write to"
-        ) from None
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(
-            f"results_dir={folder} is not writable: name a folder that you can write to"
-        )
-    return folder
+        return f"cannot be made ({error.strerror})"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else "is not writable"
 
 
 @contextmanager

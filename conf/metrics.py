@@ -34,24 +34,33 @@ def check_metrics(values: Mapping[str, Any]) -> None:
         )
     measured = _measured(values["evaluation"], sent)
     stopping = values["early_stopping"]
-    _require("early_stopping.metric", stopping["metric"], measured, more=_MORE)
+    kind = values["task"].get("kind", "classification")
+    _require("early_stopping.metric", stopping["metric"], measured, kind, more=_MORE)
     best = values["checkpoint"]["best"]
     if isinstance(best, str):
-        _require("checkpoint.best", best, measured, more=f"{_MORE}; or true or false")
+        _require("checkpoint.best", best, measured, kind, more=f"{_MORE}; or true or false")
     at_clients = values["evaluation"]["clients"]
     known = dict.fromkeys((*FIGURES, *figures_of(names)))
     figures = [name for name in known if at_clients or CLIENT not in name]
-    _require("objective", values["objective"], figures, more=_MORE)
+    _require("objective", values["objective"], figures, kind, more=_MORE)
     _check_stopping(values)
 
 
 _MORE = "metrics that evaluation.metrics names are allowed, too"
 
 
-def _require(key: str, value: str, allowed: Iterable[str], more: str = "") -> None:
+def _require(
+    key: str, value: str, allowed: Iterable[str], kind: str = "classification", more: str = ""
+) -> None:
+    """Refuse a value that is not allowed; of a regression no accuracy is named as an option.
+
+    The defaults name one, and are refused only where a run would go by it (server_app/best_round).
+    """
     options = list(allowed)
     if value in options:
         return
+    if kind == "regression":
+        options = [name for name in options if not name.endswith("accuracy")]
     base = value.removeprefix("best_").removeprefix(CLIENT).removeprefix(_RECEIVED)
     steps = [f"add {base} to evaluation.metrics"] if base not in options else []
     steps += [f"set {switch}=true" for prefix, switch in _SWITCHES.items() if prefix in value]

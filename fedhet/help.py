@@ -8,6 +8,7 @@ from typing import Any
 
 from hydra._internal.utils import get_args_parser
 from omegaconf import OmegaConf
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -53,10 +54,20 @@ def _take_help_texts_unread() -> None:
 
 def print_help(words: Sequence[str]) -> None:
     """Print methods and groups, and the keys of the recipe that the words stand for."""
+    console = table_console()
+    if console.is_terminal:
+        return _print_help(words, console)
+    with console.capture() as printed:
+        _print_help(words, console)
+    # rich pads a table's rows to the width of the table
+    console.out("\n".join(line.rstrip() for line in printed.get().splitlines()), highlight=False)
+    return None
+
+
+def _print_help(words: Sequence[str], console: Console) -> None:
     overrides = tuple(word for word in words if "=" in word and not word.startswith("-"))
     recipe = compose_overrides(overrides)
     values: Any = OmegaConf.to_container(recipe)
-    console = table_console()
     console.print(_HEAD, highlight=False, markup=False)
     methods = Table.grid(padding=(0, 2))
     for name, comment in method_lines().items():

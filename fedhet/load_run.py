@@ -16,7 +16,7 @@ from fedhet.client_app.client import PERSONAL
 from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.files import expanded
-from fedhet.common.results import CONFIG, SUMMARY, read_config, read_summary
+from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf.renamed import upgrade_config
 from fedhet.server_app.best_round import BEST
 from fedhet.strategies.components.tensor_selection import (
@@ -29,6 +29,7 @@ from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
+from fedhet.tasks.task import kind_of
 
 MODEL_FILE = "model.safetensors"
 
@@ -108,6 +109,11 @@ def classifier_of(
     trains (FedBABU) have their initial values.
     """
     folder = expanded(str(folder), "folder")
+    if kind_of(task.config) == "regression":
+        raise ConfigError(
+            f"{folder} is the run of a regression (task.kind=regression), whose model has no "
+            "classes: name a run of a classification"
+        )
     path = _model_path(folder, best)
     tensors, frozen = _output_model(folder, best)
     model = task.build_model(task.seed)
@@ -193,6 +199,11 @@ def _model_path(folder: Path, best: bool) -> Path:
             raise ConfigError(
                 f"{folder} has no {MODEL_FILE}: it is in {there} at the server; the run's command "
                 "with resume=true and runtime.fetch=... brings it"
+            )
+        if summary.get("status") == COMPLETED:
+            raise ConfigError(
+                f"{folder} has no {MODEL_FILE}, though its run has completed: the file was removed "
+                "or not copied; bring it back from where the run was, or run it again"
             )
         raise ConfigError(f"{folder} has no {MODEL_FILE}: the run has not completed")
     return path

@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from fedhet.common.checksums import MODEL, read_header
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.metrics import evaluation_of, larger_is_better
+from fedhet.common.metrics import evaluation_of, larger_is_better, metrics_of
 from fedhet.common.results import Row
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
@@ -158,12 +158,9 @@ def check_measured(
         without = predictions is None or predictions.kind != "classification"
         measured = metric.removeprefix(evaluation_of(metric)) in recipe.evaluation.metrics
         if without and not measured and metric.endswith("accuracy"):
-            other = (
-                "target_accuracy=null" if key == "target_accuracy" else "early_stopping.metric=loss"
-            )
             raise ConfigError(
                 f"{key} goes by {metric}, which task={recipe.task.name} does not measure: set "
-                f"{other}, or name a metric of its kind (evaluation.metrics)"
+                f"{_instead_of_accuracy(key, predictions)}"
             )
     if at_server:
         return
@@ -174,6 +171,15 @@ def check_measured(
                 "go by what the clients measure (evaluation.clients=true "
                 "early_stopping.metric=client_accuracy), or give it some (task.test_data)"
             )
+
+
+def _instead_of_accuracy(key: str, predictions: Predictions | None) -> str:
+    """Return what to set where a key goes by an accuracy that the task does not measure."""
+    if key != "target_accuracy":
+        return "early_stopping.metric=loss, or name a metric of its kind (evaluation.metrics)"
+    of_classes = predictions is not None and "accuracy" in metrics_of(predictions.kind)
+    more = ", or add accuracy to evaluation.metrics" if of_classes else ""
+    return f"target_accuracy=null{more}"
 
 
 class BestModel:

@@ -138,6 +138,14 @@ TOGETHER = [
         r"received_loss is not measured: set evaluation\.received=true",
     ),
     (["checkpoint.best=client_f1"], r"add f1 to evaluation\.metrics, and set evaluation\.clients"),
+    (
+        ["task=tabular", "task.kind=regression", "early_stopping.metric=mae"],
+        r"add mae to evaluation\.metrics; allowed: loss, received_loss$",
+    ),
+    (
+        ["task=tabular", "task.kind=regression", "early_stopping.metric=los"],
+        r"did you mean loss\?; allowed: loss, received_loss \(metrics that",
+    ),
     (["calibration.alphas=[0.1]"], r"partition\.holdout=0\.0: set it to 0\.1"),
     (["strategy=fedcm", "local.initial=own"], r"needs local\.initial=received"),
     (["strategy=fednova", "local.initial=own"], r"needs local\.initial=received"),

@@ -24,6 +24,7 @@ from rich.text import Text
 
 from fedhet.commands import parser_of, reported_errors, table_console
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import save_text, writable_folder
 from fedhet.conf.project import conf_folders
 from fedhet.report.blocks import Block, Chart, Heading, Table, Verdict, Warn
 from fedhet.report.class_counts import with_counts
@@ -122,7 +123,7 @@ def write_report(
 
     ``name`` begins the files' names. With ``partitions``, the page shows the clients' classes.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    writable_folder(folder, "--out ")
     data = thinned(with_partitions(data) if partitions else data)
     blocks = build_page(data, lambda: data.partitions, folder, name)
     for block in blocks:
@@ -130,7 +131,7 @@ def write_report(
             block.save(folder)
     kept = to_text(data)
     for ending, text in (("json", kept), ("md", to_markdown(blocks)), ("html", to_html(blocks))):
-        (folder / f"{name}.{ending}").write_text(text, encoding="utf-8")
+        save_text(folder / f"{name}.{ending}", text)
     return blocks
 
 

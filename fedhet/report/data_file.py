@@ -21,6 +21,7 @@ NEVER_THINNED = (  # tables have figures of single rounds, and curves an x of ea
     *("bytes_up", "bytes_down", "elapsed_seconds", "simulated_seconds"),
 )
 AGREEMENT = ("norm_ratio", "update_cosine", "drift_diversity")  # of a round's updates
+_ALLOWED = "name a report.json, or folders of runs"
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Origin:
 
     name: str  # of the folder
     command: str = ""  # the command line, as far as it is known
-    failures: Sequence[str] = ()  # jobs of the sweep without a results directory, with errors
+    failures: Sequence[str] = ()  # jobs of the sweep without a results directory, and why
     unfinished: str = ""  # of a sweep that has not ended: how far it has come
 
 
@@ -148,7 +149,13 @@ def _packed(values: Column) -> Any:
 
 def read_data(path: Path) -> ReportData:
     """Read a data file; another file is a ConfigError."""
-    return parse(path.read_text(encoding="utf-8"), str(path))
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ConfigError(
+            f"{path} is not a data file of fedhet-report: it is not a text; {_ALLOWED}"
+        ) from None
+    return parse(text, str(path))
 
 
 def parse(text: str, name: str) -> ReportData:
@@ -156,12 +163,14 @@ def parse(text: str, name: str) -> ReportData:
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"{name} is not a data file of fedhet-report: {error}") from None
+        raise ConfigError(
+            f"{name} is not a data file of fedhet-report: {error}; {_ALLOWED}"
+        ) from None
     version = content.get("fedhet_report") if isinstance(content, dict) else None
     if version not in (1, FORMAT):
         raise ConfigError(
             f"{name} is not a data file of fedhet-report: it has fedhet_report={version}, allowed: "
-            f"1, {FORMAT}; name a report.json, or folders of runs"
+            f"1, {FORMAT}; {_ALLOWED}"
         )
     if version == 1:
         content = upgraded(content)

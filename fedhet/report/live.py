@@ -28,11 +28,12 @@ from fedhet.commands import number_between, parser_of, reported_errors, say_erro
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import CONFIG, METRICS, SUMMARY
 from fedhet.report.command import with_partitions
+from fedhet.report.comparison import check_baseline
 from fedhet.report.data_file import ReportData, thinned
-from fedhet.report.page import build_page
+from fedhet.report.page import build_page, sections_of
 from fedhet.report.render import plotly_script, to_html
 from fedhet.report.run_data import NOT_SEARCHED, RUNNING, UNFINISHED, Run, read_run
-from fedhet.report.sources import read_sources
+from fedhet.report.sources import has_all_runs, read_sources, require_folders
 
 ADDRESS, PORT = "127.0.0.1", 8265
 SILENT_SECONDS, SILENT_ROUNDS = 120.0, 5.0  # without a new row for so long, a run is not running
@@ -44,13 +45,13 @@ class LivePage:
     """The page of folders, made anew when one of their files has changed."""
 
     def __init__(self, sources: Sequence[Path], baseline: str = "") -> None:
-        """Check the sources; a ConfigError says what is wrong with them."""
-        for source in sources:
-            if not source.is_dir():
-                raise ConfigError(f"{source} is not a folder; name folders of runs or sweeps")
+        """Check sources and baseline; a ConfigError says what is wrong with them."""
+        require_folders(sources)
         self._sources, self._baseline = sources, baseline
         self._lock = Lock()
         self._made: tuple[str, str] = ("", "")  # the version, and its page
+        if baseline and all(map(has_all_runs, sources)):  # elsewhere it may yet appear
+            check_baseline([section.layout for section in sections_of(self._data())], baseline)
 
     def version(self) -> str:
         """Return a text that changes when a file does: when the last one did, and their sizes."""
@@ -69,7 +70,8 @@ class LivePage:
             return self._made[1]
 
     def _html(self, version: str) -> str:
-        data = replace(self._data(), baseline=self._baseline)
+        data = self._data()
+        data = replace(data, baseline=self._baseline if data.runs else "")
         with tempfile.TemporaryDirectory() as folder:  # for those pictures that are in the page
             partitions = thinned(with_partitions(data))
             blocks = build_page(partitions, lambda: partitions.partitions, Path(folder), "report")

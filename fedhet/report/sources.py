@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED
+from fedhet.common.results import COMPLETED, CONFIG, DIVERGED, FAILED, STOPPED
 from fedhet.report.data_file import Origin, ReportData, merged, read_data
 from fedhet.report.run_data import RUNNING, Run, find_runs, read_run
 
@@ -29,16 +29,30 @@ def read_sources(paths: Sequence[Path]) -> ReportData:
     return data
 
 
+def require_folders(paths: Iterable[Path]) -> None:
+    """Raise a ConfigError if one of the paths is not a folder."""
+    for path in paths:
+        if not path.is_dir():
+            raise ConfigError(f"{path} is not a folder; name folders of sweeps or runs")
+
+
+def has_all_runs(folder: Path) -> bool:
+    """Return whether a folder gets no other run: it is that of a run, or of an ended sweep."""
+    return (folder / CONFIG).is_file() or _read_index(folder).get("status") in (COMPLETED, FAILED)
+
+
 def completed_runs(paths: Sequence[Path]) -> tuple[list[tuple[Run, Path]], list[str]]:
     """Return the completed runs with their results directories, and why others are left out.
 
     Raises:
-        ConfigError: if no run is completed.
+        ConfigError: if a path is not a folder, or no run is completed.
     """
-    runs = read_sources(paths).runs
-    found = [(run, run.folder) for run in runs if run.status == COMPLETED and run.folder]
-    others = [run for run in runs if run.status != COMPLETED]
+    require_folders(paths)
+    data = read_sources(paths)
+    found = [(run, run.folder) for run in data.runs if run.status == COMPLETED and run.folder]
+    others = [run for run in data.runs if run.status != COMPLETED]
     left_out = [f"{run.name} is {run.status} and left out: {run.error}" for run in others]
+    left_out += [f"left out: {failure}" for origin in data.origins for failure in origin.failures]
     if not found:
         names = ", ".join(map(str, paths))
         why = "; ".join(["", *left_out])
@@ -56,7 +70,7 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
     found = [run for run in all_found if run not in seen]
     seen.update(found)
     index = _read_index(folder)
-    jobs = {str(job.get("folder")): job for job in index.get("jobs", [])}
+    jobs = {str(job.get("folder")): job for job in _jobs_of(index)}
     runs = []
     for run_folder in found:
         inner = str(run_folder.relative_to(folder))
@@ -64,11 +78,8 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
         shown = f"{folder.name}/{inner}" if several and inner != "." else name
         runs.append(_with_job_error(read_run(run_folder, shown, 0), jobs.pop(inner, {})))
     known = {str(run.relative_to(folder)) for run in all_found}  # some with another source
-    failures = [
-        f"{name}: {job['error']}"
-        for name, job in jobs.items()
-        if job.get("error") and name not in known
-    ]
+    left = {name: _why_without_results(job) for name, job in jobs.items() if name not in known}
+    failures = [f"{name}: {reason}" for name, reason in left.items() if reason]
     if not all_found and not failures:
         raise ConfigError(
             f"{path} has no run: none of its folders has a config.yaml, metrics.jsonl or "
@@ -83,7 +94,7 @@ def _read_source(path: Path, several: bool, seen: set[Path]) -> ReportData:
 def _unfinished(path: Path, index: Mapping[str, Any], found: int) -> str:
     """Return how many jobs of a sweep that has not ended have results, and what continues it."""
     ends = {STOPPED: ("was stopped", ""), RUNNING: ("has not ended", "If it was killed, ")}
-    status, total = index.get("status"), index.get("total")
+    status, total = str(index.get("status")), index.get("total")
     if status not in ends:
         return ""
     how, condition = ends[status]
@@ -104,6 +115,20 @@ def _with_job_error(run: Run, job: Mapping[str, Any]) -> Run:
     return replace(run, status=status, error=f"{error}; {run.error}".strip("; "))
 
 
+def _why_without_results(job: Mapping[str, Any]) -> str:
+    """Return why a job of a sweep has no results directory; empty if it has not ended."""
+    if error := job.get("error"):
+        return str(error)
+    missing = "its folder is missing or empty, though sweep.json says that it has completed"
+    return missing if job.get("status") == COMPLETED else ""
+
+
+def _jobs_of(index: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the jobs of a sweep.json; what is no job, as in a file of another's, is skipped."""
+    jobs = index.get("jobs")
+    return [job for job in jobs if isinstance(job, dict)] if isinstance(jobs, list) else []
+
+
 def _read_index(folder: Path) -> dict[str, Any]:
     """Return a sweep's sweep.json; empty if it is missing or cannot be read."""
     try:
@@ -116,11 +141,11 @@ def _read_index(folder: Path) -> dict[str, Any]:
 def _command(folder: Path, index: Mapping[str, Any]) -> str:
     """Return a sweep's command line from its sweep.json, or from Hydra's multirun.yaml."""
     words = index.get("overrides")
-    if not words:
+    if not words or not isinstance(words, list):
         try:
             node = yaml.safe_load((folder / "multirun.yaml").read_text(encoding="utf-8"))
             typed = node["hydra"]["overrides"]
             words = [word for word in typed["task"] + typed["hydra"] if "hydra.mode=" not in word]
-        except (OSError, yaml.YAMLError, TypeError, KeyError):
+        except (OSError, ValueError, yaml.YAMLError, TypeError, KeyError):
             return ""
     return shlex.join(["fedhet", "-m", *map(str, words)])

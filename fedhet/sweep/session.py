@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import writable_folder
 from fedhet.common.results import COMPLETED, FAILED, STOPPED
 from fedhet.runtimes.processes import ProcessTree, adopt_orphans
 from fedhet.sweep.display import closing_summary, display_for
@@ -198,7 +199,7 @@ def _lock(folder: SweepFolder, *, resuming: bool) -> FileLock:
             f"hydra.sweep.dir={folder.path} is not empty: name another folder, or continue the "
             f"sweep in it: fedhet -m --resume {folder.path}"
         )
-    folder.path.mkdir(parents=True, exist_ok=True)
+    writable_folder(folder.path, "hydra.sweep.dir=")
     lock = FileLock(folder.path / ".sweep.lock")
     try:
         lock.acquire(blocking=False)

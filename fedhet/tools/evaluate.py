@@ -29,7 +29,7 @@ from yaml import YAMLError
 
 from fedhet.commands import at_least, parser_of, reported_errors, say_error, table_console
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import save_text
+from fedhet.common.files import save_text, writable_file
 from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, summary_of, task_of
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
@@ -116,9 +116,7 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
     for reason in left_out:
         say_error("fedhet-evaluate", reason)
     if options.out is not None:  # before the evaluation, which takes long
-        if options.out.is_dir():
-            raise ConfigError(f"--out {options.out} is a folder: name a file")
-        options.out.parent.mkdir(parents=True, exist_ok=True)
+        writable_file(options.out, "--out ")
     console, errors = table_console(), Console(stderr=True)
     found: list[tuple[Run, Evaluation]] = []
     for run, folder in runs:

@@ -32,7 +32,7 @@ from torch import Tensor
 from fedhet.commands import parser_of, reported_errors
 from fedhet.common.checksums import file_sha256
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import replace_file
+from fedhet.common.files import replace_file, writable_file
 from fedhet.common.results import read_summary
 from fedhet.conf import method_name
 from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, task_of
@@ -52,7 +52,7 @@ def export(
     folder: Path, path: Path, state: Path | None = None, *, best: bool = False
 ) -> dict[str, Any]:
     """Export a run's model to ``path``, check its outputs, and return its about.json."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    writable_file(path, "--out ")
     recipe = recipe_of(folder)
     stored = label_metadata_of(folder, best=best)
     task = task_of(recipe, stored)

@@ -1,7 +1,7 @@
 """`fedhet-new my_project` writes a project of your own into the new folder my_project.
 
 It has a data set, a model, a method with its recipe, and a test. In it, `fedhet`, `fedhet -m` and
-`flwr run .` work, and its code travels with a run (docs/tutorial.md).
+`flwr run .` work, and its code travels with a run (docs/tutorial.md in a clone of fedhet).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 import fedhet
 from fedhet.commands import parser_of, reported_errors
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import writable_folder
 
 TEMPLATE = Path(fedhet.__file__).parent / "template"
 _NAME, _APP_NAME = "my_project", "my-project"  # in the template; Flower wants no underscore
@@ -60,10 +61,11 @@ def write_project(folder: Path) -> list[str]:
     """Write the template into a new folder, and return the files' names.
 
     Raises:
-        ConfigError: if the folder exists.
+        ConfigError: if the folder exists, or cannot be made.
     """
     if folder.exists():
         raise ConfigError(f"{folder} exists: choose another name, or another folder to run this in")
+    writable_folder(folder, "")
     written = []
     for path in sorted(TEMPLATE.rglob("*")):
         if path.suffix in _SUFFIXES:

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from fedhet.commands import reported_errors, table_console
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import writable_folder
 from fedhet.common.results import BY_CLIENT
 from fedhet.conf import compose, plain_part
 from fedhet.report.partition_plot import (
@@ -121,7 +122,7 @@ def draw(counts: Counts, names: tuple[str, ...], title: str, path: Path) -> None
     figure = Figure(figsize=picture_size(counts), layout="constrained")
     FigureCanvasAgg(figure)
     draw_partition(figure, counts, names, title)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    writable_folder(path.parent, "")
     figure.savefig(path, dpi=150)
 
 

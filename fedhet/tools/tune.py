@@ -34,7 +34,7 @@ from rich.console import Console
 
 from fedhet.commands import at_least, parser_of, reported_errors
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import save_text
+from fedhet.common.files import save_text, writable_folder
 from fedhet.common.results import COMPLETED, FAILED
 from fedhet.conf import compose, explain_words, quoted
 from fedhet.runtimes.processes import end_with_parent
@@ -73,6 +73,7 @@ def main(words: Sequence[str] | None = None) -> None:
         points = expanded(search.grid)
         for cell in cells:
             check(cell, points[0])  # the sweep checks the other points before its first job
+        writable_folder(search.folder, "--out ")
         for number, cell in enumerate(cells):
             tune(cell, cell_name(number, cell, cells), points, search)
 

@@ -1,20 +1,31 @@
 """How `fedhet` and the other commands report errors and print tables."""
 
 import argparse
+import errno
+import os
 import re
+import sys
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
 from fedhet.commands import at_least, number_between, reported_errors, table_console
 from fedhet.common.errors import ConfigError
+from fedhet.common.files import save_text
 from fedhet.conf import compose, compose_overrides, with_open_keys
-from fedhet.help import check_flags
+from fedhet.help import check_flags, print_help
 from fedhet.launch import _count_warnings, _prepare_results_dir, check_run
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.runtimes import flower_install
+from fedhet.sweep import session
 from fedhet.sweep.method_keys import with_single_sweeps
+from fedhet.sweep.sweep_folder import SweepFolder
 from tests.fedhet.sweep.sweeps import fork
+from tests.finished_runs import write_run
+
+__all__ = ["write_run"]
 
 REFUSED = {
     "strategy=fedavgg": "strategy=fedavgg is unknown: did you mean fedavg",
@@ -132,6 +143,86 @@ def test_errors_of_the_user_end_a_command_with_a_line_and_a_code(error, code, ca
         raise error
     assert ended.value.code == code
     assert capsys.readouterr().err.strip() == f"fedhet-export: {error}"
+
+
+READ_ONLY = {  # the words of a command in a read-only folder, and the beginning of what it says
+    "fedhet-conformal ../sweep": "--out ../sweep/conformal cannot be made",
+    "fedhet-evaluate ../sweep --out f.json": "--out f.json cannot be written, since {} is not",
+    "fedhet-export ../sweep/0_fedavg_seed0": "--out model.pt2 cannot be written, since {} is not",
+    "fedhet-export ../sweep --out a/b": "--out a/b cannot be written, since {}/a cannot be made",
+    "fedhet-new project": "{}/project cannot be made",
+    "fedhet-partition task=digits clients=2": "{}/results/partitions cannot be made",
+    "fedhet-report ../sweep --no-partitions": "--out ../sweep/report cannot be made",
+    "fedhet-tune task=digits partition.holdout=0.1 --out a": "--out {}/a cannot be made",
+}
+MODULES = {
+    "fedhet-conformal": "fedhet.tools.conformal.command",
+    "fedhet-report": "fedhet.report.command",
+}
+
+
+@pytest.fixture
+def read_only(tmp_path, monkeypatch):
+    """Return the current folder, where nothing can be made; root ignores the permission bits."""
+
+    make, may = Path.mkdir, os.access
+
+    def is_below(path):
+        return Path(path).absolute().is_relative_to(tmp_path)
+
+    def mkdir(path, *words, **options):
+        if is_below(path) and not path.is_dir():
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        make(path, *words, **options)
+
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.mkdir", mkdir)
+        patched.setattr("os.access", lambda path, mode: not is_below(path) and may(path, mode))
+        yield tmp_path / "here"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "said"), READ_ONLY.items())
+def test_what_cannot_be_written_is_named_with_the_option_to_change(
+    line, said, write_run, request, monkeypatch, capsys
+):
+    write_run()
+    here = request.getfixturevalue("read_only")
+    command, *words = line.split()
+    monkeypatch.setattr(sys, "argv", [command, *words])
+    with pytest.raises(SystemExit) as ended:
+        import_module(MODULES.get(command, f"fedhet.tools.{command[7:]}")).main()
+    assert ended.value.code == 1
+    (reason,) = capsys.readouterr().err.splitlines()
+    assert reason.startswith(f"{command}: {said.format(here)}")
+    assert reason.endswith(" a folder that you can write to")
+
+
+def test_a_sweep_that_cannot_be_written_names_its_key(read_only):
+    message = r"^hydra\.sweep\.dir=.*/here/sweep cannot be made .* that you can write to$"
+    with pytest.raises(ConfigError, match=message):
+        session._lock(SweepFolder(read_only / "sweep"), resuming=False)
+
+
+def test_a_file_that_cannot_be_made_is_named_and_not_the_temporary_one(tmp_path, monkeypatch):
+    def refuse(path, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", path.name)
+
+    for name in ("touch", "unlink"):
+        monkeypatch.setattr(f"pathlib.Path.{name}", refuse)
+    message = rf"^{tmp_path}/kept\.json could not be written: \[Errno 30\] Read-only file system$"
+    with pytest.raises(OSError, match=message):
+        save_text(tmp_path / "kept.json", "")
+
+
+def test_the_help_in_a_pipe_is_not_padded(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    print_help(["strategy=fedprox"])
+    printed = capsys.readouterr().out
+    assert re.search(r"^local\.lr +0\.1 +a number above 0 +eta_l, times", printed, re.MULTILINE)
+    assert not re.search(r" $", printed, re.MULTILINE)
 
 
 def test_a_current_folder_that_was_removed_is_said(tmp_path, monkeypatch, capsys):

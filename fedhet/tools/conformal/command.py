@@ -26,7 +26,7 @@ from fedhet.commands import (
     table_console,
 )
 from fedhet.common.errors import ConfigError
-from fedhet.common.files import save_text
+from fedhet.common.files import save_text, writable_folder
 from fedhet.report.blocks import Table
 from fedhet.report.command import rich_table
 from fedhet.report.layout import automatic_layout
@@ -54,6 +54,7 @@ def _measure_all(options: argparse.Namespace) -> None:
     runs, left_out = completed_runs(options.sources)
     for reason in left_out:
         say_error("fedhet-conformal", reason)
+    target = writable_folder(options.out or options.sources[0] / NAME, "--out ")
     found = {}
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
@@ -65,8 +66,6 @@ def _measure_all(options: argparse.Namespace) -> None:
     failed, runs = len(runs) - len(measured), measured
     if not runs:
         raise ConfigError("none of the runs could be measured")
-    target = options.out or options.sources[0] / NAME
-    target.mkdir(parents=True, exist_ok=True)
     layout = automatic_layout([run for run, _ in runs])
     blocks = page(layout, found, chosen, options.reference, target / NAME)
     save_text(target / f"{NAME}.md", to_markdown(blocks))

@@ -15,6 +15,7 @@ from fedhet.report.blocks import Chart, Paragraph
 from fedhet.report.colors import keys_of
 from fedhet.report.figures import accuracy, curves_of, incomplete_curves
 from fedhet.report.layout import automatic_layout, first_runs
+from fedhet.report.sources import completed_runs
 
 
 @pytest.fixture
@@ -261,6 +262,8 @@ def test_different_code_refusals_and_jobs_that_left_nothing_are_warned_of(write_
     jobs = [
         {"folder": "8_fedavg", "status": "failed", "error": "unknown key"},
         {"folder": "0_fedavg", "status": "completed"},
+        {"folder": "9_fedavg", "status": "completed"},
+        {"folder": "10_fedavg", "status": "running"},
     ]
     index = {"overrides": ["strategy=fedavg,scaffold", "seed=0,1"], "jobs": jobs}
     index |= {"status": "stopped", "total": 4}
@@ -271,12 +274,25 @@ def test_different_code_refusals_and_jobs_that_left_nothing_are_warned_of(write_
         "code of the runs differs, fedhet's or that of your own packages (recipes may name",
         "different ones): code1 (0_fedavg and 1 more); code2 (2_fedavg_seed2)",
         "2 replies of clients were refused or missing",
-        "Jobs of the sweep without results: 8_fedavg: unknown key",
+        "Jobs of the sweep without results: 8_fedavg: unknown key; 9_fedavg: its folder is missing",
         "The sweep sweep was stopped: 3 of its 4 jobs are done. fedhet -m --resume "
         f"{tmp_path / 'sweep'} continues it.",
         "fedhet -m strategy=fedavg,scaffold seed=0,1",
     ):
         assert words in text
+    assert "10_fedavg" not in text
+    _, left_out = completed_runs([tmp_path / "sweep"])
+    assert left_out[0] == "left out: 8_fedavg: unknown key"
+    assert left_out[1].startswith("left out: 9_fedavg: its folder is missing or empty, though")
+
+
+@pytest.mark.usefixtures("no_pictures")
+@pytest.mark.parametrize("index", ['{"jobs": 5, "overrides": 3, "status": []}', '{"jobs": [5]}'])
+def test_a_sweep_json_that_is_none_is_taken_for_missing(write_run, tmp_path, index):
+    write_run()
+    (tmp_path / "sweep" / "sweep.json").write_text(index)
+    (tmp_path / "sweep" / "multirun.yaml").write_bytes(b"\x80\x81")
+    assert "1 run, 1 of them completed" in report(tmp_path / "sweep")
 
 
 @pytest.mark.parametrize(
@@ -284,6 +300,7 @@ def test_different_code_refusals_and_jobs_that_left_nothing_are_warned_of(write_
     [
         ("nowhere", 1, "nowhere is not a folder"),
         (".", 1, "has no run"),
+        ("../model", 1, "../model is not a data file of fedhet-report: it is not a text; name a"),
         ("../sweep --by partition.alfa", 1, "alfa is unknown; the runs' keys are: clients"),
         ("../sweep --targets abc", 2, "abc is not an accuracy in (0, 1]; 30 % is 0.3"),
         ("../sweep --targets 30", 2, "30 is not an accuracy in (0, 1]; 30 % is 0.3"),
@@ -294,6 +311,7 @@ def test_different_code_refusals_and_jobs_that_left_nothing_are_warned_of(write_
 @pytest.mark.usefixtures("sweep")
 def test_bad_input_ends_with_the_reason(tmp_path, monkeypatch, capsys, words, code, message):
     (tmp_path / "empty").mkdir()
+    (tmp_path / "model").write_bytes(b"\xe8\x01" * 8)
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(SystemExit) as end:
         report(*words.split())

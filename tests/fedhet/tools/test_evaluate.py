@@ -11,8 +11,10 @@ from safetensors.torch import load_file
 from fedhet.load_run import classifier_of, recipe_of, task_of
 from fedhet.tasks.evaluation import evaluate_model
 from fedhet.tasks.transform import Augmentation
+from fedhet.tools.conformal.command import main as conformal_main
 from fedhet.tools.evaluate import evaluate, main
 from fedhet.tools.export import export
+from fedhet.tools.export import main as export_main
 from tests.fedhet.tools.conftest import COLOURS, write_images
 from tests.recipes import TINY, run_recipe
 
@@ -153,6 +155,24 @@ def test_bad_words_are_refused(words, message, fedavg_run, refused):
 def test_a_table_is_not_augmented(table_run, refused):
     message = "only images that fedhet reads are flipped and cropped, and task=tabular of"
     assert message in refused(main, table_run[0], "--augmented", "2")
+
+
+def test_a_regression_is_said_to_be_one(tmp_path, refused):
+    rows = "".join(f"{n},{2 * n}\n" for n in range(40))
+    (tmp_path / "rows.csv").write_text(f"x,y\n{rows}")
+    table = ["task=tabular", f"task.data_options.path={tmp_path}/rows.csv", "task.kind=regression"]
+    words = [*table, "task.data_options.target=y", "partition=iid", "clients=2", "rounds=1"]
+    run_recipe(tmp_path / "run", *words, clients=2)
+    for command in (main, export_main):
+        reason = refused(command, tmp_path / "run", "--out", tmp_path / "out")
+        assert f"{tmp_path}/run is the run of a regression (task.kind=regression)" in reason
+
+
+def test_a_path_that_is_no_folder_is_refused(refused):
+    said = "is not a folder; name folders of sweeps or runs"
+    for path in ("nosuch", "pyproject.toml"):
+        assert refused(main, path) == f"fedhet-evaluate: {path} {said}"
+        assert refused(conformal_main, path) == f"fedhet-conformal: {path} {said}"
 
 
 def test_another_table_is_read_by_the_columns_of_the_runs_own(tmp_path, refused, monkeypatch):

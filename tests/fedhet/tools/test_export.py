@@ -100,10 +100,15 @@ def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, re
     shutil.copytree(fedavg_run, unfinished)
     (unfinished / "model.safetensors").unlink()
     assert "not the task's whole model" in refused(main, fedper_run, "--out", out)
+    assert "though its run has completed: the file" in refused(main, unfinished, "--out", out)
+    write_summary(unfinished, read_summary(unfinished) | {"status": "stopped"})
     assert "the run has not completed" in refused(main, unfinished, "--out", out)
     write_summary(unfinished, read_summary(unfinished) | {"server_folder": "/srv/x"})
     assert "it is in /srv/x at the server" in refused(main, unfinished, "--out", out)
     assert "is not the results directory of a run" in refused(main, tmp_path, "--out", out)
+    for folder in (".", tmp_path):  # before the run is looked at
+        reason = refused(main, tmp_path / "no_run", "--out", folder)
+        assert reason == f"fedhet-export: --out {folder} is a folder: name a file"
     (tmp_path / "nowhere").touch()
     assert "nowhere" in refused(main, fedavg_run, "--out", tmp_path / "nowhere" / "model.pt2")
     assert not out.exists()
