@@ -130,10 +130,12 @@ def writable_file(path: Path, option: str) -> Path:
     Call it before the work whose result the file is to hold. ``option`` names the file.
 
     Raises:
-        ConfigError: if the path is a folder, or its folder cannot be made or written to.
+        ConfigError: if the path is no file, or its folder cannot be made or written to.
     """
     if path.is_dir():
         raise ConfigError(f"{option}{path} is a folder: name a file")
+    if path.exists() and not path.is_file():  # a new file would take the place of /dev/null
+        raise ConfigError(f"{option}{path} is a device or a pipe: name a file")
     if reason := _why_not_writable(path.parent):
         raise ConfigError(
             f"{option}{path} cannot be written, since {path.parent.absolute()} {reason}: name a "

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,9 @@ def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, re
     for folder in (".", tmp_path):  # before the run is looked at
         reason = refused(main, tmp_path / "no_run", "--out", folder)
         assert reason == f"fedhet-export: --out {folder} is a folder: name a file"
+    os.mkfifo(tmp_path / "pipe")  # as /dev/null, whose place a new file would take
+    reason = refused(main, tmp_path / "no_run", "--out", tmp_path / "pipe")
+    assert reason.endswith("is a device or a pipe: name a file")
     (tmp_path / "nowhere").touch()
     assert "nowhere" in refused(main, fedavg_run, "--out", tmp_path / "nowhere" / "model.pt2")
     assert not out.exists()
