@@ -1,6 +1,8 @@
 """The metrics that ``evaluation.metrics`` can name: for which tasks, their ranges, what is better.
 
 Their values are computed by ``fedhet.tasks.metrics``, which needs torch; this table does not.
+One of the user's own is a function ``package.module:function``, whose name rows have; they list
+these names as ``own_metrics``, since no table has them.
 
 A value has the metric's name in metrics.jsonl, ``f1/<class>`` for one class, and a prefix where it
 is a mean over clients: ``client_`` (evaluation.clients), ``received_`` (evaluation.received),
@@ -20,7 +22,24 @@ Kind = Literal["classification", "segmentation", "regression"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SHOWN_METRICS = 3  # that a round's line shows, beside accuracy and loss
 CLIENT = "client_"  # before the mean over the clients of an evaluation of the new model
+OWN = "own_metrics"  # in rows and summaries: the names of the user's own metrics
 _PREFIXES = (CLIENT, "received_", "personal_test_", "personal_")
+# Columns of metrics.jsonl and keys of summary.json, which docs/running.md explains.
+_TAKEN = frozenset(
+    """
+    absent accuracy alarms attack_success best_accuracy best_model best_round bytes_down bytes_up
+    client_accuracy client_loss clients clipped_share clipping_norm config_sha256 data down_weighted
+    dp_epsilon dp_epsilon_sampled dp_sensitivity drift_diversity dropped effective_step
+    elapsed_seconds error failures fingerprint fit_seconds format gradient_reach late left_out
+    lorentz_distance loss lr lr_sum machine max_staleness metrics_sha256 model norm_ratio
+    num_examples num_steps own_metrics parameters_sha256 partition penalty penalty_share per_client
+    personal_accuracy personal_test_accuracy personal_test_loss prediction_sets received_accuracy
+    received_loss round rounds rounds_without_rows run seconds seconds_per_round seed server_folder
+    server_seconds sha256 simulated_seconds soft_label_epsilon staleness standing_out state_lost
+    status step_norm stop_reason strategy task train_loss update_cosine update_norm versions
+    wall_seconds
+    """.split()
+)
 
 
 @dataclass(frozen=True)
@@ -77,10 +96,31 @@ def metrics_of(kind: Kind) -> list[str]:
     return [name for name, metric in METRICS.items() if kind in metric.kinds]
 
 
+def is_own(word: str) -> bool:
+    """Return whether a word of ``evaluation.metrics`` names a function of the user's."""
+    return ":" in word
+
+
+def row_name(word: str) -> str:
+    """Return what rows call a metric of ``evaluation.metrics``: a function by its name."""
+    return word.rpartition(":")[2].rpartition(".")[2]
+
+
+def own_names(words: Iterable[str]) -> list[str]:
+    """Return what rows call those of ``evaluation.metrics`` that are the user's own."""
+    return list(dict.fromkeys(row_name(word) for word in words if is_own(word)))
+
+
+def is_taken(name: str) -> bool:
+    """Return whether rows or summaries mean something else by this name, or by its beginning."""
+    return name in METRICS or name in _TAKEN or name.startswith(("best_", "num_", *_PREFIXES))
+
+
 def metric_of(name: str) -> Metric | None:
     """Return the metric that a name of metrics.jsonl or of a reply stands for; None without one.
 
-    Prefixes and a class are left out: ``client_f1/cat`` and ``received-f1`` are f1.
+    Prefixes and a class are left out: ``client_f1/cat`` and ``received-f1`` are f1. One of the
+    user's own is in no table: None.
     """
     base = name.partition("/")[0].replace("-", "_")
     base = base.removeprefix(evaluation_of(base))
@@ -118,13 +158,15 @@ def require_metrics(names: Iterable[str], kind: Kind | None, num_classes: int, t
     """Raise a ConfigError if a task cannot have one of these metrics.
 
     Args:
-        names: known ones (the recipe's schema has checked them).
+        names: words of ``evaluation.metrics`` (conf/metrics.py has checked them).
         kind: of the task; None for a model without predictions.
         num_classes: C; 0 where it is not known yet.
         task: what to call it in the error.
     """
     for name in names:
         allowed = metrics_of(kind) if kind is not None else []
+        if kind is not None and is_own(name):
+            continue
         if name not in allowed:
             what = f"a {kind}" if kind is not None else "a model without predictions"
             raise ConfigError(
@@ -146,9 +188,9 @@ def class_metric(name: str, class_name: str) -> str:
 def measured_names(names: Iterable[str], class_names: Sequence[str] = ()) -> list[str]:
     """Return the names of all values, with one for each class where ``class_names`` are given."""
     found = []
-    for name in names:
+    for name in map(row_name, names):
         found.append(name)
-        if METRICS[name].per_class:
+        if name in METRICS and METRICS[name].per_class:
             found += [class_metric(name, one) for one in class_names]
     return found
 
@@ -177,33 +219,41 @@ def shown_metrics(values: Mapping[str, Any]) -> dict[str, float]:
     The server's, or the clients' (``client_``) where they alone have measured anything.
     """
     where = measured_where(values)
-    names = {f"{where}{name}" for name in METRICS if name != "accuracy"}
+    known = (*METRICS, *(values.get(OWN) or ()))
+    names = {f"{where}{name}" for name in known if name != "accuracy"}
     return {name: value for name, value in values.items() if name in names and value is not None}
 
 
-def is_of_new_model(name: str) -> bool:
+def is_of_new_model(name: str, own: Collection[str] = ()) -> bool:
     """Return whether a name of metrics.jsonl is a metric of the new model, accuracy left out.
 
-    At the server or the clients (``client_``), over all examples or of one class.
+    At the server or the clients (``client_``), over all examples or of one class; ``own``: names of
+    the user's own metrics.
     """
     base = name.removeprefix(CLIENT)
-    return base.partition("/")[0] in METRICS and base != "accuracy"
+    return base in own or (base.partition("/")[0] in METRICS and base != "accuracy")
 
 
-def metric_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+def own_metrics(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the user's own metrics in rows."""
+    return list(dict.fromkeys(name for row in rows for name in row.get(OWN, ())))
+
+
+def metric_totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return each metric's last value, and its best one as ``best_<name>``; of classes, the last.
 
     Of the server's evaluation and of the clients' (``client_``), without accuracy and loss. A
     metric that the last evaluation has no value of has no last one: an older one is of another
-    model.
+    model. One of the user's own has no best one: nobody has said which values are better.
     """
     last: dict[str, float] = {}
     best: dict[str, float] = {}
+    own = own_metrics(rows)
     for row in rows:
         if "loss" in row or f"{CLIENT}loss" in row:
             last = {}
         for name, value in row.items():
-            if is_of_new_model(name) and value is not None:
+            if is_of_new_model(name, own) and value is not None:
                 last[name] = float(value)
                 choose = max if larger_is_better(name) else min
                 best[name] = choose(best.get(name, last[name]), last[name])
@@ -211,16 +261,16 @@ def metric_totals(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     for name, value in best.items():
         if name in last:
             found[name] = last[name]
-        if "/" not in name:
+        if "/" not in name and metric_of(name) is not None:
             found[f"best_{name}"] = value
     return found
 
 
 def figures_of(metrics: Collection[str]) -> list[str]:
-    """Return the figures of a summary that these metrics may bring."""
-    names = [name for name in metrics if name != "accuracy"]
-    return [
-        figure
-        for name in names
-        for figure in (name, f"best_{name}", f"{CLIENT}{name}", f"best_{CLIENT}{name}")
-    ]
+    """Return the figures of a summary that these metrics, by their names in rows, may bring."""
+    found: list[str] = []
+    for name in metrics:
+        if name != "accuracy":
+            figures = (name, f"best_{name}", f"{CLIENT}{name}", f"best_{CLIENT}{name}")
+            found += figures if name in METRICS else figures[::2]
+    return found

@@ -23,6 +23,7 @@ A row of metrics.jsonl:
     simulated_seconds        on the system's clock, since the start of the run
     client_*                 evaluation at the clients
     f1, client_f1, f1/cat    metrics that evaluation.metrics names (common/metrics.py)
+    own_metrics              the names of those that are functions of the user's
     per_client               with evaluation.per_client: each client's value of these means, by id
     and what the clients and the method measured, by name.
 
@@ -53,7 +54,7 @@ from typing import Any
 from fedhet.common.checksums import text_sha256
 from fedhet.common.errors import DamagedFileError
 from fedhet.common.files import save_text
-from fedhet.common.metrics import metric_totals
+from fedhet.common.metrics import OWN, metric_totals, own_metrics
 
 Row = dict[str, Any]
 
@@ -347,6 +348,7 @@ def totals(rows: list[Row]) -> dict[str, Any]:
         name: row[name] for row in scored[-1:] for name in AT_CLIENTS if row.get(name) is not None
     }
     seconds = [row["seconds"] for row in rounds]
+    own = own_metrics(rows)
     return {
         "rounds": len(rounds),
         "accuracy": evaluated[-1]["accuracy"] if evaluated else None,
@@ -354,6 +356,7 @@ def totals(rows: list[Row]) -> dict[str, Any]:
         "loss": losses[-1] if losses else None,
         **at_clients,
         **metric_totals(rows),
+        **({OWN: own} if own else {}),
         "seconds": sum(seconds),
         "seconds_per_round": statistics.median(seconds[1:] or seconds) if seconds else None,
         "bytes_up": sum(row["bytes_up"] for row in rounds),

@@ -6,8 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.metrics import CLIENT, METRICS, figures_of
+from fedhet.common.metrics import (
+    CLIENT,
+    METRICS,
+    evaluation_of,
+    figures_of,
+    is_own,
+    is_taken,
+    own_names,
+    row_name,
+)
 from fedhet.conf.mistakes import did_you_mean
+from fedhet.conf.project import is_function_name
 from fedhet.conf.schema import FIGURES
 
 _RECEIVED = "received_"
@@ -18,9 +28,13 @@ _LOCAL = "strategy/differential_privacy=local"
 
 def check_metrics(values: Mapping[str, Any]) -> None:
     """Refuse unknown metrics, and keys that name one which the run does not measure."""
-    names = values["evaluation"]["metrics"]
-    for name in names:
-        _require("evaluation.metrics", name, METRICS)
+    words = values["evaluation"]["metrics"]
+    for word in words:
+        if is_own(word):
+            _check_own(word, words)
+        else:
+            _require("evaluation.metrics", word, METRICS)
+    names = [row_name(word) for word in words]
     if values["evaluation"]["per_class"] and not names:
         raise ConfigError(
             "evaluation.per_class=true, but evaluation.metrics=[] names no metric: name some, such "
@@ -44,6 +58,45 @@ def check_metrics(values: Mapping[str, Any]) -> None:
     figures = [name for name in known if at_clients or CLIENT not in name]
     _require("objective", values["objective"], figures, kind, more=_MORE)
     _check_stopping(values)
+    _check_direction(values)
+
+
+def _check_own(word: str, words: Sequence[str]) -> None:
+    """Refuse a function that cannot be found, or whose name says something else in rows."""
+    start, name = f"evaluation.metrics={word}", row_name(word)
+    if not is_function_name(word) or not name.isidentifier():
+        raise ConfigError(
+            f"{start} names no function: write package.module:function, such as "
+            "my_project.metrics:within_ten_percent"
+        )
+    if is_taken(name):
+        raise ConfigError(
+            f"{start}: rows of metrics.jsonl or summary.json have {name}, or names that begin like "
+            "it, already, and a metric has its function's name; rename the function"
+        )
+    if same := [one for one in words if one != word and row_name(one) == name]:
+        raise ConfigError(
+            f"{start} and {same[0]} would both be {name} in metrics.jsonl; rename a function"
+        )
+
+
+def _check_direction(values: Mapping[str, Any]) -> None:
+    """Refuse to go by a metric of the user's own without being told which values are better."""
+    own, stopping = own_names(values["evaluation"]["metrics"]), values["early_stopping"]
+    metric, best = stopping["metric"], values["checkpoint"]["best"]
+    told = "say early_stopping.mode=max (larger values are better) or min"
+    if isinstance(best, str) and best != metric and best.removeprefix(evaluation_of(best)) in own:
+        raise ConfigError(
+            f"checkpoint.best={best} goes by a function of yours: set checkpoint.best=true and "
+            f"early_stopping.metric={best}, and {told}"
+        )
+    goes_by = stopping["patience"] is not None or best in (True, metric)
+    is_of_own = metric.removeprefix(evaluation_of(metric)) in own
+    if goes_by and is_of_own and stopping["mode"] == "auto":
+        raise ConfigError(
+            f"early_stopping.metric={metric} goes by a function of yours, and "
+            f"early_stopping.mode=auto knows fedhet's own metrics alone: {told}"
+        )
 
 
 _MORE = "metrics that evaluation.metrics names are allowed, too"
@@ -64,7 +117,7 @@ def _require(
     base = value.removeprefix("best_").removeprefix(CLIENT).removeprefix(_RECEIVED)
     steps = [f"add {base} to evaluation.metrics"] if base not in options else []
     steps += [f"set {switch}=true" for prefix, switch in _SWITCHES.items() if prefix in value]
-    if more and base in (*METRICS, *_SUMMED) and steps:
+    if more and base in (*METRICS, *_SUMMED, *options) and steps:
         raise ConfigError(
             f"{key}={value} is not measured: {', and '.join(steps)}; allowed: {', '.join(options)}"
         )
@@ -98,7 +151,8 @@ def _with_summed(metrics: Sequence[str]) -> list[str]:
 def _measured(evaluation: Mapping[str, Any], sent: Sequence[str]) -> list[str]:
     """Return the names of metrics.jsonl that a run's evaluations have; ``sent`` are of clients."""
     of_clients = evaluation["model"] == "clients"
-    names = list(sent) if of_clients else _with_summed(evaluation["metrics"])
+    here = _with_summed([row_name(word) for word in evaluation["metrics"]])
+    names = list(sent) if of_clients else here
     at_clients = [f"{CLIENT}{name}" for name in names] if evaluation["clients"] else []
     received = [f"{_RECEIVED}{name}" for name in sent] if evaluation["received"] else []
     return [*names, *at_clients, *received]

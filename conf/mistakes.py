@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 
 from fedhet.common.errors import ConfigError, is_list
 from fedhet.conf.composition import can_be_read, quoted, typed, with_open_keys
-from fedhet.conf.project import FOLDER, conf_folders
+from fedhet.conf.project import FOLDER, conf_folders, where_looked
 from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe
 from fedhet.conf.schema.lookup import fields_of, keys_below, tags_of, variants_of
@@ -169,7 +169,9 @@ def _unknown_option(file: str, options: Sequence[str]) -> str:
     if not group or not allowed:
         return f"{file} is not a file of the recipe's folder"
     near = did_you_mean(option, allowed)
-    return f"{group}={option} is unknown{near}; allowed: {', '.join(allowed)}"
+    looked = where_looked(only_above=bool(near))
+    line = f"{group}={option} is unknown{near}; allowed: {', '.join(allowed)}"
+    return f"{line}; {looked}" if looked else line
 
 
 def check_option(group: str, option: Any) -> None:

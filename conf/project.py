@@ -100,6 +100,30 @@ def _text(path: Path, content: bytes) -> str:
         raise ConfigError(f"{path} is not UTF-8 (line {line}): save it in that encoding") from None
 
 
+def where_looked(*, only_above: bool = False) -> str:
+    """Return where a project was looked for, and the nearest folder above that is one.
+
+    Empty if there is a project, and with ``only_above`` if no folder above is one. The one above is
+    only named, and nothing of it is imported or composed: in a shared folder it may be somebody
+    else's, and which modules a run finds and takes along would depend on where it was started.
+    """
+    if project() is not None:
+        return ""
+    here = Path.cwd()
+    looked = f"no project is in {here} (no pyproject.toml with {_TABLE})"
+    above = next((one for one in here.parents if _is_project(one)), None)
+    if above is not None:
+        return f"{looked}; one is in {above}: start there"
+    return "" if only_above else looked
+
+
+def _is_project(folder: Path) -> bool:
+    try:
+        return _TABLE.encode() in (folder / "pyproject.toml").read_bytes()
+    except OSError:
+        return False
+
+
 def conf_folders() -> tuple[Path, ...]:
     """Return the folders that recipes are composed from: fedhet's and the project's."""
     found = project()
@@ -121,6 +145,11 @@ def register_project_recipes() -> None:
 
 
 # ------------------------------------------------------------------------------------------- code
+def is_function_name(text: str) -> bool:
+    """Return whether a value of a recipe names a function in a form whose module travels."""
+    return _REFERENCE.fullmatch(text) is not None
+
+
 def find_modules_in(folder: str) -> None:
     """Let this process import modules of a folder, too, after those that it finds already.
 
@@ -179,7 +208,7 @@ def _modules(node: Any) -> Iterator[str]:
     elif isinstance(node, list):
         for value in node:
             yield from _modules(value)
-    elif isinstance(node, str) and _REFERENCE.fullmatch(node):
+    elif isinstance(node, str) and is_function_name(node):
         yield node.partition(":")[0].partition(".")[0]
 
 

@@ -145,8 +145,8 @@ def closing_panel(summary: Mapping[str, Any]) -> Panel:
     if judged == "accuracy" and value:
         table.add_row("best accuracy", percent(summary.get("best_accuracy")))
     for name, last in list(shown_metrics(summary).items())[:SHOWN_METRICS]:
-        best = summary.get(f"best_{name}", last)
-        table.add_row(_spoken(name), f"{last:.4f}, best {best:.4f}")
+        best = summary.get(f"best_{name}")  # None of the user's own
+        table.add_row(_spoken(name), f"{last:.4f}" + ("" if best is None else f", best {best:.4f}"))
     if reason := summary.get("stop_reason"):
         table.add_row("stopped", Text(str(reason)))
     table.add_row("rounds", str(summary.get("rounds", "?")))

@@ -11,7 +11,13 @@ from omegaconf import DictConfig
 from torch import nn
 
 from fedhet.common.errors import ConfigError
-from fedhet.common.metrics import measured_names, require_metrics
+from fedhet.common.metrics import (
+    is_own,
+    measured_names,
+    own_names,
+    require_metrics,
+    row_key,
+)
 from fedhet.conf import (
     build_local_optimizer,
     build_part,
@@ -40,6 +46,7 @@ from fedhet.tasks import AnyTask, Functions, OwnTask, Task, build_task
 from fedhet.tasks.config import OwnConfig, read_config
 from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.models.own_weights import frozen_sha256
+from fedhet.tasks.own_metric import OwnMetric
 from fedhet.tasks.own_task import refuse_unread_partition
 from fedhet.tasks.partitions import PartitionConfig
 from fedhet.tasks.pixels import black_and_white
@@ -67,6 +74,8 @@ def check_parts(recipe: DictConfig) -> None:
     task = read_config(plain_part(recipe, "task"))
     size, name = task.num_classes or 0, f"task={task.name}"
     require_metrics(recipe.evaluation.metrics, kind_of(task), size, name)
+    for word in filter(is_own, recipe.evaluation.metrics):
+        OwnMetric(word)
     PartitionConfig.from_mapping(plain_part(recipe, "partition"))
     local_training_config(recipe.local, recipe.strategy.phases)
     build_local_optimizer(recipe, classifier_tensors=1)
@@ -161,6 +170,16 @@ def _check_kind(recipe: DictConfig, kind: str | None, sides: Mapping[str, Client
         )
 
 
+def _check_own_names(recipe: DictConfig, sides: Mapping[str, ClientSide]) -> None:
+    """Refuse a metric of the user's own with the name of a column that the method brings."""
+    columns = {row_key(name) for side in sides.values() for name in side.measures}
+    if both := sorted(columns.intersection(own_names(recipe.evaluation.metrics))):
+        raise ConfigError(
+            f"evaluation.metrics: rows of strategy={method_name(recipe)} have {both[0]} already, "
+            "and a metric has its function's name; rename the function"
+        )
+
+
 def federation_of(recipe: DictConfig) -> FederationConfig:
     """Return how many clients a recipe has and needs, and the hashes that they must share."""
     return FederationConfig(
@@ -209,6 +228,7 @@ def build_strategy(
     model, tensors = server_model.model, task.classifier_tensors
     client_sides = build_part(recipe, "strategy.client_sides", tensors)
     _check_kind(recipe, kind_of(task.config), client_sides)
+    _check_own_names(recipe, client_sides)
     optimizer = build_local_optimizer(recipe, tensors)
     shared = trainable_shared(model, TensorSelector(recipe.strategy.personal))
     for side in client_sides.values():

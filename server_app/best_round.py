@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 
 from fedhet.common.checksums import MODEL, read_header
 from fedhet.common.errors import ConfigError, DamagedFileError
-from fedhet.common.metrics import evaluation_of, larger_is_better, metrics_of
+from fedhet.common.metrics import evaluation_of, larger_is_better, metrics_of, row_name
 from fedhet.common.results import Row
 from fedhet.strategies.base import Tensors
 from fedhet.strategies.round.tensor_files import parameters_sha256, save_tensors
@@ -50,7 +50,8 @@ class EarlyStopping:
     metric: str = "accuracy"
     patience: int | None = None  # None: the run has all its rounds
     min_delta: float = 0.0
-    mode: Mode = "auto"  # auto: losses and errors are minimised, other metrics maximised
+    # auto: losses and errors are minimised, other metrics maximised; never of the user's own
+    mode: Mode = "auto"
 
     @property
     def maximises(self) -> bool:
@@ -152,11 +153,12 @@ def check_measured(
         else {}
     )
     named |= {"checkpoint.best": best.metric} if best else {}
+    metrics = [row_name(word) for word in recipe.evaluation.metrics]
     if recipe.target_accuracy is not None:
         named["target_accuracy"] = "accuracy"
     for key, metric in named.items():
         without = predictions is None or predictions.kind != "classification"
-        measured = metric.removeprefix(evaluation_of(metric)) in recipe.evaluation.metrics
+        measured = metric.removeprefix(evaluation_of(metric)) in metrics
         if without and not measured and metric.endswith("accuracy"):
             raise ConfigError(
                 f"{key} goes by {metric}, which task={recipe.task.name} does not measure: set "
@@ -165,7 +167,7 @@ def check_measured(
     if at_server:
         return
     for key, metric in named.items():
-        if metric in ("accuracy", "loss", *recipe.evaluation.metrics):
+        if metric in ("accuracy", "loss", *metrics):
             raise ConfigError(
                 f"{key} goes by {metric}, which the server measures, and it has no test examples: "
                 "go by what the clients measure (evaluation.clients=true "

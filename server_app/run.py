@@ -20,7 +20,7 @@ from yaml import YAMLError
 
 from fedhet.common.checksums import MODEL, read_label, text_sha256
 from fedhet.common.errors import ConfigError, DivergedError
-from fedhet.common.metrics import SHOWN_METRICS, shown_metrics
+from fedhet.common.metrics import OWN, SHOWN_METRICS, own_names, shown_metrics
 from fedhet.common.results import (
     BY_CLIENT,
     COMPLETED,
@@ -343,6 +343,8 @@ class Run:
         self._finish_checkpoint()
         elapsed = self.elapsed_before + time.monotonic() - self.began
         row = report.row() | {"elapsed_seconds": elapsed}
+        if own := own_names(self.recipe.evaluation.metrics):
+            row[OWN] = own
         self.last_report = report
         if report.round == 0 and self.rounds == 1 and not self.recipe.local.reuse_training:
             self._warn_of_last_steps()

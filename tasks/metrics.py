@@ -12,6 +12,8 @@ explained_variance, pearson, spearman).
 What the examples do not define has no value and is left out: auroc where there is one class, r2 of
 a single example or of labels that are all the same, pearson and spearman of such labels or
 predictions.
+
+A metric of the user's own is a function of all outputs and labels, which are kept until then.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from fedhet.common.metrics import (
     METRICS,
     Kind,
     class_metric,
+    is_own,
     measured_names,
     require_metrics,
 )
 from fedhet.tasks.losses import require_logits
+from fedhet.tasks.own_metric import OwnMetric
 
 _BINS = 15  # of the calibration error
 _COUNTS = "_counts"  # tp, fp, tn, fn and labels of each class
@@ -66,13 +70,14 @@ class MetricSet:
     """Collects a model's outputs batch by batch, and computes the metrics.
 
     Args:
-        names: of common/metrics.py; () measures nothing and costs nothing.
+        names: of common/metrics.py, or functions ``package.module:function``; () measures nothing
+            and costs nothing.
         predictions: what the outputs are.
         per_class: also a value for each class, ``f1/<class name>``.
         device: of the outputs.
 
     Raises:
-        ConfigError: for a metric that the task cannot have.
+        ConfigError: for a metric that the task cannot have, and a function that there is not.
     """
 
     def __init__(
@@ -84,20 +89,23 @@ class MetricSet:
         device: torch.device | str = "cpu",
     ) -> None:
         require_metrics(names, predictions.kind, predictions.num_classes, "this task")
-        self._names, self._predictions = tuple(dict.fromkeys(names)), predictions
+        self._words, self._predictions = tuple(dict.fromkeys(names)), predictions
+        self._names = tuple(word for word in self._words if not is_own(word))
+        self._own = [OwnMetric(word) for word in self._words if is_own(word)]
+        self._kept: list[tuple[Tensor, Tensor]] = []  # batches, for one's own
         self._per_class = per_class and predictions.kind != "regression"
         self._count = 0
-        self._collection = _collection(self._names, predictions, device) if names else None
+        self._collection = _collection(self._names, predictions, device) if self._names else None
 
     @property
     def names(self) -> list[str]:
         """The names of all values that there may be."""
         classes = self._predictions.class_names if self._per_class else ()
-        return measured_names(self._names, classes)
+        return measured_names(self._words, classes)
 
     def reset(self) -> None:
         """Forget all outputs."""
-        self._count = 0
+        self._count, self._kept = 0, []
         if self._collection is not None:
             self._collection.reset()
 
@@ -107,28 +115,33 @@ class MetricSet:
         Raises:
             ConfigError: for another number of logits than of classes.
         """
-        if self._collection is None:
+        if not self._words:
             return
         self._count += len(labels)
         outputs = outputs.detach()
         if self._predictions.kind == "regression":
             outputs, labels = _aligned(outputs, labels, self._predictions.num_outputs)
-        else:
+        elif self._collection is not None:
             require_logits(outputs, self._predictions.num_classes)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._collection.update(outputs, labels)
+        if self._own:
+            self._kept.append((outputs.cpu(), labels.cpu()))
+        if self._collection is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._collection.update(outputs, labels)
 
     def compute(self) -> dict[str, float]:
         """Return the values over all batches since the last reset, by name; undefined left out."""
-        if self._collection is None or self._count == 0:
+        if self._count == 0:
             return {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about what has no value
-            if self._predictions.kind == "regression":
-                found = self._regression(self._collection)
-            else:
-                found = self._by_classes(self._collection)
+        found = {one.name: one.value(self._kept) for one in self._own}
+        if self._collection is not None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about what has no value
+                if self._predictions.kind == "regression":
+                    found |= self._regression(self._collection)
+                else:
+                    found |= self._by_classes(self._collection)
         return {
             name: found[name] for name in self.names if math.isfinite(found.get(name, math.nan))
         }

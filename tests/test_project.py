@@ -98,6 +98,25 @@ def test_without_the_project_its_recipes_are_unknown_again(folder, monkeypatch):
     assert "task" in groups()
 
 
+def test_a_project_above_is_named_and_not_taken(folder, monkeypatch):
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(folder)])
+    below = folder / "my_project" / "conf"
+    for here in (below.parent, below):
+        monkeypatch.chdir(here)
+        for word in ("task=my_project", "strategy=fedntd"):  # the latter is like fedmd
+            with pytest.raises(
+                ConfigError,
+                match=f"{word} is unknown.*; no project is in {here} .*; one is in {folder}: start",
+            ):
+                compose_overrides((word,))
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(ConfigError, match=f"no project is in {folder.parent} .no pyproject.toml"):
+        compose_overrides(("task=my_project",))
+    with pytest.raises(ConfigError) as refused:  # of a typing mistake it says no more than before
+        compose_overrides(("strategy=fedavgg",))
+    assert "project" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -80,7 +80,8 @@ class Evaluation(Section):
         "exchange a round"
     )
     metrics: list[Text] = Field(
-        description="further metrics, of this task's kind: [f1,auroc], [mae,r2] (docs/metrics.md)"
+        description="further metrics, of this task's kind: [f1,auroc], [mae,r2], or a function of "
+        "your own: package.module:function (docs/metrics.md)"
     )
     per_class: bool = Field(description="also each metric's value for each class: f1/<class>")
     per_client: bool = Field(description="also each client's own values, in per_client of a row")
@@ -150,7 +151,8 @@ class EarlyStopping(Section):
     )
     min_delta: NotNegative = Field(description="an improvement is more than that")
     mode: Literal["auto", "min", "max"] = Field(
-        description="auto (losses and errors are minimised) | min | max"
+        description="auto (losses and errors are minimised) | min | max; a metric of your own "
+        "needs min or max"
     )
 
 

@@ -82,23 +82,23 @@ def thinned(data: ReportData) -> ReportData:
     every = max(data.every, -(-points // MOST_POINTS))
     if every == 1:
         return data
-    runs = [replace(run, columns=_thinned_columns(run.columns, every)) for run in data.runs]
+    runs = [replace(run, columns=_thinned_columns(run, every)) for run in data.runs]
     return replace(data, runs=runs, every=every)
 
 
-def _thinned_columns(columns: Mapping[str, Column], step: int) -> dict[str, Column]:
-    rounds = columns.get("round", ())
+def _thinned_columns(run: Run, step: int) -> dict[str, Column]:
+    rounds, own = run.columns.get("round", ()), run.own_metrics
     kept = {number for number, round in enumerate(rounds) if round is None or round % step == 0}
     kept.add(len(rounds) - 1)
     late = kept.union(range(len(rounds) - LATE_ROUNDS, len(rounds)))  # AGREEMENT is averaged there
 
     def thin(name: str, values: Column) -> Column:
-        if name in NEVER_THINNED or is_of_new_model(name) or len(set(values[1:])) <= 1:
+        if name in NEVER_THINNED or is_of_new_model(name, own) or len(set(values[1:])) <= 1:
             return values
         shown = late if name in AGREEMENT else kept
         return [value if number in shown else None for number, value in enumerate(values)]
 
-    return {name: thin(name, values) for name, values in columns.items()}
+    return {name: thin(name, values) for name, values in run.columns.items()}
 
 
 def to_text(data: ReportData) -> str:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from fedhet.common.metrics import is_of_new_model
 from fedhet.plot import can_plot
 from fedhet.report.blocks import Block, Chart, Heading, Key, Listing, Paragraph, Table
 from fedhet.report.curves import (
@@ -29,6 +28,7 @@ from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs
 from fedhet.report.names import column_title, listed
 from fedhet.report.partition_plot import draw_partition
 from fedhet.report.run_data import AT_CLIENTS, ON_TEST_SET, Run, evaluation_place
+from fedhet.report.statistics import measured_metrics
 from fedhet.report.tables import cell_table
 
 # Columns that are shown elsewhere, or are not figures of a round.
@@ -164,11 +164,12 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
     """Return every other numeric column that runs have, as small multiples."""
     runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
     names = dict.fromkeys(name for run in runs for name in run.columns)
+    measured = measured_metrics(runs)
     shown = [
         name
         for name in names
         if name not in NO_DIAGNOSTICS and any(run.stored(name) for run in runs)
-        if not is_of_new_model(name)  # they have a part of the page
+        if name not in measured  # they have a part of the page
     ]
     steady = [name for name in shown if all(_is_steady(run, name) for run in runs)]
     panels = _columns_over_rounds(layout, keys, [name for name in shown if name not in steady])

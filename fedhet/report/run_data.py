@@ -14,6 +14,7 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from fedhet.common.metrics import own_names
 from fedhet.common.results import (
     BY_CLIENT,
     COMPLETED,
@@ -71,6 +72,11 @@ class Run:
     figures: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by package
     layers: LayerFigures | None = None  # of diagnostics.layers
     folder: Path | None = field(default=None, compare=False)  # None: from a data file
+
+    @property
+    def own_metrics(self) -> list[str]:
+        """The names of the user's own metrics in ``columns``."""
+        return own_names(map(str, self.settings.get("evaluation.metrics") or ()))
 
     def points(self, column: str) -> list[tuple[int, float]]:
         """Return (round, value) where the column has a value; see ``at_clients``."""

@@ -69,7 +69,7 @@ class Figure:
     def of(self, run: Run) -> Value | None:
         """Return the run's figure; None if it was not measured."""
         column = self.name.removeprefix("best_")
-        if metric_of(column) is None:
+        if metric_of(column) is None and self.name in NAMES:
             column = "accuracy"  # of which all other figures are
         last = math.inf if self.last_round is None else self.last_round
         points = [(round, value) for round, value in run.points(column) if round <= last]
@@ -116,8 +116,9 @@ def spent_by(runs: Iterable[Run]) -> list[str]:
 
 def measured_metrics(runs: Sequence[Run]) -> list[str]:
     """Return the metrics of evaluation.metrics that runs have, by their names in metrics.jsonl."""
+    own = {name for run in runs for name in run.own_metrics}
     names = dict.fromkeys(name for run in runs for name in run.columns)
-    return [name for name in names if is_of_new_model(name)]
+    return [name for name in names if is_of_new_model(name, own)]
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pandas as pd
 
+from fedhet.common.metrics import metric_of
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.layout import (
     NO_COLUMN,
@@ -194,9 +195,10 @@ def accuracies_table(layout: Layout, figure: Figure) -> Table:
 def metrics_tables(layout: Layout, names: Sequence[str], last_round: int | None) -> list[Table]:
     """Return the last and best value of each metric by cell, and its last values by class."""
     whole = [name for name in names if "/" not in name]
-    found = [
-        Figure(figure, last_round=last_round) for name in whole for figure in (name, f"best_{name}")
-    ]
+    found = []
+    for name in whole:  # of the user's own no best: which values are better is not known
+        figures = (name, f"best_{name}") if metric_of(name) else (name,)
+        found += [Figure(figure, last_round=last_round) for figure in figures]
     caption = (
         "After the last round and the best evaluation. Client: mean over the clients, on theirs; "
         "others: on the test set. Mean ± sample standard deviation over n seeds."

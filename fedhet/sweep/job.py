@@ -24,7 +24,7 @@ from omegaconf import DictConfig, read_write
 from fedhet import signals
 from fedhet.common.cpus import usable_cpus
 from fedhet.common.errors import ConfigError
-from fedhet.common.metrics import METRICS, figures_of
+from fedhet.common.metrics import METRICS, OWN, figures_of
 from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED, write_end
 from fedhet.conf import identity, plain_part, words_of
 from fedhet.conf.schema import FIGURES
@@ -99,7 +99,7 @@ class _Attempt:
                     _resume(self._recipe)
                 run(self._recipe)
         summary = read_summary_or_empty(self._folder)
-        names = (*FIGURES, *figures_of(METRICS))
+        names = (*FIGURES, *figures_of([*METRICS, *summary.get(OWN, ())]))
         measured = {key: summary[key] for key in names if summary.get(key) is not None}
         figures = {key: value for key, value in measured.items() if math.isfinite(value)}
         diverged = summary.get("status") == DIVERGED  # in an earlier call

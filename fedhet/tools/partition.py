@@ -64,12 +64,12 @@ def _build(words: list[str]) -> tuple[AnyTask, str, str]:
     task = build_task(task_values, partition, seed=seed, num_clients=clients)
     train_size = task.config.train_size if isinstance(task, Task) else None
     chosen = chosen_values(partition, clients=clients, seed=seed, train_size=train_size)
-    name = "-".join(f"{key}{value}" for key, value in chosen.items())
     flavour = partition["name"]
     if isinstance(task, OwnTask) and task.by_client:
-        flavour, chosen = BY_CLIENT, {"clients": clients}
+        flavour, chosen = BY_CLIENT, {"clients": clients, "seed": seed}  # no partition was drawn
     title = partition_title(task.name, flavour, chosen)
-    return task, title, f"{task.name}-{partition['name']}-{name}"
+    name = "-".join(f"{key}{value}" for key, value in chosen.items())
+    return task, title, f"{task.name}-{flavour.replace(' ', '_')}-{name}"
 
 
 def _table(counts: Counts, names: tuple[str, ...], title: str, width: int) -> Table:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from flwr.common.logger import log
 
 from fedhet.common.errors import ConfigError
+from fedhet.common.metrics import OWN
 
 Row = Mapping[str, Any]
 
@@ -84,9 +85,14 @@ class Loggers:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """Return a row's numbers without the round, and the length of each list as ``num_<name>``."""
+    """Return a row's numbers without the round, and the length of each list as ``num_<name>``.
+
+    The names of the user's own metrics are no figure.
+    """
     figures: dict[str, float] = {}
     for name, value in row.items():
+        if name == OWN:
+            continue
         if isinstance(value, list):
             figures[f"num_{name}"] = len(value)
         elif isinstance(value, int | float) and name != "round":

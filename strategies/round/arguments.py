@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Self, TypedDict
 
 from fedhet.strategies.components.compression import Compression
@@ -60,6 +61,25 @@ class KeepsArguments:
     def __new__(cls, *values: Any, **named: Any) -> Self:
         """Return an object with its arguments; a call that does not fit is a TypeError."""
         made = super().__new__(cls)
+        _require_known(cls, named)
         bound = inspect.signature(cls).bind(*values, **named).arguments
         made.arguments = {**bound.pop("slots", {}), **bound}
         return made
+
+
+def _require_known(cls: type[KeepsArguments], named: Collection[str]) -> None:
+    """Raise a TypeError that names the class if it, and those that it extends, lack an argument."""
+    inits = [vars(kind)["__init__"] for kind in cls.__mro__[:-1] if "__init__" in vars(kind)]
+    signatures = [inspect.signature(init).parameters for init in inits]
+    if any(one.kind is one.VAR_KEYWORD and name != "slots" for name, one in signatures[0].items()):
+        return  # a user's class, which takes what it likes
+    own = [name for name in signatures[0] if name not in ("self", "slots")]
+    known = {*Slots.__annotations__, *(name for one in signatures for name in one)}
+    for name in named:
+        if name not in known:
+            options = list(dict.fromkeys([*own, *Slots.__annotations__]))
+            near = get_close_matches(name, options, 3, 0.6)
+            hint = f": did you mean {' or '.join(near)}?" if near else ""
+            raise TypeError(
+                f"{cls.__name__} has no argument {name}{hint}; it takes {', '.join(options)}"
+            )

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedhet.common.errors import ConfigError
 from fedhet.conf import compose_overrides, plain_part
 from fedhet.conf.mistakes import options_of
 from fedhet.flower_apps import TEMPLATE_KEYS
-from fedhet.server_app.assembly import check_parts
+from fedhet.server_app.assembly import check_parts, check_words
 from fedhet.strategies.round.tensor_files import load_tensors
 from fedhet.tasks import build_task
+from fedhet.tools import partition
 from tests.processes import summary_of
 from tests.recipes import run_recipe
 from tests.test_flower_apps import serve
@@ -29,7 +31,7 @@ BLOCKS = [found.groups() for found in BLOCK.finditer(PAGE)]
 def folder(tmp_path, monkeypatch):
     for _, title, content in BLOCKS:
         if title:
-            (tmp_path / title).parent.mkdir(exist_ok=True)
+            (tmp_path / title).parent.mkdir(exist_ok=True, parents=True)
             (tmp_path / title).write_text(content)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -64,13 +66,61 @@ def test_the_apps_train_and_the_weights_go_back_into_the_model(folder):
 @pytest.mark.slow
 def test_the_commands_train(folder):
     commands = [content for language, title, content in BLOCKS if language == "bash" and not title]
-    assert len(commands) == 2
+    commands = [command for command in commands if "my_app" in command]
+    assert len(commands) == 4
     for number, command in enumerate(commands):
         program, *words = shlex.split(command.replace("\\\n", ""))
         assert program == "fedhet"
         words.remove("runtime=local")
         summary = run_recipe(folder / f"run{number}", *words)
         assert summary["client_loss"] < 2.31  # log 10 is that of no knowledge
+        if "metrics:" in command:  # of the best class or the second
+            assert summary["client_top2_accuracy"] > summary["client_accuracy"]
+
+
+@pytest.mark.slow
+def test_a_partition_of_ones_own_divides_all_and_its_plot_has_its_name(folder, monkeypatch, capsys):
+    load_part = importlib.import_module("my_app.parts").load_part
+    parts = [load_part(client, num_clients=3, seed=0, skew=0.8)[0] for client in range(3)]
+    assert sum(len(labels) for _, labels in parts) == 1797
+    at_home = [(labels % 3 == client).mean() for client, (_, labels) in enumerate(parts)]
+    assert min(at_home) > 0.8  # 0.8 + 0.2 / 3 are expected
+    words = ["task=own", "task.data=my_app.parts:load_part", "task.data_options.skew=0.8"]
+    words += ["task.num_classes=10", "task.model=my_app.task:Net", "clients=3"]
+    monkeypatch.setattr(sys, "argv", ["fedhet-partition", *words])
+    partition.main()
+    (plot,) = (folder / "results" / "partitions").iterdir()
+    assert f"plot: {plot}" in capsys.readouterr().out
+    assert f"`{plot.name}`" in PAGE
+    with pytest.raises(ConfigError, match="partition"):
+        check_words(compose_overrides((*words, "partition=iid")), [*words, "partition=iid"])
+
+
+@pytest.mark.slow
+def test_a_slot_of_ones_own_is_an_option_and_a_method(own_project):
+    for _, title, content in BLOCKS:
+        if title and title.startswith("my_project/"):
+            (own_project / title).parent.mkdir(exist_ok=True, parents=True)
+            (own_project / title).write_text(content)
+    command = next(content for _, _, content in BLOCKS if "strategy=signfed" in content)
+    words = [word for word in shlex.split(command)[1:] if word != "runtime=local"]
+    summary = run_recipe(own_project / "run", *words, "rounds=1", "local.epochs=1")
+    assert summary["strategy"] == "signfed"
+    recipe = compose_overrides(tuple(words))
+    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
+    before = build_task(*parts, seed=0, num_clients=3).build_model(0).state_dict()
+    after, _, _ = load_tensors(own_project / "run" / "model.safetensors")
+    steps = torch.cat([(after[name] - before[name]).abs().flatten() for name in after])
+    moved = steps[steps > 0]
+    assert len(moved) > len(steps) / 2
+    assert torch.allclose(moved, torch.tensor(0.005), atol=1e-6)
+    check_parts(
+        compose_overrides((*words[:-3], "strategy=scaffold", "strategy/server_optimizer=sign"))
+    )
+    with pytest.raises(
+        ConfigError, match=r"\[fedadam,signfed\]: both replace the server_optimizer"
+    ):
+        compose_overrides(("task=my_project", "strategy=[signfed,fedadam]"))
 
 
 def test_the_table_of_run_config_keys_is_that_of_the_code():

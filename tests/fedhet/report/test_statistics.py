@@ -63,6 +63,15 @@ def test_metrics_are_best_where_they_are_largest_or_for_errors_smallest(finished
     assert Figure("best_client_mae").title == "best client MAE"
 
 
+def test_a_metric_of_the_users_own_has_a_last_value_and_no_best_one(finished_run):
+    columns = {"sure": 0.5, "client_sure": 0.4, "norm_ratio": 0.1}
+    run = finished_run(columns=columns, evaluation__metrics=["mine.metrics:sure"])
+    assert measured_metrics([run]) == ["sure", "client_sure"]
+    table = metrics_tables(automatic_layout([run]), measured_metrics([run]), None)[0]
+    assert table.head == ["method", "n", "sure", "client sure"]
+    assert [entry.text for entry in table.rows[0]] == ["FedAvg", "1", "0.5000", "0.4000"]
+
+
 def test_a_run_whose_last_model_has_no_value_of_a_metric_does_not_count(finished_run):
     """As the R2 of a constant; the other runs' number is of them alone, and says so."""
     values = {"r2": 0.5, "client_r2": 0.25, "client_loss": 1.0}

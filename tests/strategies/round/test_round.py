@@ -555,3 +555,18 @@ def test_a_method_without_client_state_restarts_nothing(method):
     strategy = method(local_lr=0.05)
     closed_forms.distance(strategy, 5, stores=stores(0))
     assert strategy.state.restarted == {}
+
+
+def test_an_argument_that_a_method_has_not_is_named_with_its_class_and_the_nearest():
+    with pytest.raises(TypeError, match=r"FedPVR has no argument layer: did you mean layers\?; it"):
+        FedPVR(layer="foo")
+    with pytest.raises(TypeError, match="FedAvg has no argument mu; it takes client_sides"):
+        FedAvg(mu=0.1)
+
+    class Mine(FedPVR):
+        def __init__(self, weight: float, **slots):
+            super().__init__(**slots)
+
+    assert Mine(weight=0.5, layers="last:2").arguments == {"weight": 0.5, "layers": "last:2"}
+    with pytest.raises(TypeError, match="Mine has no argument wait: did you mean weight"):
+        Mine(wait=0.5)

@@ -1,0 +1,74 @@
+"""A metric of the user's own: a function (outputs, targets) -> one number, over all examples."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Sequence
+from logging import WARNING, getLogger
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedhet.common.errors import ConfigError
+from fedhet.common.metrics import row_name
+from fedhet.tasks.references import load_reference
+
+
+class OwnMetric:
+    """Calls the function that a word of ``evaluation.metrics`` names.
+
+    Args:
+        word: ``package.module:function``.
+
+    Raises:
+        ConfigError: if there is no such function, or it does not take outputs and targets.
+    """
+
+    def __init__(self, word: str) -> None:
+        self.name, self._word = row_name(word), word
+        self._function = load_reference("evaluation.metrics", word)
+        self._has_warned = False
+        if isinstance(self._function, type):
+            raise ConfigError(f"{self._start} is a class: name a function (outputs, targets)")
+        try:
+            inspect.signature(self._function).bind("outputs", "targets")
+        except TypeError as error:
+            raise ConfigError(
+                f"{self._start} must be a function (outputs, targets) -> one number: {error}"
+            ) from None
+        except ValueError:  # a builtin has no signature
+            pass
+
+    def value(self, batches: Sequence[tuple[Tensor, Tensor]]) -> float:
+        """Return the number over all examples; NaN or Inf, of which the log warns once, is none.
+
+        The function gets tensors of its own on the CPU, which it may change.
+
+        Raises:
+            ConfigError: if the function returns no number.
+        """
+        outputs, targets = (torch.cat(parts) for parts in zip(*batches, strict=True))
+        value = self._number(self._function(outputs, targets))
+        if not math.isfinite(value) and not self._has_warned:
+            text = "%s is %s on %s examples: rows go without it where it is not finite"
+            getLogger("flwr").log(WARNING, text, self._start, value, len(targets))
+            self._has_warned = True
+        return value
+
+    def _number(self, value: Any) -> float:
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            shape = tuple(getattr(value, "shape", ()))
+            what = f"{type(value).__name__}{f' of the shape {shape}' if shape else ''}"
+            raise ConfigError(
+                f"{self._start} must return one number, and has returned a {what}"
+            ) from None
+
+    @property
+    def _start(self) -> str:
+        return f"evaluation.metrics={self._word}"

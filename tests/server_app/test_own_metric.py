@@ -1,0 +1,279 @@
+"""A metric of the user's own: runs by hand, its code on the way, and what is refused."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedhet.common.errors import ConfigError
+from fedhet.common.metrics import is_taken, metric_totals, shown_metrics
+from fedhet.common.results import read_rows, totals
+from fedhet.conf import compose, compose_overrides, fingerprint, plain_part, project
+from fedhet.runtimes.flower_install import stage_app
+from fedhet.server_app.assembly import check_parts
+from fedhet.server_app.loggers import scalars
+from fedhet.strategies.fedprox import FedProxClient
+from fedhet.sweep.optuna_search import check_search
+from fedhet.tasks import build_task
+from fedhet.tasks.evaluation import logits_of
+from fedhet.tasks.metrics import MetricSet, Predictions
+from tests.recipes import TINY, overrides, run_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = '''
+import torch
+
+def sure(outputs, targets):
+    """The share of examples whose own class has a probability above 0.3."""
+    return (outputs.softmax(1).gather(1, targets[:, None]) > 0.3).float().mean()
+
+def within_ten_percent(outputs, targets):
+    return ((outputs - targets).abs() <= 0.1 * targets.abs()).double().mean()
+
+def spoils(outputs, targets):
+    return float(outputs.zero_().sum() + targets.zero_().sum())
+
+def undefined(outputs, targets): return float("nan")
+def nothing(outputs, targets): return None
+def several(outputs, targets): return outputs
+def text(outputs, targets): return "0.5"
+def lonely(outputs): return 1.0
+def f1(outputs, targets): return 1.0
+def loss(outputs, targets): return 1.0
+def client_sure(outputs, targets): return 1.0
+class Sure: pass
+'''
+SURE = "evaluation.metrics=[f1,mine.metrics:sure]"
+WORDS = [*TINY, "rounds=3", "partition.holdout=0.2", SURE, "evaluation.clients=true"]
+# Minimised, a rising share stops improving at once.
+STOPPING = ["early_stopping.metric=sure", "early_stopping.mode=min", "early_stopping.patience=2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def package(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "mine").mkdir()
+    (folder / "mine" / "metrics.py").write_text(MODULE)
+    (folder / "mine" / "other.py").write_text("from mine.metrics import sure\n")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sys, "path", [*sys.path, str(folder)])
+        yield folder / "mine"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+# ---- in runs -------------------------------------------------------------------------------------
+
+
+def task_of():
+    recipe = compose(overrides(*WORDS))
+    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
+    return build_task(*parts, seed=0, num_clients=3)
+
+
+def by_hand(path, data):
+    """Return the share of ``sure`` with NumPy, of a model file on these examples."""
+    model = task_of().build_model(5)
+    model.load_state_dict(load_file(path))
+    logits, labels = logits_of(model, data)
+    shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return np.mean(shares[np.arange(len(labels)), labels] > 0.3)
+
+
+@pytest.mark.slow
+def test_server_and_clients_measure_it_and_an_ended_run_goes_on(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    words = [*WORDS, "evaluation.per_client=true"]
+    summary = run_recipe(whole, *words)
+    *_, last = rows = read_rows(whole / "metrics.jsonl")
+    path, task = whole / "model.safetensors", task_of()
+    assert last["sure"] == pytest.approx(by_hand(path, task.test_data()), abs=1e-6)
+    held = [task.client_data(client)[1] for client in range(3)]
+    own = [by_hand(path, data) for data in held]
+    assert list(last["per_client"]["client_sure"].values()) == pytest.approx(own, abs=1e-6)
+    mean = np.average(own, weights=[len(data) for data in held])
+    assert last["client_sure"] == pytest.approx(mean, abs=1e-6)
+    assert {"received_sure", "f1", "client_f1"} <= last.keys()
+    shown = ("sure", "client_sure", "own_metrics")
+    assert [summary[name] for name in shown] == [last["sure"], last["client_sure"], ["sure"]]
+    assert not any(name.startswith("best_") and name.endswith("sure") for name in summary)
+
+    run_recipe(parts, *words, "rounds=1")
+    again = run_recipe(parts, *words, "resume=true")
+    assert again["parameters_sha256"] == summary["parameters_sha256"]
+    twice = read_rows(parts / "metrics.jsonl")
+    assert [row["sure"] for row in twice] == [row["sure"] for row in rows]
+
+
+@pytest.mark.slow
+def test_it_ends_a_run_and_chooses_the_best_model(tmp_path):
+    summary = run_recipe(tmp_path, *WORDS, *STOPPING, "checkpoint.best=true")
+    rows = read_rows(tmp_path / "metrics.jsonl")
+    lowest = min(row["sure"] for row in rows)
+    assert summary["stop_reason"].startswith("early stopping: sure has not improved")
+    assert summary["best_round"] == {"metric": "sure", "round": 0, "value": lowest}
+    path, value = tmp_path / summary["best_model"]["file"], summary["best_model"]["value"]
+    assert value == lowest == pytest.approx(by_hand(path, task_of().test_data()), abs=1e-6)
+
+
+@pytest.mark.slow
+def test_the_code_travels_and_is_part_of_the_fingerprint(package, tmp_path):
+    recipe = compose_overrides(("task=digits", SURE))
+    assert project.own_code(recipe) == (package,)
+    bundle = stage_app(tmp_path, project.travelling_code(recipe))
+    assert (bundle / "mine" / "metrics.py").read_text() == MODULE
+    other = compose_overrides(("task=digits",))
+    assert fingerprint(recipe)["code"] != fingerprint(other)["code"]
+
+
+# ---- the number ----------------------------------------------------------------------------------
+
+
+def measured(word, predictions, *batches):
+    collected = MetricSet([word], predictions)
+    for batch in batches:
+        collected.update(*batch)
+    return collected.compute()
+
+
+def test_it_gets_all_examples_of_all_batches_and_a_regressions_as_equal_shapes():
+    regression, word = Predictions("regression"), "mine.metrics:within_ten_percent"
+    first = torch.tensor([[1.05], [2.5]]), torch.tensor([1.0, 2.0])
+    second = torch.tensor([[3.0]]), torch.tensor([3.0])
+    found = measured(word, regression, first, second)
+    assert found == {"within_ten_percent": pytest.approx(2 / 3)}
+
+
+def test_what_it_does_to_its_tensors_changes_nothing_for_others():
+    collected = MetricSet(
+        ["mine.metrics:spoils", "mine.metrics:sure", "accuracy"],
+        Predictions("classification", ("a", "b")),
+    )
+    outputs, labels = torch.tensor([[0.0, 9.0], [9.0, 0.0]]), torch.tensor([1, 0])
+    collected.update(outputs, labels)
+    assert collected.compute() == {"spoils": 0.0, "sure": 1.0, "accuracy": 1.0}
+    assert outputs.any()
+    assert labels.any()
+
+
+def test_a_value_that_is_not_finite_is_left_out_and_warned_of_once(caplog):
+    collected = MetricSet(["mine.metrics:undefined"], Predictions("classification", ("a", "b")))
+    for _ in range(2):
+        collected.reset()
+        collected.update(torch.zeros(4, 2), torch.zeros(4).long())
+        assert collected.compute() == {}
+    (line,) = [one for one in caplog.messages if "undefined is nan on 4 examples" in one]
+    assert "rows go without it" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("nothing", "NoneType"), ("several", r"Tensor of the shape \(4, 2\)"), ("text", "str")],
+)
+def test_what_is_no_number_is_refused(name, what):
+    with pytest.raises(ConfigError, match=f"metrics:{name} must return one number, .* a {what}"):
+        measured(
+            f"mine.metrics:{name}",
+            Predictions("classification", ("a", "b")),
+            (torch.zeros(4, 2), torch.zeros(4).long()),
+        )
+
+
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["[mine.metrics:f1]"], "metrics.jsonl or summary.json have f1.* rename the function"),
+        (["[mine.metrics:loss]"], "or summary.json have loss"),
+        (["[mine.metrics:client_sure]"], "have client_sure, or names that begin like it"),
+        (["[mine.metrics:]"], "names no function: write package.module:function"),
+        (["[mine-too.metrics:sure]"], "names no function"),
+        (["[mine.metrics:sure,mine.other:sure]"], "mine.other:sure would both be sure"),
+        (["[mine.metrics.sure]"], "evaluation.metrics=mine.metrics.sure is unknown"),
+        (
+            ["[mine.metrics:sure]", "early_stopping.metric=sure", "early_stopping.patience=1"],
+            "early_stopping.metric=sure .* early_stopping.mode=auto .* early_stopping.mode=max",
+        ),
+        (
+            ["[mine.metrics:sure]", "checkpoint.best=sure"],
+            "checkpoint.best=sure .* checkpoint.best=true and early_stopping.metric=sure",
+        ),
+        (
+            ["[mine.metrics:sure]", "early_stopping.metric=client_sure"],
+            "early_stopping.metric=client_sure is not measured: set evaluation.clients=true",
+        ),
+        (["[mine.metrics:sure]", "objective=best_sure"], "objective=best_sure is unknown"),
+    ],
+)
+def test_a_recipe_that_cannot_be_is_refused(words, message):
+    metrics, *others = words
+    with pytest.raises(ConfigError, match=message):
+        compose_overrides(("task=digits", f"evaluation.metrics={metrics}", *others))
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (
+            "mine.metrics:shure",
+            "metrics=mine.metrics:shure: mine.metrics has no shure; it has sure",
+        ),
+        ("mine.nowhere:sure", "there is no module mine.nowhere"),
+        ("mine.metrics:torch", "is a module and no function"),
+        ("mine.metrics:Sure", r"Sure is a class: name a function \(outputs, targets\)"),
+        ("mine.metrics:lonely", r"must be a function \(outputs, targets\) -> one number: too many"),
+    ],
+)
+def test_a_function_that_cannot_be_is_refused_before_the_run(word, message):
+    recipe = compose_overrides(("task=digits", f"evaluation.metrics=[{word}]"))
+    with pytest.raises(ConfigError, match=message):
+        check_parts(recipe)
+
+
+@pytest.mark.slow
+def test_the_name_of_what_a_method_measures_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(FedProxClient, "measures", frozenset({"sure"}))
+    with pytest.raises(ConfigError, match="rows of strategy=fedprox have sure already"):
+        run_recipe(tmp_path, *TINY, SURE, "strategy=fedprox")
+
+
+def test_a_metric_that_nothing_goes_by_needs_no_direction():
+    for words in (
+        [],
+        ["checkpoint.best=loss"],
+        ["checkpoint.best=true", "early_stopping.mode=min"],
+    ):
+        compose_overrides(("task=digits", SURE, "early_stopping.metric=sure", *words))
+
+
+def test_a_search_takes_it_in_both_directions():
+    compose_overrides(("task=digits", SURE, "objective=sure"))
+    for direction in ("minimize", "maximize"):
+        check_search("sure", {"_target_": "Optuna", "direction": direction, "n_jobs": 1})
+
+
+# ---- in rows and reports -------------------------------------------------------------------------
+
+
+def test_every_column_and_key_that_running_md_lists_is_taken():
+    page = (ROOT / "docs" / "running.md").read_text()
+    tables = page.partition("### class_counts.json")[0].partition("# Results")[2]
+    cells = re.findall(r"^\| (`.*?) \|", tables, re.MULTILINE)
+    names = {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
+    assert {"lr", "status", "lorentz_distance", "own_metrics"} <= names
+    statuses = {"completed", "diverged", "stopped", "failed"}
+    assert [name for name in sorted(names - statuses) if not is_taken(name)] == []
+
+
+def test_rows_say_which_columns_are_the_users_own():
+    row = {"round": 0, "loss": 1.0, "sure": 0.5, "norm_ratio": 0.1, "own_metrics": ["sure"]}
+    assert shown_metrics(row) == {"sure": 0.5}
+    assert metric_totals([row, row | {"round": 1, "sure": 0.25}]) == {"sure": 0.25}
+    assert "own_metrics" not in totals([{**row, "own_metrics": []}])
+    assert scalars(row) == {"loss": 1.0, "sure": 0.5, "norm_ratio": 0.1}
