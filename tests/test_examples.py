@@ -59,7 +59,7 @@ def test_a_table(example, tmp_path):
     errors = run.compare(table, tmp_path / "out")
     federated, central, linear, mean = errors.values()
     assert federated == pytest.approx(summary["mae"], rel=1e-5)
-    with pytest.raises(ConfigError, match="is not a classifier"):
+    with pytest.raises(ConfigError, match="is the run of a regression"):
         evaluate(tmp_path / "out", [])
     assert federated < mean  # it has learned
     assert abs(federated - central) < 15
