@@ -80,12 +80,14 @@ class Exchanged:
         failures: why a client failed whose vector was in the sum already.
         bytes_down: of arrays and of the protocol, sent.
         bytes_up: the same, received.
+        rounding: the step to which clients have rounded what is summed; 0 without a sum.
     """
 
     replies: Sequence[Message]
     failures: Sequence[str]
     bytes_down: int
     bytes_up: int
+    rounding: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,8 @@ class SecAggPlus:
         try:
             secure = SecureSum(wire, self._setup(len(nodes)), len(layout))
             mean, summed = secure.run({node: message.content for node, message in nodes.items()})
-            found = layout.unpack(mean, len(summed), self.step(len(nodes)))
+            step = self.step(len(nodes))
+            found = layout.unpack(mean, len(summed), step)
         except (NoSumError, ValueError) as error:  # ValueError: a spoilt vector
             why = f"no secure sum: {error}"
             failed = [error_reply(m, wire.lost.get(n, why)) for n, m in nodes.items()]
@@ -207,7 +210,7 @@ class SecAggPlus:
             if node in wire.lost:
                 failures.append(f"client {client}, after its update was summed: {wire.lost[node]}")
                 log(WARNING, "round %s: %s", round, failures[-1])
-        return Exchanged(replies, failures, wire.bytes_down, wire.bytes_up)
+        return Exchanged(replies, failures, wire.bytes_down, wire.bytes_up, step)
 
     def _setup(self, size: int) -> ConfigRecord:
         """Return Flower's settings for a round of ``size`` clients."""

@@ -453,8 +453,8 @@ class FederatedStrategy(KeepsArguments, Strategy):
         exchanged, messages, timeout = None, training.messages, training.timeout
         if secure is not None:
             layout = reply_layout(self.client_sides, self.server_step, secure, training.params)
-            self.server_step.rounding = secure.step(len(messages))
             exchanged = secure.exchange(grid, messages, layout, round, timeout)
+            self.server_step.rounding = exchanged.rounding
             replies = RoundReplies(training, exchanged.replies)
         else:  # an override of aggregate_train may look at messages
             own = type(self).aggregate_train is not FederatedStrategy.aggregate_train

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -199,6 +200,12 @@ def test_without_a_sum_the_model_stays_and_the_reason_is_said(tamper, reason):
 
 
 @pytest.mark.slow
+def test_a_round_to_which_nobody_came_has_no_sum():
+    layout = Layout({"w": (2,)}, {}, {}, frozenset(), "clients", 50)
+    exchanged = SecAggPlus(max_examples=50).exchange(Mock(), {}, layout, 1, 1.0)
+    assert (exchanged.replies, exchanged.rounding) == ([], 0.0)
+
+
 def test_a_client_does_not_send_nan_and_counts_what_is_cut_off():
     data = blobs()
     data[1].inputs[0, 0] = math.nan
