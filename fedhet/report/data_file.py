@@ -172,8 +172,16 @@ def parse(text: str, name: str) -> ReportData:
             f"{name} is not a data file of fedhet-report: it has fedhet_report={version}, allowed: "
             f"1, {FORMAT}; {_ALLOWED}"
         )
-    if version == 1:
-        content = upgraded(content)
+    try:
+        return _data_of(upgraded(content) if version == 1 else content)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"{name} is damaged: {type(error).__name__} {error}; write it again from its folders"
+        ) from None
+
+
+def _data_of(content: Mapping[str, Any]) -> ReportData:
+    """Return what the content of a data file stands for; one that was changed by hand may raise."""
     papers, common = content["papers"], content["common"]
     known = {field.name for field in fields(ReportData)}
     return ReportData(

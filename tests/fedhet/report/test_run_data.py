@@ -134,6 +134,24 @@ def test_many_rounds_are_thinned_but_not_what_tables_and_axes_are_of():
     assert seconds.of(one) == seconds.of(runs[0]) is not None
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"runs": [{}]},
+        {"runs": None},
+        {"origins": [{"x": 1}]},
+        {"papers": [], "runs": [{"settings": {}, "paper": 3, "columns": {}}]},
+        {"fedhet_report": 1, "runs": 7},
+    ],
+)
+def test_a_data_file_that_was_damaged_by_hand_is_said_to_be(tmp_path, changed):
+    whole = {"fedhet_report": 2, "papers": [], "common": {}, "runs": [], "origins": []}
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(whole | {"partitions": []} | changed))
+    with pytest.raises(ConfigError, match=r"x\.json is damaged: .*write it again"):
+        data_file.read_data(path)
+
+
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"fedhet_report": 99}'])
 def test_another_file_is_refused(tmp_path, text):
     path = tmp_path / "x.json"
