@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeGuard, TypeVar, get_args, get_origin
@@ -75,6 +76,12 @@ def require_whole(key: str, value: int, *, low: int = 0) -> int:
             f"{key}={value} is not allowed: it must be a whole number of at least {low}"
         )
     return int(value)
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """Return ": did you mean a or b?" for the nearest options, empty without one."""
+    near = get_close_matches(word, list(options), 3, 0.6)
+    return f": did you mean {' or '.join(near)}?" if near else ""
 
 
 def require_known_keys(group: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -76,7 +76,7 @@ def remove_unfinished(folder: Path) -> None:
     Call it where no other process writes into the folder.
     """
     for path in folder.rglob(".*"):
-        if _UNFINISHED.fullmatch(path.name):
+        if _UNFINISHED.fullmatch(path.name) and not path.is_dir():
             path.unlink(missing_ok=True)
 
 

@@ -16,8 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from hydra._internal.utils import _locate
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from fedhet.common.errors import ConfigError, is_list
-from fedhet.conf.mistakes import did_you_mean, one_line
+from fedhet.common.errors import ConfigError, did_you_mean, is_list
+from fedhet.conf.mistakes import one_line
 from fedhet.conf.schema.kinds import in_words
 
 _REFERENCE = re.compile(r"\$\{([\w.]+\.\w+)\}")

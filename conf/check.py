@@ -16,11 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.conf.mistakes import (
     begins_anew,
     check_option,
-    did_you_mean,
     groups,
     options_in_file,
     options_of,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.common.metrics import (
     CLIENT,
     METRICS,
@@ -16,7 +16,6 @@ from fedhet.common.metrics import (
     own_names,
     row_name,
 )
-from fedhet.conf.mistakes import did_you_mean
 from fedhet.conf.project import is_function_name
 from fedhet.conf.schema import FIGURES
 

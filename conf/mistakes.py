@@ -15,7 +15,7 @@ import yaml
 from hydra.errors import MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
-from fedhet.common.errors import ConfigError, is_list
+from fedhet.common.errors import ConfigError, did_you_mean, is_list
 from fedhet.conf.composition import can_be_read, quoted, typed, with_open_keys
 from fedhet.conf.project import FOLDER, conf_folders, where_looked
 from fedhet.conf.renamed import leaves
@@ -30,12 +30,6 @@ _LINES = 200  # characters of a message that is not ours
 _NO_KEY = re.compile(r"Could not (?:override|delete from config\.) '([^']+)'")
 _TAKEN = re.compile(r"An item is already at '([^']+)'")
 _MERGING = re.compile(r"Error merging override (\S+)")
-
-
-def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """Return ": did you mean a or b?" for the nearest options, empty without one."""
-    near = get_close_matches(word, list(options), 3, 0.6)
-    return f": did you mean {' or '.join(near)}?" if near else ""
 
 
 def unknown_key(key: str, value: Any, values: Mapping[str, Any]) -> str:

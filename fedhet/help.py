@@ -13,10 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from fedhet.commands import table_console
-from fedhet.common.errors import ConfigError
+from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.conf import compose_overrides
 from fedhet.conf.check import shown
-from fedhet.conf.mistakes import did_you_mean, groups, method_lines, options_of, value_at
+from fedhet.conf.mistakes import groups, method_lines, options_of, value_at
 from fedhet.conf.renamed import leaves
 from fedhet.conf.schema import Recipe, Strategy
 from fedhet.conf.schema.kinds import short_words

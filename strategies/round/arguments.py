@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, Self, TypedDict
 
+from fedhet.common.errors import did_you_mean
 from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.staleness import Asynchronous
@@ -78,8 +78,7 @@ def _require_known(cls: type[KeepsArguments], named: Collection[str]) -> None:
     for name in named:
         if name not in known:
             options = list(dict.fromkeys([*own, *Slots.__annotations__]))
-            near = get_close_matches(name, options, 3, 0.6)
-            hint = f": did you mean {' or '.join(near)}?" if near else ""
             raise TypeError(
-                f"{cls.__name__} has no argument {name}{hint}; it takes {', '.join(options)}"
+                f"{cls.__name__} has no argument {name}{did_you_mean(name, options)}; it takes "
+                f"{', '.join(options)}"
             )

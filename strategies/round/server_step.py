@@ -158,10 +158,9 @@ class ServerStep:
         """
         sides, everything = client_sides.values(), {**self._model, **params}
         summed, grown = summed_payloads(self.sides), per_example(client_sides)
-        by: Weighting = getattr(self.aggregator, "weighs", "clients")
-        if isinstance(self.aggregator, SumAggregator):
-            key = f"{type(self.aggregator).__name__}.weighting"
-            by = require_choice(key, self.aggregator.weighting, get_args(Weighting))
+        name = "weighting" if isinstance(self.aggregator, SumAggregator) else "weighs"
+        given: Weighting = getattr(self.aggregator, name, "clients")
+        by = require_choice(f"{type(self.aggregator).__name__}.{name}", given, get_args(Weighting))
         largest = min(largest_of(everything, num_clients), largest_summand(most_weight))
         expected = ExpectedReply(
             {name: torch.empty_like(value, device="meta") for name, value in params.items()},

@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 
 from fedhet.common.results import read_rows
-from fedhet.conf import compose, plain_part
-from fedhet.tasks import build_task
+from fedhet.conf import compose_overrides
+from fedhet.load_run import task_of
 from fedhet.tasks.evaluation import logits_of
-from tests.recipes import TINY, overrides, run_recipe
+from tests.recipes import TINY, run_recipe
 
 pytestmark = pytest.mark.slow
 
@@ -20,15 +20,9 @@ STOPPING = ["early_stopping.metric=f1", "early_stopping.mode=min", "early_stoppi
 TIMES = ("seconds", "server_seconds", "elapsed_seconds", "fit_seconds")
 
 
-def task_of():
-    recipe = compose(overrides(*WORDS))
-    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
-    return build_task(*parts, seed=0, num_clients=3)
-
-
 def f1_of(path, data):
     """Macro F1 by scikit-learn, of a model file on these examples."""
-    model = task_of().build_model(5)
+    model = task_of(compose_overrides(tuple(WORDS))).build_model(5)
     model.load_state_dict(load_file(path))
     with torch.no_grad():
         logits, labels = logits_of(model, data)
@@ -62,7 +56,7 @@ def test_metrics_change_nothing_of_the_run(plain, measured):
 
 def test_the_server_and_the_clients_measure_what_scikit_learn_says(measured):
     folder, summary = measured
-    last, task = rows_of(folder)[-1], task_of()
+    last, task = rows_of(folder)[-1], task_of(compose_overrides(tuple(WORDS)))
     path = folder / "model.safetensors"
     assert last["f1"] == pytest.approx(f1_of(path, task.test_data()), abs=1e-6)
     assert summary["f1"] == last["f1"]
@@ -83,7 +77,7 @@ def test_best_safetensors_is_the_model_of_the_best_round(measured):
     scores = [row["f1"] for row in rows_of(folder)]
     best = summary["best_model"]
     assert (best["round"], best["value"]) == (scores.index(max(scores)), max(scores))
-    found = f1_of(folder / best["file"], task_of().test_data())
+    found = f1_of(folder / best["file"], task_of(compose_overrides(tuple(WORDS))).test_data())
     assert found == pytest.approx(max(scores), abs=1e-6)
 
 

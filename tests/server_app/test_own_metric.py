@@ -12,16 +12,16 @@ from safetensors.torch import load_file
 from fedhet.common.errors import ConfigError
 from fedhet.common.metrics import is_taken, metric_totals, shown_metrics
 from fedhet.common.results import read_rows, totals
-from fedhet.conf import compose, compose_overrides, fingerprint, plain_part, project
+from fedhet.conf import compose_overrides, fingerprint, project
+from fedhet.load_run import task_of
 from fedhet.runtimes.flower_install import stage_app
 from fedhet.server_app.assembly import check_parts
 from fedhet.server_app.loggers import scalars
 from fedhet.strategies.fedprox import FedProxClient
 from fedhet.sweep.optuna_search import check_search
-from fedhet.tasks import build_task
 from fedhet.tasks.evaluation import logits_of
 from fedhet.tasks.metrics import MetricSet, Predictions
-from tests.recipes import TINY, overrides, run_recipe
+from tests.recipes import TINY, run_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = '''
@@ -69,15 +69,9 @@ def package(tmp_path_factory):
 # ---- in runs -------------------------------------------------------------------------------------
 
 
-def task_of():
-    recipe = compose(overrides(*WORDS))
-    parts = plain_part(recipe, "task"), plain_part(recipe, "partition")
-    return build_task(*parts, seed=0, num_clients=3)
-
-
 def by_hand(path, data):
     """Return the share of ``sure`` with NumPy, of a model file on these examples."""
-    model = task_of().build_model(5)
+    model = task_of(compose_overrides(tuple(WORDS))).build_model(5)
     model.load_state_dict(load_file(path))
     logits, labels = logits_of(model, data)
     shares = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
@@ -90,7 +84,7 @@ def test_server_and_clients_measure_it_and_an_ended_run_goes_on(tmp_path):
     words = [*WORDS, "evaluation.per_client=true"]
     summary = run_recipe(whole, *words)
     *_, last = rows = read_rows(whole / "metrics.jsonl")
-    path, task = whole / "model.safetensors", task_of()
+    path, task = whole / "model.safetensors", task_of(compose_overrides(tuple(WORDS)))
     assert last["sure"] == pytest.approx(by_hand(path, task.test_data()), abs=1e-6)
     held = [task.client_data(client)[1] for client in range(3)]
     own = [by_hand(path, data) for data in held]
@@ -116,8 +110,9 @@ def test_it_ends_a_run_and_chooses_the_best_model(tmp_path):
     lowest = min(row["sure"] for row in rows)
     assert summary["stop_reason"].startswith("early stopping: sure has not improved")
     assert summary["best_round"] == {"metric": "sure", "round": 0, "value": lowest}
+    test = task_of(compose_overrides(tuple(WORDS)))
     path, value = tmp_path / summary["best_model"]["file"], summary["best_model"]["value"]
-    assert value == lowest == pytest.approx(by_hand(path, task_of().test_data()), abs=1e-6)
+    assert value == lowest == pytest.approx(by_hand(path, test.test_data()), abs=1e-6)
 
 
 @pytest.mark.slow
