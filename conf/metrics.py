@@ -25,14 +25,19 @@ _SUMMED = ("accuracy", "loss")  # what a secure sum has of metrics
 _LOCAL = "strategy/differential_privacy=local"
 
 
-def check_metrics(values: Mapping[str, Any]) -> None:
-    """Refuse unknown metrics, and keys that name one which the run does not measure."""
-    words = values["evaluation"]["metrics"]
+def check_metric_words(words: Sequence[str]) -> None:
+    """Refuse words of ``evaluation.metrics`` that are no metric, or two of one name."""
     for word in words:
         if is_own(word):
             _check_own(word, words)
         else:
             _require("evaluation.metrics", word, METRICS)
+
+
+def check_metrics(values: Mapping[str, Any]) -> None:
+    """Refuse unknown metrics, and keys that name one which the run does not measure."""
+    words = values["evaluation"]["metrics"]
+    check_metric_words(words)
     names = [row_name(word) for word in words]
     if values["evaluation"]["per_class"] and not names:
         raise ConfigError(

@@ -26,10 +26,8 @@ from fedhet.strategies.components.tensor_selection import (
 )
 from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask, Task, build_task, pick_device
-from fedhet.tasks.evaluation import classifies
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
-from fedhet.tasks.task import kind_of
 
 MODEL_FILE = "model.safetensors"
 
@@ -99,7 +97,7 @@ def label_metadata_of(folder: Path, *, best: bool = False) -> dict[str, str]:
     return {key: metadata[key] for key in names if key in metadata}
 
 
-def classifier_of(
+def model_of(
     folder: Path, task: AnyTask, state: Path | None = None, *, best: bool = False
 ) -> nn.Module:
     """Return a run's output model in eval mode, on the GPU if there is one.
@@ -109,10 +107,10 @@ def classifier_of(
     trains (FedBABU) have their initial values.
     """
     folder = expanded(str(folder), "folder")
-    if kind_of(task.config) == "regression":
+    if task.predictions is None:
         raise ConfigError(
-            f"{folder} is the run of a regression (task.kind=regression), whose model has no "
-            "classes: name a run of a classification"
+            f"{folder}: its model task.model={task.config.model} generates features and predicts "
+            "nothing"
         )
     path = _model_path(folder, best)
     tensors, frozen = _output_model(folder, best)
@@ -137,8 +135,6 @@ def classifier_of(
             "tensors of their own (--state of fedhet-evaluate and fedhet-export names a client's), "
             "or the run's output is another network, or the task is another"
         )
-    if not classifies(model):
-        raise ConfigError(f"{folder}: its model {task.config.model} is not a classifier")
     model.load_state_dict(tensors, strict=False)  # integer buffers are not stored
     return model.to(pick_device("auto")).eval()
 

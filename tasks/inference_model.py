@@ -1,4 +1,4 @@
-"""A trained model for inference: raw examples in, probabilities out."""
+"""A trained model for inference: raw examples in, probabilities or a regression's values out."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ from fedhet.tasks.transform import InputTransform
 
 
 class InferenceModel(nn.Module):
-    """A classifier, which returns features and logits, with its normalisation and softmax."""
+    """A model that returns features and outputs, with the normalisation of its inputs.
 
-    def __init__(self, model: nn.Module, transform: InputTransform) -> None:
+    Args:
+        model: of a run.
+        transform: of its inputs.
+        probabilities: whether the outputs are logits of classes; else they stay as they are.
+    """
+
+    def __init__(self, model: nn.Module, transform: InputTransform, *, probabilities: bool) -> None:
         super().__init__()
         self.prepare = transform.module()
         self.model = model
+        self.probabilities = probabilities
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Return probabilities (B, C) of pixels 0..255 (B, channels, H, W) or tokens (B, T)."""
-        return softmax(self.model(self.prepare(raw))[1], dim=1)
+        """Return the outputs of pixels 0..255 (B, channels, H, W), tokens (B, T) or numbers.
+
+        Probabilities are (B, C), and (B, C, H, W) of a segmentation.
+        """
+        outputs: Tensor = self.model(self.prepare(raw))[1]
+        return softmax(outputs, dim=1) if self.probabilities else outputs

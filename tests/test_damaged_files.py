@@ -25,7 +25,7 @@ from fedhet.common.checksums import read_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import ResultsFollower, read_rows, read_summary
 from fedhet.conf import compose, versions
-from fedhet.load_run import classifier_of, recipe_of, task_of
+from fedhet.load_run import model_of, recipe_of, task_of
 from fedhet.report.run_data import read_run
 from fedhet.server_app.checkpoint import checkpoints, last_whole_checkpoint
 from fedhet.server_app.reused_training import check_reused_training
@@ -177,7 +177,7 @@ def table(damages: dict[str, Damage]) -> pytest.MarkDecorator:
 
 
 def load_model(folder: Path) -> object:
-    return classifier_of(folder, task_of(recipe_of(folder)))
+    return model_of(folder, task_of(recipe_of(folder)))
 
 
 def states_of(folder: Path) -> tuple[FolderStateStore, str, Path]:

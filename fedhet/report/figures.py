@@ -27,7 +27,7 @@ from fedhet.report.data_file import AGREEMENT, Partition
 from fedhet.report.layout import NO_COLUMN, Layout, cells_with_runs
 from fedhet.report.names import column_title, listed
 from fedhet.report.partition_plot import draw_partition
-from fedhet.report.run_data import AT_CLIENTS, ON_TEST_SET, Run, evaluation_place
+from fedhet.report.run_data import AT_CLIENTS, ON_TEST_SET, Run, evaluation_place, score_of
 from fedhet.report.statistics import measured_metrics
 from fedhet.report.tables import cell_table
 
@@ -38,44 +38,49 @@ NO_DIAGNOSTICS = (
 )
 MOST_DIAGNOSTICS = 40  # small panels of a section
 ROUND = "round"
-_ACCURACY = {ON_TEST_SET: "test accuracy (%)", AT_CLIENTS: "accuracy at the clients (%)"}
+_PLACES = {ON_TEST_SET: "test {}", AT_CLIENTS: "{} at the clients"}
 _TIMES = ((3600.0, "h"), (60.0, "min"), (1.0, "s"))  # the largest unit of which there are two
 
 
-def accuracy(
+def scores(
     layout: Layout,
     keys: Mapping[str, Key],
     last_round: int | None,
     targets: Sequence[float],
     stem: Path,
+    score: str = "accuracy",
 ) -> list[Block]:
-    """Return accuracy over rounds, wall time, simulated time and bytes, a panel per column."""
+    """Return a score over rounds, wall time, simulated time and bytes, a panel per column.
 
-    def percentages(run: Run) -> dict[float, float]:
-        return {float(r): 100 * y for r, y in run.points("accuracy") if r <= last}
+    ``score`` is accuracy, drawn in percent, or loss, which has no targets.
+    """
 
+    def points(run: Run) -> dict[float, float]:
+        return {float(r): scale * y for r, y in run.points(score) if r <= last}
+
+    scale, percent = (100.0, " (%)") if score == "accuracy" else (1.0, "")
     last = last_round or math.inf
-    done = curves_of(layout, keys, percentages)
-    cut = incomplete_curves(layout, keys, percentages)
+    done = curves_of(layout, keys, points)
+    cut = incomplete_curves(layout, keys, points)
     found = [whole + part for whole, part in zip(done, cut, strict=True)]
     drawn = [run for lines in found for _, runs in lines for run in runs]
-    axes, where = _axes(drawn), evaluation_place(drawn)
+    axes, where = _axes(drawn), evaluation_place(drawn, score)
     units = {label: unit for label, (_, unit) in axes.items()}
     found = [[(with_axes(line, runs, units), runs) for line, runs in lines] for lines in found]
-    marks = [100 * target for target in targets]
+    marks = [scale * target for target in targets] if score == "accuracy" else []
     range_of = common_range([line for lines in found for line, _ in lines])
-    label = _ACCURACY.get(where, "accuracy (%)")
+    label = _PLACES.get(where, "{}").format(score) + percent
     panels = panels_of(layout, found, ROUND, label, marks, range_of)
     if not panels:
         return []
-    caption = f"Accuracy {where}. {lines_are(panels)}"
+    caption = f"{score.capitalize()} {where}. {lines_are(panels)}"
     caption += " Dotted, horizontal: the targets." if marks else ""
     caption += " A cross: the end of a run that is not completed." if any(cut) else ""
     if axes:
         caption += f" Over {listed(axes)}, x is the mean over the seeds at each round."
     kinds = {ROUND: "rounds", **{label: kind for label, (kind, _) in axes.items()}}
     abreast = 2 if len(panels) in (2, 4) else 3
-    return [Heading(3, "Accuracy"), gallery(panels, caption, stem, kinds, abreast)]
+    return [Heading(3, score.capitalize()), gallery(panels, caption, stem, kinds, abreast)]
 
 
 def _axes(runs: Sequence[Run]) -> dict[str, tuple[str, tuple[str, float]]]:
@@ -164,13 +169,8 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
     """Return every other numeric column that runs have, as small multiples."""
     runs = [run for _, _, cell in cells_with_runs(layout) for run in cell.runs]
     names = dict.fromkeys(name for run in runs for name in run.columns)
-    measured = measured_metrics(runs)
-    shown = [
-        name
-        for name in names
-        if name not in NO_DIAGNOSTICS and any(run.stored(name) for run in runs)
-        if name not in measured  # they have a part of the page
-    ]
+    elsewhere = {*NO_DIAGNOSTICS, *measured_metrics(runs), *_losses_above(runs)}
+    shown = [name for name in names if name not in elsewhere if any(r.stored(name) for r in runs)]
     steady = [name for name in shown if all(_is_steady(run, name) for run in runs)]
     panels = _columns_over_rounds(layout, keys, [name for name in shown if name not in steady])
     blocks: list[Block] = [Heading(3, "Per round")]
@@ -186,6 +186,13 @@ def diagnostics(layout: Layout, keys: Mapping[str, Key], every: int, stem: Path)
     if steady:
         blocks.append(_steady_table(layout, steady))
     return blocks
+
+
+def _losses_above(runs: Sequence[Run]) -> set[str]:
+    """Return the columns that ``scores`` draws of runs without an accuracy."""
+    if score_of(runs) != "loss":
+        return set()
+    return {"client_loss" if run.at_clients else "loss" for run in runs}
 
 
 def metrics(

@@ -30,7 +30,7 @@ from fedhet.report.names import listed, method_title
 from fedhet.report.paper_figures import Partitions
 from fedhet.report.provenance import provenance, warnings
 from fedhet.report.published_tables import FigureByTarget, paper_layout, read_paper
-from fedhet.report.run_data import Run, evaluation_place
+from fedhet.report.run_data import Run, evaluation_place, score_of
 from fedhet.report.score_chart import scores, single_round
 from fedhet.report.statistics import Figure, measured_metrics
 from fedhet.report.tables import (
@@ -126,12 +126,13 @@ def _unfinished(section: Section) -> list[str]:
         return [f"No run has measured the {section.figure.title}: nothing can be compared."]
     sentences = ["No run is completed, so that nothing can be compared."]
     for run in section.runs[:MOST_NAMED]:
-        points = run.points("accuracy")
-        if points:
-            round, value = points[-1]
+        score = score_of([run])
+        if score is not None:
+            round, value = run.points(score)[-1]
+            shown = f"{100 * value:.1f} %" if score == "accuracy" else f"{value:.4g}"
             sentences.append(
-                f"{method_title(run.method)}, seed {run.seed}: {run.status}, accuracy "
-                f"{100 * value:.1f} % after round {round}."
+                f"{method_title(run.method)}, seed {run.seed}: {run.status}, {score} {shown} "
+                f"after round {round}."
             )
     return sentences
 
@@ -166,8 +167,8 @@ def _lay_out(node: Mapping[str, Any] | None, runs: Sequence[Run], data: ReportDa
             )
     layout = automatic_layout(runs, data.by)
     title = f"Methods by {', '.join(layout.keys)}" if layout.keys else "Methods"
-    measured = any(run.points("accuracy") for run in runs)
-    figure = Figure("accuracy", percent=True) if measured else Figure("loss")
+    classifies = score_of(runs) == "accuracy"
+    figure = Figure("accuracy", percent=True) if classifies else Figure("loss")
     return Section(title, layout, figure, data.targets, runs, warnings=problems)
 
 
@@ -234,8 +235,8 @@ def _section(
     if compared:
         blocks += [Heading(3, "Ranking"), ranked_table(compared)]
     blocks += [Warn(note) for note in layout.notes]
-    if any(run.points("accuracy") for run in section.runs):
-        blocks += _accuracies(section, keys, stem)
+    if score := score_of(section.runs):
+        blocks += _scores(section, keys, score, stem)
     if cells_with_runs(layout):
         if names := measured_metrics(section.runs):
             blocks += [Heading(3, "Metrics"), *figures.metrics(layout, keys, names, stem)]
@@ -247,14 +248,14 @@ def _section(
     return [*blocks, *distrusted(section.runs), *_settings(section)]
 
 
-def _accuracies(section: Section, keys: Mapping[str, Key], stem: Path) -> list[Block]:
+def _scores(section: Section, keys: Mapping[str, Key], score: str, stem: Path) -> list[Block]:
     layout, last_round = section.layout, section.figure.last_round
     single = single_round(layout)
     if single:
         blocks = scores(layout, keys, section.figure, stem)
     else:
-        blocks = figures.accuracy(layout, keys, last_round, section.targets, stem)
-    if not cells_with_runs(layout):
+        blocks = figures.scores(layout, keys, last_round, section.targets, stem, score)
+    if score == "loss" or not cells_with_runs(layout):
         return blocks
     if not single:
         text = (

@@ -11,7 +11,7 @@ from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED
 from fedhet.report.blocks import Block, Heading, Listing, Table, Warn
 from fedhet.report.data_file import ReportData
 from fedhet.report.names import listed, method_title
-from fedhet.report.run_data import RUNNING, UNFINISHED, Run
+from fedhet.report.run_data import RUNNING, UNFINISHED, Run, score_of
 
 PARTS = ("What went wrong", "What was run", "Environment")
 UNKNOWN = "not recorded"
@@ -108,24 +108,39 @@ def _runs_table(runs: Sequence[Run]) -> Table:
         "Seconds: wall time of the run, since its last resumption. Failures: replies that were "
         "refused or missing. MB: up and down. Recipe: its fingerprint, which differs by seed."
     )
-    return Table.of(pd.DataFrame([_run_row(run) for run in runs]), caption, words=4)
+    by_loss = score_of(runs) == "loss"
+    return Table.of(pd.DataFrame([_run_row(run, by_loss) for run in runs]), caption, words=4)
 
 
-def _run_row(run: Run) -> dict[str, str]:
+def _run_row(run: Run, by_loss: bool) -> dict[str, str]:
     summary = run.summary
-    accuracies = [value for _, value in run.points("accuracy")]
     sent = [summary[key] for key in ("bytes_up", "bytes_down") if summary.get(key) is not None]
     return {
         **{"run": run.name, "method": method_title(run.method), "seed": _format(run.seed, "")},
         "status": run.status,
         "rounds": _format(summary.get("rounds"), "d"),
-        "final (%)": _format(accuracies[-1] if accuracies else None, ".2f", 100),
-        "best (%)": _format(max(accuracies, default=None), ".2f", 100),
+        **(_losses(run) if by_loss else _accuracies(run)),
         "failures": _format(summary.get("failures"), "d"),
         "seconds": _format(summary.get("wall_seconds"), ".1f"),
         "s/round": _format(summary.get("seconds_per_round"), ".3g"),
         "MB": f"{sum(sent) / 1e6:.1f}" if len(sent) == 2 else "-",
         "recipe": _fingerprint(run, "recipe"),
+    }
+
+
+def _accuracies(run: Run) -> dict[str, str]:
+    values = [value for _, value in run.points("accuracy")]
+    return {
+        "final (%)": _format(values[-1] if values else None, ".2f", 100),
+        "best (%)": _format(max(values, default=None), ".2f", 100),
+    }
+
+
+def _losses(run: Run) -> dict[str, str]:
+    values = [value for _, value in run.points("loss")]
+    return {
+        "final loss": _format(values[-1] if values else None, ".4g"),
+        "best loss": _format(min(values, default=None), ".4g"),
     }
 
 

@@ -116,11 +116,15 @@ class Run:
 ON_TEST_SET, AT_CLIENTS = "on the test set", "at the clients"
 
 
-def evaluation_place(runs: Iterable[Run]) -> str:
-    """Return where the accuracies of runs were measured: ON_TEST_SET, AT_CLIENTS, or both."""
-    places = {
-        AT_CLIENTS if run.at_clients else ON_TEST_SET for run in runs if run.points("accuracy")
-    }
+def score_of(runs: Iterable[Run]) -> str | None:
+    """Return what runs are scored by: accuracy, loss where none classifies, None without both."""
+    known = list(runs)
+    return next((name for name in _MEASURED if any(run.points(name) for run in known)), None)
+
+
+def evaluation_place(runs: Iterable[Run], score: str = "accuracy") -> str:
+    """Return where the scores of runs were measured: ON_TEST_SET, AT_CLIENTS, or both."""
+    places = {AT_CLIENTS if run.at_clients else ON_TEST_SET for run in runs if run.points(score)}
     return " or ".join(sorted(places, reverse=True))
 
 

@@ -16,6 +16,7 @@ from fedhet.report.curves import new_figure, save, style_axes
 from fedhet.report.layout import NO_COLUMN, Layout, Line
 from fedhet.report.legend import legend_of
 from fedhet.report.names import plain
+from fedhet.report.run_data import score_of
 from fedhet.report.statistics import Figure
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def single_round(layout: Layout) -> bool:
     """Return whether no run has more than one round: there is no curve to draw."""
     cells = [cell for line in layout.lines for cell in line.cells]
     runs = [run for cell in cells for run in (*cell.runs, *cell.others)]
-    return all(round <= 1 for run in runs for round, _ in run.points("accuracy"))
+    return all(round <= 1 for run in runs for round, _ in run.points(score_of(runs) or "accuracy"))
 
 
 def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) -> list[Block]:

@@ -1,10 +1,11 @@
 """fedhet-evaluate: evaluates the models of finished runs on their own or another test set.
 
-    fedhet-evaluate RUN [RUN ...] [--best] [--task KEY=VALUE ...] [--state FILE]
+    fedhet-evaluate RUN [RUN ...] [--best] [--metric NAME ...] [--task KEY=VALUE ...] [--state FILE]
 
-RUN is the folder of a run or of a sweep, of a classification. Nothing is trained. It prints
-accuracy, loss and the lowest accuracy of a class; --out writes that of every class. With --best it
-is the model of the best round (checkpoint.best), and else that of the last one. With --task the
+RUN is the folder of a run or of a sweep. Nothing is trained. It prints the loss, for classes the
+accuracy and the lowest one of a class, and the metrics of the run (evaluation.metrics) or those
+that --metric names in their place; --out writes also those of every class. With --best it is the
+model of the best round (checkpoint.best), and else that of the last one. With --task the
 examples are those of the run's task with other values, such as --task path=/data/new. With
 --augmented the test images are also flipped and cropped as training images are, as in code that
 uses one transform for both (the released code of FedDW). Where clients keep tensors of their own,
@@ -17,7 +18,6 @@ import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -25,19 +25,22 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
+from torch import nn
 from yaml import YAMLError
 
 from fedhet.commands import at_least, parser_of, reported_errors, say_error, table_console
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_file
-from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, summary_of, task_of
+from fedhet.conf.metrics import check_metric_words
+from fedhet.load_run import label_metadata_of, model_of, recipe_of, summary_of, task_of
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
 from fedhet.report.run_data import Run
 from fedhet.report.sources import completed_runs
 from fedhet.tasks import AnyTask
 from fedhet.tasks.config import ImageConfig
-from fedhet.tasks.evaluation import class_accuracies
+from fedhet.tasks.evaluation import Batched, class_accuracies, classifies, evaluate_model
+from fedhet.tasks.metrics import MetricSet
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
 
 OPTIONS = "task.data_options"
@@ -52,9 +55,10 @@ class Evaluation:
     """The figures of a model on a test set."""
 
     examples: int  # how many
-    accuracy: float  # in [0, 1]
-    loss: float  # mean cross-entropy
+    loss: float  # mean, by task.loss
+    accuracy: float | None  # in [0, 1]; None but for a classification
     by_class: dict[str, float | None]  # accuracy on each class, by its name; None without examples
+    metrics: dict[str, float]  # by name, f1/<class name> too; what is not defined is left out
     augmented: list[float]  # accuracy of each pass over augmented examples
 
 
@@ -65,6 +69,7 @@ def evaluate(
     seed: int = 0,
     state: Path | None = None,
     best: bool = False,
+    metrics: Sequence[str] | None = None,
 ) -> Evaluation:
     """Evaluate the model of the run in ``folder``.
 
@@ -75,6 +80,7 @@ def evaluate(
         seed: of the augmentation.
         state: a client's state file, where clients keep tensors of their own.
         best: the model of the best round in place of the last one.
+        metrics: of ``evaluation.metrics``; None: those of the run.
     """
     task = _task(folder, words, best)
     if passes and not isinstance(task.config, ImageConfig):
@@ -87,19 +93,37 @@ def evaluate(
             f"--augmented {passes}: the task of {folder} does not augment its training examples; "
             "set --task flip=true or --task crop_padding=4"
         )
-    model = classifier_of(folder, task, state, best=best)
+    model = model_of(folder, task, state, best=best)
     if not words:
         _require_same_examples(folder, task)
-    data = task.test_data(next(model.parameters()).device)
+    device = next(model.parameters()).device
+    data = task.test_data(device)
     if data is None:
         raise ConfigError(f"the task of {folder} has no test set: set --task test_data=...")
-    score = partial(class_accuracies, model, data, task.loss, task.num_classes)
-    loss, accuracy, by_class = score()
+    words_of_run = recipe_of(folder).evaluation.get("metrics", [])
+    names = list(words_of_run if metrics is None else metrics)
+    collected = task.metric_set(names, per_class=True, device=device)
+    loss, accuracy, by_class = _scores(model, data, task, collected)
+    found = collected.compute() if collected else {}
     generator = torch.Generator().manual_seed(seed)
-    augmented = [score(generator=generator)[1] for _ in range(passes)]
+    augmented = [
+        class_accuracies(model, data, task.loss, task.num_classes, generator=generator)[1]
+        for _ in range(passes)
+    ]
+    return Evaluation(len(data), loss, accuracy, by_class, found, augmented)
+
+
+def _scores(
+    model: nn.Module, data: Batched, task: AnyTask, collected: MetricSet | None
+) -> tuple[float, float | None, dict[str, float | None]]:
+    """Return loss, accuracy and the accuracy on each class; ``collected`` has the outputs then."""
+    if not classifies(model):
+        return (*evaluate_model(model, data, task.loss, metrics=collected), {})
+    loss, accuracy, by_class = class_accuracies(
+        model, data, task.loss, task.num_classes, metrics=collected
+    )
     values = [None if value != value else value for value in by_class.tolist()]  # NaN: no examples
-    by_name = dict(zip(task.class_names, values, strict=True))
-    return Evaluation(len(data), accuracy, loss, by_name, augmented)
+    return loss, accuracy, dict(zip(task.class_names, values, strict=True))
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -112,6 +136,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 def _evaluate_all(options: argparse.Namespace) -> bool:
     """Print and write the figures of all runs; return whether all could be evaluated."""
+    check_metric_words(options.metric or ())
     runs, left_out = completed_runs(options.runs)
     for reason in left_out:
         say_error("fedhet-evaluate", reason)
@@ -129,6 +154,7 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
                 options.seed,
                 options.state,
                 options.best,
+                options.metric,
             )
             found.append((run, figures))
         except ConfigError as error:
@@ -215,22 +241,35 @@ def _keep_columns(
 
 
 def _table(found: Sequence[tuple[Run, Evaluation]], passes: int, *, best: bool) -> Table:
-    head = ["run", "examples", "accuracy %", "loss", "lowest class"]
-    rows = []
-    for run, figures in found:
-        held = {name: value for name, value in figures.by_class.items() if value is not None}
-        name, lowest = min(held.items(), key=lambda entry: entry[1])
-        texts = [run.name, str(figures.examples), f"{100 * figures.accuracy:.2f}"]
-        texts += [f"{figures.loss:.4f}", f"{name}: {100 * lowest:.2f}"]
-        if passes:
-            spread = f" ± {100 * stdev(figures.augmented):.2f}" if passes > 1 else ""
-            texts.append(f"{100 * mean(figures.augmented):.2f}{spread}")
-        rows.append([Entry(text) for text in texts])
-    if passes:
-        head.append("augmented %")
+    """Return a row for each run; a column that no run has is left out."""
+    names = dict.fromkeys(name for _, one in found for name in one.metrics if "/" not in name)
+    head = ["run", "examples", "accuracy %", "loss", *names, "lowest class", "augmented %"]
+    rows = [_texts(run, figures, list(names)) for run, figures in found]
+    used = [number for number in range(len(head)) if any(row[number] for row in rows)]
     words = ["the model of each run's best round"] if best else []
     words += [f"augmented: mean and standard deviation of {passes} passes"] if passes else []
-    return Table(head, rows, "; ".join(words), words=1)
+    entries = [[Entry(row[number]) for number in used] for row in rows]
+    return Table([head[number] for number in used], entries, "; ".join(words), words=1)
+
+
+def _texts(run: Run, one: Evaluation, names: Sequence[str]) -> list[str]:
+    """Return a run's texts, "" for what it has not."""
+    held = {name: value for name, value in one.by_class.items() if value is not None}
+    lowest = min(held, key=held.__getitem__, default=None)
+    return [
+        run.name,
+        str(one.examples),
+        "" if one.accuracy is None else f"{100 * one.accuracy:.2f}",
+        f"{one.loss:.4f}",
+        *(f"{one.metrics[name]:.4g}" if name in one.metrics else "" for name in names),
+        "" if lowest is None else f"{lowest}: {100 * held[lowest]:.2f}",
+        _augmented(one.augmented),
+    ]
+
+
+def _augmented(accuracies: Sequence[float]) -> str:
+    spread = f" ± {100 * stdev(accuracies):.2f}" if len(accuracies) > 1 else ""
+    return f"{100 * mean(accuracies):.2f}{spread}" if accuracies else ""
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -239,6 +278,8 @@ def _parser() -> argparse.ArgumentParser:
     add("runs", nargs="+", type=Path, metavar="RUN", help="folder of a run or a sweep")
     task = "a key of the task with another value, such as path=/data/new; may be repeated"
     add("--task", action="append", default=[], metavar="KEY=VALUE", help=task)
+    metric = "in place of the run's evaluation.metrics, such as f1; may be repeated"
+    add("--metric", action="append", metavar="NAME", help=metric)
     add("--best", action="store_true", help="the model of the best round (checkpoint.best=true)")
     state = "of a client, client-*/round-*.safetensors: its own tensors go with the shared ones"
     add("--state", type=Path, metavar="FILE", help=state)

@@ -7,8 +7,9 @@ The file holds the network, its parameters and the normalisation of images:
     program = torch.export.load("model.pt2", extra_files=(about := {"about.json": ""}))
     probabilities = program.module()(images)        # (B, C), of uint8 (B, channels, H, W)
 
-about.json has the shape and type of the inputs, the names of the classes, for texts the words of
-the vocabulary by rank, and the run. The inputs of a table's model are prepared outside the file:
+Of a segmentation these are (B, C, H, W). A regression gives its values. about.json has the shape
+and type of the inputs, what the outputs are, the names of the classes, for texts the words of the
+vocabulary by rank, and the run. The inputs of a table's model are prepared outside the file:
 about.json has the column of each with its mean and scale, or its category. --best exports the model
 of the best round (checkpoint.best=true), in place of that of the last one. Where clients keep
 tensors of their own, such as FedPer's heads, --state names the file of one of them
@@ -35,10 +36,11 @@ from fedhet.common.errors import ConfigError
 from fedhet.common.files import replace_file, writable_file
 from fedhet.common.results import read_summary
 from fedhet.conf import method_name
-from fedhet.load_run import classifier_of, label_metadata_of, recipe_of, task_of
+from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
 from fedhet.tasks import AnyTask, OwnTask
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.inference_model import InferenceModel
+from fedhet.tasks.losses import LOSSES
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
 from fedhet.tasks.table_columns import Columns
 from fedhet.tasks.vocabulary import SPECIAL_TOKENS
@@ -56,11 +58,13 @@ def export(
     recipe = recipe_of(folder)
     stored = label_metadata_of(folder, best=best)
     task = task_of(recipe, stored)
-    classifier = classifier_of(folder, task, state, best=best).cpu()
-    module = InferenceModel(classifier, task.config.transform).eval()
+    model = model_of(folder, task, state, best=best).cpu()
+    of_classes = not task.any_label
+    module = InferenceModel(model, task.config.transform, probabilities=of_classes).eval()
     examples = _examples(task, 2)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch's own, about recurrent layers
+        outputs: Tensor = module(examples)
         program = torch.export.export(
             module, (examples,), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
@@ -74,6 +78,7 @@ def export(
     about: dict[str, Any] = {
         "classes": list(task.class_names),
         "input": {"shape": ["batch", *examples.shape[1:]], "dtype": str(examples.dtype)},
+        "output": {"shape": ["batch", *outputs.shape[1:]], "values": _values(task)},
         "run": {"method": method_name(recipe), **figures},
     }
     if task.vocabulary is not None:
@@ -94,12 +99,21 @@ def main(words: Sequence[str] | None = None) -> None:
         about = export(options.run, options.out, options.state, best=options.best)
     Console().print(
         f"input    {about['input']['dtype']} {about['input']['shape']}\n"
-        f"output   probabilities of {len(about['classes'])} classes\n"
+        f"output   {about['output']['values']} {about['output']['shape']}\n"
         f"model    {options.out} ({options.out.stat().st_size / 1e6:.2f} MB)",
         soft_wrap=True,
         highlight=False,
         markup=False,
     )
+
+
+def _values(task: AnyTask) -> str:
+    """Return what the program's outputs are."""
+    if not task.any_label:
+        return "probabilities"
+    loss = task.config.loss
+    named = loss is None or loss in LOSSES["regression"]
+    return "predictions" if named else f"outputs, as task.loss={loss} takes them"
 
 
 def _columns(task: AnyTask, stored: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -145,7 +159,7 @@ def _require_same_outputs(module: InferenceModel, content: io.BytesIO, examples:
     except AssertionError as error:
         raise ConfigError(
             f"the program that torch.export {torch.__version__} made of the model gives other "
-            f"probabilities, so no file was written: {error}"
+            f"outputs, so no file was written: {error}"
         ) from None
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from torch import nn
 
 from fedhet.common.errors import ConfigError
-from fedhet.load_run import classifier_of, data_set_task_of, recipe_of
+from fedhet.load_run import data_set_task_of, model_of, recipe_of
 from fedhet.tasks import Task
 from fedhet.tasks.conformal.scores import (
     Array,
@@ -99,7 +99,7 @@ class RunSets:
 def measure(folder: Path, options: Options) -> RunSets:
     """Measure the sets of the model of the run in a folder."""
     task = data_set_task_of(recipe_of(folder), _IN_THE_RUN)
-    model = classifier_of(folder, task)
+    model = model_of(folder, task)
     test = Outputs(*logits_of(model, task.test_data(next(model.parameters()).device)))
     levels = levels_for(test.accuracy, options.alpha)
     scores = scores_for(task.num_classes)

@@ -13,7 +13,7 @@ from fedhet.common.results import read_rows, write_rows
 from fedhet.report import command, data_file, figures, paper_figures
 from fedhet.report.blocks import Chart, Paragraph
 from fedhet.report.colors import keys_of
-from fedhet.report.figures import accuracy, curves_of, incomplete_curves
+from fedhet.report.figures import curves_of, incomplete_curves, scores
 from fedhet.report.layout import automatic_layout, first_runs
 from fedhet.report.sources import completed_runs
 
@@ -187,7 +187,7 @@ def test_a_run_that_did_not_complete_has_a_curve_as_far_as_it_came(finished_run,
     assert (line.completed, of, list(line.x), list(line.mean)) == (False, [cut], [0, 1], [0.1, 0.2])
     (mean,) = curves_of(layout, keys, lambda run: dict(run.points("accuracy")))[0]
     assert mean[1] == (whole,)
-    blocks = accuracy(automatic_layout([cut]), keys, None, (), tmp_path / "page")
+    blocks = scores(automatic_layout([cut]), keys, None, (), tmp_path / "page")
     assert "A cross: the end of a run that is not completed." in blocks[1].caption
 
 
@@ -251,6 +251,34 @@ def test_what_clients_alone_have_measured_is_not_said_to_be_of_the_test_set(
     assert text.count("ccuracy on the test set or at the clients") == 3
     losses = [panel.title for panel in drawn["diagnostics"] if "loss" in panel.title]
     assert losses == ["loss · cifar10", "client loss · digits"]
+
+
+def test_runs_that_do_not_classify_are_shown_by_their_loss(write_run, tmp_path, monkeypatch):
+    drawn = {}
+
+    def gallery(panels, caption, stem, kinds, abreast=3):
+        drawn[next(iter(kinds.values()))] = panels
+        return Chart(caption, {})
+
+    monkeypatch.setattr(figures, "gallery", gallery)
+    for seed in (0, 1):
+        folder = write_run(seed=seed, columns={"loss": 30.0 + seed})
+        rows = [{**row, "loss": row["loss"] / (1 + row["round"])} for row in rows_of(folder)]
+        write_rows(folder / "metrics.jsonl", rows)
+    text = report(tmp_path / "sweep")
+    [panel] = drawn["rounds"]
+    assert (panel.y_label, panel.marks) == ("test loss", [])
+    assert list(panel.curves[0].mean) == pytest.approx([2.0, 15.25, 30.5 / 3, 7.625], rel=1e-5)
+    assert "loss" not in [panel.title for panel in drawn.get("diagnostics", [])]
+    assert "| 0_fedavg_seed0 | FedAvg | 0 | completed | 3 | 7.5 | 2 |" in text  # final and best
+    assert "### Loss" in text
+    assert "ccuracy" not in text
+
+
+def rows_of(folder):
+    """Return a run's rows as one has them that is not of a classification."""
+    rows = read_rows(folder / "metrics.jsonl")
+    return [{name: value for name, value in row.items() if name != "accuracy"} for row in rows]
 
 
 @pytest.mark.usefixtures("no_pictures")

@@ -80,6 +80,31 @@ def table_run(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def regression_run(tmp_path_factory):
+    """Return a run on y = 2 x + 300 that measures two metrics, and its table."""
+    folder = tmp_path_factory.mktemp("regression")
+    rows = "".join(f"{n},{2 * n + 300}\n" for n in range(60))
+    (folder / "rows.csv").write_text(f"x,y\n{rows}")
+    run_recipe(
+        folder / "run",
+        *("task=tabular", f"task.data_options.path={folder / 'rows.csv'}", "task.kind=regression"),
+        *("task.data_options.target=y", "task.model_options={mean:360,std:35}", "partition=iid"),
+        *("clients=2", "rounds=1", "local.optimizer=adam", "evaluation.metrics=[mae,r2]"),
+        clients=2,
+    )
+    return folder / "run", folder / "rows.csv"
+
+
+@pytest.fixture(scope="session")
+def masks_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("masks")
+    shapes = "task.data_options={examples:20,test_examples:6,size:16}"
+    small = ["task.model_options={width:2,depth:1}", "clients=2", "rounds=1", "partition=iid"]
+    run_recipe(folder / "run", "task=shapes", shapes, *small, clients=2)
+    return folder / "run"
+
+
+@pytest.fixture(scope="session")
 def text_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     texts = ["good film good", "bad film bad", "good good", "bad bad"] * 5

@@ -1,20 +1,23 @@
 """fedhet-evaluate: a finished run's model on its own test set, and on another."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.metrics import f1_score
 
-from fedhet.load_run import classifier_of, recipe_of, task_of
+from fedhet.common.results import read_summary
+from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
 from fedhet.tasks.evaluation import evaluate_model
 from fedhet.tasks.transform import Augmentation
 from fedhet.tools.conformal.command import main as conformal_main
 from fedhet.tools.evaluate import evaluate, main
 from fedhet.tools.export import export
-from fedhet.tools.export import main as export_main
 from tests.fedhet.tools.conftest import COLOURS, write_images
 from tests.recipes import TINY, run_recipe
 
@@ -30,7 +33,7 @@ def test_the_own_test_set_gives_the_figures_of_the_run(words, tmp_path):
     assert found.accuracy == pytest.approx(summary["accuracy"], abs=1e-6)
     assert found.loss == pytest.approx(summary["loss"], rel=1e-5)
     task = task_of(recipe_of(tmp_path / "run"))
-    model = classifier_of(tmp_path / "run", task)
+    model = model_of(tmp_path / "run", task)
     [(inputs, labels)] = task.test_data().batches(120, generator=None, train=False)
     right = model(inputs)[1].argmax(dim=1) == labels
     by_hand = {str(label): float(right[labels == label].float().mean()) for label in range(10)}
@@ -98,7 +101,7 @@ def test_augmented_images_are_those_of_training(tmp_path, monkeypatch):
     monkeypatch.setattr(Augmentation, "draw", draw)
     found = evaluate(folder, words, passes=2)
     task = task_of(recipe_of(folder))
-    model = classifier_of(folder, task)
+    model = model_of(folder, task)
     raw = task.test_data()._placed._pixels  # uint8
     [(_, labels)] = task.test_data().batches(len(raw), generator=None, train=False)
     moved = torch.zeros_like(raw)
@@ -157,15 +160,63 @@ def test_a_table_is_not_augmented(table_run, refused):
     assert message in refused(main, table_run[0], "--augmented", "2")
 
 
-def test_a_regression_is_said_to_be_one(tmp_path, refused):
-    rows = "".join(f"{n},{2 * n}\n" for n in range(40))
-    (tmp_path / "rows.csv").write_text(f"x,y\n{rows}")
-    table = ["task=tabular", f"task.data_options.path={tmp_path}/rows.csv", "task.kind=regression"]
-    words = [*table, "task.data_options.target=y", "partition=iid", "clients=2", "rounds=1"]
-    run_recipe(tmp_path / "run", *words, clients=2)
-    for command in (main, export_main):
-        reason = refused(command, tmp_path / "run", "--out", tmp_path / "out")
-        assert f"{tmp_path}/run is the run of a regression (task.kind=regression)" in reason
+def test_a_regressions_metrics_are_those_of_its_run_and_of_its_outputs(regression_run, tmp_path):
+    folder, table = regression_run
+    summary, found = read_summary(folder), evaluate(folder)
+    assert (found.accuracy, found.by_class, found.examples) == (None, {}, 12)
+    assert found.loss == pytest.approx(summary["loss"], rel=1e-5)
+    assert found.metrics == pytest.approx({name: summary[name] for name in ("mae", "r2")})
+    task = task_of(recipe_of(folder), label_metadata_of(folder))
+    whole = ["test_data=fedhet.tasks.tabular:load_test", f"data_options.public={head(table, 50)}"]
+    found = evaluate(folder, whole, metrics=["rmse", "pearson"])
+    x = (torch.arange(60.0) - 24.5) / np.std(np.arange(50))
+    values = model_of(folder, task)(x[:, None].float())[1].detach()[:, 0]
+    y = 2 * torch.arange(60.0) + 300
+    pearson = float(torch.corrcoef(torch.stack([values, y]))[0, 1])
+    rmse = float((values - y).square().mean().sqrt())
+    assert found.metrics == pytest.approx({"rmse": rmse, "pearson": pearson}, rel=1e-4)
+    assert found.loss == pytest.approx(rmse**2, rel=1e-4)
+
+
+def test_the_metrics_of_masks_are_by_pixel_and_by_class(masks_run):
+    found = evaluate(masks_run, metrics=["iou"])
+    assert (found.accuracy, found.by_class, found.examples) == (None, {}, 6)
+    task = task_of(recipe_of(masks_run))
+    [(images, masks)] = task.test_data().batches(6, generator=None, train=False)
+    guesses = model_of(masks_run, task)(images)[1].argmax(dim=1)
+    iou = {}
+    for number, name in enumerate(task.class_names):
+        ours, theirs = guesses == number, masks == number
+        iou[f"iou/{name}"] = float((ours & theirs).sum() / (ours | theirs).sum())
+    assert found.metrics == pytest.approx({"iou": np.mean(list(iou.values())), **iou})
+
+
+def test_metrics_take_the_place_of_the_runs_and_unknown_ones_are_refused(
+    fedavg_run, regression_run, tmp_path, refused, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "120")
+    folder, out = tmp_path / "both", tmp_path / "figures.json"
+    for number, run in enumerate((fedavg_run, regression_run[0])):
+        shutil.copytree(run, folder / f"{number}_run")
+    main([str(folder), "--out", str(out)])
+    heads = capsys.readouterr().out.splitlines()[1]
+    names = ["run", "examples", "accuracy %", "loss", "mae", "r2", "lowest class"]
+    assert re.split(r"\s{2,}", heads.strip()) == names
+    digits, table = json.loads(out.read_text())
+    assert digits["metrics"] == {}
+    assert sorted(table["metrics"]) == ["mae", "r2"]
+    main([str(fedavg_run), "--metric", "f1", "--metric", "top5_accuracy", "--out", str(out)])
+    assert "top5_accuracy" in capsys.readouterr().out
+    task = task_of(recipe_of(fedavg_run))
+    [(inputs, labels)] = task.test_data().batches(120, generator=None, train=False)
+    guesses = model_of(fedavg_run, task)(inputs)[1].argmax(dim=1)
+    [found] = json.loads(out.read_text())
+    expected = f1_score(labels, guesses, average=None, labels=range(10), zero_division=0)
+    by_class = {name: value for name, value in found["metrics"].items() if "/" in name}
+    assert by_class == pytest.approx({f"f1/{n}": value for n, value in enumerate(expected)})
+    assert "evaluation.metrics=f2 is unknown" in refused(main, fedavg_run, "--metric", "f2")
+    for run, metric in ((fedavg_run, "mae"), (regression_run[0], "f1")):
+        assert f"{metric} is no metric of a " in refused(main, run, "--metric", metric)
 
 
 def test_a_path_that_is_no_folder_is_refused(refused):

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedhet.common.results import read_summary, write_summary
-from fedhet.load_run import classifier_of, recipe_of, task_of
+from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
 from fedhet.tasks import tabular
 from fedhet.tools.export import export, main
 
@@ -39,7 +39,7 @@ def test_another_process_gets_the_models_probabilities_from_raw_images(fedavg_ru
     printed = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
     assert printed.returncode == 0, printed.stderr
     [(inputs, _)] = task.test_data().batches(len(raw), generator=None, train=False)
-    expected = classifier_of(fedavg_run, task)(inputs)[1].softmax(dim=1)
+    expected = model_of(fedavg_run, task)(inputs)[1].softmax(dim=1)
     found = np.load(tmp_path / "probabilities.npy")
     np.testing.assert_allclose(found, expected.detach(), rtol=1e-5, atol=1e-6)
     summary = json.loads((fedavg_run / "summary.json").read_text())
@@ -47,6 +47,7 @@ def test_another_process_gets_the_models_probabilities_from_raw_images(fedavg_ru
     assert json.loads(printed.stdout) == {
         "classes": [str(label) for label in range(10)],
         "input": {"shape": ["batch", 1, 8, 8], "dtype": "torch.uint8"},
+        "output": {"shape": ["batch", 10], "values": "probabilities"},
         "run": {"method": "fedavg", "seed": 0, **figures},
     }
 
@@ -57,7 +58,7 @@ def test_a_clients_own_model_is_exported(fedper_run, tmp_path):
     task = task_of(recipe_of(fedper_run))
     raw = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
     inputs = task.config.transform.module()(raw)
-    expected = classifier_of(fedper_run, task, state)(inputs)[1].softmax(dim=1)
+    expected = model_of(fedper_run, task, state)(inputs)[1].softmax(dim=1)
     found = torch.export.load(str(tmp_path / "model.pt2")).module()(raw)
     torch.testing.assert_close(found, expected)
 
@@ -68,7 +69,7 @@ def test_the_vocabulary_is_exported_with_a_text_model(text_run, tmp_path):
     file = {"about.json": ""}
     program = torch.export.load(tmp_path / "model.pt2", extra_files=file).module()
     tokens = torch.tensor([[1, 4, 5, 0, 0, 0], [1, 3, 3, 2, 0, 0], [1, 2, 0, 0, 0, 0]])
-    model = classifier_of(folder, task_of(recipe_of(folder)))
+    model = model_of(folder, task_of(recipe_of(folder)))
     torch.testing.assert_close(program(tokens), model(tokens)[1].softmax(dim=1))
     about = json.loads(file["about.json"])
     assert about["vocabulary"] == ["bad", "good", "film"]
@@ -94,6 +95,29 @@ def _input(row, about):
     if "category" in about:
         return float(value == about["category"])
     return 0.0 if value is None else (float(value) - about["mean"]) / about["scale"]
+
+
+def test_a_regression_is_exported_in_the_unit_of_its_targets(regression_run, tmp_path):
+    folder, _ = regression_run
+    about = export(folder, tmp_path / "model.pt2")
+    assert about["output"] == {"shape": ["batch", 1], "values": "predictions"}
+    [column] = about["input"]["columns"]
+    assert (column["column"], column["mean"]) == ("x", pytest.approx(29.5))
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    scaled = (torch.tensor([[0.0], [30.0], [59.0]]) - column["mean"]) / column["scale"]
+    values = program(scaled)
+    task = task_of(recipe_of(folder), label_metadata_of(folder))
+    torch.testing.assert_close(values, model_of(folder, task)(scaled)[1])
+    assert (values - torch.tensor([[300.0], [360.0], [418.0]])).abs().max() < 100
+
+
+def test_a_segmentation_is_exported_with_the_probabilities_of_each_pixel(masks_run, tmp_path):
+    about = export(masks_run, tmp_path / "model.pt2")
+    assert about["output"] == {"shape": ["batch", 3, 16, 16], "values": "probabilities"}
+    images = torch.rand(5, 1, 16, 16)
+    found = torch.export.load(tmp_path / "model.pt2").module()(images)
+    model = model_of(masks_run, task_of(recipe_of(masks_run)))
+    torch.testing.assert_close(found, model(images)[1].softmax(dim=1))
 
 
 def test_what_cannot_be_exported_is_refused(fedavg_run, fedper_run, tmp_path, refused):
@@ -127,5 +151,5 @@ def test_a_program_with_other_outputs_is_not_written(fedavg_run, tmp_path, monke
     monkeypatch.setattr(f"{tool}._examples", lambda task, count: torch.ones(2, 3))
     monkeypatch.setattr("torch.export.export", lambda *_, **__: program)
     monkeypatch.setattr(f"{tool}.InferenceModel.forward", lambda self, raw: other(raw) + 1)
-    assert "gives other probabilities" in refused(main, fedavg_run, "--out", old)
+    assert "gives other outputs" in refused(main, fedavg_run, "--out", old)
     assert old.read_bytes() == b"an older model"
