@@ -42,6 +42,8 @@ SITE_KEYS = ("device", "runtime", "results_dir", "resume", "checkpoint", "logger
 NOTES = ("objective", "choice", "paper", "diagnostics", "calibration")
 # Folders of each machine, whose content belongs to the recipe.
 FOLDER_KEYS = ("task.path", "local.reuse_training")
+# Files of each machine that are named in the recipe's hash.
+HASHED_PATHS = ("task.vocabulary_file", "initial_model.path")
 # What a resumed run may change.
 LONGER = ("rounds", "target_accuracy", "evaluation", "early_stopping")
 

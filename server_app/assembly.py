@@ -28,6 +28,7 @@ from fedhet.conf import (
 from fedhet.conf.arguments import check_arguments
 from fedhet.conf.metrics import hides_scores
 from fedhet.server_app.calibration import Calibration
+from fedhet.server_app.initial_model import initial_model_file
 from fedhet.strategies.attacks.labels import Backdoor
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_training_config import local_training_config
@@ -86,6 +87,8 @@ def check_parts(recipe: DictConfig) -> None:
     _check_kind(recipe, kind_of(task), client_sides)
     _check_cohort(recipe)
     check_arguments(recipe.logger, "logger")  # not built: its package is the server's
+    if recipe.runtime.simulation and not recipe.resume:  # else the file may be elsewhere, or gone
+        initial_model_file(recipe)
 
 
 def task_of(

@@ -70,6 +70,8 @@ from fedhet.server_app.checkpoint import Checkpoint, CheckpointWriter, load_chec
 from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.evaluation import ServerEvaluation
+from fedhet.server_app.initial_model import KEY as INITIAL
+from fedhet.server_app.initial_model import load_initial_model
 from fedhet.server_app.layer_diagnostics import observers_of
 from fedhet.server_app.loggers import LoggedRun, Loggers
 from fedhet.server_app.machine import machine
@@ -141,6 +143,8 @@ class Run:
         personal = TensorSelector(recipe.strategy.personal)
         self.has_personal = bool(personal_names(model, personal))
         self.names = shared_names(model, personal)
+        if last is None:
+            self.data |= load_initial_model(recipe, self.task, model, self.names)
         server_model = server_model_of(self.task, model)
         test = self.task.test_data(self.device, channels_last=channels_last)
         at_clients = evaluates_at_clients(recipe, has_test=test is not None)
@@ -259,6 +263,8 @@ class Run:
             )
         checkpoint = load_checkpoint(last, self.names)
         self._check_not_done(checkpoint.state.round, last)
+        if initial := checkpoint.data.get(INITIAL):  # its file is not needed any more
+            self.data[INITIAL] = {"sha256": initial}
         hashes = self._data_hashes()
         if "columns" in checkpoint.data.keys() - hashes.keys():
             raise ConfigError(

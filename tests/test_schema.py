@@ -33,6 +33,8 @@ TABLE = """
  | min_replies | 1 10 | 0 11 -1 1.5 abc null
  | max_failed_rounds | 1 5 | 0 1.5 abc null
  | server.lr | 1 0.01 | 0 -1 abc null true .inf
+ | initial_model.path | null a.pt /runs/a | 3 true
+ | initial_model.layers | all last:2 head.* | last:x first: 3 null
  | evaluation.every | 0 1 5 | -1 0.5 abc null true
  | evaluation.model | global clients both | globl all 3 null
  | evaluation.received | true false | yes 1 maybe null

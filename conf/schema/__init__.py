@@ -64,6 +64,19 @@ class Server(Section):
     lr: Positive = Field(description="eta_g: x <- x + eta_g * Delta")
 
 
+class InitialModel(Section):
+    """The trained model that the server starts from, in place of the seed's."""
+
+    path: Text | None = Field(
+        description="of a run's folder, or of a file: model.safetensors, or a state_dict as "
+        ".safetensors, .pt or .pth"
+    )
+    layers: Selector = Field(
+        description="which of its tensors: all | last:N | first:N | name patterns; the others are "
+        "the seed's"
+    )
+
+
 class Evaluation(Section):
     """When and where models are evaluated."""
 
@@ -240,6 +253,7 @@ class Recipe(Section):
         description="the run ends with an error after this many such rounds in a row"
     )
     server: Server
+    initial_model: InitialModel
     evaluation: Evaluation
     calibration: Calibration
     diagnostics: Diagnostics

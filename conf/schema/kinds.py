@@ -112,6 +112,7 @@ _TYPES: Mapping[Any, str] = {
     dict: "a mapping",
     Any: "anything",
 }
+_SHOWN = 4  # keys of a mapping
 _SHORT = {"text (in quotes, where it looks like a number)": "text"}
 
 
@@ -133,7 +134,9 @@ def in_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     if origin in (list, tuple, Sequence):
         return f"a list, each of it {in_words(get_args(annotation)[0])}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return "a mapping"
+        keys = [field.alias or name for name, field in annotation.model_fields.items()]
+        more = ", ..." if len(keys) > _SHOWN else ""
+        return f"a mapping ({', '.join(keys[:_SHOWN])}{more})"
     return _TYPES[origin or annotation] + _span(annotation, bounds)
 
 

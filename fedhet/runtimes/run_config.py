@@ -10,10 +10,10 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 
 from fedhet.common.files import expanded
-from fedhet.conf import FOLDER_KEYS, quoted
+from fedhet.conf import FOLDER_KEYS, HASHED_PATHS, quoted
 from fedhet.runtimes.resources import cpus_for, gpu_share
 
-_PATH_KEYS = (*FOLDER_KEYS, "task.vocabulary_file")
+_PATH_KEYS = (*FOLDER_KEYS, *HASHED_PATHS)
 # Arguments of a data function and the like: a name of something else, unless there is such a file.
 _MAYBE_PATHS = ("task.data_options.path", "task.data_options.public", "system.path")
 

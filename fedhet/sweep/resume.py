@@ -19,14 +19,13 @@ from omegaconf import DictConfig, OmegaConf
 from fedhet.common.checksums import read_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.results import COMPLETED, DIVERGED, METRICS, read_rows, read_summary
-from fedhet.conf import fingerprint, plain_part, quoted, resume_fingerprint
+from fedhet.conf import HASHED_PATHS, fingerprint, plain_part, quoted, resume_fingerprint
 from fedhet.runtimes.deployment.run_record import read_record
 from fedhet.sweep.sweep_folder import SweepFolder
 
 _FLAG = "--resume"
 _SWEEP_DIR = "hydra.sweep.dir"
 _HOW = ("hydra/launcher", "hydra.launcher", "runtime", "device", _SWEEP_DIR)  # may change
-_VOCABULARY = "task.vocabulary_file"  # the one path that is part of a recipe's hash
 
 _resuming = False
 
@@ -118,7 +117,7 @@ class Plan(Enum):
 
 def plan_for(folder: Path, recipe: DictConfig) -> Plan:
     """Return what to do with a job's results directory, which need not exist."""
-    recipe = _with_absolute_path(recipe)
+    recipe = _with_absolute_paths(recipe)
     summary = read_summary_or_empty(folder)
     completed = summary.get("status") == COMPLETED
     hashes = summary.get("fingerprint")
@@ -182,12 +181,13 @@ def read_summary_or_empty(folder: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _with_absolute_path(recipe: DictConfig) -> DictConfig:
-    """Return the recipe with its vocabulary file as the apps know it, by an absolute path."""
-    path = OmegaConf.select(recipe, _VOCABULARY)
-    if isinstance(path, str) and path:
-        recipe = recipe.copy()
-        OmegaConf.update(recipe, _VOCABULARY, str(Path(path).expanduser().absolute()))
+def _with_absolute_paths(recipe: DictConfig) -> DictConfig:
+    """Return the recipe with the files of its hash as the apps know them, by absolute paths."""
+    recipe = recipe.copy()
+    for key in HASHED_PATHS:
+        path = OmegaConf.select(recipe, key)
+        if isinstance(path, str) and path:
+            OmegaConf.update(recipe, key, str(Path(path).expanduser().absolute()))
     return recipe
 
 

@@ -1,0 +1,149 @@
+"""Runs that start from a trained model, and the files that are refused."""
+
+import json
+import pickle
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from fedhet.common.errors import ConfigError
+from fedhet.common.results import read_rows
+from fedhet.conf import compose_overrides
+from fedhet.server_app.assembly import check_parts, task_of
+from fedhet.server_app.initial_model import load_initial_model
+from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names, tensors_of
+from fedhet.tasks.models.wrapped import WrappedModel
+from tests.recipes import TINY, run_recipe
+
+
+@pytest.fixture
+def loaded():
+    """Return a function: the model of a recipe after its initial model, and what is said of it."""
+
+    def load(*words):
+        recipe = compose_overrides(("task=digits", *map(str, words)))
+        task = task_of(recipe)
+        model = task.build_model(int(recipe.seed))
+        shared = shared_names(model, TensorSelector(recipe.strategy.personal))
+        about = load_initial_model(recipe, task, model, shared)
+        return tensors_of(model), about
+
+    return load
+
+
+@pytest.fixture
+def trained(loaded, tmp_path):
+    """Return the tensors of another seed's model, and the file that holds them."""
+    tensors, about = loaded("seed=7")
+    assert about == {}
+    tensors = {name: value.clone() for name, value in tensors.items()}
+    save_file(tensors, tmp_path / "trained.safetensors")
+    return tensors, tmp_path / "trained.safetensors"
+
+
+def test_the_named_tensors_are_the_files_and_the_others_the_seeds(loaded, trained):
+    theirs, path = trained
+    found, about = loaded(f"initial_model.path={path}")
+    assert all(torch.equal(value, theirs[name]) for name, value in found.items())
+    assert about["initial_model"]["tensors"] == len(theirs)
+    ours, _ = loaded()
+    for words in (["initial_model.layers='body.*'"], ["strategy=fedper"]):
+        found, _ = loaded(f"initial_model.path={path}", *words)
+        for name, value in found.items():
+            source = theirs if name.startswith("body.") else ours
+            assert torch.equal(value, source[name])
+        assert not torch.equal(found["head.weight"], theirs["head.weight"])
+
+
+def test_a_state_dict_of_ones_own_network_is_taken_by_its_own_names(loaded, tmp_path):
+    words = ["task=own", "task.data=sklearn.datasets:load_iris", "task.model=torch.nn:Sequential"]
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
+    recipe = compose_overrides(
+        (*words, "task.num_classes=3", f"initial_model.path={tmp_path}/a.pt")
+    )
+    theirs = {name: torch.randn_like(value) for name, value in model.state_dict().items()}
+    torch.save({name: value.double() for name, value in theirs.items()}, tmp_path / "a.pt")
+    wrapped = WrappedModel(model)
+    names = shared_names(wrapped, TensorSelector("none"))
+    load_initial_model(recipe, task_of(recipe), wrapped, names)
+    for name, value in model[0].state_dict().items():
+        assert torch.equal(value, theirs[f"0.{name}"])
+    assert torch.equal(wrapped.head.weight, theirs["2.weight"])
+
+
+def test_what_is_not_this_runs_model_is_refused(loaded, trained, tmp_path):
+    theirs, path = trained
+    files = {
+        "lacks": {name: value for name, value in theirs.items() if name != "head.weight"},
+        "shape": theirs | {"head.weight": torch.zeros(3, 5)},
+        "nan": theirs | {"head.weight": torch.full_like(theirs["head.weight"], torch.nan)},
+    }
+    for name, tensors in files.items():
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    torch.save({"model": 3}, tmp_path / "other.pt")
+    (tmp_path / "code.pth").write_bytes(pickle.dumps(shutil.rmtree, protocol=2))
+    (tmp_path / "words.safetensors").write_text("words")
+    (tmp_path / "words.pt").write_text("words")
+    shutil.copy(path, tmp_path / "model.ckpt")
+    for words, reason in (
+        (["lacks.safetensors"], "is not this run's model: it lacks head.weight"),
+        (["shape.safetensors"], r"head.weight is \(3, 5\) there and \(10, 100\) here"),
+        (["nan.safetensors"], "head.weight has NaN or Inf"),
+        (["other.pt"], "holds no state_dict"),
+        (["code.pth"], "cannot be read as a state_dict"),
+        (["words.pt"], "cannot be read as a state_dict"),
+        (["words.safetensors"], "damaged, or not a safetensors file"),
+        (["model.ckpt"], "a model is a .safetensors file, or a state_dict"),
+        (["nothing.pt"], "there is no such file here; name the folder of a completed run"),
+        (["."], "the folder has no model.safetensors"),
+        (["trained.safetensors", "strategy=local"], "none travels"),
+        (["trained.safetensors", "strategy=fedper", "initial_model.layers='head.*'"], "none trav"),
+        (["trained.safetensors", "initial_model.layers=nothing"], "selects none of the model's"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            loaded(f"initial_model.path={tmp_path / words[0]}", *words[1:])
+
+
+def test_a_model_of_other_classes_is_warned_of_and_one_beside_other_frozen_weights_refused(
+    loaded, trained, tmp_path, caplog
+):
+    classes = {"classes": json.dumps([*"abcdefghij"])}
+    for metadata in ({}, classes, {"frozen_sha256": "0" * 16}):
+        save_file(trained[0], tmp_path / "labelled.safetensors", metadata)
+        words = f"initial_model.path={tmp_path / 'labelled.safetensors'}"
+        if "frozen_sha256" in metadata:
+            with pytest.raises(ConfigError, match="beside other frozen weights"):
+                loaded(words)
+        else:
+            loaded(words)
+        warned = "was trained with other classes than those of this run" in caplog.text
+        assert warned == bool(metadata)
+
+
+def test_a_missing_file_is_refused_before_the_workers_start_unless_the_run_is_resumed(tmp_path):
+    words = ("task=digits", f"initial_model.path={tmp_path}/nothing.safetensors")
+    with pytest.raises(ConfigError, match=r"it must be a mapping \(path, layers\)"):
+        compose_overrides(("initial_model=a.pt",))
+    with pytest.raises(ConfigError, match="there is no such file here"):
+        check_parts(compose_overrides(words))
+    check_parts(compose_overrides((*words, "resume=true", f"results_dir={tmp_path}")))
+
+
+@pytest.mark.slow
+def test_a_run_begins_with_the_figures_of_the_other_and_goes_on_without_its_file(tmp_path):
+    first = run_recipe(tmp_path / "first", *TINY, "rounds=2", "partition=iid")
+    words = [*TINY, "seed=5", "strategy=scaffold", f"initial_model.path={tmp_path / 'first'}"]
+    summary = run_recipe(tmp_path / "second", *words, "rounds=1")
+    row, *_ = read_rows(tmp_path / "second" / "metrics.jsonl")
+    assert (row["accuracy"], row["loss"]) == (first["accuracy"], first["loss"])
+    about = summary["data"]["initial_model"]
+    assert about["path"] == str(tmp_path / "first" / "model.safetensors")
+    whole = run_recipe(tmp_path / "whole", *words, "rounds=2")
+    shutil.rmtree(tmp_path / "first")
+    resumed = run_recipe(
+        tmp_path / "second", *words, "rounds=2", "resume=true", f"results_dir={tmp_path / 'second'}"
+    )
+    assert resumed["data"]["initial_model"] == {"sha256": about["sha256"]}
+    assert resumed["parameters_sha256"] == whole["parameters_sha256"]
