@@ -41,6 +41,7 @@ from fedhet.common.results import (
     STOPPED,
     SUMMARY,
     ResultsFollower,
+    is_completed,
     read_rows,
     read_summary,
     write_end,
@@ -134,6 +135,12 @@ def run(recipe: DictConfig) -> None:
     """Run one recipe from start to end; a LaunchError says why it did not complete."""
     words = words_of(HydraConfig.get().overrides.task)
     console = Console()
+    if recipe.resume == "auto":
+        words = _continue_or_begin(recipe, words)
+        if recipe.resume and _is_done(recipe, words, console):
+            if _early is not None:
+                _early.dismiss()
+            return
     with_code = recipe.runtime.name in _WITH_CODE
     with signals.signals_first():
         signals.end_if_signalled()
@@ -144,6 +151,30 @@ def run(recipe: DictConfig) -> None:
         results_dir = _prepare_results_dir(recipe)
         with _only_launcher(results_dir, resuming=bool(recipe.resume)):
             _run_in(results_dir, recipe, words, early, console)
+
+
+def _continue_or_begin(recipe: DictConfig, words: Sequence[str]) -> list[str]:
+    """Set the recipe's ``resume`` by what is in its folder, and return the words with that."""
+    if not recipe.results_dir:
+        raise ConfigError("resume=auto needs a folder for the run: results_dir=...")
+    folder = expanded(str(recipe.results_dir), "results_dir")
+    recipe.resume = folder.is_dir() and bool(_content_of(folder))
+    kept = [word for word in words if key_of(word) != "resume"]
+    return [*kept, f"resume={str(recipe.resume).lower()}"]
+
+
+def _is_done(recipe: DictConfig, words: Sequence[str], console: Console) -> bool:
+    """Return whether the run in the folder is this one and completed, and show it then."""
+    folder = expanded(str(recipe.results_dir), "results_dir").absolute()
+    if not is_completed(folder):
+        return False
+    summary = read_summary(folder)
+    asked = fingerprint(compose_overrides(tuple(app_overrides(words, recipe, folder))))["recipe"]
+    if summary.get("fingerprint", {}).get("recipe") != asked:
+        return False
+    title = f"{method_name(recipe)} on {recipe.task.name}"
+    _close(console, ResultsFollower(folder), summary, title)
+    return True
 
 
 def _run_in(

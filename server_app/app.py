@@ -107,7 +107,7 @@ def last_checkpoint(recipe: DictConfig, folder: Path) -> Path | None:
     if found := last_whole_checkpoint(folder):
         return found
     if not has_run:
-        if recipe.runtime.get("server_results"):
+        if recipe.resume == "auto" or recipe.runtime.get("server_results"):
             log(WARNING, "%s holds no run yet: it begins with round 1", folder)
             return None
         raise ConfigError(

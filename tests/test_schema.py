@@ -70,7 +70,7 @@ TABLE = """
  | choice | null abc | 3 [a]
  | paper | null {} | 3 abc
  | results_dir | null a/b | 7 true [a]
- | resume | true false | maybe yes 1 null
+ | resume | true false auto | maybe yes 1 null
  | local.epochs | 1 5 | 0 -1 1.5 abc true null
  local.epochs=null,local.steps=3 | local.steps | 1 5 | 0 -1 1.5 abc null
  | local.steps | null | 5

@@ -272,7 +272,10 @@ class Recipe(Section):
     results_dir: Text | None = Field(
         description="where the run writes; absolute, or below the current directory"
     )
-    resume: bool = Field(description="continue from the last checkpoint in results_dir")
+    resume: bool | Literal["auto"] = Field(
+        description="continue from the last checkpoint in results_dir; auto: if there is a run, "
+        "and else begin one"
+    )
     local: Local
     schedule: AnySchedule
     system: Part | None = Field(

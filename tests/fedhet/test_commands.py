@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import json
 import os
 import re
 import sys
@@ -24,6 +25,7 @@ from fedhet.sweep.method_keys import with_single_sweeps
 from fedhet.sweep.sweep_folder import SweepFolder
 from tests.fedhet.sweep.sweeps import fork
 from tests.finished_runs import write_run
+from tests.recipes import TINY, run_recipe
 
 __all__ = ["write_run"]
 
@@ -33,6 +35,7 @@ REFUSED = {
     "results_dir=full/file": "is a file; ",
     "results_dir=full/file/x": "cannot be made .* that you can write to$",
     "resume=true": "results_dir=",
+    "resume=auto": "results_dir=",
     "resume=true results_dir=new": "new holds no run: leave resume out to begin one",
     "runtime.name=moon": "runtime.name=moon is unknown; allowed: deployment, flower, local",
     "clients=100000000": r"clients=100000000 is not allowed: .*\[0, 1000000\]",
@@ -77,6 +80,28 @@ def test_help_and_what_cannot_start_leave_no_trace(cwd):
         done = fork(cwd, *word.split())
         assert done.returncode == 1
         assert re.search(rf"^fedhet: .*{message}.*$", done.stderr.rstrip()), done.stderr  # one line
+
+
+@pytest.mark.slow
+@pytest.mark.flower
+def test_resume_auto_begins_a_run_ends_at_once_where_it_is_done_and_else_goes_on(tmp_path):
+    words, folder = [*TINY, "strategy=scaffold", "runtime=local"], tmp_path / "run"
+
+    def asked(rounds: int) -> tuple[bytes, int]:
+        done = fork(tmp_path, *words, "resume=auto", f"results_dir={folder}", f"rounds={rounds}")
+        assert done.returncode == 0, done.stderr
+        assert f"results  {folder}\n" in done.stdout
+        summary = folder / "summary.json"
+        assert json.loads(summary.read_text())["rounds"] == rounds
+        return (folder / "metrics.jsonl").read_bytes(), summary.stat().st_mtime_ns
+
+    first = asked(1)
+    assert asked(1) == first
+    rows, _ = asked(2)
+    assert rows.startswith(first[0])
+    whole = run_recipe(tmp_path / "whole", *words, "rounds=2", clients=3)
+    found = json.loads((folder / "summary.json").read_text())
+    assert found["parameters_sha256"] == whole["parameters_sha256"]
 
 
 @pytest.mark.slow
