@@ -199,6 +199,10 @@ def _style(axes: Axes, last: int) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#b8c0cc")
     axes.tick_params(colors=_INK, labelsize=9)
+    if last == 0:  # the initial model alone
+        axes.set_xlim(-1, 1)
+        axes.set_xticks([0])
+        return
     axes.set_xlim(0, max(1, last))
     ticks = MaxNLocator(nbins=6, integer=True).tick_values(0, max(1, last))
     step = ticks[1] - ticks[0]

@@ -221,7 +221,7 @@ class Run:
                 evaluate_fn=partial(self.evaluation.evaluate, last=self.rounds),
                 on_round=self._on_round,
             )
-            if self.strategy.state.failed_rounds >= self.rounds:
+            if 0 < self.rounds <= self.strategy.state.failed_rounds:
                 if self.last_report is None:
                     raise ConfigError(
                         f"resume=true: all {self.rounds} rounds are done, and none had valid "

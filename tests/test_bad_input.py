@@ -242,7 +242,7 @@ def test_a_key_of_other_tasks_is_told_with_the_task_that_there_is():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["rounds=0"], "rounds"),
+        (["rounds=-1"], "rounds"),
         (["local.lrr=1"], r"local\.lrr"),
         (["strategy=fedprox", "strategy.fedprox.mu=abc"], r"strategy\.fedprox\.mu"),
         (["strategy=[fedpvr,scaffold]"], "fedpvr and scaffold both send control_variate"),

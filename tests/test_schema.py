@@ -26,7 +26,7 @@ ALLOWED = ("must be", "allowed: ", "set ", "lower ", "lacks ", "missing", "choos
 TABLE = """
  | clients | 1 10 1437 | -1 2.5 abc null true 100000000 5000 [3]
  | participation | 0.5 1 1.0 | 0 -0.1 1.5 abc null true .nan .inf
- | rounds | 1 30 1000 | 0 -1 99999999999 2.5 abc null true 1e3 [1]
+ | rounds | 0 1 30 1000 | -1 99999999999 2.5 abc null true 1e3 [1]
  | seed | 0 4294967295 | -1 4294967296 0.5 abc null
  | target_accuracy | 0 0.9 1 null | 93 -0.1 abc true .nan
  | device | auto cpu cuda cuda:1 | foo gpu cuda: cuda:x cuda0 0 null true

@@ -240,7 +240,9 @@ class Recipe(Section):
         "configs"
     )
     participation: ShareAboveZero = Field(description="|S| / N, the share of clients in a round")
-    rounds: Count = Field(description="the last round")
+    rounds: Whole = Field(
+        description="the last round; 0: nothing is trained, and the initial model is evaluated"
+    )
     seed: Seed = Field(
         description="of the initial model, partition, cohorts, batches, augmentation and dropout"
     )

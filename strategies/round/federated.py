@@ -227,7 +227,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
         Args:
             grid: Flower's connection to the nodes.
             initial_arrays: x, the shared tensors by name (after ``restore``: those of its round).
-            num_rounds: the last round.
+            num_rounds: the last round; 0 evaluates the initial model, at the clients, too.
             timeout: seconds to wait for a round's replies.
             train_config: further entries of the clients' config.
             evaluate_config: the same for evaluation at the clients.
@@ -261,6 +261,7 @@ class FederatedStrategy(KeepsArguments, Strategy):
                 failed = failed + 1 if self.state.failed_rounds else 0
                 report.fatal = self._error_of_failed(failed, report) if failed else None
                 result.arrays = self._output_model(arrays)
+            if round > 0 or num_rounds == 0:
                 asked = list(self.configure_evaluate(round, result.arrays, evaluate_config, grid))
                 replies = grid.send_and_receive(asked, timeout=timeout) if asked else ()
                 found = self.aggregate_evaluate(round, replies)

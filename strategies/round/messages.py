@@ -33,8 +33,9 @@ class MessageWriter:
     downlink: Downlink  # writes the records of train messages
 
     def lr(self, round: int, more: ConfigRecord) -> float:
-        """Return the local learning rate of a round."""
-        return self.local_lr * self.schedule(round, int(str(more.get(NUM_ROUNDS, round))))
+        """Return the local learning rate of a round; of round 0, that of the first."""
+        last = int(str(more.get(NUM_ROUNDS, round)))
+        return self.local_lr * self.schedule(max(round, 1), max(last, 1))
 
     def train(
         self,

@@ -109,6 +109,8 @@ class RoundReport:
             figures = ("lr", "seconds", "server_seconds", "bytes_up", "bytes_down")
             row |= {name: getattr(self, name) for name in figures}
             row |= {"clients": list(self.clients), "failures": list(self.failures)}
+        elif self.failures:  # of the clients' evaluation
+            row["failures"] = list(self.failures)
         if self.left_out:
             row["left_out"] = list(self.left_out)
         if self.down_weighted:

@@ -141,7 +141,7 @@ def test_an_editor_accepts_every_recipe_of_the_repository_and_marks_mistakes():
     experiments = sorted((ROOT / "conf" / "experiment").rglob("*.yaml"))
     for path in [ROOT / "conf" / "config.yaml", *experiments]:
         assert [error.message for error in validator.iter_errors(load(path))] == [], path
-    for wrong in ("local: {lrr: 1}", "rounds: 0", "device: gpu", "partition: {alpha: 0}"):
+    for wrong in ("local: {lrr: 1}", "rounds: -1", "device: gpu", "partition: {alpha: 0}"):
         assert list(validator.iter_errors(yaml.safe_load(wrong))), wrong
 
 

@@ -50,7 +50,7 @@ REFUSED = {
 REFUSED_BY_THE_COMMAND = {  # each on a way of its own
     "roundz=3": r"unknown key roundz: did you mean rounds\?",
     "results_dir=full": "full is not empty: .* resume=true$",
-    "-m seed=0,1 rounds=0": "rounds=0 is not allowed",
+    "-m seed=0,1 rounds=-1": "rounds=-1 is not allowed",
     "-m local.lr=0.1,-1": "local.lr=-1 is not allowed",
     "-m strategy=fedavg,fedprx": "strategy=fedprx is unknown: did you mean fedprox",
     "-m strategy=fedavg,fedsam strategy.sam.rho=1": "strategy=fedavg of this sweep has no such",

@@ -8,12 +8,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedhet import load_run
 from fedhet.common.errors import ConfigError
 from fedhet.common.results import read_rows
 from fedhet.conf import compose_overrides
 from fedhet.server_app.assembly import check_parts, task_of
 from fedhet.server_app.initial_model import load_initial_model
 from fedhet.strategies.components.tensor_selection import TensorSelector, shared_names, tensors_of
+from fedhet.tasks.evaluation import evaluate_model
 from fedhet.tasks.models.wrapped import WrappedModel
 from tests.recipes import TINY, run_recipe
 
@@ -129,6 +131,27 @@ def test_a_missing_file_is_refused_before_the_workers_start_unless_the_run_is_re
     with pytest.raises(ConfigError, match="there is no such file here"):
         check_parts(compose_overrides(words))
     check_parts(compose_overrides((*words, "resume=true", f"results_dir={tmp_path}")))
+
+
+@pytest.mark.slow
+def test_no_round_evaluates_a_model_at_the_server_and_at_every_client(tmp_path):
+    """The clients' figures are those of a pass over their examples by hand."""
+    first = run_recipe(tmp_path / "first", *TINY, "rounds=1")
+    words = [*TINY, f"initial_model.path={tmp_path / 'first'}", "rounds=0"]
+    words += ["evaluation.clients=true", "evaluation.per_client=true", "schedule=cosine"]
+    summary = run_recipe(tmp_path / "none", *words)
+    [row] = read_rows(tmp_path / "none" / "metrics.jsonl")
+    names = ("accuracy", "loss", "parameters_sha256")
+    assert {name: summary[name] for name in names} == {name: first[name] for name in names}
+    assert summary["status"] == "completed"
+    task = load_run.task_of(load_run.recipe_of(tmp_path / "none"))
+    model = load_run.model_of(tmp_path / "none", task)
+    for client in range(3):
+        loss, accuracy = evaluate_model(model, task.client_data(client)[0], task.loss)
+        assert row["per_client"]["client_accuracy"][str(client)] == pytest.approx(accuracy)
+        assert row["per_client"]["client_loss"][str(client)] == pytest.approx(loss)
+    tuned = run_recipe(tmp_path / "tuned", *words, "evaluation.finetune_epochs=1")
+    assert tuned["client_loss"] < summary["client_loss"]
 
 
 @pytest.mark.slow
