@@ -252,6 +252,6 @@ def _label(keys: Sequence[str], values: Sequence[str]) -> str:
 def _names(keys: Sequence[str]) -> list[str]:
     """Return the last word of each key, or the key if that is unclear."""
     last = [key.rpartition(".")[2] for key in keys]
-    unclear = {word for word in last if last.count(word) > 1} | {"name", "seed"}
+    unclear = {word for word in last if last.count(word) > 1} | {"name", "path", "seed"}
     short = [key if word in unclear else word for key, word in zip(keys, last, strict=True)]
     return [_NAMED.get(key, name) for key, name in zip(keys, short, strict=True)]
