@@ -21,12 +21,12 @@ abc -1 0 1e999 -.inf .nan true True null [1,2] [] {a:1} '' 3.7 99999999999999999
 """.split()
 # Names and paths are any text; channels, cka and client_gpus are refused where they are used.
 ACCEPTED = """
-choice=on diagnostics.cka=/etc diagnostics.cka_clients=1_000 local.lr=1.0 local.momentum=0
-local.reuse_training='0.5' local.reuse_training='1' local.weight_decay=1e3 local.weight_decay=3.7
-partition.alpha=1_000 partition.seed=1_000 results_dir=-.inf runtime.client_gpus=3.7
-runtime.round_timeout_seconds=3.7 server.lr=1.0 task.channels=True task.classifier='1'
-task.classifier=-.inf task.head_bias=null task.hub=$HOME task.name=a.b.c task.path=$HOME
-task.train_split=-.inf
+choice=on diagnostics.cka=/etc diagnostics.cka_clients=1_000 initial_model.path=-.inf local.lr=1.0
+local.momentum=0 local.reuse_training='0.5' local.reuse_training='1' local.weight_decay=1e3
+local.weight_decay=3.7 partition.alpha=1_000 partition.seed=1_000 results_dir=-.inf rounds=${seed}
+runtime.client_gpus=3.7 runtime.round_timeout_seconds=3.7 server.lr=1.0 task.channels=True
+task.classifier='1' task.classifier=-.inf task.head_bias=null task.hub=$HOME task.name=a.b.c
+task.path=$HOME task.train_split=-.inf
 """
 
 
