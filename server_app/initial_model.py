@@ -124,7 +124,7 @@ def _read(file: Path) -> tuple[Mapping[str, Tensor], Mapping[str, str]]:
 
 def _check_labels(file: Path, metadata: Mapping[str, str], task: AnyTask, model: nn.Module) -> None:
     """Refuse a model of other frozen weights, and warn of one of other labels or inputs."""
-    if metadata.get("frozen_sha256", frozen := frozen_sha256(model)) != frozen:
+    if metadata.get("frozen_sha256") not in (None, frozen_sha256(model)):
         raise ConfigError(
             f"{_PATH}={file} was trained beside other frozen weights than task.model="
             f"{task.config.model} has here: use the same pretrained files"
@@ -153,6 +153,7 @@ def _fitting(
         for name, value in tensors.items()
         if value.shape != known[name].shape
     ]
+    tensors = {name: value.to(known[name].dtype) for name, value in tensors.items()}
     bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
     reasons = [f"it lacks {', '.join(lacks[:_SHOWN])}"] if lacks else []
     reasons += [", ".join(shapes[:_SHOWN])] if shapes else []
@@ -163,5 +164,6 @@ def _fitting(
             f"{KEY}.layers, such as 'body.*'"
         )
     if bad:
-        raise ConfigError(f"{_PATH}={file}: {', '.join(bad[:_SHOWN])} has NaN or Inf")
-    return {name: value.to(known[name].dtype) for name, value in tensors.items()}
+        kind = known[bad[0]].dtype
+        raise ConfigError(f"{_PATH}={file}: {', '.join(bad[:_SHOWN])} has NaN or Inf as {kind}")
+    return tensors

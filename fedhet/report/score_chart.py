@@ -32,7 +32,8 @@ def single_round(layout: Layout) -> bool:
     """Return whether no run has more than one round: there is no curve to draw."""
     cells = [cell for line in layout.lines for cell in line.cells]
     runs = [run for cell in cells for run in (*cell.runs, *cell.others)]
-    return all(round <= 1 for run in runs for round, _ in run.points(score_of(runs) or "accuracy"))
+    score = score_of(runs)
+    return score is None or all(round <= 1 for run in runs for round, _ in run.points(score))
 
 
 def scores(layout: Layout, keys: Mapping[str, Key], figure: Figure, stem: Path) -> list[Block]:

@@ -82,9 +82,11 @@ def test_what_is_not_this_runs_model_is_refused(loaded, trained, tmp_path):
         "shape": theirs | {"head.weight": torch.zeros(3, 5)},
         "nan": theirs | {"head.weight": torch.full_like(theirs["head.weight"], torch.nan)},
     }
+    files["large"] = theirs | {"head.weight": theirs["head.weight"].double() + 1e300}
     for name, tensors in files.items():
         save_file(tensors, tmp_path / f"{name}.safetensors")
     torch.save({"model": 3}, tmp_path / "other.pt")
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "other.pt").read_bytes()[:-100])
     (tmp_path / "code.pth").write_bytes(pickle.dumps(shutil.rmtree, protocol=2))
     (tmp_path / "words.safetensors").write_text("words")
     (tmp_path / "words.pt").write_text("words")
@@ -93,6 +95,8 @@ def test_what_is_not_this_runs_model_is_refused(loaded, trained, tmp_path):
         (["lacks.safetensors"], "is not this run's model: it lacks head.weight"),
         (["shape.safetensors"], r"head.weight is \(3, 5\) there and \(10, 100\) here"),
         (["nan.safetensors"], "head.weight has NaN or Inf"),
+        (["large.safetensors"], "head.weight has NaN or Inf as torch.float32"),
+        (["cut.pt"], "cannot be read as a state_dict"),
         (["other.pt"], "holds no state_dict"),
         (["code.pth"], "cannot be read as a state_dict"),
         (["words.pt"], "cannot be read as a state_dict"),

@@ -229,47 +229,46 @@ def measured_by_clients(folder):
     (folder / "summary.json").write_text(json.dumps(summary | nothing))
 
 
-def test_what_clients_alone_have_measured_is_not_said_to_be_of_the_test_set(
-    write_run, tmp_path, monkeypatch
-):
-    drawn = {}
+@pytest.fixture
+def panels(monkeypatch):
+    """Return the panels of each picture that a report draws, by what it is of."""
+    found = {}
 
     def gallery(panels, caption, stem, kinds, abreast=3):
-        drawn[next(iter(kinds.values()))] = panels
+        found[next(iter(kinds.values()))] = panels
         return Chart(caption, {})
 
     monkeypatch.setattr(figures, "gallery", gallery)
+    return found
+
+
+def test_what_clients_alone_have_measured_is_not_said_to_be_of_the_test_set(
+    write_run, tmp_path, panels
+):
     measured_by_clients(write_run())
     text = report(tmp_path / "sweep")
-    assert [panel.y_label for panel in drawn["rounds"]] == ["accuracy at the clients (%)"]
+    assert [panel.y_label for panel in panels["rounds"]] == ["accuracy at the clients (%)"]
     assert text.count("ccuracy at the clients") == 3  # the curves, the targets, final and best
     assert "test set" not in text
     assert "| 0_fedavg_seed0 | FedAvg | 0 | completed | 3 | 50.00 | 60.00 |" in text
     write_run(task__name="cifar10")
     text = report(tmp_path / "sweep")
-    assert {panel.y_label for panel in drawn["rounds"]} == {"accuracy (%)"}
+    assert {panel.y_label for panel in panels["rounds"]} == {"accuracy (%)"}
     assert text.count("ccuracy on the test set or at the clients") == 3
-    losses = [panel.title for panel in drawn["diagnostics"] if "loss" in panel.title]
+    losses = [panel.title for panel in panels["diagnostics"] if "loss" in panel.title]
     assert losses == ["loss · cifar10", "client loss · digits"]
 
 
-def test_runs_that_do_not_classify_are_shown_by_their_loss(write_run, tmp_path, monkeypatch):
-    drawn = {}
-
-    def gallery(panels, caption, stem, kinds, abreast=3):
-        drawn[next(iter(kinds.values()))] = panels
-        return Chart(caption, {})
-
-    monkeypatch.setattr(figures, "gallery", gallery)
+def test_runs_that_do_not_classify_are_shown_by_their_loss(write_run, tmp_path, panels):
     for seed in (0, 1):
         folder = write_run(seed=seed, columns={"loss": 30.0 + seed})
         rows = [{**row, "loss": row["loss"] / (1 + row["round"])} for row in rows_of(folder)]
         write_rows(folder / "metrics.jsonl", rows)
     text = report(tmp_path / "sweep")
-    [panel] = drawn["rounds"]
+    [panel] = panels["rounds"]
     assert (panel.y_label, panel.marks) == ("test loss", [])
     assert list(panel.curves[0].mean) == pytest.approx([2.0, 15.25, 30.5 / 3, 7.625], rel=1e-5)
-    assert "loss" not in [panel.title for panel in drawn.get("diagnostics", [])]
+    assert "loss" not in [panel.title for panel in panels.get("diagnostics", [])]
     assert "| 0_fedavg_seed0 | FedAvg | 0 | completed | 3 | 7.5 | 2 |" in text  # final and best
     assert "### Loss" in text
     assert "ccuracy" not in text
