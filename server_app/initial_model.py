@@ -153,6 +153,11 @@ def _fitting(
         for name, value in tensors.items()
         if value.shape != known[name].shape
     ]
+    shapes += [
+        f"{name} is {value.dtype} there and {known[name].dtype} here"
+        for name, value in tensors.items()
+        if value.is_complex()  # none travels, and a conversion would drop its imaginary part
+    ]
     tensors = {name: value.to(known[name].dtype) for name, value in tensors.items()}
     bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
     reasons = [f"it lacks {', '.join(lacks[:_SHOWN])}"] if lacks else []

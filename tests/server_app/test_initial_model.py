@@ -80,6 +80,7 @@ def test_what_is_not_this_runs_model_is_refused(loaded, trained, tmp_path):
     files = {
         "lacks": {name: value for name, value in theirs.items() if name != "head.weight"},
         "shape": theirs | {"head.weight": torch.zeros(3, 5)},
+        "complex": theirs | {"head.weight": theirs["head.weight"] * 1j},
         "nan": theirs | {"head.weight": torch.full_like(theirs["head.weight"], torch.nan)},
     }
     files["large"] = theirs | {"head.weight": theirs["head.weight"].double() + 1e300}
@@ -94,6 +95,7 @@ def test_what_is_not_this_runs_model_is_refused(loaded, trained, tmp_path):
     for words, reason in (
         (["lacks.safetensors"], "is not this run's model: it lacks head.weight"),
         (["shape.safetensors"], r"head.weight is \(3, 5\) there and \(10, 100\) here"),
+        (["complex.safetensors"], "head.weight is torch.complex64 there and torch.float32 here"),
         (["nan.safetensors"], "head.weight has NaN or Inf"),
         (["large.safetensors"], "head.weight has NaN or Inf as torch.float32"),
         (["cut.pt"], "cannot be read as a state_dict"),
