@@ -18,7 +18,7 @@ from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedhet.client_app.state import ClientState, ClientStateStore
+from fedhet.client_app.state import ClientState, ClientStateStore, require_state
 from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     STATE_LOST,
@@ -199,15 +199,13 @@ class FederatedClient(NumPyClient):
                 summary, train_loss = train_locally(
                     context, sides, self.optimizer, self.options, generator
                 )
-            self.sent = {
-                name: tensors
-                for side in self.sides.values()
-                for name, tensors in side.end(context, summary).items()
-            }
+            self.sent = {}
+            for name, side in self.sides.items():
+                self.sent |= _require_sent(name, side.end(context, summary))
         if self.personal_names:
             own = {name: self._tensors[name].clone() for name in self.personal_names}
             context.state[PERSONAL] = own
-        self.state = dict(context.state)
+        self.state = require_state(context.state)
         if lost and (self.state or self.compression.keeps_state):
             log(WARNING, "client %s lost its state of round %s", self.client_id, version)
             metrics[STATE_LOST] = 1.0
@@ -406,6 +404,16 @@ class FederatedClient(NumPyClient):
 def _accuracy(name: str, accuracy: float | None) -> dict[str, Scalar]:
     """Return the metric; none for a model that does not classify."""
     return {} if accuracy is None else {name: accuracy}
+
+
+def _require_sent(name: str, sent: object) -> Payloads:
+    """Return what a side's ``end`` gave, if that is a mapping."""
+    if not isinstance(sent, Mapping):
+        raise ConfigError(
+            f"strategy.client_sides.{name}: its end() returned a {type(sent).__name__}: it must "
+            "return what it sends, tensors by payload and name ({} for nothing)"
+        )
+    return dict(sent)
 
 
 def _penalty_share(means: Mapping[str, float]) -> dict[str, float]:

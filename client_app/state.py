@@ -26,6 +26,29 @@ from fedhet.strategies.round.tensor_files import below, load_tensors, save_tenso
 ClientState = dict[str, Mapping[str, Tensor]]
 
 
+def require_state(state: Mapping[str, Mapping[str, Tensor]]) -> ClientState:
+    """Return what the sides keep (``context.state``), if it can be stored and read again.
+
+    Raises:
+        ConfigError: if it is no mapping of tensors by name, or a name has a / or a comma, which
+            separate names in files and messages.
+    """
+    for name, kept in state.items():
+        if not isinstance(name, str) or not name or set(name) & set("/,"):
+            raise ConfigError(
+                f"context.state[{name!r}]: the name of what a client side keeps is a text without "
+                "/ and comma"
+            )
+        plain = isinstance(kept, Mapping) and all(isinstance(key, str) for key in kept)
+        if not plain or not all(isinstance(value, Tensor) for value in kept.values()):
+            raise ConfigError(
+                f"context.state[{name!r}] is a {type(kept).__name__}"
+                f"{' with other values than tensors' if plain else ''}: what a client side keeps "
+                'is tensors by name, such as {"count": torch.zeros(1)}'
+            )
+    return dict(state)
+
+
 class ClientStateStore(Protocol):
     """Stores the versions of one client's state, by experiment."""
 

@@ -60,6 +60,7 @@ Row = dict[str, Any]
 
 FORMAT = 2  # of results directories; 1 had no such key, and other names (conf.renamed reads them)
 COMPLETED, DIVERGED, STOPPED, FAILED = "completed", "diverged", "stopped", "failed"
+ROUNDS_WITHOUT_ROWS = "rounds_without_rows"  # in summary.json: rows that metrics.jsonl has lost
 BY_CLIENT = "by client"  # the partition of a summary where a function of the user's gives the data
 CONFIG, METRICS, SUMMARY = "config.yaml", "metrics.jsonl", "summary.json"
 CLASS_COUNTS = "class_counts.json"  # of a simulation: who holds which classes
@@ -147,7 +148,7 @@ class ResultsFolder:
     def summary(self, about: Mapping[str, Any], status: str, error: str = "") -> dict[str, Any]:
         """Return the content of summary.json for the rows so far."""
         summary = {"format": FORMAT, **about, **totals(self.rows), "status": status}
-        summary |= {"rounds_without_rows": self._lost} if self._lost > 0 else {}
+        summary |= {ROUNDS_WITHOUT_ROWS: self._lost} if self._lost > 0 else {}
         summary["metrics_sha256"] = self._metrics.sha256
         summary |= {"config_sha256": self._config_sha256} if self._config_sha256 else {}
         return dict(finite(summary | {"error": error} if error else summary))

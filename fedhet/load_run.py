@@ -19,11 +19,7 @@ from fedhet.common.files import expanded
 from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_summary
 from fedhet.conf.renamed import upgrade_config
 from fedhet.server_app.best_round import BEST
-from fedhet.strategies.components.tensor_selection import (
-    TensorSelector,
-    personal_names,
-    tensors_of,
-)
+from fedhet.strategies.components.tensor_selection import fixed_names, tensors_of
 from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.models.own_weights import frozen_sha256
@@ -124,7 +120,9 @@ def model_of(
     if state is not None:
         tensors |= _personal_tensors(state, summary_of(folder).get("run"))
     else:
-        tensors |= {name: initial[name] for name in _never_trained(recipe_of(folder), model)}
+        strategy = recipe_of(folder).strategy
+        fixed = fixed_names(model, strategy.personal, [phase.layers for phase in strategy.phases])
+        tensors |= {name: initial[name] for name in fixed}
     whole, found = (
         {(name, value.shape) for name, value in part.items()} for part in (initial, tensors)
     )
@@ -173,16 +171,6 @@ def _personal_tensors(path: Path, run: str | None) -> dict[str, Tensor]:
     if not found:
         raise ConfigError(f"--state {path} has no tensors that only its client keeps")
     return found
-
-
-def _never_trained(recipe: DictConfig, model: nn.Module) -> set[str]:
-    """Return the tensors that neither travel nor are trained in any phase."""
-    phases = recipe.strategy.phases
-    if not phases:
-        return set()
-    names = [name for name, _ in model.named_parameters()]
-    trained = {name for phase in phases for name in TensorSelector(phase.layers).select(names)}
-    return set(personal_names(model, TensorSelector(recipe.strategy.personal))) - trained
 
 
 def _model_path(folder: Path, best: bool) -> Path:

@@ -20,8 +20,14 @@ from torch import Tensor, nn
 from fedhet.common.checksums import MODEL, file_sha256
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import expanded
-from fedhet.strategies.components.tensor_selection import TensorSelector, personal_names, tensors_of
-from fedhet.strategies.round.tensor_files import load_tensors
+from fedhet.strategies.base import Tensors
+from fedhet.strategies.components.tensor_selection import (
+    TensorSelector,
+    fixed_names,
+    personal_names,
+    tensors_of,
+)
+from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.models.wrapped import WrappedModel, own_name
@@ -31,6 +37,7 @@ _PATH = f"{KEY}.path"
 _FILE = "model.safetensors"
 _PICKLED = (".pt", ".pth")
 _SHOWN = 3  # tensors in an error
+_FIXED = "fixed_sha256"  # in a model's metadata: the hash of what its run neither trained nor sent
 
 
 def initial_model_file(recipe: DictConfig) -> Path | None:
@@ -87,7 +94,12 @@ def load_initial_model(
         )
     found, metadata = _read(file)
     _check_labels(file, metadata, task, model)
-    tensors = _fitting(file, found, model, wanted)
+    fixed = fixed_tensors(recipe, model)
+    theirs = _by_our_names(found, model, [*fixed, *wanted])
+    if metadata.get(_FIXED) != parameters_sha256(fixed):
+        here = {name: value for name, value in fixed.items() if name in chosen}
+        _require_fixed(file, theirs, here, recipe)
+    tensors = _fitting(file, found, model, {n: theirs[n] for n in wanted if n in theirs}, wanted)
     model.load_state_dict(tensors, strict=False)
     rest = len(tensors_of(model)) - len(tensors)
     others = f"; the other {rest} are those of seed={recipe.seed}" if rest else ""
@@ -137,16 +149,52 @@ def _check_labels(file: Path, metadata: Mapping[str, str], task: AnyTask, model:
             log(WARNING, text, file, name)
 
 
-def _fitting(
-    file: Path, found: Mapping[str, Tensor], model: nn.Module, wanted: Sequence[str]
+def fixed_tensors(recipe: DictConfig, model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that neither travel nor are trained (FedBABU's head), by name."""
+    trained = [phase.layers for phase in recipe.strategy.phases]
+    names = fixed_names(model, recipe.strategy.personal, trained)
+    return {name: tensors_of(model)[name] for name in names}
+
+
+def fixed_metadata(recipe: DictConfig, model: nn.Module) -> dict[str, str]:
+    """Return what a run's model is stored with about these tensors, which its file lacks."""
+    fixed = fixed_tensors(recipe, model)
+    return {_FIXED: parameters_sha256(fixed)} if fixed else {}
+
+
+def _require_fixed(file: Path, found: Tensors, fixed: Tensors, recipe: DictConfig) -> None:
+    """Refuse a file whose values of tensors that stay as the seed gives them are others."""
+    for name, value in fixed.items():
+        if name not in found or not torch.equal(found[name], value.cpu()):
+            raise ConfigError(
+                f"{_PATH}={file}: this run neither trains nor sends {name}, which is that of "
+                f"seed={recipe.seed} everywhere, and the file has "
+                f"{'another' if name in found else 'none'}: take the seed of the run that wrote "
+                f"it, or the other tensors alone ({KEY}.layers='body.*')"
+            )
+
+
+def _by_our_names(
+    found: Mapping[str, Tensor], model: nn.Module, names: Sequence[str]
 ) -> dict[str, Tensor]:
-    """Return the wanted tensors by the model's names; a file may have those of the user's own."""
-    known, tensors = tensors_of(model), {}
+    """Return tensors of a file by the model's names; a file may have those of the user's own."""
     classifier = model.classifier if isinstance(model, WrappedModel) else None
-    for name in wanted:
-        theirs = name if classifier is None or name in found else own_name(name, classifier)
-        if theirs in found:
-            tensors[name] = found[theirs]
+    theirs = {
+        name: name if classifier is None or name in found else own_name(name, classifier)
+        for name in names
+    }
+    return {name: found[there] for name, there in theirs.items() if there in found}
+
+
+def _fitting(
+    file: Path,
+    found: Mapping[str, Tensor],
+    model: nn.Module,
+    tensors: Tensors,
+    wanted: Sequence[str],
+) -> dict[str, Tensor]:
+    """Return the file's tensors in the model's types, if they are all that are wanted, and fit."""
+    known = tensors_of(model)
     lacks = [name for name in wanted if name not in tensors]
     shapes = [
         f"{name} is {tuple(value.shape)} there and {tuple(known[name].shape)} here"
@@ -158,8 +206,6 @@ def _fitting(
         for name, value in tensors.items()
         if value.is_complex()  # none travels, and a conversion would drop its imaginary part
     ]
-    tensors = {name: value.to(known[name].dtype) for name, value in tensors.items()}
-    bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
     reasons = [f"it lacks {', '.join(lacks[:_SHOWN])}"] if lacks else []
     reasons += [", ".join(shapes[:_SHOWN])] if shapes else []
     if reasons:
@@ -168,6 +214,8 @@ def _fitting(
             f"{', '.join(list(found)[:_SHOWN])}, ...; name those that fit in "
             f"{KEY}.layers, such as 'body.*'"
         )
+    tensors = {name: value.to(known[name].dtype) for name, value in tensors.items()}
+    bad = [name for name, value in tensors.items() if not torch.isfinite(value).all()]
     if bad:
         kind = known[bad[0]].dtype
         raise ConfigError(f"{_PATH}={file}: {', '.join(bad[:_SHOWN])} has NaN or Inf as {kind}")

@@ -71,7 +71,7 @@ from fedhet.server_app.class_counts import store_class_counts
 from fedhet.server_app.columns import store_columns
 from fedhet.server_app.evaluation import ServerEvaluation
 from fedhet.server_app.initial_model import KEY as INITIAL
-from fedhet.server_app.initial_model import load_initial_model
+from fedhet.server_app.initial_model import fixed_metadata, load_initial_model
 from fedhet.server_app.layer_diagnostics import observers_of
 from fedhet.server_app.loggers import LoggedRun, Loggers
 from fedhet.server_app.machine import machine
@@ -143,6 +143,7 @@ class Run:
         personal = TensorSelector(recipe.strategy.personal)
         self.has_personal = bool(personal_names(model, personal))
         self.names = shared_names(model, personal)
+        self.metadata |= fixed_metadata(recipe, model)
         if last is None:
             self.data |= load_initial_model(recipe, self.task, model, self.names)
         server_model = server_model_of(self.task, model)

@@ -15,7 +15,7 @@ from typing import ClassVar, Unpack
 
 from fedhet.strategies.components import server_optimizers
 from fedhet.strategies.components.tensor_selection import TensorSelector
-from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.arguments import Slots, refuse_slot
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.registration import FederationConfig
 
@@ -28,6 +28,7 @@ class FedAvgM(FederatedStrategy):
     """FedAvg with server momentum (Hsu, Qi, Brown 2019)."""
 
     def __init__(self, momentum: float = 0.9, lr: float = 0.1, **slots: Unpack[Slots]) -> None:
+        refuse_slot(self, "server_optimizer", slots)
         slots["server_optimizer"] = server_optimizers.SGD(lr, momentum)
         super().__init__(**slots)
 
@@ -36,6 +37,7 @@ class FedAdagrad(FederatedStrategy):
     """FedAvg with Adagrad at the server (Reddi et al. 2021)."""
 
     def __init__(self, lr: float = 0.03, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
+        refuse_slot(self, "server_optimizer", slots)
         slots["server_optimizer"] = server_optimizers.Adagrad(lr, tau=tau)
         super().__init__(**slots)
 
@@ -44,6 +46,7 @@ class FedAdam(FederatedStrategy):
     """FedAvg with Adam at the server (Reddi et al. 2021)."""
 
     def __init__(self, lr: float = 0.03, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
+        refuse_slot(self, "server_optimizer", slots)
         slots["server_optimizer"] = server_optimizers.Adam(lr, tau=tau)
         super().__init__(**slots)
 
@@ -52,6 +55,7 @@ class FedYogi(FederatedStrategy):
     """FedAvg with Yogi at the server (Reddi et al. 2021)."""
 
     def __init__(self, lr: float = 0.03, tau: float = 1e-3, **slots: Unpack[Slots]) -> None:
+        refuse_slot(self, "server_optimizer", slots)
         slots["server_optimizer"] = server_optimizers.Yogi(lr, tau=tau)
         super().__init__(**slots)
 

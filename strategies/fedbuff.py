@@ -16,7 +16,7 @@ from typing import Unpack
 from fedhet.strategies.components import server_optimizers
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.staleness import Asynchronous, Discount
-from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.arguments import Slots, refuse_slot
 from fedhet.strategies.round.federated import FederatedStrategy
 
 
@@ -25,6 +25,7 @@ class FedBuff(FederatedStrategy):
 
     def __init__(self, buffer: int = 5, exponent: float = 0.5, **slots: Unpack[Slots]) -> None:
         slots.setdefault("aggregator", UniformMean())
+        refuse_slot(self, "asynchronous", slots)
         slots["asynchronous"] = Asynchronous(buffer, "polynomial", exponent)
         super().__init__(**slots)
 
@@ -42,5 +43,6 @@ class FedAsync(FederatedStrategy):
     ) -> None:
         slots.setdefault("aggregator", UniformMean())
         slots.setdefault("server_optimizer", server_optimizers.SGD(alpha))
+        refuse_slot(self, "asynchronous", slots)
         slots["asynchronous"] = Asynchronous(1, discount, exponent, threshold, towards_model=True)
         super().__init__(**slots)

@@ -32,7 +32,7 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from fedhet.common.errors import require_range
+from fedhet.common.errors import ConfigError, require_range
 from fedhet.strategies.base import (
     ClientSide,
     Cohort,
@@ -46,7 +46,7 @@ from fedhet.strategies.base import (
 )
 from fedhet.strategies.components.aggregators import UniformMean
 from fedhet.strategies.components.model_outputs import Participants
-from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.arguments import Slots, refuse_slot
 from fedhet.strategies.round.federated import FederatedStrategy
 
 DRIFT_SUM = "drift_sum"
@@ -125,7 +125,12 @@ class FedDyn(FederatedStrategy):
     """Dynamic regularisation, plain mean of updates; evaluates the participants' mean."""
 
     def __init__(self, alpha: float = 0.01, **slots: Unpack[Slots]) -> None:
-        slots.setdefault("aggregator", UniformMean())
+        if type(slots.setdefault("aggregator", UniformMean())) is not UniformMean:
+            raise ConfigError(
+                f"FedDyn(aggregator={type(slots['aggregator']).__name__}(...)): H is the mean of "
+                "h_i over all clients with UniformMean() alone; leave aggregator out"
+            )
         slots.setdefault("output", Participants())
+        refuse_slot(self, "server_optimizer", slots)
         slots["server_optimizer"] = FedDynServer(alpha)
         super().__init__(client_sides={"feddyn": FedDynClient(alpha)}, **slots)

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from fedhet.common.errors import require_range
 from fedhet.strategies.base import ReplySum, Tensors, Weighting
-from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.arguments import Slots, refuse_slot
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.statistics.update_diagnostics import norm
 
@@ -58,5 +58,6 @@ class FedExP(FederatedStrategy):
     """FedAvg with :class:`ExtrapolatedMean`; ``output=LastTwo()`` evaluates as the authors do."""
 
     def __init__(self, eps: float = 0.001, **slots: Unpack[Slots]) -> None:
+        refuse_slot(self, "aggregator", slots)
         slots["aggregator"] = ExtrapolatedMean(eps)
         super().__init__(**slots)

@@ -42,7 +42,7 @@ from fedhet.strategies.base import (
     Weighting,
 )
 from fedhet.strategies.components.local_optimizers import reach
-from fedhet.strategies.round.arguments import Slots
+from fedhet.strategies.round.arguments import Slots, refuse_slot
 from fedhet.strategies.round.federated import FederatedStrategy
 
 REACH = "fednova_reach"
@@ -123,6 +123,7 @@ class FedNova(FederatedStrategy):
     """FedAvg with :class:`NormalizedMean`."""
 
     def __init__(self, **slots: Unpack[Slots]) -> None:
+        refuse_slot(self, "aggregator", slots)
         slots["aggregator"] = NormalizedMean()
         super().__init__(
             client_sides={"fednova": FedNovaClient()},

@@ -331,14 +331,21 @@ def _require_finite(targets: Tensor) -> None:
 
 
 def _check_loader(loader: DataLoader[Any]) -> None:
-    sampler: object = loader.sampler
-    plain = type(sampler) in (RandomSampler, SequentialSampler)
-    if plain and type(loader.batch_sampler) not in (BatchSampler, type(None)):
-        sampler, plain = loader.batch_sampler, False
-    if isinstance(loader.dataset, IterableDataset) or not plain:
+    """Refuse a loader that does not draw each example of its dataset once."""
+    batches = loader.batch_sampler
+    sampler: object = loader.sampler if batches is None else batches
+    if type(sampler) is BatchSampler:  # one that is given hides its sampler from the loader
+        sampler = sampler.sampler
+    plain = type(sampler) in (RandomSampler, SequentialSampler) and not isinstance(
+        loader.dataset, IterableDataset
+    )
+    whole = plain and len(sampler) == len(loader.dataset)  # type: ignore[arg-type]
+    if not whole or getattr(sampler, "replacement", False):
+        part = " of a part of them, or with repetitions" if plain else ""
         raise ConfigError(
-            f"the DataLoader draws its examples with a {type(sampler).__name__}, and fedhet draws "
-            "them itself, so that the same seed gives the same bits: give its Dataset"
+            f"the DataLoader draws its examples with a {type(sampler).__name__}{part}, and fedhet "
+            "draws them itself, so that the same seed gives the same bits: give its Dataset (a "
+            "torch.utils.data.Subset for a part of it)"
         )
 
 

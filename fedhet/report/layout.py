@@ -23,6 +23,9 @@ KNOWN_KEYS = (
     *("target_accuracy", "runtime.name"),
 )
 
+_TARGET = "_target_"  # the class of a group
+_SIDES = ("strategy.client_sides.", "strategy.server_sides.")
+_UNCLEAR = {"name", "path", "seed", "up", "down"}  # the last words of many keys
 # Keys whose values are clear without a word before them, and what they are called.
 _NAMED = {"task.name": "task", "partition.name": "partition", "task.model": "model"}
 
@@ -185,12 +188,23 @@ def _differing_within(groups: Sequence[Sequence[Run]]) -> list[str]:
     found: set[str] = set()
     for runs in groups:
         for key in {key for run in runs for key in run.settings} - found - skipped:
-            # a key that a run lacks does not differ: the recipe is of an older version
-            values = {_plain(run.settings[key]) for run in runs if key in run.settings}
+            values = {_plain(run.settings.get(key)) for run in runs if _says(run, key)}
             if len(values) > 1 and not _irrelevant(key):
                 found.add(key)
     places = {key: place for place, key in enumerate(KNOWN_KEYS)}
     return sorted(found, key=lambda key: (places.get(key, len(places)), key.count("."), key))
+
+
+def _says(run: Run, key: str) -> bool:
+    """Return whether a run has a value for a key: its own, or none because it lacks the group.
+
+    A group that is switched off is null, and a side that it has not is not there. Another key that
+    it lacks does not differ from others' values: the recipe is of an older version.
+    """
+    parts = key.split(".")
+    if key.startswith(_SIDES) and parts[-1] == _TARGET:
+        return True
+    return any(".".join(parts[:size]) in run.settings for size in range(len(parts), 0, -1))
 
 
 def _irrelevant(key: str) -> bool:
@@ -199,7 +213,7 @@ def _irrelevant(key: str) -> bool:
 
 def _copies_of_the_seed(runs: Sequence[Run]) -> set[str]:
     """Return the keys that equal the run's seed in every run, such as the sampler's seed."""
-    keys = {key for run in runs for key in run.settings if key.endswith(".seed")}
+    keys = {key for run in runs for key in run.settings if key.endswith((".seed", "_seed"))}
     return {key for key in keys if all(run.settings.get(key, run.seed) == run.seed for run in runs)}
 
 
@@ -209,8 +223,8 @@ def _fewest(keys: Sequence[str], runs: Sequence[Run]) -> list[str]:
     Keys that some runs lack (older versions) come last.
     """
     chosen: list[str] = []
-    for key in sorted(keys, key=lambda key: any(key not in run.settings for run in runs)):
-        having = [run for run in runs if key in run.settings]
+    for key in sorted(keys, key=lambda key: not all(_says(run, key) for run in runs)):
+        having = [run for run in runs if _says(run, key)]
         before = {_values(run, chosen) for run in having}
         if len({_values(run, [*chosen, key]) for run in having}) > len(before):
             chosen.append(key)
@@ -232,6 +246,8 @@ def _sort_key(values: Sequence[str]) -> list[tuple[int, float, str]]:
 
 
 def _sortable(value: str) -> tuple[int, float, str]:
+    if value == "none":  # what is switched off comes first, and is the baseline
+        return (-1, 0.0, "")
     try:
         return (0, float(value), "")
     except ValueError:
@@ -244,14 +260,15 @@ def _label(keys: Sequence[str], values: Sequence[str]) -> str:
         return NO_COLUMN
     words = []
     for key, name, value in zip(keys, _names(keys), values, strict=True):
-        shown = value.rpartition(".")[2] if key.endswith("_target_") else value
+        shown = value.rpartition(".")[2] if key.endswith(_TARGET) else value
         words.append(shown if key in _NAMED else f"{name} {shown}")
     return ", ".join(words)
 
 
 def _names(keys: Sequence[str]) -> list[str]:
     """Return the last word of each key, or the key if that is unclear."""
-    last = [key.rpartition(".")[2] for key in keys]
-    unclear = {word for word in last if last.count(word) > 1} | {"name", "path", "seed"}
-    short = [key if word in unclear else word for key, word in zip(keys, last, strict=True)]
+    last = [key.removesuffix(f".{_TARGET}").rpartition(".")[2] for key in keys]
+    unclear = {word for word in last if last.count(word) > 1} | _UNCLEAR
+    whole = [key.removesuffix(f".{_TARGET}") for key in keys]
+    short = [key if word in unclear else word for key, word in zip(whole, last, strict=True)]
     return [_NAMED.get(key, name) for key, name in zip(keys, short, strict=True)]

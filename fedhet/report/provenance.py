@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from fedhet.common.results import COMPLETED, DIVERGED, FAILED, STOPPED
+from fedhet.common.results import COMPLETED, DIVERGED, FAILED, ROUNDS_WITHOUT_ROWS, STOPPED
 from fedhet.report.blocks import Block, Heading, Listing, Table, Warn
 from fedhet.report.data_file import ReportData
 from fedhet.report.names import listed, method_title
@@ -59,6 +59,13 @@ def warnings(data: ReportData) -> list[Block]:
         texts.append(
             f"{len(early)} of {len(data.runs)} runs ended before their last round, by "
             f"early_stopping or target_accuracy: {listed(rounds)}."
+        )
+    if lost := [run for run in data.runs if run.summary.get(ROUNDS_WITHOUT_ROWS)]:
+        rounds = [f"{run.name} of {run.summary[ROUNDS_WITHOUT_ROWS]} rounds" for run in lost]
+        texts.append(
+            f"metrics.jsonl was lost before a resumption, and lacks rows: {listed(rounds)}. Its best "
+            "value, its rounds, bytes and seconds to a target are unknown; its totals of bytes and "
+            "seconds are of the other rounds."
         )
     jobs = [text for origin in data.origins for text in origin.failures]
     if jobs:

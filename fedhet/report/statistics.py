@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fedhet.common.metrics import evaluation_of, is_of_new_model, larger_is_better, metric_of
+from fedhet.common.results import ROUNDS_WITHOUT_ROWS
 from fedhet.report.names import column_title
 from fedhet.report.run_data import Run
 
@@ -73,7 +74,8 @@ class Figure:
             column = "accuracy"  # of which all other figures are
         last = math.inf if self.last_round is None else self.last_round
         points = [(round, value) for round, value in run.points(column) if round <= last]
-        if not points:
+        of_all_rounds = self.name in TO_TARGET or self.name.startswith("best_")
+        if not points or (of_all_rounds and run.summary.get(ROUNDS_WITHOUT_ROWS)):
             return None
         if self.target is not None and self.name in TO_TARGET:
             hit = next((round for round, value in points if value >= self.target), None)

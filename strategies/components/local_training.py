@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedhet.common.errors import ConfigError
 from fedhet.strategies.base import (
     Batch,
     ClientData,
@@ -164,6 +165,11 @@ def _backward(
             penalties = [p for p in (side.penalty(step) for side in sides) if p is not None]
             if penalties:
                 penalty = sum(penalties[1:], penalties[0])
+                if penalty.ndim > 0:
+                    raise ConfigError(
+                        f"the penalty of a client side has the shape {tuple(penalty.shape)}: it "
+                        "must be a scalar, such as its .sum()"
+                    )
                 loss = loss + penalty
                 context.measure("penalty", penalty)
                 context.measure("objective", loss)

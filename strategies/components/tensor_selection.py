@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -119,6 +119,21 @@ def personal_names(model: nn.Module, personal: TensorSelector) -> list[str]:
     """Return the names that stay at a client: parameters, then floating-point buffers."""
     kept = personal.select(name for name, _ in model.named_parameters())
     return kept + personal.select_buffers(float_buffers(model))
+
+
+def fixed_names(model: nn.Module, personal: str, trained: Sequence[str]) -> list[str]:
+    """Return the names that neither travel nor are trained: all have the seed's values.
+
+    Args:
+        model: of the run.
+        personal: ``strategy.personal``.
+        trained: ``layers`` of each of ``strategy.phases``; empty: all tensors are trained.
+    """
+    if not trained:
+        return []
+    names = [name for name, _ in model.named_parameters()]
+    moved = {name for layers in trained for name in TensorSelector(layers).select(names)}
+    return [n for n in personal_names(model, TensorSelector(personal)) if n not in moved]
 
 
 def float_buffers(model: nn.Module) -> list[str]:

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self, TypedDict
 
-from fedhet.common.errors import did_you_mean
+from fedhet.common.errors import ConfigError, did_you_mean
 from fedhet.strategies.components.compression import Compression
 from fedhet.strategies.components.local_training_config import LocalTrainingConfig
 from fedhet.strategies.components.staleness import Asynchronous
@@ -47,6 +47,20 @@ class Slots(TypedDict, total=False):
     client_metrics: ClientMetrics
     compression: Compression
     secure_aggregation: SecAggPlus | None
+
+
+def refuse_slot(method: object, name: str, slots: Slots) -> None:
+    """Refuse an argument for a slot that the method fills itself.
+
+    Raises:
+        ConfigError: if ``slots`` has it.
+    """
+    if name in slots:
+        kind = type(method).__name__
+        raise ConfigError(
+            f"{kind}({name}={type(dict(slots)[name]).__name__}(...)) cannot be taken: {kind} has a "
+            f"{name} of its own, which makes it the method; leave {name} out"
+        )
 
 
 class KeepsArguments:

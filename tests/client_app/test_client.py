@@ -184,6 +184,35 @@ def test_the_global_model_is_the_one_received_even_if_asked_for_late():
     assert not seen[0].requires_grad
 
 
+class Careless(ClientSide):
+    """A side of a user's that keeps, sends or adds what cannot be kept, sent or added."""
+
+    def __init__(self, keeps=None, sends=(), adds=None):
+        self.keeps, self.sent_values, self.adds = keeps or {}, sends, adds
+
+    def penalty(self, step):
+        return self.adds
+
+    def end(self, context, summary):
+        context.state.update(self.keeps)
+        return self.sent_values
+
+
+@pytest.mark.parametrize(
+    ("side", "message"),
+    [
+        (Careless({"mine/c": {"n": torch.ones(1)}}, {}), r"'mine/c'\]: .* a text without / and co"),
+        (Careless({"n": 3.0}, {}), r"state\['n'\] is a float: .* is tensors by name, such as"),
+        (Careless({"n": {"x": 1}}, {}), r"state\['n'\] is a dict with other values than tensors"),
+        (Careless(sends=None), r"strategy.client_sides.own: its end\(\) returned a NoneType"),
+        (Careless(sends={}, adds=torch.ones(2)), r"has the shape \(2,\): it must be a scalar"),
+    ],
+)
+def test_what_a_side_cannot_keep_send_or_add_is_refused_by_name(side, message):
+    with pytest.raises(ConfigError, match=message):
+        fit(sides={"own": side})
+
+
 def test_a_rebound_client_is_as_new():
     model = Regression(2)
     first = client(model, personal=TensorSelector("all"))

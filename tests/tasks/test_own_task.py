@@ -17,6 +17,9 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -439,6 +442,9 @@ class OwnBatches(BatchSampler):
 
 
 BATCHED = DataLoader(PAIRS, batch_sampler=OwnBatches(range(4), 2, drop_last=False))
+MINE = DataLoader(PAIRS, batch_sampler=BatchSampler(SubsetRandomSampler([0, 2]), 2, False))
+FIRST = DataLoader(PAIRS, sampler=SequentialSampler(range(2)))
+DRAWN = DataLoader(PAIRS, sampler=RandomSampler(PAIRS, replacement=True))
 LISTS = [[0.0, 1.0, 2.0, 3.0]] * 3
 IMAGE = {"img": torch.ones(4), "label": 1}
 
@@ -453,6 +459,9 @@ IMAGE = {"img": torch.ones(4), "label": 1}
         (lambda: (Endless(), None), {}, "gave a Endless: it must give a tuple of arrays"),
         (lambda: (WEIGHTED, None), {}, "WeightedRandomSampler, and fedhet draws them itself"),
         (lambda: (BATCHED, None), {}, "OwnBatches, and fedhet draws them itself"),
+        (lambda: (MINE, None), {}, "with a SubsetRandomSampler, and .*Subset for a part of it"),
+        (lambda: (FIRST, None), {}, "with a SequentialSampler of a part of them, or with repet"),
+        (lambda: (DRAWN, None), {}, "with a RandomSampler of a part of them, or with repetitions"),
         (lambda: ((np.ones((3, 4)), np.ones(2)), None), {}, "3 inputs and 2 targets"),
         (lambda: ((np.ones((3, 4)), np.array([0, 1, 3])), None), {}, "labels run from 0 to 3, and"),
         (arrays(labels=LABELS[:, None]), {}, r"labels have the shape \(3, 1\): it must be \(n,\)"),

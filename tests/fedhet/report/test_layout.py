@@ -32,6 +32,25 @@ def test_a_key_that_an_older_run_lacks_makes_no_row_of_its_own(finished_run):
     assert found == {"MA-Echo, form damped": [[1]], "MA-Echo, form ridge": [[0, 1]]}
 
 
+def test_what_is_switched_off_is_another_experiment_than_what_is_switched_on(finished_run):
+    """A group that is off is null, and that has no key in common with one that is on."""
+    sampler = "strategy__server_sides__differential_privacy__sampler_seed"
+    private = "strategy__server_sides__differential_privacy___target_"
+    on = {"attack___target_": "attacks.SignFlip", "attack__factor": -1.0}
+    runs = [finished_run("fedavg", seed, attack=None) for seed in (0, 1)]
+    runs += [finished_run("fedavg", seed, **on) for seed in (0, 1)]
+    assert automatic_layout(runs).columns == ("attack none", "attack SignFlip")
+    assert shape(automatic_layout(runs)) == {"FedAvg": [[0, 1], [0, 1]]}
+    noisy = [
+        finished_run("fedavg", seed, attack=None, **{private: "dp.Noise", sampler: seed})
+        for seed in (0, 1)
+    ]
+    assert shape(automatic_layout([*runs[:2], *noisy])) == {
+        "FedAvg, differential_privacy none": [[0, 1]],
+        "FedAvg, differential_privacy Noise": [[0, 1]],
+    }
+
+
 def test_seeds_folders_and_keys_of_the_site_are_no_difference(finished_run):
     runs = [
         finished_run("fedavg", seed, local__reuse_training=f"/s{seed}", device=f"cuda:{seed}")
@@ -65,7 +84,7 @@ def test_labels_have_the_shortest_key_that_was_typed_and_not_what_follows_from_i
     key, copy = "strategy__fedpvr__layers", "strategy__client_sides__fedpvr__layers"
     both = [{key: layers, copy: layers} for layers in ("none", "last:2")]
     layout = automatic_layout([finished_run("fedpvr", 0, **settings) for settings in both])
-    assert [line.label for line in layout.lines] == ["FedPVR, layers last:2", "FedPVR, layers none"]
+    assert [line.label for line in layout.lines] == ["FedPVR, layers none", "FedPVR, layers last:2"]
     assert "differ in strategy.fedpvr.layers." in layout.notes[0]
 
 

@@ -19,11 +19,14 @@ from fedhet.strategies.components.local_training_config import LocalTrainingConf
 from fedhet.strategies.components.samplers import FixedSizeSampler
 from fedhet.strategies.components.server_optimizers import SGD
 from fedhet.strategies.fedala import FedALAClient
-from fedhet.strategies.fedavg import FedAvg
+from fedhet.strategies.fedavg import FedAdam, FedAvg, FedAvgM
+from fedhet.strategies.fedbuff import FedAsync, FedBuff
 from fedhet.strategies.feddyn import FedDyn
-from fedhet.strategies.fednova import FedNovaClient, FedNovaServer, NormalizedMean
+from fedhet.strategies.fedexp import FedExP
+from fedhet.strategies.fednova import FedNova, FedNovaClient, FedNovaServer, NormalizedMean
 from fedhet.strategies.fedpvr import FedPVR
 from fedhet.strategies.privacy.secure_aggregation import SecAggPlus
+from fedhet.strategies.robust.coordinates import Median
 from fedhet.strategies.round.client_versions import ClientVersions
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.records import count_bytes, to_record, to_tensors
@@ -570,3 +573,22 @@ def test_an_argument_that_a_method_has_not_is_named_with_its_class_and_the_neare
     assert Mine(weight=0.5, layers="last:2").arguments == {"weight": 0.5, "layers": "last:2"}
     with pytest.raises(TypeError, match="Mine has no argument wait: did you mean weight"):
         Mine(wait=0.5)
+
+
+@pytest.mark.parametrize(
+    ("method", "slot"),
+    [
+        (FedAdam, "server_optimizer"),
+        (FedAvgM, "server_optimizer"),
+        (FedExP, "aggregator"),
+        (FedNova, "aggregator"),
+        (FedDyn, "server_optimizer"),
+        (FedDyn, "aggregator"),
+        (FedBuff, "asynchronous"),
+        (FedAsync, "asynchronous"),
+    ],
+)
+def test_a_slot_that_makes_the_method_is_not_taken_and_then_dropped(method, slot):
+    given = {"server_optimizer": SGD(0.5), "aggregator": Median(), "asynchronous": None}[slot]
+    with pytest.raises(ConfigError, match=rf"^{method.__name__}\({slot}=.*leave {slot} out"):
+        method(**{slot: given})
