@@ -63,8 +63,8 @@ def warnings(data: ReportData) -> list[Block]:
     if lost := [run for run in data.runs if run.summary.get(ROUNDS_WITHOUT_ROWS)]:
         rounds = [f"{run.name} of {run.summary[ROUNDS_WITHOUT_ROWS]} rounds" for run in lost]
         texts.append(
-            f"metrics.jsonl was lost before a resumption, and lacks rows: {listed(rounds)}. Its best "
-            "value, its rounds, bytes and seconds to a target are unknown; its totals of bytes and "
+            f"metrics.jsonl was lost before a resumption, and lacks rows: {listed(rounds)}. The "
+            "best value is unknown, and what it took to reach a target; the totals of bytes and "
             "seconds are of the other rounds."
         )
     jobs = [text for origin in data.origins for text in origin.failures]
