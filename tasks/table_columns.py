@@ -167,7 +167,8 @@ class Columns:
         cure = f"put it into {KEY}.categorical"
         numbers = {name: _numbers(table, name, cure) for name in self.numeric}
         categories = {
-            name: pandas.Series(_texts(table[name]), dtype=object) for name in self.categorical
+            name: pandas.Series(_categories(table[name]), dtype=object)
+            for name in self.categorical
         }
         return pandas.DataFrame({**numbers, **categories})
 
@@ -281,7 +282,7 @@ def _numbers(table: DataFrame, name: str, cure: str) -> NDArray[np.float64]:
     """Return a column (n,), NaN where a value is missing; ``cure`` is for one of text."""
     from pandas import to_numeric
 
-    column = table[name]
+    column = _seconds(table[name])
     numbers = to_numeric(column, errors="coerce").astype("Float64").mask(column.isna())  # NaT
     found: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     other = np.isinf(found) | (np.isnan(found) & column.notna().to_numpy())
@@ -292,6 +293,35 @@ def _numbers(table: DataFrame, name: str, cure: str) -> NDArray[np.float64]:
             f"mend the file, or {cure}"
         )
     return found
+
+
+def _seconds(column: Series[Any]) -> Series[Any]:
+    """Return times as seconds since 1970 and durations as seconds; files differ in their unit."""
+    from pandas import Timestamp
+    from pandas.api.types import is_datetime64_any_dtype, is_timedelta64_dtype
+
+    if is_datetime64_any_dtype(column):
+        zero = Timestamp(0, tz="UTC" if column.dt.tz else None).as_unit(column.dt.unit)
+        column = column - zero
+    if is_timedelta64_dtype(column):
+        column = column.dt.total_seconds()
+    return column
+
+
+def _categories(column: Series[Any]) -> NDArray[Any]:
+    """Return a column (n,) as text, None where a value is missing.
+
+    A whole number is the same category with and without missing values beside it, for which pandas
+    makes it a 1.0.
+    """
+    from pandas.api.types import is_float_dtype
+
+    texts = _texts(column)
+    if is_float_dtype(column):
+        numbers = column.to_numpy(dtype=np.float64, na_value=np.nan)
+        whole = np.isfinite(numbers) & (numbers == np.floor(numbers))
+        texts[whole] = [str(int(number)) for number in numbers[whole]]
+    return texts
 
 
 def _texts(column: Series[Any]) -> NDArray[Any]:

@@ -11,24 +11,38 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import islice
 from pathlib import Path
+from unicodedata import category, normalize
 
 from fedhet.common.errors import ConfigError
 
 PADDING, START, UNKNOWN = range(3)
 SPECIAL_TOKENS = 3  # and the token of the first word
-SPLITTING = 1  # version of :func:`split_words`: raise it when that changes
-# Letters and digits, with apostrophes between them; other punctuation ends a word.
-_WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+SPLITTING = 2  # version of :func:`split_words`: raise it when that changes
+_BREAK = re.compile("<br ?/?>")
 
 
 def split_words(text: str) -> list[str]:
-    """Return the lower-case words of a text without punctuation and HTML line breaks."""
+    """Return the lower-case words of a text without punctuation and HTML line breaks.
+
+    A letter is the same whether its accent is a character of its own (Unicode's NFC).
+    """
     if not isinstance(text, str):
         raise ConfigError(f"{text!r} is no text: change task.text_column or the data")
-    return _WORD.findall(text.lower().replace("<br />", " "))
+    return _word().findall(_BREAK.sub(" ", normalize("NFC", text).lower()))
+
+
+@cache
+def _word() -> re.Pattern[str]:
+    """Return the pattern of a word: letters, with their marks, and digits; apostrophes in between.
+
+    Marks are the accents and vowel signs that are characters of their own.
+    """
+    marks = "".join(c for c in map(chr, range(0x300, 0x10000)) if category(c).startswith("M"))
+    letters = f"(?:[^\\W_][{marks}]*)+"
+    return re.compile(f"{letters}(?:'{letters})*")
 
 
 @dataclass(frozen=True)

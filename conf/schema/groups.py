@@ -66,7 +66,7 @@ class Partition(Section):
 
     name: Literal["iid"] = Field(description=_PARTITION)
     holdout: ShareBelowOne = Field(
-        0.0, description="fraction of its examples that each client holds out and does not train on"
+        0.0, description="fraction that each client holds out; none trains on what any holds out"
     )
     seed: Seed | None = Field(None, description="of the partition; null: the run's seed")
 

@@ -65,13 +65,45 @@ def test_a_missing_category_of_the_public_part_is_a_category(table):
 
 
 def test_a_missing_date_is_a_missing_number(tmp_path):
-    """In nanoseconds since 1970 "not a time" is the lowest number that there is."""
+    """As a whole number "not a time" is the lowest number that there is."""
     path = tmp_path / "rows.parquet"
     days = [pandas.NaT, *pandas.to_datetime(["2020-01-01", "2020-01-03"])]
     pandas.DataFrame({"seen": days, "income": ["low", "low", "high"]}).to_parquet(path)
     inputs, _ = all_rows(path, public=3)
     scale = np.sqrt(2 / 3)  # of -1, 0 and 1
     np.testing.assert_allclose(inputs[:, 0], np.array([0, -1, 1]) / scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_are_seconds_in_whatever_unit_a_file_has_them(unit):
+    times = pandas.to_datetime(["1970-01-01 00:01:00", "1970-01-01 00:03:00", None])
+    rows = {
+        "seen": times.as_unit(unit),
+        "at_home": times.as_unit("ns").tz_localize("Europe/Berlin").as_unit("us"),
+        "stayed": pandas.to_timedelta([2, 4, 9], unit="h").as_unit(unit),
+        "y": [0.0, 1.0, 2.0],
+    }
+    table = pandas.DataFrame(rows)
+    columns = Columns.fitted(table, "y", None, None, "regression", None)
+    assert columns.prepared(table).to_numpy()[:2].tolist() == [
+        [60.0, 60.0 - 3600, 7200.0],
+        [180.0, 180.0 - 3600, 14400.0],
+    ]
+    assert np.isnan(columns.prepared(table).to_numpy()[2, :2]).all()
+    assert [found["mean"] for found in columns.inputs()] == [120.0, 120.0 - 3600, 18000.0]
+
+
+def test_a_whole_number_is_the_same_category_beside_a_missing_value():
+    """For which pandas reads the column as 1.0, 2.0 and NaN."""
+    whole = pandas.DataFrame({"ward": [1, 2, 3], "grade": [1.5, 2.0, -1.0], "y": [0.0, 1.0, 2.0]})
+    columns = Columns.fitted(whole, "y", [], ["ward", "grade"], "regression", None)
+    assert [found["category"] for found in columns.inputs()] == ["1", "2", "3", "-1", "1.5", "2"]
+    missing = pandas.DataFrame({"ward": [2, None, 3], "grade": [2, -1, 2], "y": [0.0, 1.0, 2.0]})
+    assert columns.arrays(missing)[0].tolist() == [
+        [0, 1, 0, 0, 0, 1],
+        [0, 0, 0, 1, 0, 0],
+        [0, 0, 1, 0, 0, 1],
+    ]
 
 
 def test_a_negative_class_is_found_as_programs_write_it_too(tmp_path):

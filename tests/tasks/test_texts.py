@@ -47,6 +47,8 @@ def test_words_are_lower_case_without_punctuation_and_line_breaks():
     assert split_words(TRAIN[1]) == ["good", "film", "it's", "well", "made"]
     assert split_words("<br />9/10 — ''Café_noir'' 'n' roll…") == "9 10 café noir n roll".split()
     assert split_words(" ... <br /> ") == []
+    assert split_words("हिन्दी x<br/>y<br>z") == ["हिन्दी", "x", "y", "z"]
+    assert split_words("nai\u0308ve") == split_words("naïve") == ["naïve"]
 
 
 def test_tokens_and_vocabulary_of_the_tiny_corpus(root, empty_cache):
