@@ -489,9 +489,12 @@ class OwnTask(Measured, Partitioned):
             tenths = tuple(f"tenth {number + 1}" for number in range(_BINS))
             return np.searchsorted(borders, targets).astype(np.int64), tenths
         if self.partition.name != "iid":
+            shape = examples.targets().shape if kind == "classification" else ()
+            several = f"labels of the shape {shape}" if shape else "several an example"
+            cure = " give the shape (n,) (labels.argmax(1) of one-hot ones), or" if shape else ""
             raise ConfigError(
                 f"partition={self.partition.name} goes by labels, and this task.kind={kind} has "
-                "several an example: set partition=iid"
+                f"{several}:{cure} set partition=iid"
             )
         return np.zeros(len(examples), dtype=np.int64), ("examples",)
 

@@ -167,8 +167,7 @@ class Columns:
         cure = f"put it into {KEY}.categorical"
         numbers = {name: _numbers(table, name, cure) for name in self.numeric}
         categories = {
-            name: pandas.Series(_categories(table[name]), dtype=object)
-            for name in self.categorical
+            name: pandas.Series(_categories(table[name]), dtype=object) for name in self.categorical
         }
         return pandas.DataFrame({**numbers, **categories})
 

@@ -83,8 +83,10 @@ class Backdoor(Attack):
         target: the class.
         share: of every batch that has trigger and target, in (0, 1].
         size: of the trigger, in pixels.
-        boost: factor of the update; None: N over the number of hostile clients, by which their
-            model replaces the mean.
+        boost: factor of the update; None: clients of a round over the hostile ones to be expected
+            among them (at least one), by which their model replaces a plain mean. Where the server
+            weighs by examples that is 1 over their weight, which they do not know.
+        participation: of the run.
     """
 
     needs_classes = True
@@ -93,6 +95,7 @@ class Backdoor(Attack):
     share: float = 0.5
     size: int = 2
     boost: float | None = None
+    participation: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -101,7 +104,8 @@ class Backdoor(Attack):
         require_range("attack.share", self.share, high=1.0, open_low=True)
         require_whole("attack.size", self.size, low=1)
         if self.boost is None:
-            self.boost = self.num_clients / len(self.hostile)
+            among = max(1.0, self.participation * len(self.hostile))
+            self.boost = self.participation * self.num_clients / among
         require_range("attack.boost", self.boost, open_low=True)
 
     def check_method(self, payloads: Collection[str], *, num_classes: int) -> None:

@@ -505,6 +505,12 @@ def test_what_is_no_data_is_refused_in_one_line(data, options, message):
     assert "\n" not in str(refused.value)
 
 
+def test_a_partition_by_labels_says_their_shape_where_that_is_another():
+    task = task_of(arrays(labels=np.eye(3)), clients=1, partition=DIRICHLET)
+    with pytest.raises(ConfigError, match=r"labels of the shape \(3, 3\): give the shape \(n,\)"):
+        task.client_data(0)
+
+
 def test_lists_are_arrays_and_a_list_of_pairs_is_a_dataset():
     pairs = [(np.full(4, row, dtype="float32"), row % 3) for row in range(2)]
     lists = tuple([list(map(float, pair[0])) for pair in pairs]), [label for _, label in pairs]

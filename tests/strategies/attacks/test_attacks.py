@@ -83,6 +83,8 @@ def test_examples_are_changed():
     assert attack.class_counts([3, 0, 2]) == [2, 1, 2]
     assert attack.class_counts([1, 2, 2]) == [1, 2, 2]
     assert attack.boost == 2.0  # of four clients two replace the model
+    assert Backdoor(participation=0.5, **WHO).boost == 2.0  # of two clients one
+    assert Backdoor(participation=0.25, **WHO).boost == 1.0  # the only one of a round
 
 
 def test_a_backdoors_success_is_of_the_other_classes():
