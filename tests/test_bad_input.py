@@ -217,6 +217,7 @@ def test_several_texts_of_a_sweep_are_shown_quoted_one_by_one():
         compose_overrides(("task.path=~/a,~/b",))
 
 
+@pytest.mark.slow
 def test_a_method_file_that_is_no_yaml_is_named_where_keys_are_looked_up(own_project):
     path = own_project / "my_project" / "conf" / "strategy" / "broken.yaml"
     path.write_text("methods: {broken: []}\n  mu: 1\n")
@@ -224,6 +225,7 @@ def test_a_method_file_that_is_no_yaml_is_named_where_keys_are_looked_up(own_pro
         compose_overrides(("strategy.sam.rho=1",))
 
 
+@pytest.mark.slow
 def test_a_task_file_without_defaults_is_told_that_it_needs_them(own_project):
     folder = own_project / "my_project" / "conf" / "task"
     functions = "data: my_project.data:load_data\nmodel: my_project.model:Net\n"
@@ -239,6 +241,7 @@ def test_a_key_of_other_tasks_is_told_with_the_task_that_there_is():
         compose_overrides(("task=tabular", "task.channels=3"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -42,6 +42,7 @@ def module(name: str) -> ModuleType:
 start, keys = module("start"), module("keys")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["site", "federation"])
 def test_compose_accepts_the_files_for_gpus(name):
     words = ["-f", f"{name}.yaml", "-f", f"{name}.gpu.yaml", "config", "--quiet"]
@@ -66,6 +67,7 @@ def test_every_container_is_confined_and_restarts(file):
             assert {"cpus", "memory", "pids"} <= settings["deploy"]["resources"]["limits"].keys()
 
 
+@pytest.mark.slow
 def test_one_port_is_published_and_control_is_on_loopback():
     federation = services(DOCKER / "federation.yaml", {})
     ports = {name: service.settings.get("ports") for name, service in federation.items()}
@@ -325,6 +327,7 @@ def test_a_sites_keys_are_made_once_and_belong_together(tmp_path, monkeypatch):
     assert Path("site/keys/north.pub").read_bytes() == public
 
 
+@pytest.mark.slow
 def test_a_federation_has_everything_that_its_compose_file_mounts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys.main(["federation", "3"])

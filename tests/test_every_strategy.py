@@ -236,6 +236,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_every_round_succeeds_and_the_loss_falls(run):
     """Every message builds its client anew, so what a method keeps must be in its state."""
     methods = run.words[0].removeprefix("strategy=").strip("[]").split(",")
@@ -254,6 +255,7 @@ def test_it_sends_the_stated_multiple_of_the_model(run):
     assert run.summary["bytes_up"] + run.summary["bytes_down"] == ratio * model * sent
 
 
+@pytest.mark.slow
 def test_resumed_after_a_kill_it_equals_the_uninterrupted_run(run):
     """The time goes on, too: the killed process is said to have worked for an hour."""
     path = run.cut / "metrics.jsonl"

@@ -147,6 +147,7 @@ def test_an_app_of_loaders_learns_and_its_weights_load_into_the_users_model(tmp_
     assert about["input"]["shape"] == ["batch", 4]
 
 
+@pytest.mark.slow
 def test_two_entries_of_a_run_config_for_one_key_are_refused():
     server_app = fedhet.make_server_app(Net, load_data)
     message = "the run config has 'learning-rate' and 'local.lr': both set local.lr"

@@ -98,6 +98,7 @@ def test_without_the_project_its_recipes_are_unknown_again(folder, monkeypatch):
     assert "task" in groups()
 
 
+@pytest.mark.slow
 def test_a_project_above_is_named_and_not_taken(folder, monkeypatch):
     monkeypatch.setattr(sys, "path", [one for one in sys.path if one != str(folder)])
     below = folder / "my_project" / "conf"
@@ -182,6 +183,7 @@ def test_the_same_bytes_have_the_same_hash_in_the_folder_and_in_the_bundle(
     assert project.code_hash(project_code) != project.code_hash([bundle / "my_project"])
 
 
+@pytest.mark.slow
 def test_an_actor_of_ray_finds_modules_where_the_launcher_does(tmp_path, monkeypatch):
     (tmp_path / "other.py").write_text("def model(): ...\n")
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -153,6 +153,7 @@ def launched(folder, monkeypatch, runtime):
     launch.run(compose_overrides(("rounds=9", f"results_dir={folder}", "resume=true")))
 
 
+@pytest.mark.slow
 def test_a_run_of_a_deployment_may_be_resumed_from_a_folder_that_does_not_hold_it(tmp_path):
     words = ("resume=true", f"results_dir={tmp_path / 'run'}")
     folder = launch._prepare_results_dir(compose_overrides((*words, "runtime=deployment")))
@@ -219,6 +220,7 @@ def test_a_run_that_another_process_is_in_is_not_resumed_beside_it(tmp_path, mon
     assert run_recipe(tmp_path, *words)["rounds"] == 2
 
 
+@pytest.mark.slow
 def test_a_folder_has_one_launcher_at_a_time_and_a_new_run_an_empty_one(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "_LAST_MOMENTS", 0.1)
     command = [sys.executable, "-c", HOLDING, str(tmp_path), launch._LOCK]
@@ -240,6 +242,7 @@ def test_a_folder_has_one_launcher_at_a_time_and_a_new_run_an_empty_one(tmp_path
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [KeyboardInterrupt(), SystemExit(143)], ids=["Ctrl-C", "SIGTERM"])
 def test_a_stopped_run_is_drawn_and_says_how_to_continue_it(how, tmp_path, monkeypatch, capsys):
     with pytest.raises(type(how)) as ended:
@@ -265,6 +268,7 @@ class Swallowing(Runtime):
         return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_that_a_library_has_swallowed_ends_the_run(how, tmp_path, monkeypatch):
     monkeypatch.setattr(signals, "_came", None)
@@ -276,6 +280,7 @@ def test_a_signal_that_a_library_has_swallowed_ends_the_run(how, tmp_path, monke
         raise ValueError("what a library makes of it")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_without_its_launcher_is_not_stopped(tmp_path, monkeypatch, capsys):
     runtime = Runtime(tmp_path, KeyboardInterrupt(), going_on=True)
     with pytest.raises(KeyboardInterrupt, match="its last words"):

@@ -94,6 +94,7 @@ def test_what_a_machine_lacks_is_said_in_full(tmp_path):
         register_site([*TABLE, f"task.data_options.public={public}"], tmp_path / "absent")
 
 
+@pytest.mark.slow
 def test_a_simulation_says_all(tmp_path):
     (tmp_path / "train.csv").write_text(WRONG_TABLES["label"])
     with pytest.raises(ConfigError, match=SECRET):

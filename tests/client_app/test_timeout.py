@@ -13,6 +13,7 @@ from fedhet.common.errors import ConfigError
 DEPLOYED = ["runtime.simulation=false"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "config", "words", "timers"),
     [

@@ -45,6 +45,7 @@ def test_a_wrong_cell_is_found(cell, words):
     assert wrong_cell(query_of(f"fedpvr_reduced.json {words}"), cell)
 
 
+@pytest.mark.slow
 def test_a_difference_is_of_pairs_of_equal_seeds():
     """58.79, 51.53, 62.75 and 60.64, 51.16, 63.04 of the page's first table, by hand."""
     words = "feddw_table1.json name=c10_path_* method=feddw best_accuracy [] less method=fedavg"

@@ -242,6 +242,7 @@ def test_a_file_that_cannot_be_made_is_named_and_not_the_temporary_one(tmp_path,
         save_text(tmp_path / "kept.json", "")
 
 
+@pytest.mark.slow
 def test_the_help_in_a_pipe_is_not_padded(monkeypatch, capsys):
     monkeypatch.delenv("COLUMNS", raising=False)
     print_help(["strategy=fedprox"])

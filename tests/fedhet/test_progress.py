@@ -5,6 +5,7 @@ import json
 import os
 import re
 
+import pytest
 from rich.console import Console
 
 from fedhet.common.results import ResultsFollower, write_rows
@@ -90,6 +91,7 @@ def test_time_that_is_left():
     assert time_left(1, 3600.0, 2) == "2 h 00 min left"
 
 
+@pytest.mark.slow
 def test_the_end_of_a_run_has_figures_and_a_plot_even_if_nothing_was_evaluated(tmp_path):
     file = io.StringIO()
     console = Console(file=file, width=100)

@@ -19,6 +19,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
+@pytest.mark.slow
 def test_a_tilde_in_the_results_dir_of_a_run_is_the_home_folder(home, monkeypatch):
     commands = []
 

@@ -75,6 +75,7 @@ def test_a_clone_runs_unchanged_and_its_results_are_those_of_a_run(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_batches_have_the_bits_that_torchvision_gives_without_workers() -> None:
     from torchvision import transforms
 

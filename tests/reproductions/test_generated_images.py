@@ -62,6 +62,7 @@ def test_it_decodes_as_the_model_does():
         assert np.allclose(found[:, label], expected, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefix", ["decoder.", ""])
 def test_images_are_of_the_final_model_and_of_each_client(write, prefix):
     """With or without a shared encoder; the latents are the same for all."""
@@ -80,6 +81,7 @@ def test_images_are_of_the_final_model_and_of_each_client(write, prefix):
     assert read_generated(folder.parent, gray) is None  # no model there
 
 
+@pytest.mark.slow
 def test_clients_come_first_and_equal_images_come_once(write, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_picture", lambda decoder, title, height: title)
     monkeypatch.setattr(module, "picture_grid", lambda titles, *_: titles)

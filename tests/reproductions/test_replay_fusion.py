@@ -165,6 +165,7 @@ def test_the_mean_of_the_local_optima_is_what_the_aggregator_returns(
     assert torch.equal(optima[1]["head.weight"], local[1]["head.weight"])
 
 
+@pytest.mark.slow
 def test_equal_rows_have_equal_places():
     rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)).double()
     assert np.shape(matching.embedded(rows)) == (4, 2)

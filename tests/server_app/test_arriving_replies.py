@@ -99,6 +99,7 @@ def pulled(grid: HttpGrid, nodes: set[int], number: int) -> dict[int, object]:
     }
 
 
+@pytest.mark.slow
 def test_a_reply_whose_arrays_are_on_their_way_keeps_no_other(connected):
     grid, superlink = connected(2)
     began = time.monotonic()
@@ -113,6 +114,7 @@ def test_a_reply_whose_arrays_are_on_their_way_keeps_no_other(connected):
         assert pulled(grid, {2}, 0) == {}  # once
 
 
+@pytest.mark.slow
 def test_a_question_about_others_leaves_a_reply_on_its_way(connected):
     """As asynchronous rounds do, which look for late joiners between two looks for replies."""
     grid, superlink = connected(2)
@@ -124,6 +126,7 @@ def test_a_question_about_others_leaves_a_reply_on_its_way(connected):
         assert pulled(grid, {2}, 1) == {2: 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["given up", "the run has ended"])
 def test_a_reply_that_nobody_waits_for_is_given_up(how, connected):
     grid, superlink = connected(2)

@@ -180,6 +180,7 @@ def test_without_test_examples_at_the_server_a_run_cannot_go_by_what_it_measures
         check_measured(recipe, rule, classes, at_server=False)
 
 
+@pytest.mark.slow
 def test_fine_tuning_is_of_the_clients_evaluation(tmp_path):
     words = (*TINY, "evaluation.finetune_epochs=5")
     with pytest.raises(ConfigError, match="finetune_epochs=5 is of the clients' evaluation"):

@@ -45,6 +45,7 @@ def trained(loaded, tmp_path):
     return tensors, tmp_path / "trained.safetensors"
 
 
+@pytest.mark.slow
 def test_the_named_tensors_are_the_files_and_the_others_the_seeds(loaded, trained):
     theirs, path = trained
     found, about = loaded(f"initial_model.path={path}")
@@ -59,6 +60,7 @@ def test_the_named_tensors_are_the_files_and_the_others_the_seeds(loaded, traine
         assert not torch.equal(found["head.weight"], theirs["head.weight"])
 
 
+@pytest.mark.slow
 def test_a_state_dict_of_ones_own_network_is_taken_by_its_own_names(loaded, tmp_path):
     words = ["task=own", "task.data=sklearn.datasets:load_iris", "task.model=torch.nn:Sequential"]
     model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 3))
@@ -75,6 +77,7 @@ def test_a_state_dict_of_ones_own_network_is_taken_by_its_own_names(loaded, tmp_
     assert torch.equal(wrapped.head.weight, theirs["2.weight"])
 
 
+@pytest.mark.slow
 def test_what_is_not_this_runs_model_is_refused(loaded, trained, tmp_path):
     theirs, path = trained
     files = {
@@ -130,6 +133,7 @@ def test_a_model_of_other_classes_is_warned_of_and_one_beside_other_frozen_weigh
         assert warned == bool(metadata)
 
 
+@pytest.mark.slow
 def test_a_missing_file_is_refused_before_the_workers_start_unless_the_run_is_resumed(tmp_path):
     words = ("task=digits", f"initial_model.path={tmp_path}/nothing.safetensors")
     with pytest.raises(ConfigError, match=r"it must be a mapping \(path, layers\)"):

@@ -150,6 +150,7 @@ def test_a_logger_that_cannot_start_ends_the_run_before_round_1(tmp_path):
     assert not read_rows(tmp_path / "metrics.jsonl")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("extra", "package"),
     [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("mlflow", "mlflow")],

@@ -265,6 +265,7 @@ def test_without_an_epoch_the_student_stays_at_its_start(initial):
         torch.testing.assert_close(value, network.model.state_dict()[name] + mean)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("masked", [True, False])
 def test_each_epoch_adds_its_images_to_the_pool_and_the_last_student_is_the_result(masked):
     """The pool holds 8 bits. Class 1 has no holder: a masked teacher's logit of it is 0."""
@@ -296,6 +297,7 @@ def test_each_epoch_adds_its_images_to_the_pool_and_the_last_student_is_the_resu
         assert not torch.allclose(value, students[0][name])
 
 
+@pytest.mark.slow
 def test_all_random_numbers_follow_from_the_seed():
     """Dropout too; torch's own generator stays as it was."""
     network = normed(dropout=0.5)

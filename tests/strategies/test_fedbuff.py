@@ -102,6 +102,7 @@ def event_loop(steps: int, at_once: int, buffer: int, system: LogNormal, weigh, 
     return models[-1], clock
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
 def test_a_run_is_that_of_an_event_loop_written_out(method):
     system = LogNormal(sigma=1.5)
@@ -118,6 +119,7 @@ def test_a_run_is_that_of_an_event_loop_written_out(method):
     assert max(max(report.staleness) for report in reports[1:]) > 2
 
 
+@pytest.mark.slow
 def test_discounts_by_hand_and_too_stale_replies_are_not_waited_for():
     assert [Asynchronous(exponent=0.5).weight(tau) for tau in (0, 3)] == [1.0, 0.5]
     hinge = Asynchronous(discount="hinge", exponent=10.0, threshold=4.0)

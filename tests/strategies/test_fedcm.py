@@ -153,6 +153,7 @@ def test_momentum_tends_to_the_gradient_however_clients_are_weighed(aggregator):
     assert found == pytest.approx([1 - 0.9**t for t in range(1, 41)], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", [1, 2000])
 @pytest.mark.parametrize(
     "rule", [Median, partial(MultiKrum, attackers=2), CenteredClipping, GeometricMedian]

@@ -101,6 +101,7 @@ def test_a_loop_with_the_program_s_weights_is_the_dense_one(loop, rank):
     assert (found - dense_result(loop, local, factors, 4)).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loop", ["long steps", "norm"])
 @pytest.mark.parametrize("rank", [8, 30])  # of 60; 6 clients have 48 directions or 180
 def test_float32_is_within_a_hundred_thousandth(loop, rank):

@@ -81,6 +81,7 @@ def test_dittos_own_model_by_hand(coefficient):
             torch.testing.assert_close(state[OWN][name], value.detach(), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "alpha_lr"), [(0.3, None), (0.6, 0.02), (1.0, 0.0), (0.0, 0.0)])
 def test_apfls_own_model_and_its_share_by_hand(alpha, alpha_lr):
     states, received = federation(APFL(alpha, alpha_lr, local_lr=LR))
@@ -121,6 +122,7 @@ def mixed(own: nn.Module, local: nn.Module, share: float) -> nn.Module:
     return found
 
 
+@pytest.mark.slow
 def test_pfedmes_step_is_down_the_moreau_envelope():
     """Of f = (3 w - 6)^2 / 2: theta = (18 + lambda w) / (9 + lambda), F' = lambda (w - theta)."""
     data = TensorBatches(torch.full((1, 1), 3.0).double(), torch.full((1,), 6.0).double())

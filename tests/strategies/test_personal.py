@@ -172,6 +172,7 @@ def test_batchnorm_statistics_by_hand(personal, optimizer):
         assert "body.1.num_batches_tracked" not in mine
 
 
+@pytest.mark.slow
 def test_the_recipe_of_fedrep_passes_its_epochs():
     recipe = compose(overrides("strategy=fedrep", "strategy.fedrep.head_epochs=3"))
     options = local_training_config(recipe.local, recipe.strategy.phases)

@@ -155,6 +155,7 @@ KEEPS = {"aggregator": GeometricMedian(), **LR}  # all replies, until the last i
 NORMS = {"aggregator": NormMean(), **LR}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "slots"), [(SCAFFOLD, LR), (FedAvg, KEEPS), (FedAvg, NORMS)])
 def test_replies_in_another_order_give_the_same_bits(method, slots):
     """Of eight clients, in double precision: two numbers have one sum in either order."""
@@ -162,6 +163,7 @@ def test_replies_in_another_order_give_the_same_bits(method, slots):
     assert_same(one, other)
 
 
+@pytest.mark.slow
 def test_fedpvr_corrects_only_its_tensors():
     strategy = FedPVR("last:2", **LR)
     run(strategy)

@@ -74,6 +74,7 @@ def test_the_shared_temperature_is_the_grids_best_for_all_examples():
     assert 1.5 < shared < 2.7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", [APS, raps(5)])
 def test_the_clients_sets_cover_as_promised(score):
     outputs = synthetic(3000)

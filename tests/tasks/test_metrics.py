@@ -145,6 +145,7 @@ def test_a_regression_against_scikit_learn(outputs):
         assert in_range(name, found[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [1, 2])
 @pytest.mark.parametrize(
     ("mean", "std", "rows"),

@@ -143,6 +143,7 @@ def test_classifiers_are_fedpvrs():
         assert count(tensors[first:]) == published
 
 
+@pytest.mark.slow
 def test_vgg11_and_maecho_cnn_start_as_in_the_released_codes():
     last = [layer for layer in build("vgg11").body if isinstance(layer, nn.Conv2d)][-1]
     assert last.weight.std().item() == pytest.approx((2 / (9 * 512)) ** 0.5, rel=0.01)
@@ -219,6 +220,7 @@ def test_feddw_cnn_is_the_network_of_its_code(shape, dropout):
     torch.testing.assert_close(found[1], F.linear(features, next(tensors), next(tensors)))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_feddws_networks_leave_4x4_pixels():
     for name, channels in FEDDWS.items():

@@ -37,6 +37,7 @@ def counts(labels, rows):
     return np.stack([np.bincount(labels[part], minlength=labels.max() + 1) for part in rows])
 
 
+@pytest.mark.slow
 def test_no_example_goes_to_two_clients_and_sizes_are_equal_where_they_should_be():
     for name in DISJOINT:
         rows = np.concatenate(draw(name))
@@ -60,6 +61,7 @@ def test_the_seed_decides_and_the_partitions_own_seed_overrides_it(name, monkeyp
     assert not all(map(np.array_equal, first, other))
 
 
+@pytest.mark.slow
 def test_partitions_are_cached(monkeypatch, empty_cache):
     labels = labels_of(4, 30)
     first = draw("iid", labels, seed=4)
@@ -128,6 +130,7 @@ def test_a_class_without_any_client_is_drawn_again_and_not_lost():
     assert partitioner.num_partitions == 3
 
 
+@pytest.mark.slow
 def test_feddf_draws_for_groups_of_ten_with_few_classes_at_small_alpha(monkeypatch):
     labels = labels_of(10, 600)
     concentrated = counts(labels, draw("feddf_dirichlet", labels, alpha=0.05))
@@ -152,6 +155,7 @@ def test_of_pathological_clients_an_exhausted_class_is_used_again_each_example_i
     assert times[10:].max() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("classes", [1, 3])
 def test_pathological_clients_have_that_many_classes_in_equal_parts(classes):
     labels = labels_of(10, 3000)

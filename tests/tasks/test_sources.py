@@ -34,6 +34,7 @@ def as_images(array):
     return array[:, None] if array.ndim == 3 else array.transpose(0, 3, 1, 2)
 
 
+@pytest.mark.slow
 def test_digits_are_split_by_class_and_always_in_the_same_way():
     train, test = make_task("digits")._splits
     assert (len(train), len(test)) == (1437, 360)
@@ -93,6 +94,7 @@ def test_wrong_files_are_refused_by_key(tmp_path):
     refused(message, **alone, label_column="digit", num_classes=3)
 
 
+@pytest.mark.slow
 def test_the_hub_is_asked_once_and_without_connection_the_ways_out_are_named(
     tmp_path, monkeypatch, empty_cache
 ):

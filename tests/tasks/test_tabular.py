@@ -298,6 +298,7 @@ def test_a_federated_fit_needs_its_columns_named_and_a_column_of_few_categories(
 
 
 # ------------------------------------------------------------------------------------ as a task
+@pytest.mark.slow
 def test_sites_read_their_own_folders_and_the_server_needs_the_public_file_alone(table, tmp_path):
     site = tmp_path / "site"
     site.mkdir()

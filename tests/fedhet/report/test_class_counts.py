@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import numpy as np
+import pytest
 
 from fedhet.common.results import BY_CLIENT, CLASS_COUNTS
 from fedhet.conf import compose
@@ -24,6 +25,7 @@ def stored(folder, *words):
     return task
 
 
+@pytest.mark.slow
 def test_a_simulation_stores_what_its_clients_hold_and_a_deployment_nothing(tmp_path):
     task = stored(tmp_path, "partition.alpha=0.1", "runtime=local")
     found = read_counts(tmp_path)
@@ -35,6 +37,7 @@ def test_a_simulation_stores_what_its_clients_hold_and_a_deployment_nothing(tmp_
     assert "has no class_counts.json" in read_counts(tmp_path)["error"]
 
 
+@pytest.mark.slow
 def test_each_recipe_has_one_partition_of_its_lowest_seed(finished_run, tmp_path):
     counts = {"class_names": ["a", "b"], "counts": [[3, 0], [1, 4]], "clients": 500}
     runs = [

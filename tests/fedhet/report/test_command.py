@@ -71,6 +71,7 @@ def test_everything_is_written_beside_the_sweep_and_again_from_its_data_file(
     assert written(tmp_path / "again") == first
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_several_sweeps_make_one_page_and_again_from_a_thinned_data_file(
     sweep, write_run, tmp_path, monkeypatch
@@ -191,6 +192,7 @@ def test_a_run_that_did_not_complete_has_a_curve_as_far_as_it_came(finished_run,
     assert "A cross: the end of a run that is not completed." in blocks[1].caption
 
 
+@pytest.mark.slow
 def test_metrics_have_curves_and_tables_of_their_own(write_run, tmp_path, monkeypatch):
     drawn = {}
 
@@ -242,6 +244,7 @@ def panels(monkeypatch):
     return found
 
 
+@pytest.mark.slow
 def test_what_clients_alone_have_measured_is_not_said_to_be_of_the_test_set(
     write_run, tmp_path, panels
 ):
@@ -280,6 +283,7 @@ def rows_of(folder):
     return [{name: value for name, value in row.items() if name != "accuracy"} for row in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_different_code_refusals_and_jobs_that_left_nothing_are_warned_of(write_run, tmp_path):
     write_run("fedavg", 0, name="0_fedavg")

@@ -42,6 +42,7 @@ def test_intervals_are_students_t_and_equal_values_have_none():
     assert (bounded.low, bounded.high) == pytest.approx((96.516, 100.0), abs=1e-3)
 
 
+@pytest.mark.slow
 def test_rows_are_ranked_and_paired_with_the_baseline_over_common_seeds(compared):
     """FedPVR minus FedAvg: 2, 3 and 4, though both vary by 10 between the seeds."""
     (found,) = compared(fedavg=(50, 60, 70), fedpvr=(52, 63, 74, 99), moon=(49, 62, 69))

@@ -3,6 +3,8 @@
 from itertools import pairwise
 from pathlib import Path
 
+import pytest
+
 from fedhet.report import curves
 from fedhet.report.blocks import Key
 from fedhet.report.colors import PALETTE, keys_of
@@ -49,6 +51,7 @@ def test_an_axis_that_no_line_has_gets_no_picture():
     assert chart(1).data["axes"] == ["round"]
 
 
+@pytest.mark.slow
 def test_a_long_title_is_cut_nowhere_and_covers_no_other_panel(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(curves, "save", lambda figure, *_: drawn.append(figure))

@@ -132,6 +132,7 @@ def test_an_unknown_baseline_is_refused_where_no_other_run_can_appear(write_run,
         LivePage([run], "scaffold")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_pictures")
 def test_a_page_without_runs_has_no_baseline_yet(tmp_path):
     assert "No run has begun" in LivePage([tmp_path], "fedavg").html()

@@ -112,6 +112,7 @@ def test_what_is_written_is_read_again_and_shared_settings_are_written_once(fini
 WHOLE = ["simulated_seconds", "elapsed_seconds", "loss", "client_loss", "client_accuracy"]
 
 
+@pytest.mark.slow
 def test_many_rounds_are_thinned_but_not_what_tables_and_axes_are_of():
     rounds = list(range(1001))
     columns = {"round": rounds}

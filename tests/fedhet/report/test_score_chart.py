@@ -13,6 +13,7 @@ from fedhet.report.statistics import Figure
 FIGURE = Figure("accuracy", percent=True)
 
 
+@pytest.mark.slow
 def test_dots_bars_and_rings_are_where_the_numbers_are(finished_run, tmp_path):
     """FedAvg's two seeds are beside the paper's number; another method was not run."""
     runs = [finished_run("fedavg", seed, (0.1, 0.4 + 0.2 * seed)) for seed in (0, 1)]

@@ -14,6 +14,7 @@ def runs(finished_run):
     return [finished_run(seed=seed, accuracies=curve) for seed, curve in enumerate(curves)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("figure", "digits", "text"),
     [  # mean of .5, .6, .7 is .6; deviations -.1, 0, .1: sqrt(.02 / 2) = .1

@@ -26,6 +26,7 @@ def test_what_is_no_single_local_run_starts_none(words):
     assert early_server(words) is None
 
 
+@pytest.mark.slow
 @linux
 def test_it_checks_recipes_and_leaves_nothing_when_it_is_dismissed():
     server = early_server(["seed=1", "runtime=local"])

@@ -78,6 +78,7 @@ def visits(grid: WorkerGrid) -> dict[int, int]:
     return {n - 1: int(s.metric_records["visits"]["count"]) for n, s in grid._states.items()}
 
 
+@pytest.mark.slow
 def test_the_workers_sum_is_the_servers_to_the_bit_and_short_tasks_share_a_message(
     grid, monkeypatch
 ):
@@ -101,6 +102,7 @@ def test_the_workers_sum_is_the_servers_to_the_bit_and_short_tasks_share_a_messa
     assert refused.non_finite == 1
 
 
+@pytest.mark.slow
 def test_a_sum_stays_when_the_workers_overwrite_the_memory_that_they_have_sent_it_in(grid):
     asked = messages()
     first = grid.send_and_fold({0: asked[0]}, rule())
@@ -190,6 +192,7 @@ def test_a_client_that_takes_too_long_costs_itself_only(grid, monkeypatch):
     require_equal(grid.send_and_fold(messages(), rule(), timeout=20.0), expected_sum())
 
 
+@pytest.mark.slow
 def test_parts_merge_in_any_order_and_split():
     def fold(clients) -> ReplyFold:
         part = ReplyFold(rule())

@@ -40,6 +40,7 @@ def test_hydra_and_flower_read_awkward_text_unchanged(text, tmp_path):
     assert json.loads(str(parse_config_args([str(path)])["overrides"])) == words
 
 
+@pytest.mark.slow
 def test_the_apps_compose_the_users_recipe_with_absolute_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "it's here"

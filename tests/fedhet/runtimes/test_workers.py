@@ -51,6 +51,7 @@ def by_client(replies) -> dict[int, Message]:
     return {reply.metadata.src_node_id - 1: reply for reply in replies}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [4, 100_000])  # through the pipe, through a file
 def test_every_client_gets_its_own_and_the_shared_records_and_its_state(grid, size, tmp_path):
     params = np.arange(size, dtype=np.float32)
@@ -86,6 +87,7 @@ def test_a_worker_without_room_for_its_answer_says_so_and_how_to_give_it_some(tm
     grid.close()
 
 
+@pytest.mark.slow
 def test_a_shared_record_is_placed_once_and_clients_with_more_examples_go_first(grid, monkeypatch):
     questions = [Message(RecordDict(), node, MessageType.QUERY) for node in range(1, 6)]
     assert len(list(grid.send_and_receive(questions))) == 5

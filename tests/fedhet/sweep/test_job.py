@@ -122,6 +122,7 @@ def test_a_job_that_fails_while_its_sweep_is_stopped_is_stopped(sweep):
     assert [job.status for job in sweep.reports()] == ["failed", "stopped"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_asked_to_end_cleans_up_first(sweep):
     before = signal.getsignal(signal.SIGTERM)
     cleaned = []
@@ -141,6 +142,7 @@ def test_a_worker_that_is_asked_to_end_cleans_up_first(sweep):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+@pytest.mark.slow
 def test_a_worker_whose_signal_a_library_has_swallowed_ends_this_job_alone(sweep):
     def run(recipe):
         with contextlib.suppress(BaseException):

@@ -68,6 +68,7 @@ def test_a_job_is_kept_to_a_slot_that_no_other_has(tmp_path, monkeypatch):
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
 
 
+@pytest.mark.slow
 def test_a_job_waits_until_another_has_released_its_slot(tmp_path):
     slot = Slot(sorted(resource_slots.affinity()), 1, [], 1)
     with free_slot(tmp_path, [slot]):

@@ -47,6 +47,7 @@ def test_a_completed_job_of_the_same_recipe_is_skipped(tmp_path):
     assert plan_for(tmp_path, recipe_of("task=imdb", f"task.vocabulary_file={path}")) is Plan.SKIP
 
 
+@pytest.mark.slow
 def test_a_job_that_early_stopping_has_ended_is_skipped_also_where_more_rounds_are_asked(tmp_path):
     words = ("early_stopping.patience=2", "early_stopping.metric=loss")
     summary = {"status": "completed", "fingerprint": fingerprint(recipe_of(*words))}
@@ -65,6 +66,7 @@ def test_a_job_that_early_stopping_has_ended_is_skipped_also_where_more_rounds_a
     assert plan_for(tmp_path, recipe_of(*words, "rounds=20")) is Plan.CONTINUE
 
 
+@pytest.mark.slow
 def test_a_job_continues_from_its_checkpoint_and_restarts_without_one(tmp_path):
     assert plan_for(tmp_path / "not there", recipe_of()) is Plan.RESTART
     write_summary(tmp_path, "failed")

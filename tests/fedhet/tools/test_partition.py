@@ -75,6 +75,7 @@ def test_own_data_are_shown_too_by_class_by_tenths_or_as_each_client_has_them(
     assert "classes a client" not in masks
 
 
+@pytest.mark.slow
 def test_a_dollar_in_a_class_s_name_is_a_dollar():
     """Matplotlib takes what is between two for a formula, which "50k_" is not."""
     names = ("$50k_$100k", "$0-$50k")

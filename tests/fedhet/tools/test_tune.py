@@ -122,6 +122,7 @@ def test_another_search_in_the_same_folder_is_refused(tmp_path, launched):
     assert len(launched) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("status", ["stopped", "running"])
 def test_no_choice_is_made_of_a_search_that_was_cut_short(tmp_path, launched, status):
     tune_in(tmp_path)
@@ -132,6 +133,7 @@ def test_no_choice_is_made_of_a_search_that_was_cut_short(tmp_path, launched, st
     assert launched[-1] == ["-m", "--resume", str(sweep.path)]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_chosen_is_refused_before_anything_runs(tmp_path, launched, refused):
     words = ["--out", tmp_path, "task=digits"]
     assert "partition.holdout=0.0: the choice is by" in refused(main, *words)

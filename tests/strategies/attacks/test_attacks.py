@@ -112,6 +112,7 @@ def test_hostile_clients_are_named_or_drawn():
             hostile_clients(wrong, 5, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -80,6 +80,7 @@ def test_rounding_is_off_by_the_stated_share_at_most():
         assert off < 128 / (4 * levels**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 9, 1000, 65_536, 150_001])
 def test_top_k_sends_the_largest_and_their_places(size):
     numbers, codec = drawn(size), TopK(0.01)

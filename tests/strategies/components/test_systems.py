@@ -58,6 +58,7 @@ def test_slowness_is_log_normal_and_a_clients_own():
     assert np.quantile(slowness, 0.9) == pytest.approx(math.exp(1.8 * 1.2816), rel=0.15)  # 10.04
 
 
+@pytest.mark.slow
 def test_dropouts_have_their_share_and_follow_round_and_client():
     system, seconds = Constant(dropout=0.2, seed=2), dict.fromkeys(range(500), 1.0)
     counts = [len(system.play(round, seconds, 500).dropped) for round in range(1, 21)]

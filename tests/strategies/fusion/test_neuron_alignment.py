@@ -72,6 +72,7 @@ def test_the_transport_is_the_best_assignment(count, width):
         assert transport(rows, rows).tolist() == list(range(count))
 
 
+@pytest.mark.slow
 def test_distances_are_between_directions_and_not_squared():
     """At 0 and +-66.7 degrees: staying costs 0 + 1.84, changing 1.1 + 1.1, squared 3.4 and 2.4."""
     angle = math.radians(66.7)
@@ -121,6 +122,7 @@ def test_permuting_all_clients_gives_what_computes_the_same(kind, fusion):
     torch.testing.assert_close(*answers, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mlp", "feddw_cnn"])
 def test_projections_are_those_of_the_aligned_network(kind):
     """P' = T^T P T is what a pass of the client's data through its aligned network would give."""

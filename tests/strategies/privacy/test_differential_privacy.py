@@ -248,6 +248,7 @@ def test_a_restart_changes_nothing():
     assert resumed.uploads == {1: 2}
 
 
+@pytest.mark.slow
 def test_a_restart_forgets_no_upload_with_local_noise():
     before, after = LocalPrivacyServer(), LocalPrivacyServer()
     for side in (before, after):
@@ -294,6 +295,7 @@ def test_with_secure_aggregation_it_is_the_same_round(adaptive):
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_rounded_upload_is_longer_than_the_norm_and_no_longer_than_the_noise_is_for():
     """Flower's rounding, to 2^12 steps of 2 * 8 / 2^12."""
     secure = SecAggPlus(max_examples=50, quantization_range=1 << 12)
@@ -334,6 +336,7 @@ COUPLED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", COUPLED)
 @pytest.mark.parametrize("where", ["central", "local"])
 def test_what_the_server_adds_up_is_what_the_clients_keep(where, method):

@@ -131,6 +131,7 @@ def test_update_and_payload_together_move_by_no_more(gone):
     assert moved == pytest.approx(NORM / N)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gone", GONE)
 def test_one_client_moves_the_adaptive_norm_by_half_a_count(gone):
     """Its bit is worth 1/2, clipped or not: C moves by exp(eta / (2 m))."""

@@ -70,6 +70,7 @@ def losing(*lost: tuple[int, str]):
     return tamper
 
 
+@pytest.mark.slow
 def test_fewer_steps_are_coarser_and_still_within_the_bound():
     coarse = SecAggPlus(max_examples=50, clipping_range=2.0, quantization_range=1 << 12)
     expected, _ = train(FedAvg(local_lr=0.1), rounds=1)
@@ -206,6 +207,7 @@ def test_a_round_to_which_nobody_came_has_no_sum():
     assert (exchanged.replies, exchanged.rounding) == ([], 0.0)
 
 
+@pytest.mark.slow
 def test_a_client_does_not_send_nan_and_counts_what_is_cut_off():
     data = blobs()
     data[1].inputs[0, 0] = math.nan

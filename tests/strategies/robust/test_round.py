@@ -63,6 +63,7 @@ def error_of(params) -> float:
     return float((params["head.weight"] - 1).abs().max())
 
 
+@pytest.mark.slow
 def test_a_scaled_update_ruins_the_mean_and_not_the_median():
     tamper = lying("update", -100.0)
     slots = {"local_lr": 0.3}
@@ -78,6 +79,7 @@ def test_a_scaled_update_ruins_the_mean_and_not_the_median():
     assert len(row["left_out"]) == 5
 
 
+@pytest.mark.slow
 def test_scaffolds_c_is_protected_from_a_lie_in_it_alone_and_the_alarm_sees_it():
     tamper, shown = lying("control_variate_delta", -1000.0), {}
     for name, aggregator in (("mean", UniformMean()), ("median", Median()), ("krum", Krum(1))):
@@ -88,6 +90,7 @@ def test_scaffolds_c_is_protected_from_a_lie_in_it_alone_and_the_alarm_sees_it()
     assert shown["mean"] > 100 > 0.7 > max(shown["median"], shown["krum"]), shown
 
 
+@pytest.mark.slow
 def test_the_centre_survives_a_restart():
     whole, _ = run(FedAvg(aggregator=CenteredClipping(), local_lr=0.1))
     first = FedAvg(aggregator=CenteredClipping(), local_lr=0.1)
@@ -140,6 +143,7 @@ def test_methods_that_cannot_be_protected_are_refused(make, words):
         make()
 
 
+@pytest.mark.slow
 def test_a_recipe_with_too_few_clients_is_refused_before_anything_starts():
     words = ("strategy/aggregator=bulyan", "strategy.aggregator.attackers=2", "clients=20")
     check_parts(compose(overrides(*words)))
@@ -191,6 +195,7 @@ def test_fltrust_trains_at_the_server_on_examples_that_are_not_tested_on(tmp_pat
     np.testing.assert_allclose(tested, np.round(tested), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_site_that_claims_too_many_examples_silences_nobody_but_itself():
     """A claim of 2^48 once left every client's numbers 2^46 / 2^48, so that it alone counted."""
 
@@ -209,6 +214,7 @@ def test_a_site_that_claims_too_many_examples_silences_nobody_but_itself():
         assert error_of(params) < 0.1
 
 
+@pytest.mark.slow
 def test_the_root_set_and_what_is_left_to_test_on_are_the_test_set():
     recipe = compose_overrides(("strategy/aggregator=fltrust", "strategy.aggregator.root=100"))
     task = task_of(recipe)

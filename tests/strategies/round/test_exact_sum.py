@@ -92,6 +92,7 @@ def test_any_order_and_any_parts_give_the_same_bits(dtype):
         assert bits(merged.over(weights)) == expected
 
 
+@pytest.mark.slow
 def test_small_tensors_in_a_hundred_orders():
     """As above with 40 clients, of which the plain sum in float32 is another in most orders."""
     shapes = {"w": (50,), "b": ()}
@@ -107,6 +108,7 @@ def test_small_tensors_in_a_hundred_orders():
     assert len(plain) > 50
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("divisor", [1.0, 123_457.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_sums_are_those_of_fsum_to_the_last_bit(dtype, divisor):

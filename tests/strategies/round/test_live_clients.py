@@ -96,6 +96,7 @@ def test_replies_that_arrive_in_the_order_of_a_simulated_system_give_its_bits(me
     assert reports[-1].simulated_seconds == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD])
 def test_real_clients_that_all_finish_a_step_are_a_round_to_the_bit(method):
     expected, waited = run(method(aggregator=UniformMean(), **slots()), 4)
@@ -136,6 +137,7 @@ def test_sites_that_fail_vanish_or_stay_silent_do_not_end_the_run():
     assert (reports[-1].clients, reports[-1].absent) == ([4, 5], [3])
 
 
+@pytest.mark.slow
 def test_late_and_foreign_replies_are_refused_and_named():
     """A reply to no message that is waited for, one of another node, and one that is too stale."""
     made = []

@@ -94,6 +94,7 @@ def test_damaged_records_are_refused_whatever_the_damage():
             received(one)
 
 
+@pytest.mark.slow
 def test_a_head_of_millions_of_arrays_is_neither_made_nor_read(monkeypatch):
     heads = [[str(i), "f", [0], "?", 0] for i in range(200_000)]
     with pytest.raises(ValueError, match=r"head of \d{7} bytes is too long"):
@@ -103,6 +104,7 @@ def test_a_head_of_millions_of_arrays_is_neither_made_nor_read(monkeypatch):
     assert packed([plain])[0]["x"] is plain["x"]  # it travels as Flower's own do
 
 
+@pytest.mark.slow
 def test_random_bytes_in_the_head_give_arrays_or_a_refusal_and_nothing_else():
     choose = random.Random(0)
     data = packed([content()])[0]["x"][PACKED].data

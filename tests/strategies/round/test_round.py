@@ -205,6 +205,7 @@ def folders(path, count: int, store=FolderStateStore) -> dict:
     return {i: store(path, i) for i in range(count)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", [lambda *_: ContextStateStore(RecordDict()), FolderStateStore])
 def test_a_lost_reply_does_not_move_the_client_state(store, tmp_path):
     strategy = SCAFFOLD(local_lr=0.1)
@@ -218,6 +219,7 @@ def test_a_lost_reply_does_not_move_the_client_state(store, tmp_path):
     assert torch.equal(found["head.weight"], expected["head.weight"])
 
 
+@pytest.mark.slow
 def test_resume_from_an_older_checkpoint_equals_the_uninterrupted_run(tmp_path):
     half, saved = FixedSizeSampler(0.5, seed=3), {}
     first, second, third = (SCAFFOLD(local_lr=0.1, sampler=half) for _ in range(3))
