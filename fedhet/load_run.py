@@ -7,20 +7,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor, nn
 from yaml import YAMLError
 
 from fedhet.client_app.client import PERSONAL
+from fedhet.client_app.state import ClientState
 from fedhet.common.checksums import CLIENT_STATE, MODEL, require_label
 from fedhet.common.errors import ConfigError, DamagedFileError
 from fedhet.common.files import expanded
 from fedhet.common.results import COMPLETED, CONFIG, SUMMARY, read_config, read_summary
+from fedhet.conf import build_part, method_name
 from fedhet.conf.renamed import upgrade_config
 from fedhet.server_app.best_round import BEST
+from fedhet.strategies.base import ClientSide, LocalContext
 from fedhet.strategies.components.tensor_selection import fixed_names, tensors_of
-from fedhet.strategies.round.tensor_files import load_tensors, parameters_sha256
+from fedhet.strategies.round.checks import sides_with
+from fedhet.strategies.round.tensor_files import below, load_tensors, parameters_sha256
 from fedhet.tasks import AnyTask, Task, build_task, pick_device
 from fedhet.tasks.models.own_weights import frozen_sha256
 from fedhet.tasks.own_task import PUBLIC_COLUMNS
@@ -98,9 +103,10 @@ def model_of(
 ) -> nn.Module:
     """Return a run's output model in eval mode, on the GPU if there is one.
 
-    ``best``: that of the best round (``checkpoint.best``), not that of the last one. Tensors that
-    do not travel come from a client's state file, if one is named. Otherwise those that no client
-    trains (FedBABU) have their initial values.
+    ``best``: that of the best round (``checkpoint.best``), not that of the last one. ``state``: a
+    client's state file; the model is the client's own then, as the run's evaluations make it
+    (``own_model``), with the output model for what its clients share. Otherwise the tensors that
+    no client trains (FedBABU) have their initial values.
     """
     folder = expanded(str(folder), "folder")
     if task.predictions is None:
@@ -117,10 +123,14 @@ def model_of(
             "has here: use the same pretrained files as the run"
         )
     initial = {n: value for n, value in tensors_of(model).items() if value.is_floating_point()}
+    recipe, kept = recipe_of(folder), ClientState()
+    sides = {} if state is None else _sides_with_own_model(recipe, task)
     if state is not None:
-        tensors |= _personal_tensors(state, summary_of(folder).get("run"))
+        kept = _client_state(state, summary_of(folder).get("run"))
+        _require_own_model(state, kept, sides, method_name(recipe))
+        tensors |= kept.get(PERSONAL, {})
     else:
-        strategy = recipe_of(folder).strategy
+        strategy = recipe.strategy
         fixed = fixed_names(model, strategy.personal, [phase.layers for phase in strategy.phases])
         tensors |= {name: initial[name] for name in fixed}
     whole, found = (
@@ -134,6 +144,8 @@ def model_of(
             "or the run's output is another network, or the task is another"
         )
     model.load_state_dict(tensors, strict=False)  # integer buffers are not stored
+    for side in sides.values():
+        _put_own_model(model, side, kept)
     return model.to(pick_device("auto")).eval()
 
 
@@ -156,21 +168,72 @@ def _output_model(folder: Path, best: bool) -> tuple[dict[str, Tensor], str | No
     return tensors, metadata.get("frozen_sha256")
 
 
-def _personal_tensors(path: Path, run: str | None) -> dict[str, Tensor]:
-    """Return the tensors that a client keeps, from a file of client_app/state.py."""
+def _sides_with_own_model(recipe: DictConfig, task: AnyTask) -> dict[str, ClientSide]:
+    """Return the client sides whose model of the client's own can be made after the run."""
+    sides = build_part(recipe, "strategy.client_sides", task.classifier_tensors)
+    found = {name: sides[name] for name in sides_with("own_model", sides)}
+    for name, side in found.items():
+        if not side.own_state:
+            raise ConfigError(
+                f"--state: the own models of strategy.client_sides.{name} are known right after "
+                f"their training alone: with strategy={method_name(recipe)} no file has a client's"
+            )
+    return found
+
+
+def _client_state(path: Path, run: str | None) -> ClientState:
+    """Return what a client keeps, from a file of client_app/state.py."""
     try:
         stored, _, label = load_tensors(path)
-        if label.get("kind", CLIENT_STATE) == CLIENT_STATE and run is not None:
+        kind = label.get("kind", CLIENT_STATE)
+        if kind == CLIENT_STATE and run is not None:
             require_label(path, label, run=run)
     except DamagedFileError as error:
         raise DamagedFileError(f"--state {error}") from None
-    start = f"{PERSONAL}/"
-    found = {
-        name.removeprefix(start): value for name, value in stored.items() if name.startswith(start)
-    }
-    if not found:
-        raise ConfigError(f"--state {path} has no tensors that only its client keeps")
-    return found
+    if kind != CLIENT_STATE:
+        raise ConfigError(
+            f"--state {path} is a {kind}: name a client's state, client-*/round-*.safetensors"
+        )
+    names = dict.fromkeys(key.partition("/")[0] for key in stored)
+    return {name: below(f"{name}/", stored) for name in names}
+
+
+def _require_own_model(
+    path: Path, kept: ClientState, sides: Mapping[str, ClientSide], method: str
+) -> None:
+    """Refuse a client's state that makes no model of the client's own."""
+    for name, side in sides.items():
+        if lacking := sorted(side.own_state - kept.keys()):
+            raise ConfigError(
+                f"--state {path} lacks {', '.join(lacking)}, of which strategy.client_sides.{name} "
+                "makes the client's own model"
+            )
+    if not sides and PERSONAL not in kept:
+        raise ConfigError(
+            f"--state {path} makes no model (it has {', '.join(kept)}): with strategy={method} a "
+            "client's own is the one right after its training, and no file has that"
+        )
+
+
+@torch.no_grad()
+def _put_own_model(model: nn.Module, side: ClientSide, kept: ClientState) -> None:
+    """Put the tensors of a client's own model, which a side makes, into the shared one."""
+    params, tensors = dict(model.named_parameters()), tensors_of(model)
+    unread: Any = None  # own_state: it reads the state and the model alone
+    context = LocalContext(
+        model=model,
+        received_state=tensors,
+        anchor={name: value for name, value in tensors.items() if name in params},
+        received={},
+        state=kept,
+        data=unread,
+        loss=unread,
+        round=0,
+        batch_size=0,
+        lr=0.0,
+        params=params,
+    )
+    model.load_state_dict(dict(side.own_model(context)), strict=False)
 
 
 def _model_path(folder: Path, best: bool) -> Path:

@@ -55,6 +55,8 @@ class APFLClient(ClientSide):
         alpha_lr: eta_a, the step size of alpha_i; None: eta_l.
     """
 
+    own_state = frozenset({OWN, ALPHA})
+
     def __init__(self, alpha: float = 0.5, alpha_lr: float | None = None) -> None:
         self.first_alpha = require_range("strategy.apfl.alpha", alpha, high=1.0)
         if alpha_lr is not None:
@@ -73,7 +75,7 @@ class APFLClient(ClientSide):
         context = step.context
         if not context.first_pass:
             return
-        slopes = slopes_at(self._mixed(step.params), step)
+        slopes = slopes_at(_mixed(self.own, step.params, self.alpha), step)
         with torch.no_grad():
             moved = {n: self.own[n] - context.lr * self.alpha * g for n, g in slopes.items()}
             if context.num_steps == 0:
@@ -89,15 +91,16 @@ class APFLClient(ClientSide):
 
     def own_model(self, context: LocalContext) -> Tensors:
         """Return m_i."""
-        return self._mixed(context.params)
+        return _mixed(context.state[OWN], context.params, context.state[ALPHA][ALPHA])
 
-    @torch.no_grad()
-    def _mixed(self, params: Tensors) -> dict[str, Tensor]:
-        """Return m_i: exactly y_i where alpha_i is 0, and v_i where it is 1; with v_i's buffers."""
-        return {
-            name: torch.lerp(params[name], value, self.alpha) if name in params else value
-            for name, value in self.own.items()
-        }
+
+@torch.no_grad()
+def _mixed(own: Tensors, params: Tensors, alpha: Tensor) -> dict[str, Tensor]:
+    """Return m_i: exactly y_i where alpha_i is 0, and v_i where it is 1; with v_i's buffers."""
+    return {
+        name: torch.lerp(params[name], value, alpha) if name in params else value
+        for name, value in own.items()
+    }
 
 
 class APFL(FederatedStrategy):

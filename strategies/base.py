@@ -264,6 +264,9 @@ class ClientSide:
             added up by the server from round to round, and ``expected`` there. Statistics are not.
         by_class: whether it works by class, and so on classification alone.
         moves_start: whether ``begin`` may let the client start elsewhere than at x.
+        own_state: keys of the client state that ``own_model`` is made from, with the model and
+            nothing else: fedhet-evaluate and fedhet-export then make it after the run, with the
+            shared model in the place of y_i. Without any it is known right after training alone.
     """
 
     needs: frozenset[str] = frozenset()
@@ -276,6 +279,7 @@ class ClientSide:
     compressible: frozenset[str] = frozenset()
     by_class: bool = False
     moves_start: bool = False
+    own_state: frozenset[str] = frozenset()
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse, before round 1, a model or optimizer that this side cannot work with.

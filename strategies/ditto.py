@@ -48,6 +48,8 @@ class DittoClient(ClientSide):
         coefficient: lambda, how strongly v_i is drawn to x.
     """
 
+    own_state = frozenset({OWN})
+
     def __init__(self, coefficient: float = 1.0) -> None:
         self.coefficient = require_range("strategy.ditto.coefficient", coefficient)
 
@@ -73,7 +75,7 @@ class DittoClient(ClientSide):
 
     def own_model(self, context: LocalContext) -> Tensors:
         """Return v_i."""
-        return self.own
+        return context.state[OWN]
 
 
 class Ditto(FederatedStrategy):

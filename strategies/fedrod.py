@@ -49,6 +49,7 @@ class FedRoDClient(ClientSide):
     """Trains the shared head on a balanced loss, and beside it a head that stays."""
 
     by_class = True
+    own_state = frozenset({HEAD})
 
     def check(self, model: nn.Module, optimizer: LocalOptimizer, shared: Sequence[str]) -> None:
         """Refuse a classifier that is not linear: two of them would not add up."""
@@ -84,7 +85,7 @@ class FedRoDClient(ClientSide):
 
     def own_model(self, context: LocalContext) -> Tensors:
         """Return G + P."""
-        return {name: context.params[name].detach() + p for name, p in self.head.items()}
+        return {name: context.params[name].detach() + p for name, p in context.state[HEAD].items()}
 
     @torch.enable_grad()
     def _move_head(self, step: Step) -> None:

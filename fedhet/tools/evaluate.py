@@ -8,46 +8,38 @@ that --metric names in their place; --out writes also those of every class. With
 model of the best round (checkpoint.best), and else that of the last one. With --task the
 examples are those of the run's task with other values, such as --task path=/data/new. With
 --augmented the test images are also flipped and cropped as training images are, as in code that
-uses one transform for both (the released code of FedDW). Where clients keep tensors of their own,
-such as FedPer's heads, --state names the file of one of them.
+uses one transform for both (the released code of FedDW). Where clients keep tensors or models of
+their own, such as FedPer's heads and Ditto's models, --state names the file of one of them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean, stdev
 
 import torch
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 from torch import nn
-from yaml import YAMLError
 
+from fedhet.changed_task import changed_task
 from fedhet.commands import at_least, parser_of, reported_errors, say_error, table_console
 from fedhet.common.errors import ConfigError
 from fedhet.common.files import save_text, writable_file
 from fedhet.conf.metrics import check_metric_words
-from fedhet.load_run import label_metadata_of, model_of, recipe_of, summary_of, task_of
+from fedhet.load_run import model_of, recipe_of, summary_of
 from fedhet.report.blocks import Entry, Table
 from fedhet.report.command import rich_table
+from fedhet.report.names import listed
 from fedhet.report.run_data import Run
 from fedhet.report.sources import completed_runs
 from fedhet.tasks import AnyTask
 from fedhet.tasks.config import ImageConfig
 from fedhet.tasks.evaluation import Batched, class_accuracies, classifies, evaluate_model
 from fedhet.tasks.metrics import MetricSet
-from fedhet.tasks.own_task import PUBLIC_COLUMNS
-
-OPTIONS = "task.data_options"
-ADVICE = {
-    "classes": "name them by --task classes=[...] in the order of its labels",
-    "vocabulary": "name its words by --task vocabulary_file=FILE, a word a line, by rank",
-}
 
 
 @dataclass(frozen=True)
@@ -78,11 +70,11 @@ def evaluate(
         words: changes of the run's task, such as ``path=/data/new``.
         passes: over augmented examples.
         seed: of the augmentation.
-        state: a client's state file, where clients keep tensors of their own.
+        state: a client's state file: its own model, where clients keep tensors or models.
         best: the model of the best round in place of the last one.
         metrics: of ``evaluation.metrics``; None: those of the run.
     """
-    task = _task(folder, words, best)
+    task = changed_task(folder, words, best=best)
     if passes and not isinstance(task.config, ImageConfig):
         raise ConfigError(
             f"--augmented {passes}: only images that fedhet reads are flipped and cropped, and "
@@ -160,7 +152,8 @@ def _evaluate_all(options: argparse.Namespace) -> bool:
         except ConfigError as error:
             say_error("fedhet-evaluate", error)
     if found:
-        console.print(rich_table(_table(found, options.augmented, best=options.best)))
+        notes = _notes(found, options.augmented, options.state, best=options.best)
+        console.print(rich_table(_table(found, notes)))
     if found and options.out is not None:
         content = [
             {"name": run.name, "method": run.method, "seed": run.seed, **asdict(figures)}
@@ -184,72 +177,29 @@ def _require_same_examples(folder: Path, task: AnyTask) -> None:
         )
 
 
-def _task(folder: Path, words: Sequence[str], best: bool) -> AnyTask:
-    """Return the run's task with these changes, if the model's labels mean the same in it."""
-    stored = label_metadata_of(folder, best=best)
-    recipe = recipe_of(folder)
-    changed = _changed(recipe, words)
-    if _reads_other_table(recipe, changed):
-        stored |= _keep_columns(recipe, changed, stored)
-    task = task_of(changed, stored)
-    metadata = task.label_metadata()
-    for key, advice in ADVICE.items():
-        if key in stored and stored[key] != metadata.get(key):
-            raise ConfigError(
-                f"the model of {folder} was trained with other {key} than --task "
-                f"{' '.join(words) or '(nothing)'} gives: {advice}"
-            )
-    return task
-
-
-def _changed(recipe: DictConfig, words: Sequence[str]) -> DictConfig:
-    for word in words:
-        if "=" not in word:
-            raise ConfigError(f"--task {word} has no value: write --task {word}=VALUE")
-    try:
-        changes = OmegaConf.from_dotlist(list(words))
-    except (OmegaConfBaseException, YAMLError) as error:
-        raise ConfigError(f"--task {' '.join(words)} cannot be read: {error}") from None
-    changed = OmegaConf.merge(recipe, {"task": changes})
-    assert isinstance(changed, DictConfig)
-    return changed
-
-
-def _reads_other_table(recipe: DictConfig, changed: DictConfig) -> bool:
-    """Return whether another table's own first rows would say what the model's inputs mean."""
-    old, new = (OmegaConf.select(one, f"{OPTIONS}.path") for one in (recipe, changed))
-    public, fit = (OmegaConf.select(changed, f"{OPTIONS}.{name}") for name in ("public", "fit"))
-    return bool(fit == "public" and isinstance(public, int) and new != old)
-
-
-def _keep_columns(
-    recipe: DictConfig, changed: DictConfig, stored: Mapping[str, str]
-) -> dict[str, str]:
-    """Let ``changed`` have the columns of the run's table, and return what they are fitted to."""
-    if PUBLIC_COLUMNS in stored:
-        fitted = json.loads(stored[PUBLIC_COLUMNS])
-        columns = fitted.pop("fitted")
-        changed.task.data_options = OmegaConf.merge(changed.task.data_options, fitted)
-        return {"columns": columns}
-    old, new = (OmegaConf.select(one, f"{OPTIONS}.path") for one in (recipe, changed))
-    public = OmegaConf.select(changed, f"{OPTIONS}.public")
-    raise ConfigError(
-        f"--task data_options.path={new}: the model's inputs were scaled by the first {public} "
-        f"rows of {old}, which this run has not stored; write these into a file and add --task "
-        "data_options.public=THAT_FILE"
-    )
-
-
-def _table(found: Sequence[tuple[Run, Evaluation]], passes: int, *, best: bool) -> Table:
+def _table(found: Sequence[tuple[Run, Evaluation]], notes: Sequence[str]) -> Table:
     """Return a row for each run; a column that no run has is left out."""
     names = dict.fromkeys(name for _, one in found for name in one.metrics if "/" not in name)
     head = ["run", "examples", "accuracy %", "loss", *names, "lowest class", "augmented %"]
     rows = [_texts(run, figures, list(names)) for run, figures in found]
     used = [number for number in range(len(head)) if any(row[number] for row in rows)]
-    words = ["the model of each run's best round"] if best else []
-    words += [f"augmented: mean and standard deviation of {passes} passes"] if passes else []
     entries = [[Entry(row[number]) for number in used] for row in rows]
-    return Table([head[number] for number in used], entries, "; ".join(words), words=1)
+    return Table([head[number] for number in used], entries, "; ".join(notes), words=1)
+
+
+def _notes(
+    found: Sequence[tuple[Run, Evaluation]], passes: int, state: Path | None, *, best: bool
+) -> list[str]:
+    """Return what the table's caption says of the figures."""
+    notes = ["the model of each run's best round"] if best else []
+    notes += [f"augmented: mean and standard deviation of {passes} passes"] if passes else []
+    own = [run.name for run, _ in found if run.settings.get("evaluation.model") == "clients"]
+    if own and state is None:
+        notes.append(
+            f"of {listed(own)} this is the shared model: the run's own figures are of the "
+            "clients' models (evaluation.model=clients)"
+        )
+    return notes
 
 
 def _texts(run: Run, one: Evaluation, names: Sequence[str]) -> list[str]:
@@ -281,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     metric = "in place of the run's evaluation.metrics, such as f1; may be repeated"
     add("--metric", action="append", metavar="NAME", help=metric)
     add("--best", action="store_true", help="the model of the best round (checkpoint.best=true)")
-    state = "of a client, client-*/round-*.safetensors: its own tensors go with the shared ones"
+    state = "of a client, client-*/round-*.safetensors: its own model, made with what is shared"
     add("--state", type=Path, metavar="FILE", help=state)
     passes = "how many passes over the test images flipped and cropped as for training (0)"
     add("--augmented", type=at_least(0), default=0, metavar="PASSES", help=passes)

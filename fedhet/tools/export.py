@@ -1,6 +1,6 @@
 """fedhet-export: exports the model of a finished run to one file that needs only torch.
 
-    fedhet-export RUN --out model.pt2 [--best] [--state FILE]
+    fedhet-export RUN --out model.pt2 [--best] [--state FILE] [--task KEY=VALUE ...]
 
 The file holds the network, its parameters and the normalisation of images:
 
@@ -12,8 +12,10 @@ and type of the inputs, what the outputs are, the names of the classes, for text
 vocabulary by rank, and the run. The inputs of a table's model are prepared outside the file:
 about.json has the column of each with its mean and scale, or its category. --best exports the model
 of the best round (checkpoint.best=true), in place of that of the last one. Where clients keep
-tensors of their own, such as FedPer's heads, --state names the file of one of them
-(client-*/round-*.safetensors): the model is its.
+tensors or models of their own, such as FedPer's heads and Ditto's models, --state names the file of
+one of them (client-*/round-*.safetensors): the model is its. The shape of the inputs is that of an
+example; where a function of yours gives none on this machine, --task names one that does, such as
+--task test_data=my_project.data:some.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from omegaconf import DictConfig
 from rich.console import Console
 from torch import Tensor
 
+from fedhet.changed_task import changed_task
 from fedhet.commands import parser_of, reported_errors
 from fedhet.common.checksums import file_sha256
 from fedhet.common.errors import ConfigError
@@ -37,7 +41,7 @@ from fedhet.common.files import replace_file, writable_file
 from fedhet.common.results import read_summary
 from fedhet.conf import method_name
 from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
-from fedhet.tasks import AnyTask, OwnTask
+from fedhet.tasks import AnyTask, OwnTask, tabular
 from fedhet.tasks.column_statistics import ColumnStatistics
 from fedhet.tasks.inference_model import InferenceModel
 from fedhet.tasks.losses import LOSSES
@@ -48,12 +52,27 @@ from fedhet.tasks.vocabulary import SPECIAL_TOKENS
 ABOUT = "about.json"
 OF_THE_RUN = ("accuracy", "parameters_sha256", "seed")  # of summary.json
 OF_THE_BEST = ("round", "metric", "value", "parameters_sha256")  # of its best_model
+SCORES = ("accuracy", "metric", "value")  # of these: they may be of other models
 
 
 def export(
-    folder: Path, path: Path, state: Path | None = None, *, best: bool = False
+    folder: Path,
+    path: Path,
+    state: Path | None = None,
+    words: Sequence[str] = (),
+    *,
+    best: bool = False,
 ) -> dict[str, Any]:
-    """Export a run's model to ``path``, check its outputs, and return its about.json."""
+    """Export a run's model to ``path``, check its outputs, and return its about.json.
+
+    Args:
+        folder: a results directory.
+        path: of the file.
+        state: a client's state file: its own model.
+        words: changes of the run's task that give an example of the model's input, such as
+            ``test_data=my_project.data:some``; the model and about.json are the run's.
+        best: the model of the best round in place of the last one.
+    """
     writable_file(path, "--out ")
     recipe = recipe_of(folder)
     stored = label_metadata_of(folder, best=best)
@@ -61,25 +80,21 @@ def export(
     model = model_of(folder, task, state, best=best).cpu()
     of_classes = not task.any_label
     module = InferenceModel(model, task.config.transform, probabilities=of_classes).eval()
-    examples = _examples(task, 2)
+    if words and not isinstance(task, OwnTask):
+        raise ConfigError(f"--task {words[0]}: task={task.name} needs no example of its inputs")
+    shown = changed_task(folder, words, best=best) if words else task
+    examples = _examples(shown, 2)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # torch's own, about recurrent layers
         outputs: Tensor = module(examples)
         program = torch.export.export(
             module, (examples,), dynamic_shapes=({0: torch.export.Dim("batch")},)
         )
-    summary = read_summary(folder)
-    figures = {key: summary[key] for key in OF_THE_RUN if key in summary}
-    if best:
-        figures = {"seed": figures["seed"]}
-        figures |= {key: summary["best_model"][key] for key in OF_THE_BEST}
-    if state is not None:  # another model than the run's, which a client keeps
-        figures = {"seed": figures["seed"], "state_sha256": file_sha256(state)}
     about: dict[str, Any] = {
         "classes": list(task.class_names),
         "input": {"shape": ["batch", *examples.shape[1:]], "dtype": str(examples.dtype)},
         "output": {"shape": ["batch", *outputs.shape[1:]], "values": _values(task)},
-        "run": {"method": method_name(recipe), **figures},
+        "run": {"method": method_name(recipe), **_figures(folder, recipe, state, best=best)},
     }
     if task.vocabulary is not None:
         about["vocabulary"] = list(task.vocabulary)
@@ -87,7 +102,7 @@ def export(
         about["input"]["columns"] = columns
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={ABOUT: json.dumps(about)})
-    _require_same_outputs(module, content, _examples(task, 3))
+    _require_same_outputs(module, content, _examples(shown, 3))
     replace_file(path, lambda beside: beside.write_bytes(content.getvalue()))
     return about
 
@@ -96,7 +111,7 @@ def main(words: Sequence[str] | None = None) -> None:
     """Run the command; ``words`` replace the process's command line."""
     options = _parser().parse_args(words)
     with reported_errors("fedhet-export"):
-        about = export(options.run, options.out, options.state, best=options.best)
+        about = export(options.run, options.out, options.state, options.task, best=options.best)
     Console().print(
         f"input    {about['input']['dtype']} {about['input']['shape']}\n"
         f"output   {about['output']['values']} {about['output']['shape']}\n"
@@ -105,6 +120,19 @@ def main(words: Sequence[str] | None = None) -> None:
         highlight=False,
         markup=False,
     )
+
+
+def _figures(folder: Path, recipe: DictConfig, state: Path | None, *, best: bool) -> dict[str, Any]:
+    """Return the figures of summary.json that are of the exported model."""
+    summary = read_summary(folder)
+    if state is not None:  # another model than the run's, which a client keeps
+        return {"seed": summary["seed"], "state_sha256": file_sha256(state)}
+    found = {key: summary[key] for key in OF_THE_RUN if key in summary}
+    if best:
+        found = {"seed": summary["seed"]}
+        found |= {key: summary["best_model"][key] for key in OF_THE_BEST}
+    of_clients = recipe.evaluation.get("model") == "clients"  # the scores are of their models
+    return {key: value for key, value in found.items() if not (of_clients and key in SCORES)}
 
 
 def _values(task: AnyTask) -> str:
@@ -134,19 +162,31 @@ def _columns(task: AnyTask, stored: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def _examples(task: AnyTask, count: int) -> Tensor:
     """Return random raw examples; of own data, the first ones of the test set or of client 0."""
-    if isinstance(task, OwnTask):
-        test = task.test_data()
-        if test is None and task.partition.name != "site":
-            test, _ = task.client_data(0)
-        if test is None:
-            raise ConfigError("the model's input is that of a test example: set task.test_data")
-        inputs, _ = next(test.batches(count, generator=None, train=False))
-        return inputs
-    shape = (count, *task.input_shape)
     generator = torch.Generator().manual_seed(count)
+    if isinstance(task, OwnTask) and task.functions.data is tabular.load:
+        return torch.randn((count, *task.input_shape), generator=generator)
+    if isinstance(task, OwnTask):
+        return _own_examples(task, count)
+    shape = (count, *task.input_shape)
     if task.vocabulary is None:
         return torch.randint(256, shape, generator=generator, dtype=torch.uint8)
     return torch.randint(SPECIAL_TOKENS + len(task.vocabulary), shape, generator=generator)
+
+
+def _own_examples(task: OwnTask, count: int) -> Tensor:
+    """Return the first examples of the test set; without one, of client 0."""
+    examples = task.test_data()
+    if examples is None:
+        try:
+            examples, _ = task.client_data(0)
+        except (ConfigError, OSError) as error:
+            raise ConfigError(
+                "the model's input is that of an example, and task.data gives none on this "
+                "machine: name a function that does, --task test_data=package.module:function "
+                f"({error})"
+            ) from None
+    inputs, _ = next(examples.batches(count, generator=None, train=False))
+    return inputs
 
 
 def _require_same_outputs(module: InferenceModel, content: io.BytesIO, examples: Tensor) -> None:
@@ -169,6 +209,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--out", type=Path, default=Path("model.pt2"), metavar="FILE")
     parser.add_argument("--best", action="store_true", help="the model of the best round")
     parser.add_argument("--state", type=Path, metavar="FILE", help="of a client: its model")
+    task = "of data of your own: a key of the task that gives examples here; may be repeated"
+    parser.add_argument("--task", action="append", default=[], metavar="KEY=VALUE", help=task)
     return parser
 
 

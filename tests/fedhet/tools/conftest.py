@@ -37,6 +37,13 @@ def fedper_run(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def ditto_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ditto")
+    run_recipe(folder, *TINY, "rounds=1", "strategy=ditto", "partition.alpha=0.1")
+    return folder
+
+
 def write_images(folder, count, colours, seed=0):
     """Write train/ and test/ with images of nearly one colour per class."""
     random = np.random.default_rng(seed)

@@ -13,6 +13,7 @@ from sklearn.metrics import f1_score
 
 from fedhet.common.results import read_summary
 from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
+from fedhet.strategies.round.tensor_files import load_tensors, save_tensors
 from fedhet.tasks.evaluation import evaluate_model
 from fedhet.tasks.transform import Augmentation
 from fedhet.tools.conformal.command import main as conformal_main
@@ -247,7 +248,7 @@ def test_another_table_is_read_by_the_columns_of_the_runs_own(tmp_path, refused,
     whole = evaluate(tmp_path / "run", [other, "test_data=fedhet.tasks.tabular:load_test"])
     assert whole.examples == 60
     no_columns = lambda folder, best: {"classes": '["no", "yes"]'}  # noqa: E731  # an older run
-    monkeypatch.setattr("fedhet.tools.evaluate.label_metadata_of", no_columns)
+    monkeypatch.setattr("fedhet.changed_task.label_metadata_of", no_columns)
     assert f"the first 50 rows of {old}" in refused(main, tmp_path / "run", "--task", other)
 
 
@@ -270,6 +271,75 @@ def test_a_clients_own_tensors_complete_the_model(fedper_run, tmp_path, refused)
     assert (found.loss, found.accuracy) == pytest.approx((loss, accuracy))
     for path, message in (
         (tmp_path / "nowhere.safetensors", "cannot be read"),
-        (fedper_run / "model.safetensors", "only its client keeps"),
+        (fedper_run / "model.safetensors", "is a model: name a client's state"),
     ):
         assert message in refused(main, fedper_run, "--state", path)
+
+
+FIXED_BODY = "strategy.phases=[{layers:'head.*',epochs:null}]"
+
+
+@pytest.mark.parametrize(
+    ("words", "clients"),
+    [
+        (["ditto"], 3),
+        (["local"], 3),
+        (["apfl", "strategy.apfl.alpha=1", "strategy.apfl.alpha_lr=0"], 3),
+        (["fedper", FIXED_BODY], 3),  # the body that a client has trained is the shared one
+        (["apfl"], 1),  # here too: of one client, the server's model is the one that it has trained
+        (["fedrod"], 1),
+        (["lg_fedavg"], 1),
+    ],
+    ids=lambda given: given[0] if isinstance(given, list) else str(given),
+)
+def test_the_clients_own_models_have_the_mean_that_the_run_reports(words, clients, tmp_path):
+    skewed = ["partition.alpha=0.1", "rounds=2", f"clients={clients}"]
+    summary = run_recipe(tmp_path, *TINY, *skewed, f"strategy={words[0]}", *words[1:])
+    states = sorted(tmp_path.glob("client_state/*/client-*/round-000002.safetensors"))
+    assert len(states) == clients
+    found = [evaluate(tmp_path, state=state) for state in states]
+    assert np.mean([one.accuracy for one in found]) == pytest.approx(summary["accuracy"], abs=1e-6)
+    assert np.mean([one.loss for one in found]) == pytest.approx(summary["loss"], rel=1e-4)
+    assert len({one.loss for one in found}) == clients
+
+
+def test_apfls_mixture_is_made_with_the_shared_model(tmp_path):
+    run_recipe(tmp_path, *TINY, "rounds=2", "strategy=apfl", "strategy.apfl.alpha=0.3")
+    [state] = tmp_path.glob("client_state/*/client-00001/round-000002.safetensors")
+    kept, shared = load_file(state), load_file(tmp_path / "model.safetensors")
+    task, alpha = task_of(recipe_of(tmp_path)), kept["apfl_alpha/apfl_alpha"]
+    model = model_of(tmp_path, task, state).cpu()
+    for name, value in model.named_parameters():
+        expected = alpha * kept[f"apfl_own/{name}"] + (1 - alpha) * shared[name]
+        torch.testing.assert_close(value.detach(), expected)
+
+
+def test_a_method_whose_clients_keep_no_model_is_named(tmp_path, ditto_run, refused):
+    run_recipe(tmp_path / "pfedme", *TINY, "rounds=1", "strategy=pfedme")
+    said = "with strategy=pfedme no file has a client's"
+    assert said in refused(main, tmp_path / "pfedme", "--state", tmp_path / "none.safetensors")
+    run_recipe(tmp_path / "fedala", *TINY, "rounds=1", "strategy=fedala")
+    [state] = tmp_path.glob("fedala/client_state/*/client-00001/round-000001.safetensors")
+    said = "(it has fedala_local): with strategy=fedala a client's own is the one right after its"
+    assert said in refused(main, tmp_path / "fedala", "--state", state)
+    [state] = ditto_run.glob("client_state/*/client-00001/round-000001.safetensors")
+    tensors, _, label = load_tensors(state)
+    other = {name.replace("ditto/", "other/"): value for name, value in tensors.items()}
+    save_tensors(tmp_path / "other.safetensors", other, label)
+    said = "lacks ditto, of which strategy.client_sides.ditto makes the client's own model"
+    assert said in refused(main, ditto_run, "--state", tmp_path / "other.safetensors")
+
+
+def test_the_shared_model_is_named_where_the_runs_figures_are_of_the_clients(
+    ditto_run, fedavg_run, capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "200")
+    note = f"of {ditto_run.name} this is the shared model: the run's own figures are of the"
+    [state] = ditto_run.glob("client_state/*/client-00001/round-000001.safetensors")
+    for words, said in (
+        ([ditto_run, fedavg_run], True),
+        ([fedavg_run], False),
+        ([ditto_run, "--state", state], False),
+    ):
+        main([str(word) for word in words])
+        assert (note in " ".join(capsys.readouterr().out.split())) is said

@@ -10,11 +10,15 @@ import sys
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
+from fedhet.common.checksums import file_sha256
 from fedhet.common.results import read_summary, write_summary
 from fedhet.load_run import label_metadata_of, model_of, recipe_of, task_of
 from fedhet.tasks import tabular
+from fedhet.tools.evaluate import evaluate
 from fedhet.tools.export import export, main
+from tests.recipes import run_recipe
 
 pytestmark = pytest.mark.slow  # nearly every test needs a run
 
@@ -61,6 +65,92 @@ def test_a_clients_own_model_is_exported(fedper_run, tmp_path):
     expected = model_of(fedper_run, task, state)(inputs)[1].softmax(dim=1)
     found = torch.export.load(str(tmp_path / "model.pt2")).module()(raw)
     torch.testing.assert_close(found, expected)
+
+
+def test_the_clients_accuracy_is_not_given_for_the_shared_model(ditto_run, tmp_path):
+    summary = read_summary(ditto_run)
+    assert abs(summary["accuracy"] - evaluate(ditto_run).accuracy) > 0.01
+    shared = {"method": "ditto", "seed": 0, "parameters_sha256": summary["parameters_sha256"]}
+    assert export(ditto_run, tmp_path / "model.pt2")["run"] == shared
+    best = {"file": "best.safetensors", "round": 1, "metric": "accuracy", "value": 0.5}
+    best["parameters_sha256"] = summary["parameters_sha256"]
+    copied = shutil.copytree(ditto_run, tmp_path / "run")
+    shutil.copy(copied / "model.safetensors", copied / "best.safetensors")
+    write_summary(copied, summary | {"best_model": best})
+    about = export(copied, tmp_path / "model.pt2", best=True)["run"]
+    assert about == {**shared, "round": 1}
+
+
+def test_dittos_second_model_is_exported(ditto_run, tmp_path):
+    [state] = ditto_run.glob("client_state/*/client-00002/round-000001.safetensors")
+    about = export(ditto_run, tmp_path / "model.pt2", state)
+    assert about["run"] == {"method": "ditto", "seed": 0, "state_sha256": file_sha256(state)}
+    model = task_of(recipe_of(ditto_run)).build_model(7).eval()
+    kept = load_file(state)
+    model.load_state_dict({name.removeprefix("ditto/"): value for name, value in kept.items()})
+    raw = torch.randint(256, (5, 1, 8, 8), dtype=torch.uint8)
+    inputs = task_of(recipe_of(ditto_run)).config.transform.module()(raw)
+    found = torch.export.load(str(tmp_path / "model.pt2")).module()(raw)
+    torch.testing.assert_close(found, model(inputs)[1].softmax(dim=1))
+
+
+def test_the_model_of_sites_tables_is_exported_without_an_example(tmp_path):
+    for site in range(2):
+        rows = [f"{20 + n},{'ABC'[(n + site) % 3]},{'no' if n % 2 else 'yes'}" for n in range(20)]
+        (tmp_path / f"{site}").mkdir()
+        (tmp_path / f"{site}" / "train.csv").write_text("\n".join(["age,town,y", *rows]) + "\n")
+    folder, options = tmp_path / "run", "task.data_options"
+    run_recipe(
+        folder,
+        *("task=tabular", "partition=site", "task.classes=[no,yes]", "clients=2", "rounds=1"),
+        *(f"{options}.fit=federated", f"{options}.target=y", f"{options}.numeric=[age]"),
+        f"{options}.categorical=[town]",
+        clients=2,
+        node_config=lambda client: {"data-folder": str(tmp_path / f"{client}")},
+    )
+    about = export(folder, tmp_path / "model.pt2")
+    assert about["input"]["shape"] == ["batch", 4]
+    names = [(one["column"], one.get("category", "")) for one in about["input"]["columns"]]
+    assert names == [("age", ""), ("town", "A"), ("town", "B"), ("town", "C")]
+    task = task_of(recipe_of(folder), label_metadata_of(folder))
+    inputs = torch.randn(5, 4)
+    expected = model_of(folder, task)(inputs)[1].softmax(dim=1)
+    found = torch.export.load(str(tmp_path / "model.pt2")).module()(inputs)
+    torch.testing.assert_close(found, expected)
+
+
+SITES_OWN = """
+import numpy as np
+
+def sites(data_folder=None):
+    if data_folder is None:
+        return (np.zeros((0, 3), dtype=np.float32), np.zeros(0, dtype=np.int64)), None
+    rows = np.random.default_rng(len(str(data_folder))).random((20, 3), dtype=np.float32)
+    return (rows, (rows[:, 0] > 0.5).astype(np.int64)), None
+
+def some():
+    return np.ones((4, 3), dtype=np.float32), np.arange(4) % 2
+"""
+
+
+def test_an_example_of_the_sites_own_data_is_named(tmp_path, monkeypatch, refused, fedavg_run):
+    (tmp_path / "of_sites.py").write_text(SITES_OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    run_recipe(
+        tmp_path / "run",
+        *("task=own", "task.data=of_sites:sites", "task.model=fedhet.tasks.tabular:mlp"),
+        *("task.num_classes=2", "task.input_shape=[3]", "partition=site", "clients=2", "rounds=1"),
+        clients=2,
+        node_config=lambda client: {"data-folder": str(tmp_path / ("x" * client))},
+    )
+    out = tmp_path / "model.pt2"
+    said = "name a function that does, --task test_data=package.module:function"
+    assert said in refused(main, tmp_path / "run", "--out", out)
+    main([str(tmp_path / "run"), "--out", str(out), "--task", "test_data=of_sites:some"])
+    about = export(tmp_path / "run", out, words=["test_data=of_sites:some"])
+    assert about["input"] == {"shape": ["batch", 3], "dtype": "torch.float32"}
+    said = "--task flip=true: task=digits needs no example of its inputs"
+    assert said in refused(main, fedavg_run, "--out", out, "--task", "flip=true")
 
 
 def test_the_vocabulary_is_exported_with_a_text_model(text_run, tmp_path):
