@@ -33,10 +33,14 @@ from fedhet.strategies.attacks.labels import Backdoor
 from fedhet.strategies.base import ClientSide
 from fedhet.strategies.components.local_training_config import local_training_config
 from fedhet.strategies.components.samplers import most_clients
-from fedhet.strategies.components.tensor_selection import TensorSelector, trainable_shared
+from fedhet.strategies.components.tensor_selection import (
+    TensorSelector,
+    personal_names,
+    trainable_shared,
+)
 from fedhet.strategies.robust.aggregator import RobustAggregator
 from fedhet.strategies.robust.fltrust import FLTrust, RootTraining
-from fedhet.strategies.round.checks import check_sides
+from fedhet.strategies.round.checks import check_sides, sides_with
 from fedhet.strategies.round.client_metrics import ClientMetrics
 from fedhet.strategies.round.federated import FederatedStrategy
 from fedhet.strategies.round.records import COLUMNS
@@ -122,7 +126,9 @@ def _check_cohort(recipe: DictConfig) -> None:
         aggregator.check_cohort(int(recipe.clients), most_clients(sampler, int(recipe.clients)))
 
 
-def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Calibration:
+def calibration_of(
+    recipe: DictConfig, model: nn.Module, output: Output, sides: Mapping[str, ClientSide]
+) -> Calibration:
     """Return the recipe's calibration, refused if the clients cannot calibrate, or must not."""
     found = Calibration(**plain_part(recipe, "calibration"))
     if not found.alphas:
@@ -134,6 +140,13 @@ def calibration_of(recipe: DictConfig, model: nn.Module, output: Output) -> Cali
         raise ConfigError(
             f"{start}the output of strategy={method_name(recipe)} is another network than the "
             "clients'; set calibration.alphas=[]"
+        )
+    kept = personal_names(model, TensorSelector(recipe.strategy.personal))
+    if recipe.evaluation.model == "clients" and (sides_with("own_model", sides) or not kept):
+        raise ConfigError(
+            f"{start}sets are of the shared model with what clients keep of it, and strategy="
+            f"{method_name(recipe)} scores another one, the clients' own (evaluation.model="
+            "clients): set evaluation.model=global, or calibration.alphas=[]"
         )
     return found
 

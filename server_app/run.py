@@ -168,7 +168,9 @@ class Run:
         self.evaluation = ServerEvaluation(
             recipe, self.task, self.names, server_model, test_data, self.strategy
         )
-        self.calibration = calibration_of(recipe, model, self.strategy.server_step.output)
+        self.calibration = calibration_of(
+            recipe, model, self.strategy.server_step.output, self.strategy.client_sides
+        )
         state = model.state_dict()
         initial = {name: state[name] for name in self.names}
         self.arrays = self._restore(last) if last else to_record(initial)

@@ -48,6 +48,7 @@ FIGURES = (  # of every summary
     "loss",
     "client_accuracy",
     "client_loss",
+    "personal_accuracy",
     "rounds",
     "seconds",
     "seconds_per_round",

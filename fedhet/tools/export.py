@@ -100,6 +100,7 @@ def export(
         about["vocabulary"] = list(task.vocabulary)
     if columns := _columns(task, stored):
         about["input"]["columns"] = columns
+    about["input"] |= tokens_of(task)
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={ABOUT: json.dumps(about)})
     _require_same_outputs(module, content, _examples(shown, 3))
@@ -142,6 +143,16 @@ def _values(task: AnyTask) -> str:
     loss = task.config.loss
     named = loss is None or loss in LOSSES["regression"]
     return "predictions" if named else f"outputs, as task.loss={loss} takes them"
+
+
+def tokens_of(task: AnyTask) -> dict[str, Any]:
+    """Return how texts become the inputs of a Hugging Face model; empty for other inputs."""
+    options: Mapping[str, Any] = {}
+    if isinstance(task, OwnTask):
+        options = task.config.data_options or {}
+    if options.get("tokenizer") is None:
+        return {}
+    return {"tokenizer": options["tokenizer"], "length": options.get("length")}
 
 
 def _columns(task: AnyTask, stored: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -8,6 +8,8 @@ the schedule from constant, cosine and multi_step.
 
 A candidate's score is the accuracy of its last model on the clients' held-out examples (the recipe
 needs partition.holdout), the mean over clients weighted by examples; the lower loss breaks ties.
+With evaluation.model=clients (Ditto and others) it is that of the clients' own models, the plain
+mean over clients (personal_accuracy).
 The test set is not used, so candidates do not stop early by it and keep no best model; the run with
 the choice does as the recipe says. --out gets search/CELL, a sweep of the candidates; choices.json,
 all scores; and runs/CELL, the run with the choice, whose config.yaml has it (`choice`). The same
@@ -30,6 +32,7 @@ from typing import Any
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from omegaconf import DictConfig
 from rich.console import Console
 
 from fedhet.commands import at_least, parser_of, reported_errors
@@ -42,7 +45,7 @@ from fedhet.sweep.resume import Plan, make_ready, plan_for
 from fedhet.sweep.sweep_folder import INDEX, SweepFolder
 
 GRID = ("local.lr=0.05,0.1,0.2,0.3", "schedule=constant,cosine,multi_step")
-SCORE, TIE = "client_accuracy", "client_loss"
+SCORE, TIE, OF_OWN_MODELS = "client_accuracy", "client_loss", "personal_accuracy"
 CHOICES = "choices.json"
 
 
@@ -52,7 +55,7 @@ class Candidate:
 
     words: Sequence[str]  # that set it
     accuracy: float | None = None  # in [0, 1]; None if the run failed
-    loss: float | None = None  # of the same model on the same examples
+    loss: float | None = None  # of the same model on the same examples; None of clients' own models
 
 
 @dataclass(frozen=True)
@@ -71,11 +74,11 @@ def main(words: Sequence[str] | None = None) -> None:
         search = Search(options.grid, options.rounds, options.out.absolute())
         cells = expanded(options.words)
         points = expanded(search.grid)
-        for cell in cells:
-            check(cell, points[0])  # the sweep checks the other points before its first job
+        # the sweep checks the other points before its first job
+        scores = [score_of(checked(cell, points[0])) for cell in cells]
         writable_folder(search.folder, "--out ")
-        for number, cell in enumerate(cells):
-            tune(cell, cell_name(number, cell, cells), points, search)
+        for number, (cell, score) in enumerate(zip(cells, scores, strict=True)):
+            tune(cell, cell_name(number, cell, cells), points, search, score)
 
 
 def expanded(words: Sequence[str]) -> list[list[str]]:
@@ -91,8 +94,8 @@ def expanded(words: Sequence[str]) -> list[list[str]]:
     return [list(combination) for combination in batch]
 
 
-def check(cell: Sequence[str], point: Sequence[str]) -> None:
-    """Refuse a cell whose recipe does not compose, or whose clients hold out no examples."""
+def checked(cell: Sequence[str], point: Sequence[str]) -> DictConfig:
+    """Return a cell's recipe; refuse one that does not compose, or that holds out no examples."""
     recipe = compose({"overrides": json.dumps([*cell, *point])})
     if recipe.partition.name != "site" and not recipe.partition.holdout:
         raise ConfigError(
@@ -105,6 +108,7 @@ def check(cell: Sequence[str], point: Sequence[str]) -> None:
             f"task.kind={kind}: the choice is by the accuracy on what clients hold out, which this "
             "task has none of; sweep with fedhet -m, and compare client_loss in fedhet-report"
         )
+    return recipe
 
 
 def cell_name(number: int, cell: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
@@ -114,7 +118,18 @@ def cell_name(number: int, cell: Sequence[str], cells: Sequence[Sequence[str]]) 
     return "_".join([str(number), *values])
 
 
-def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search: Search) -> None:
+def score_of(recipe: DictConfig) -> str:
+    """Return what candidates are compared by: of the models that the recipe scores."""
+    return OF_OWN_MODELS if recipe.evaluation.model == "clients" else SCORE
+
+
+def tune(
+    cell: Sequence[str],
+    name: str,
+    points: Sequence[Sequence[str]],
+    search: Search,
+    score: str = SCORE,
+) -> None:
     """Search one cell's grid, log the choice, and run with it."""
     sweep, run = search.folder / "search" / name, search.folder / "runs" / name
     code = _launch(_search_words(cell, sweep, search))
@@ -124,14 +139,16 @@ def tune(cell: Sequence[str], name: str, points: Sequence[Sequence[str]], search
         raise ConfigError(
             f"the search of {name} is {status}: the same command goes on with what is missing"
         )
-    candidates = read_candidates(sweep, points)
+    candidates = read_candidates(sweep, points, score)
     best = chosen(candidates)
     if best is None:
         raise ConfigError(f"no candidate of {name} has a score: see {sweep}/*/log.txt")
     after = f" after round {search.rounds}" if search.rounds is not None else ""
-    score = f"{best.accuracy:.4f} on held-out examples{after}"
+    reached = f"{best.accuracy:.4f} on held-out examples{after}"
     scored = sum(one.accuracy is not None for one in candidates)
-    choice = f"{' '.join(best.words)}, by {score}, the best of {scored}"
+    choice = f"{' '.join(best.words)}, by {reached}, the best of {scored}"
+    if scored > 1 and len({(one.accuracy, one.loss) for one in candidates}) == 1:
+        choice = f"{' '.join(best.words)}, the first of {scored} with the same {reached}"
     path = search.folder / CHOICES
     choices = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     choices[name] = {
@@ -173,7 +190,9 @@ def _launch(words: Sequence[str]) -> int:
     return subprocess.run(command, check=False, preexec_fn=end_with_parent).returncode
 
 
-def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candidate]:
+def read_candidates(
+    sweep: Path, points: Sequence[Sequence[str]], score: str = SCORE
+) -> list[Candidate]:
     """Return the grid's points with the figures of the search's jobs."""
     jobs = SweepFolder(sweep).entries().values()
     found = []
@@ -182,7 +201,8 @@ def read_candidates(sweep: Path, points: Sequence[Sequence[str]]) -> list[Candid
         for job in jobs:
             if job["status"] == "completed" and set(point) <= set(job["overrides"]):
                 figures = job["figures"]
-        found.append(Candidate(point, figures.get(SCORE), figures.get(TIE)))
+        loss = figures.get(TIE) if score == SCORE else None
+        found.append(Candidate(point, figures.get(score), loss))
     return found
 
 

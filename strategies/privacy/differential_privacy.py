@@ -8,6 +8,9 @@ v_i is the upload of client i, clipped to the norm C (strategies/privacy/clippin
     central     (sum_i v_i + N(0, (z C)^2)) / m          z the noise multiplier, at the server
     local       v_i + N(0, sigma^2),   sigma = 2 C sqrt(2 ln(1.25 / delta)) / epsilon, at the client
 
+Where that formula is too small for epsilon (above 8 or so; it is proven for epsilon <= 1), sigma is
+the exact one: Balle, Wang. ICML 2018, Theorem 8. https://arxiv.org/abs/1805.06530
+
 m is the number of clients expected in a round, participation * N: fixed before round 1, however
 many replies arrive. So one client more or less moves the sum by C at most, which the accountant
 assumes. (Divided by the number of replies |S|, the sum would also shift with |S|: by up to 2 C.)
@@ -29,6 +32,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal
 
 import numpy as np
@@ -252,13 +256,32 @@ class CentralPrivacy(ServerSide):
         self.uploads = Uploads.of(state["uploads"])
 
 
+@cache
+def _gaussian_multiplier(epsilon: float, delta: float) -> float:
+    """Return sigma over the sensitivity: Dwork and Roth's, or the exact one where it is larger."""
+    from scipy.optimize import brentq  # which takes half a second to import
+    from scipy.special import log_ndtr, ndtr
+
+    def excess(sigma: float) -> float:
+        ahead, behind = 0.5 / sigma - epsilon * sigma, -0.5 / sigma - epsilon * sigma
+        return float(ndtr(ahead) - math.exp(epsilon + log_ndtr(behind))) - delta
+
+    classical = math.sqrt(2 * math.log(1.25 / delta)) / epsilon
+    if excess(classical) <= 0.0:
+        return classical
+    enough = classical
+    while excess(enough) > 0.0:
+        enough *= 2.0
+    return float(brentq(excess, classical, enough, xtol=1e-12))
+
+
 @dataclass(frozen=True)
 class LocalMechanism:
     """Noise that a client adds to its own upload, so that it need not trust the server.
 
     Attributes:
         clipping_norm: C; two uploads differ by at most 2 C.
-        epsilon: of one upload, by the formula above, which holds for epsilon <= 1.
+        epsilon: of one upload.
         delta: of one upload.
         reproducible_noise: draw the noise from the run's seed, so that the run can be repeated to
             the bit; it then hides nothing from those who know the seed, as the server does.
@@ -278,7 +301,7 @@ class LocalMechanism:
     @property
     def noise_multiplier(self) -> float:
         """The standard deviation of the noise over the sensitivity 2 C."""
-        return math.sqrt(2 * math.log(1.25 / self.delta)) / self.epsilon
+        return _gaussian_multiplier(self.epsilon, self.delta)
 
     @property
     def noise(self) -> float:

@@ -57,7 +57,8 @@ class RoundReport:
         fate, messages = chosen.fate, chosen.messages.values()
         sizes = [count_bytes(message.content) for message in messages]
         self.clients, self.dropped, self.late = list(chosen.messages), fate.dropped, fate.late
-        self.staleness = [self.round - 1 - version for version in chosen.versions.values()]
+        versions = sorted(chosen.versions.items())  # by client, as ``clients``
+        self.staleness = [self.round - 1 - version for _, version in versions]
         self.simulated_seconds = chosen.clock + fate.seconds
         in_vain = len(fate.dropped) + len(fate.late)
         self.bytes_down = sum(sizes) + in_vain * max(sizes, default=0)

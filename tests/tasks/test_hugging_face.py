@@ -8,6 +8,7 @@ from PIL import Image
 
 from fedhet.common.errors import ConfigError
 from fedhet.tasks.hugging_face import load
+from fedhet.tools.export import tokens_of
 from tests.tasks.plain import SITE, task_of
 from tests.tasks.tokenizers import write_tokenizer
 
@@ -222,6 +223,10 @@ def text_task(tokenizer, **keys):
     options = {"config": BERT, **keys.pop("model_options", {})}
     given = {"tokenizer": tokenizer, "length": 6}
     return task_of("hf_text", given, num_classes=3, model_options=options, **keys)
+
+
+def test_an_exported_model_says_which_tokenizer_makes_its_inputs(tokenizer):
+    assert tokens_of(text_task(tokenizer)) == {"tokenizer": tokenizer, "length": 6}
 
 
 def test_padding_does_not_change_the_logits(tokenizer):

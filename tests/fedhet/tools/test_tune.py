@@ -44,6 +44,20 @@ def test_the_highest_accuracy_is_chosen_and_of_equal_ones_the_lowest_loss():
     assert chosen(points[3:]) is None
 
 
+@pytest.mark.flower
+def test_methods_with_models_of_the_clients_own_are_chosen_by_these(tmp_path):
+    """Ditto's coefficient does not touch the shared model, by which all candidates are equal."""
+    words = "task=digits strategy=ditto clients=3 rounds=2 local.epochs=1 partition.holdout=0.3"
+    words += " partition.alpha=0.1 --grid strategy.ditto.coefficient=5,0 --out"
+    main([*words.split(), str(tmp_path / "tuned")])
+    found = json.loads((tmp_path / "tuned" / CHOICES).read_text())["0"]
+    five, none = (one["accuracy"] for one in found["candidates"])
+    assert five < none
+    assert found["chosen"] == ["strategy.ditto.coefficient=0"]
+    jobs = SweepFolder(tmp_path / "tuned" / "search" / "0").entries().values()
+    assert len({job["figures"]["client_accuracy"] for job in jobs}) == 1
+
+
 @pytest.fixture
 def launched(monkeypatch, tmp_path):
     """Let no run start: the search's jobs report, the later the better but for a failed last."""

@@ -156,6 +156,20 @@ def test_local_noise_has_the_standard_deviation_of_the_formula():
     assert set(quiet.metrics) == {"partition-id", "num-examples"}
 
 
+@pytest.mark.parametrize("epsilon", [1.0, 8.0, 10.0, 20.0])
+def test_local_noise_is_enough_also_where_the_formula_is_not(epsilon):
+    """By the exact delta of a Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
+    sigma = LocalMechanism(epsilon=epsilon, delta=1e-5).noise_multiplier
+    ahead, behind = 0.5 / sigma - epsilon * sigma, -0.5 / sigma - epsilon * sigma
+    below = [0.5 * math.erfc(-x / math.sqrt(2)) for x in (ahead, behind)]  # of N(0, 1)
+    delta = below[0] - math.exp(epsilon) * below[1]
+    assert delta <= 1e-5 * (1 + 1e-6)
+    if epsilon > 8:
+        assert delta == pytest.approx(1e-5, rel=1e-4)
+    else:
+        assert sigma == math.sqrt(2 * math.log(1.25e5)) / epsilon
+
+
 def test_mean_and_count_share_the_noise_multiplier():
     """z^-2 = z_v^-2 + (2 s)^-2: 3-4-5 in reciprocals, 1 / 2.4^2 = 1 / 4^2 + 1 / 3^2."""
     norm = AdaptiveNorm(count_stddev=1.5)
