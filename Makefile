@@ -36,7 +36,7 @@ test-docker: $(STAMP) ## the image and its containers in a Docker Engine (FEDHET
 test-releases: $(STAMP) ## the wheel in empty environments, with the oldest and the newest releases that it allows; downloads gigabytes
 	$(BIN)/python -m pytest -s tests/releases.py $(ARGS)
 
-check: lint ## lint, types and the unit tests, for every commit; a minute
+check: lint ## lint, types and the unit tests, for every commit; three quarters of a minute
 	$(BIN)/python -m mypy
 	$(BIN)/python -m pytest -q -n 2 --dist loadgroup --durations=5 -m "not flower and not slow and not docker" $(ARGS)
 

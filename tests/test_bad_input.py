@@ -153,6 +153,7 @@ TOGETHER = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "message"), TOGETHER, ids=lambda v: str(v)[:60])
 def test_values_that_do_not_fit_together_are_refused(words, message, monkeypatch):
     monkeypatch.delenv("FEDHET_DATA", raising=False)

@@ -245,6 +245,7 @@ def test_every_round_succeeds_and_the_loss_falls(run):
     assert run.rows[-1]["loss"] < 0.97 * run.rows[0]["loss"]
 
 
+@pytest.mark.slow
 def test_it_sends_the_stated_multiple_of_the_model(run):
     (ratio,) = (ratio for words, ratio in RECIPES if words == run.words)
     if ratio is None:

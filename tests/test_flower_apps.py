@@ -186,6 +186,7 @@ class Overridden(fedhet.FedPVR):
 Overridden.__name__ = "FedPVR"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "named", "message"),
     [

@@ -56,6 +56,7 @@ def score(neurons: Neurons, j: int, label: list[int], others: dict[int, list[int
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gamma", [0.3, 5.0])
 @pytest.mark.parametrize("most", [4, 5, 99])
 @pytest.mark.parametrize("seed", range(2))

@@ -71,8 +71,8 @@ def test_an_objective_that_was_not_measured_is_a_failed_trial(sweep, loss, objec
 
 
 def test_the_figures_to_optimise_are_those_of_a_summary():
-    row = {"round": 1, "client_accuracy": 0.5, "client_loss": 1.0, "failures": []}
-    row |= dict.fromkeys(("seconds", "bytes_up", "bytes_down"), 1)
+    row = {"round": 1, "client_accuracy": 0.5, "client_loss": 1.0, "personal_accuracy": 0.6}
+    row |= {"failures": [], **dict.fromkeys(("seconds", "bytes_up", "bytes_down"), 1)}
     assert set(FIGURES) == {*totals([row]), "wall_seconds"}
     three = [(1, 0.2, 9.0), (2, 0.8, 1.0), (3, 0.6, 3.0)]  # round 1 starts the workers
     found = totals([row | {"round": n, "accuracy": a, "seconds": s} for n, a, s in three])

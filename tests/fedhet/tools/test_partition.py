@@ -89,6 +89,7 @@ def test_a_dollar_in_a_class_s_name_is_a_dollar():
     assert "mathdefault" not in file.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -43,6 +43,7 @@ def sent_by(side: ProjectionClient, model: nn.Module, inputs: torch.Tensor):
     return side.end(context, SUMMARY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(
     ("make", "shape"),

@@ -164,6 +164,7 @@ def test_clients_train_from_what_was_sent_and_the_server_steps_from_its_own_x(do
     assert report.bytes_down == CLIENTS * count_bytes(RecordDict({"params": record}))
 
 
+@pytest.mark.slow
 def test_a_payload_down_names_its_tensors_and_buffers_travel_in_full():
     """FedPVR corrects the head alone; BatchNorm's statistics are exact in both directions."""
     compression = Compression(TopK(0.5), "int8")

@@ -20,6 +20,7 @@ class WithBuffer(Regression):
         self.body = nn.BatchNorm1d(2, affine=False, dtype=torch.float64)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [FedAvg, SCAFFOLD])
 @pytest.mark.parametrize(
     "compression",
