@@ -58,6 +58,9 @@ def _measure_all(options: argparse.Namespace) -> None:
     found = {}
     for run, folder in runs:
         errors.print(f"{run.name} ...", markup=False, highlight=False)
+        if run.settings.get("evaluation.model") == "clients":
+            text = "the sets are of the shared model; this run scores the clients' own models"
+            errors.print(f"{text} (evaluation.model=clients)", markup=False, highlight=False)
         try:
             found[id(run)] = measure(folder, chosen)
         except ConfigError as error:
